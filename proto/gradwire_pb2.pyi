@@ -1,0 +1,608 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REASON_UNSPECIFIED: _ClassVar[Reason]
+    REASON_MALFORMED: _ClassVar[Reason]
+    REASON_PROTOCOL_VERSION: _ClassVar[Reason]
+    REASON_UNKNOWN_JOB: _ClassVar[Reason]
+    REASON_JOB_FINISHED: _ClassVar[Reason]
+    REASON_MODEL: _ClassVar[Reason]
+    REASON_FENCED: _ClassVar[Reason]
+    REASON_DUPLICATE_WORKER: _ClassVar[Reason]
+    REASON_NOT_A_MEMBER: _ClassVar[Reason]
+    REASON_NOT_INITIALIZED: _ClassVar[Reason]
+    REASON_ALREADY_INITIALIZED: _ClassVar[Reason]
+    REASON_TENSOR: _ClassVar[Reason]
+    REASON_SHAPE: _ClassVar[Reason]
+    REASON_DTYPE: _ClassVar[Reason]
+    REASON_ELEMENTS: _ClassVar[Reason]
+    REASON_PAYLOAD: _ClassVar[Reason]
+    REASON_NON_FINITE: _ClassVar[Reason]
+    REASON_CHECKSUM: _ClassVar[Reason]
+    REASON_CHUNK: _ClassVar[Reason]
+    REASON_SIZE: _ClassVar[Reason]
+    REASON_SEQUENCE: _ClassVar[Reason]
+    REASON_STALE: _ClassVar[Reason]
+    REASON_PROTECTED: _ClassVar[Reason]
+    REASON_STOPPING: _ClassVar[Reason]
+
+class DenseFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DENSE_FORMAT_UNSPECIFIED: _ClassVar[DenseFormat]
+    DENSE_FORMAT_FLOAT32: _ClassVar[DenseFormat]
+    DENSE_FORMAT_BFLOAT16: _ClassVar[DenseFormat]
+    DENSE_FORMAT_FLOAT16: _ClassVar[DenseFormat]
+
+class CodeScheme(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CODE_SCHEME_UNSPECIFIED: _ClassVar[CodeScheme]
+    CODE_SCHEME_SIGNED_4BIT: _ClassVar[CodeScheme]
+    CODE_SCHEME_SIGNED_2BIT: _ClassVar[CodeScheme]
+
+class Content(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONTENT_UNSPECIFIED: _ClassVar[Content]
+    CONTENT_VALUES: _ClassVar[Content]
+    CONTENT_DELTA: _ClassVar[Content]
+
+class Decision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DECISION_UNSPECIFIED: _ClassVar[Decision]
+    DECISION_ACCEPTED: _ClassVar[Decision]
+    DECISION_REFUSED: _ClassVar[Decision]
+
+class StopReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STOP_REASON_UNSPECIFIED: _ClassVar[StopReason]
+    STOP_REASON_SHUTDOWN: _ClassVar[StopReason]
+    STOP_REASON_REFUSED: _ClassVar[StopReason]
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_EMPTY: _ClassVar[Phase]
+    PHASE_GATHERING: _ClassVar[Phase]
+    PHASE_RUNNING: _ClassVar[Phase]
+    PHASE_FINISHING: _ClassVar[Phase]
+    PHASE_FINISHED: _ClassVar[Phase]
+    PHASE_STOPPING: _ClassVar[Phase]
+REASON_UNSPECIFIED: Reason
+REASON_MALFORMED: Reason
+REASON_PROTOCOL_VERSION: Reason
+REASON_UNKNOWN_JOB: Reason
+REASON_JOB_FINISHED: Reason
+REASON_MODEL: Reason
+REASON_FENCED: Reason
+REASON_DUPLICATE_WORKER: Reason
+REASON_NOT_A_MEMBER: Reason
+REASON_NOT_INITIALIZED: Reason
+REASON_ALREADY_INITIALIZED: Reason
+REASON_TENSOR: Reason
+REASON_SHAPE: Reason
+REASON_DTYPE: Reason
+REASON_ELEMENTS: Reason
+REASON_PAYLOAD: Reason
+REASON_NON_FINITE: Reason
+REASON_CHECKSUM: Reason
+REASON_CHUNK: Reason
+REASON_SIZE: Reason
+REASON_SEQUENCE: Reason
+REASON_STALE: Reason
+REASON_PROTECTED: Reason
+REASON_STOPPING: Reason
+DENSE_FORMAT_UNSPECIFIED: DenseFormat
+DENSE_FORMAT_FLOAT32: DenseFormat
+DENSE_FORMAT_BFLOAT16: DenseFormat
+DENSE_FORMAT_FLOAT16: DenseFormat
+CODE_SCHEME_UNSPECIFIED: CodeScheme
+CODE_SCHEME_SIGNED_4BIT: CodeScheme
+CODE_SCHEME_SIGNED_2BIT: CodeScheme
+CONTENT_UNSPECIFIED: Content
+CONTENT_VALUES: Content
+CONTENT_DELTA: Content
+DECISION_UNSPECIFIED: Decision
+DECISION_ACCEPTED: Decision
+DECISION_REFUSED: Decision
+STOP_REASON_UNSPECIFIED: StopReason
+STOP_REASON_SHUTDOWN: StopReason
+STOP_REASON_REFUSED: StopReason
+PHASE_UNSPECIFIED: Phase
+PHASE_EMPTY: Phase
+PHASE_GATHERING: Phase
+PHASE_RUNNING: Phase
+PHASE_FINISHING: Phase
+PHASE_FINISHED: Phase
+PHASE_STOPPING: Phase
+
+class Refusal(_message.Message):
+    __slots__ = ("reason", "message", "worker", "field", "limit", "value", "remedy")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    reason: Reason
+    message: str
+    worker: str
+    field: str
+    limit: str
+    value: str
+    remedy: str
+    def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., worker: _Optional[str] = ..., field: _Optional[str] = ..., limit: _Optional[str] = ..., value: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
+
+class Job(_message.Message):
+    __slots__ = ("id", "task", "mode", "downlink", "seed", "batch_size", "epochs", "optimizer", "learning_rate", "schedule")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    DOWNLINK_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    task: str
+    mode: str
+    downlink: str
+    seed: int
+    batch_size: int
+    epochs: int
+    optimizer: str
+    learning_rate: float
+    schedule: str
+    def __init__(self, id: _Optional[str] = ..., task: _Optional[str] = ..., mode: _Optional[str] = ..., downlink: _Optional[str] = ..., seed: _Optional[int] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ..., schedule: _Optional[str] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("chunk_bytes", "lease_seconds", "heartbeat_seconds")
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    chunk_bytes: int
+    lease_seconds: float
+    heartbeat_seconds: float
+    def __init__(self, chunk_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("name", "shape", "dtype")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
+
+class Manifest(_message.Message):
+    __slots__ = ("tensors", "train_samples", "fingerprint")
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
+    train_samples: int
+    fingerprint: bytes
+    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., train_samples: _Optional[int] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("protocol_version", "worker", "incarnation", "software", "compressors", "compressor")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSORS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    worker: str
+    incarnation: int
+    software: str
+    compressors: _containers.RepeatedScalarFieldContainer[str]
+    compressor: str
+    def __init__(self, protocol_version: _Optional[int] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., software: _Optional[str] = ..., compressors: _Optional[_Iterable[str]] = ..., compressor: _Optional[str] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("job", "limits", "rank", "version", "initialize", "software")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZE_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    limits: Limits
+    rank: int
+    version: int
+    initialize: bool
+    software: str
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., rank: _Optional[int] = ..., version: _Optional[int] = ..., initialize: bool = ..., software: _Optional[str] = ...) -> None: ...
+
+class InitializeMessage(_message.Message):
+    __slots__ = ("chunk", "header")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    chunk: Chunk
+    header: InitializeHeader
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., header: _Optional[_Union[InitializeHeader, _Mapping]] = ...) -> None: ...
+
+class InitializeHeader(_message.Message):
+    __slots__ = ("job", "worker", "incarnation", "manifest", "crc32c")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: str
+    incarnation: int
+    manifest: Manifest
+    crc32c: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+
+class InitializeReply(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class FetchMessage(_message.Message):
+    __slots__ = ("chunk", "header")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    chunk: Chunk
+    header: FetchHeader
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., header: _Optional[_Union[FetchHeader, _Mapping]] = ...) -> None: ...
+
+class FetchHeader(_message.Message):
+    __slots__ = ("job", "manifest", "version", "crc32c", "chunk_bytes")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    manifest: Manifest
+    version: int
+    crc32c: int
+    chunk_bytes: int
+    def __init__(self, job: _Optional[str] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., version: _Optional[int] = ..., crc32c: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("transfer", "partition", "offset", "crc32c", "data")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    transfer: int
+    partition: int
+    offset: int
+    crc32c: int
+    data: bytes
+    def __init__(self, transfer: _Optional[int] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., crc32c: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class DenseHeader(_message.Message):
+    __slots__ = ("format",)
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    format: DenseFormat
+    def __init__(self, format: _Optional[_Union[DenseFormat, str]] = ...) -> None: ...
+
+class QuantizedHeader(_message.Message):
+    __slots__ = ("scheme", "levels")
+    SCHEME_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
+    scheme: CodeScheme
+    levels: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, scheme: _Optional[_Union[CodeScheme, str]] = ..., levels: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class TensorHeader(_message.Message):
+    __slots__ = ("tensor", "elements", "dense", "quantized")
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZED_FIELD_NUMBER: _ClassVar[int]
+    tensor: int
+    elements: int
+    dense: DenseHeader
+    quantized: QuantizedHeader
+    def __init__(self, tensor: _Optional[int] = ..., elements: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ...) -> None: ...
+
+class WorkerMessage(_message.Message):
+    __slots__ = ("chunk", "push", "heartbeat", "hello", "evaluation", "leave")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    chunk: Chunk
+    push: Push
+    heartbeat: Heartbeat
+    hello: Hello
+    evaluation: Evaluation
+    leave: Leave
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("job", "worker", "incarnation", "fingerprint", "version")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: str
+    incarnation: int
+    fingerprint: bytes
+    version: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
+
+class Push(_message.Message):
+    __slots__ = ("seq", "base_version", "partition", "samples", "tensors", "crc32c", "loss")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    base_version: int
+    partition: int
+    samples: int
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
+    crc32c: int
+    loss: float
+    def __init__(self, seq: _Optional[int] = ..., base_version: _Optional[int] = ..., partition: _Optional[int] = ..., samples: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., crc32c: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("activity",)
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    activity: str
+    def __init__(self, activity: _Optional[str] = ...) -> None: ...
+
+class Evaluation(_message.Message):
+    __slots__ = ("version", "epoch", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    epoch: int
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("failed", "reason")
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    failed: bool
+    reason: str
+    def __init__(self, failed: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ServerMessage(_message.Message):
+    __slots__ = ("chunk", "update", "assignment", "outcome", "welcome", "waiting", "stop", "initialize")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZE_FIELD_NUMBER: _ClassVar[int]
+    chunk: Chunk
+    update: Update
+    assignment: Assignment
+    outcome: Outcome
+    welcome: Welcome
+    waiting: Waiting
+    stop: Stop
+    initialize: InitializeRequest
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("rank", "version", "last_seq")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    version: int
+    last_seq: int
+    def __init__(self, rank: _Optional[int] = ..., version: _Optional[int] = ..., last_seq: _Optional[int] = ...) -> None: ...
+
+class Update(_message.Message):
+    __slots__ = ("version", "partition", "content", "tensors", "crc32c")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    partition: int
+    content: Content
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
+    crc32c: int
+    def __init__(self, version: _Optional[int] = ..., partition: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+
+class Assignment(_message.Message):
+    __slots__ = ("version", "epoch", "start", "samples", "position", "world", "evaluate_epoch", "finished")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    WORLD_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    epoch: int
+    start: int
+    samples: int
+    position: int
+    world: int
+    evaluate_epoch: int
+    finished: bool
+    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., samples: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("seq", "partition", "decision", "version", "refusal")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    partition: int
+    decision: Decision
+    version: int
+    refusal: Refusal
+    def __init__(self, seq: _Optional[int] = ..., partition: _Optional[int] = ..., decision: _Optional[_Union[Decision, str]] = ..., version: _Optional[int] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("ranks", "seconds", "text")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    seconds: float
+    text: str
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("reason", "text", "refusal")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    reason: StopReason
+    text: str
+    refusal: Refusal
+    def __init__(self, reason: _Optional[_Union[StopReason, str]] = ..., text: _Optional[str] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+
+class InitializeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MemberStatus(_message.Message):
+    __slots__ = ("worker", "rank", "attached", "heard_seconds", "activity", "compressor", "pushes")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    HEARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    rank: int
+    attached: bool
+    heard_seconds: float
+    activity: str
+    compressor: str
+    pushes: int
+    def __init__(self, worker: _Optional[str] = ..., rank: _Optional[int] = ..., attached: bool = ..., heard_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., compressor: _Optional[str] = ..., pushes: _Optional[int] = ...) -> None: ...
+
+class LostStatus(_message.Message):
+    __slots__ = ("worker", "rank", "reason", "version")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    rank: int
+    reason: str
+    version: int
+    def __init__(self, worker: _Optional[str] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+
+class EpochStatus(_message.Message):
+    __slots__ = ("epoch", "version", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    version: int
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Traffic(_message.Message):
+    __slots__ = ("wire_bytes_up", "wire_bytes_down", "raw_bytes_up", "raw_bytes_down", "payload_bytes_up", "compressed_payload_bytes_up", "compressed_raw_bytes_up")
+    WIRE_BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    WIRE_BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    RAW_BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    RAW_BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSED_PAYLOAD_BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSED_RAW_BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    wire_bytes_up: int
+    wire_bytes_down: int
+    raw_bytes_up: int
+    raw_bytes_down: int
+    payload_bytes_up: int
+    compressed_payload_bytes_up: int
+    compressed_raw_bytes_up: int
+    def __init__(self, wire_bytes_up: _Optional[int] = ..., wire_bytes_down: _Optional[int] = ..., raw_bytes_up: _Optional[int] = ..., raw_bytes_down: _Optional[int] = ..., payload_bytes_up: _Optional[int] = ..., compressed_payload_bytes_up: _Optional[int] = ..., compressed_raw_bytes_up: _Optional[int] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("job", "phase", "waiting", "version", "epoch", "epoch_progress", "members", "lost", "evaluations", "traffic", "pushes", "refused_pushes", "train_loss", "training_seconds", "parameters_sha256", "software")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_PUSHES_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_LOSS_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    phase: Phase
+    waiting: str
+    version: int
+    epoch: int
+    epoch_progress: float
+    members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
+    lost: _containers.RepeatedCompositeFieldContainer[LostStatus]
+    evaluations: _containers.RepeatedCompositeFieldContainer[EpochStatus]
+    traffic: Traffic
+    pushes: int
+    refused_pushes: int
+    train_loss: float
+    training_seconds: float
+    parameters_sha256: str
+    software: str
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,103 @@
+"""The manifest: every parameter tensor of a job, in the order in which payloads refer to them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..compressors import TensorSpec
+from .messages import ManifestMessage, Tensor
+from .refusal import Reason, Refused, refusal
+
+DTYPE = "float32"
+MAX_ELEMENTS = 1 << 40  # far above any model; keeps products of hostile shapes out of the arithmetic
+MAX_DIMENSIONS = 16
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A checked manifest.
+
+    A job's tensors are divided into partitions, each of which lives on one server process and closes its
+    rounds by itself. One server holds them all today, as partition 0.
+    """
+
+    tensors: tuple[Tensor, ...]
+    train_samples: int
+
+    @cached_property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in self.tensors)
+
+    @cached_property
+    def partitions(self) -> tuple[tuple[int, ...], ...]:
+        """Indices of the tensors in each partition."""
+        return (tuple(range(len(self.tensors))),)
+
+    @cached_property
+    def elements(self) -> int:
+        return sum(spec.elements for spec in self.specs)
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of all tensors as float32."""
+        return self.elements * 4
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """SHA-256 over names, shapes, dtypes and the number of training samples."""
+        digest = hashlib.sha256(f"gradwire manifest 1;{self.train_samples}".encode())
+        for tensor in self.tensors:
+            digest.update(f";{tensor.name!r}:{tensor.dtype}:{tensor.shape}".encode())
+        return digest.digest()
+
+    def to_message(self) -> ManifestMessage:
+        return ManifestMessage(
+            tensors=self.tensors, train_samples=self.train_samples, fingerprint=self.fingerprint
+        )
+
+    @staticmethod
+    def from_message(message: ManifestMessage, *, worker: str, max_bytes: int) -> Manifest:
+        """Check a manifest that came over the wire, before anything is allocated for it.
+
+        Raises:
+            Refused: SHAPE, DTYPE, TENSOR, SIZE or MODEL, naming the tensor.
+        """
+
+        def refuse(reason: Reason, field: str, limit: str, value: str, remedy: str = "") -> Refused:
+            return Refused(
+                refusal(reason, worker=worker, field=field, limit=limit, value=value, remedy=remedy)
+            )
+
+        if not message.tensors:
+            raise refuse(Reason.TENSOR, "manifest", "at least one parameter tensor", "none")
+        if message.train_samples < 1:
+            raise refuse(Reason.SIZE, "train_samples", "at least 1", str(message.train_samples))
+        names: set[str] = set()
+        total = 0
+        for tensor in message.tensors:
+            where = f"tensor {tensor.name!r}"
+            if not tensor.name or tensor.name in names:
+                raise refuse(Reason.TENSOR, where, "a name of its own", "an empty or repeated one")
+            names.add(tensor.name)
+            if tensor.dtype != DTYPE:
+                remedy = "convert the model with .float()"
+                raise refuse(Reason.DTYPE, where, DTYPE, tensor.dtype or "no dtype", remedy)
+            # An empty dimension is fine; a hostile product is stopped before it is formed in full.
+            if len(tensor.shape) > MAX_DIMENSIONS or any(size > MAX_ELEMENTS for size in tensor.shape):
+                limit = f"up to {MAX_DIMENSIONS} dimensions of up to {MAX_ELEMENTS}"
+                raise refuse(Reason.SHAPE, where, limit, str(tensor.shape))
+            total += math.prod(tensor.shape) * 4
+            if total > max_bytes:
+                remedy = "start the server with a larger --max-model-bytes"
+                raise refuse(
+                    Reason.SIZE, f"manifest up to {where}", f"{max_bytes} bytes", f"{total} bytes", remedy
+                )
+        manifest = Manifest(message.tensors, message.train_samples)
+        if message.fingerprint != manifest.fingerprint:
+            raise refuse(
+                Reason.MODEL, "fingerprint", manifest.fingerprint.hex()[:16], message.fingerprint.hex()[:16]
+            )
+        return manifest

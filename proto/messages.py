@@ -1,0 +1,335 @@
+"""The messages of gradwire.v1 as plain dataclasses.
+
+Server and worker work with these and never see a protobuf class; `convert` maps between the two by field
+name. What the fields mean is written once, in gradwire.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from .refusal import Refusal
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    id: str
+    task: str
+    mode: str
+    downlink: str
+    seed: int
+    batch_size: int
+    epochs: int
+    optimizer: str
+    learning_rate: float
+    schedule: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    chunk_bytes: int
+    lease_seconds: float
+    heartbeat_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ManifestMessage:
+    """A manifest as it travels; `manifest.Manifest` is the checked form."""
+
+    tensors: tuple[Tensor, ...]
+    train_samples: int
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinRequest:
+    protocol_version: int
+    worker: str
+    incarnation: int
+    software: str = ""
+    compressors: tuple[str, ...] = ()
+    compressor: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinReply:
+    job: Job
+    limits: Limits
+    rank: int
+    version: int
+    initialize: bool
+    software: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InitializeHeader:
+    job: str
+    worker: str
+    incarnation: int
+    manifest: ManifestMessage
+    crc32c: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InitializeReply:
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchRequest:
+    job: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchHeader:
+    job: str
+    manifest: ManifestMessage
+    version: int
+    crc32c: int
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Chunk:
+    """`data`: uint8 view of the received message."""
+
+    transfer: int
+    partition: int
+    offset: int
+    crc32c: int
+    data: npt.NDArray[np.uint8]
+
+
+class DenseFormatCode(IntEnum):
+    UNSPECIFIED = 0
+    FLOAT32 = 1
+    BFLOAT16 = 2
+    FLOAT16 = 3
+
+
+class CodeSchemeCode(IntEnum):
+    UNSPECIFIED = 0
+    SIGNED_4BIT = 1
+    SIGNED_2BIT = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenseHeader:
+    format: DenseFormatCode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantizedHeader:
+    scheme: CodeSchemeCode
+    levels: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorHeader:
+    tensor: int
+    elements: int
+    kind: DenseHeader | QuantizedHeader | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hello:
+    job: str
+    worker: str
+    incarnation: int
+    fingerprint: bytes
+    version: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Push:
+    seq: int
+    base_version: int
+    partition: int = 0
+    samples: int
+    tensors: tuple[TensorHeader, ...]
+    crc32c: int
+    loss: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heartbeat:
+    activity: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    version: int
+    epoch: int
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leave:
+    failed: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Welcome:
+    rank: int
+    version: int
+    last_seq: int
+
+
+class Content(IntEnum):
+    UNSPECIFIED = 0
+    VALUES = 1
+    DELTA = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    version: int
+    partition: int = 0
+    content: Content
+    tensors: tuple[TensorHeader, ...]
+    crc32c: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    version: int
+    epoch: int
+    start: int
+    samples: int
+    position: int
+    world: int
+    evaluate_epoch: int = 0
+    finished: bool = False
+
+
+class Decision(IntEnum):
+    UNSPECIFIED = 0
+    ACCEPTED = 1
+    REFUSED = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    seq: int
+    partition: int = 0
+    decision: Decision
+    version: int = 0
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    ranks: tuple[int, ...]
+    seconds: float
+    text: str
+
+
+class StopReason(IntEnum):
+    UNSPECIFIED = 0
+    SHUTDOWN = 1
+    REFUSED = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    reason: StopReason
+    text: str
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InitializeRequest:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatusRequest:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberStatus:
+    worker: str
+    rank: int
+    attached: bool
+    heard_seconds: float
+    activity: str
+    compressor: str
+    pushes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LostStatus:
+    worker: str
+    rank: int
+    reason: str
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochStatus:
+    epoch: int
+    version: int
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    wire_bytes_up: int = 0
+    wire_bytes_down: int = 0
+    raw_bytes_up: int = 0
+    raw_bytes_down: int = 0
+    payload_bytes_up: int = 0
+    compressed_payload_bytes_up: int = 0
+    compressed_raw_bytes_up: int = 0
+
+
+class Phase(IntEnum):
+    UNSPECIFIED = 0
+    EMPTY = 1
+    GATHERING = 2
+    RUNNING = 3
+    FINISHING = 4
+    FINISHED = 5
+    STOPPING = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatusReply:
+    job: Job
+    phase: Phase
+    waiting: str
+    version: int
+    epoch: int
+    epoch_progress: float
+    members: tuple[MemberStatus, ...]
+    lost: tuple[LostStatus, ...]
+    evaluations: tuple[EpochStatus, ...]
+    traffic: Traffic
+    pushes: int
+    refused_pushes: int
+    train_loss: float
+    training_seconds: float
+    parameters_sha256: str
+    software: str
+
+
+WorkerMessage = Chunk | Push | Heartbeat | Hello | Evaluation | Leave
+ServerMessage = Chunk | Update | Assignment | Outcome | Welcome | Waiting | Stop | InitializeRequest
+InitializeMessage = Chunk | InitializeHeader
+FetchMessage = Chunk | FetchHeader

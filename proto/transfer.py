@@ -1,0 +1,221 @@
+"""Payloads <-> headers and chunks.
+
+A transfer is a header (Push, Update, Initialize, Fetch) that lists tensors, followed by chunks that hold
+their bytes laid end to end. The receiver derives every size from the header and the manifest, refuses what
+does not fit before it allocates, and then fills one buffer in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..compressors import (
+    CodeScheme,
+    DenseFormat,
+    DensePayload,
+    Payload,
+    PayloadError,
+    QuantizedPayload,
+    payload_bytes,
+    validate,
+)
+from .manifest import Manifest
+from .messages import (
+    Chunk,
+    CodeSchemeCode,
+    DenseFormatCode,
+    DenseHeader,
+    QuantizedHeader,
+    TensorHeader,
+)
+from .refusal import Reason, Refused, refusal
+from .wire import CHUNK_BYTES, crc32c, encode_chunk
+
+Bytes = npt.NDArray[np.uint8]
+
+_FORMATS = {
+    DenseFormatCode.FLOAT32: DenseFormat.FLOAT32,
+    DenseFormatCode.BFLOAT16: DenseFormat.BFLOAT16,
+    DenseFormatCode.FLOAT16: DenseFormat.FLOAT16,
+}
+_FORMAT_CODES = {form: code for code, form in _FORMATS.items()}
+_SCHEMES = {
+    CodeSchemeCode.SIGNED_4BIT: CodeScheme.SIGNED_4BIT,
+    CodeSchemeCode.SIGNED_2BIT: CodeScheme.SIGNED_2BIT,
+}
+_SCHEME_CODES = {scheme: code for code, scheme in _SCHEMES.items()}
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+def tensor_header(tensor: int, payload: Payload) -> TensorHeader:
+    """The header that describes `payload` as tensor number `tensor` of the manifest."""
+    kind: DenseHeader | QuantizedHeader
+    match payload:
+        case DensePayload():
+            kind = DenseHeader(format=_FORMAT_CODES[payload.format])
+        case QuantizedPayload():
+            kind = QuantizedHeader(
+                scheme=_SCHEME_CODES[payload.scheme], levels=tuple(payload.levels.tolist())
+            )
+    return TensorHeader(tensor=tensor, elements=payload.elements, kind=kind)
+
+
+def encode_chunks(
+    transfer: int, partition: int, parts: Sequence[Bytes], chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[bytes]:
+    """Messages with the parts laid end to end, in chunks of `chunk_bytes` (the last may be shorter)."""
+    offset = filled = 0
+    pieces: list[Bytes] = []
+    for part in parts:
+        at = 0
+        while at < part.size:
+            piece = part[at : at + chunk_bytes - filled]
+            pieces.append(piece)
+            at += piece.size
+            filled += piece.size
+            if filled == chunk_bytes:
+                yield encode_chunk(transfer, partition, offset, pieces)
+                offset += filled
+                pieces, filled = [], 0
+    if filled:
+        yield encode_chunk(transfer, partition, offset, pieces)
+
+
+def _empty_payload(header: TensorHeader) -> Payload:
+    """The payload that a header announces, with no bytes yet. Raises PayloadError."""
+    match header.kind:
+        case DenseHeader(format=code) if code in _FORMATS:
+            return DensePayload(format=_FORMATS[code], elements=header.elements, data=_NO_BYTES)
+        case QuantizedHeader(scheme=code, levels=levels) if code in _SCHEMES:
+            return QuantizedPayload(
+                scheme=_SCHEMES[code],
+                elements=header.elements,
+                levels=np.array(levels, np.float32),
+                data=_NO_BYTES,
+            )
+        case _:
+            raise PayloadError("kind", "dense or quantized of a known format", "none that this side knows")
+
+
+def _with_data(payload: Payload, data: Bytes) -> Payload:
+    match payload:
+        case DensePayload():
+            return DensePayload(format=payload.format, elements=payload.elements, data=data)
+        case QuantizedPayload():
+            return QuantizedPayload(
+                scheme=payload.scheme, elements=payload.elements, levels=payload.levels, data=data
+            )
+
+
+def announced_payloads(
+    headers: Sequence[TensorHeader], manifest: Manifest, partition: int, *, worker: str
+) -> list[Payload]:
+    """Check the headers of a transfer against the manifest; return its payloads, still without bytes.
+
+    A transfer holds every tensor of its partition once, in manifest order. Nothing is allocated here.
+
+    Raises:
+        Refused: TENSOR, ELEMENTS or PAYLOAD, naming the tensor.
+    """
+    if partition >= len(manifest.partitions):
+        limit = f"below {len(manifest.partitions)}"
+        raise Refused(
+            refusal(Reason.TENSOR, worker=worker, field="partition", limit=limit, value=str(partition))
+        )
+    expected = manifest.partitions[partition]
+    got = tuple(header.tensor for header in headers)
+    if got != expected:
+        limit = f"each of the {len(expected)} tensors of partition {partition} once, in manifest order"
+        first = next((i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), None)
+        value = f"{len(got)} tensors" if first is None else f"tensor {got[first]} in place {first}"
+        raise Refused(refusal(Reason.TENSOR, worker=worker, field="tensors", limit=limit, value=value))
+    payloads: list[Payload] = []
+    for header in headers:
+        spec = manifest.specs[header.tensor]
+        field = f"tensor {spec.name!r}"
+        if header.elements != spec.elements:
+            limit = f"{spec.elements} elements (shape {spec.shape})"
+            value = f"{header.elements} elements"
+            raise Refused(refusal(Reason.ELEMENTS, worker=worker, field=field, limit=limit, value=value))
+        try:
+            payloads.append(_empty_payload(header))
+        except PayloadError as error:
+            raise _refused(error, worker, field) from None
+    return payloads
+
+
+def _refused(error: PayloadError, worker: str, field: str) -> Refused:
+    reason = Reason.NON_FINITE if "finite" in error.limit else Reason.PAYLOAD
+    return Refused(
+        refusal(reason, worker=worker, field=f"{field} {error.field}", limit=error.limit, value=error.value)
+    )
+
+
+class Assembly:
+    """The bytes of one transfer while they arrive.
+
+    Chunks come in order and, but for the last, in full size; anything else is refused. The buffer is
+    allocated at construction, so check the header first (`announced_payloads`).
+    """
+
+    def __init__(
+        self, transfer: int, partition: int, payloads: Sequence[Payload], checksum: int, *, worker: str
+    ) -> None:
+        self.transfer = transfer
+        self.partition = partition
+        self._payloads = payloads
+        self._checksum = checksum
+        self._worker = worker
+        self._sizes = [payload_bytes(payload) for payload in payloads]
+        self._buffer: Bytes = np.empty(sum(self._sizes), np.uint8)
+        self._filled = 0
+
+    @property
+    def complete(self) -> bool:
+        return self._filled == self._buffer.size
+
+    def add(self, chunk: Chunk) -> None:
+        """Take the next chunk. Raises Refused: CHUNK or CHECKSUM."""
+        remaining = self._buffer.size - self._filled
+        expected = (self.transfer, self.partition, self._filled, min(CHUNK_BYTES, remaining))
+        got = (chunk.transfer, chunk.partition, chunk.offset, int(chunk.data.size))
+        if got != expected:
+            text = "transfer {}, partition {}, offset {}, {} bytes"
+            raise self._refuse(Reason.CHUNK, "chunk", text.format(*expected), text.format(*got))
+        actual = crc32c((chunk.data,))
+        if actual != chunk.crc32c:
+            where = f"chunk at offset {chunk.offset}"
+            raise self._refuse(Reason.CHECKSUM, where, f"crc32c {chunk.crc32c:08x}", f"{actual:08x}")
+        self._buffer[self._filled : self._filled + chunk.data.size] = chunk.data
+        self._filled += chunk.data.size
+
+    def finish(self) -> list[Payload]:
+        """The payloads, checked: whole-transfer checksum, codes, padding, levels, finite values.
+
+        Reads every byte once or twice in nogil code; call it off the event loop for large transfers.
+
+        Raises:
+            Refused: CHECKSUM, PAYLOAD or NON_FINITE, naming the tensor by its place in the transfer.
+        """
+        assert self.complete
+        actual = crc32c((self._buffer,))
+        if actual != self._checksum:
+            raise self._refuse(Reason.CHECKSUM, "transfer", f"crc32c {self._checksum:08x}", f"{actual:08x}")
+        whole: list[Payload] = []
+        at = 0
+        for place, (payload, size) in enumerate(zip(self._payloads, self._sizes, strict=True)):
+            filled = _with_data(payload, self._buffer[at : at + size])
+            at += size
+            try:
+                validate(filled)
+            except PayloadError as error:
+                raise _refused(error, self._worker, f"tensor {place} of the transfer") from None
+            whole.append(filled)
+        return whole
+
+    def _refuse(self, reason: Reason, field: str, limit: str, value: str) -> Refused:
+        what = f"transfer {self.transfer}, {field}"
+        return Refused(refusal(reason, worker=self._worker, field=what, limit=limit, value=value))

@@ -1,0 +1,172 @@
+"""Messages <-> bytes, one pair of functions per stream.
+
+Chunks carry nearly all bytes, so they are framed by hand: one copy when written and none when read, where
+protobuf would make two of each. The frame is the protobuf encoding of WorkerMessage{chunk} (field 1 in
+every oneof that holds a chunk), which a test checks against the generated classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError, Message
+
+from . import gradwire_pb2 as pb
+from . import messages as m
+from .convert import MalformedError, member_of, to_message
+
+Bytes = npt.NDArray[np.uint8]
+
+CHUNK_BYTES = 1 << 20
+# Largest message either side takes: a chunk or a header, with room for framing.
+MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)
+
+_TAG_BODY_CHUNK = 0x0A  # field 1, length-delimited
+_TAG_TRANSFER = 0x08  # field 1, varint
+_TAG_PARTITION = 0x10  # field 2, varint
+_TAG_OFFSET = 0x18  # field 3, varint
+_TAG_CRC32C = 0x25  # field 4, fixed32
+_TAG_DATA = 0x2A  # field 5, length-delimited
+
+
+def crc32c(parts: Iterable[Bytes]) -> int:
+    """CRC-32C of the parts laid end to end."""
+    value = 0
+    for part in parts:
+        if part.size:
+            value = google_crc32c.extend(value, part)
+    return value
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def encode_chunk(transfer: int, partition: int, offset: int, parts: Sequence[Bytes]) -> bytes:
+    """A message whose body is a chunk with the parts laid end to end as its data."""
+    size = sum(part.size for part in parts)
+    head = bytearray()
+    for tag, value in ((_TAG_TRANSFER, transfer), (_TAG_PARTITION, partition), (_TAG_OFFSET, offset)):
+        if value:
+            head.append(tag)
+            head += _varint(value)
+    head.append(_TAG_CRC32C)
+    head += crc32c(parts).to_bytes(4, "little")
+    head.append(_TAG_DATA)
+    head += _varint(size)
+    return b"".join((bytes((_TAG_BODY_CHUNK,)), _varint(len(head) + size), head, *(part.data for part in parts)))
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 64:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise MalformedError("varint of more than 64 bits")
+
+
+def _fast_chunk(data: bytes) -> m.Chunk | None:
+    """Read the frame that `encode_chunk` writes; None for any other encoding of a chunk."""
+    length, at = _read_varint(data, 1)
+    if at + length != len(data):
+        return None
+    numbers = {_TAG_TRANSFER: 0, _TAG_PARTITION: 0, _TAG_OFFSET: 0}
+    while data[at] in numbers:
+        tag = data[at]
+        numbers[tag], at = _read_varint(data, at + 1)
+    if data[at] != _TAG_CRC32C or data[at + 5] != _TAG_DATA:
+        return None
+    checksum = int.from_bytes(data[at + 1 : at + 5], "little")
+    size, at = _read_varint(data, at + 6)
+    if at + size != len(data):
+        return None
+    return m.Chunk(
+        transfer=numbers[_TAG_TRANSFER],
+        partition=numbers[_TAG_PARTITION],
+        offset=numbers[_TAG_OFFSET],
+        crc32c=checksum,
+        data=np.frombuffer(data, np.uint8, size, at),
+    )
+
+
+def _decode_body(data: bytes, container: type[Message]) -> m.Chunk | object:
+    if data and data[0] == _TAG_BODY_CHUNK:
+        try:
+            chunk = _fast_chunk(data)
+        except IndexError:
+            chunk = None
+        if chunk is not None:
+            return chunk
+    message = container()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise MalformedError(f"not a {container.DESCRIPTOR.name}: {error}") from None
+    if message.WhichOneof("body") == "chunk":
+        chunk_message: pb.Chunk = message.chunk  # type: ignore[attr-defined]
+        return m.Chunk(
+            transfer=chunk_message.transfer,
+            partition=chunk_message.partition,
+            offset=chunk_message.offset,
+            crc32c=chunk_message.crc32c,
+            data=np.frombuffer(chunk_message.data, np.uint8),
+        )
+    return member_of(message, "body")
+
+
+def _encode_body(value: object, container: type[Message]) -> bytes:
+    member = to_message(value)
+    message = container()
+    for field in container.DESCRIPTOR.oneofs_by_name["body"].fields:
+        if field.message_type is member.DESCRIPTOR:
+            getattr(message, field.name).CopyFrom(member)
+            return message.SerializeToString()
+    raise TypeError(f"{type(value).__name__} is no body of {container.DESCRIPTOR.name}")
+
+
+def encode_worker(value: m.WorkerMessage) -> bytes:
+    return _encode_body(value, pb.WorkerMessage)
+
+
+def decode_worker(data: bytes) -> m.WorkerMessage:
+    """Raises MalformedError."""
+    return _decode_body(data, pb.WorkerMessage)  # type: ignore[return-value]
+
+
+def encode_server(value: m.ServerMessage) -> bytes:
+    return _encode_body(value, pb.ServerMessage)
+
+
+def decode_server(data: bytes) -> m.ServerMessage:
+    """Raises MalformedError."""
+    return _decode_body(data, pb.ServerMessage)  # type: ignore[return-value]
+
+
+def encode_initialize(value: m.InitializeMessage) -> bytes:
+    return _encode_body(value, pb.InitializeMessage)
+
+
+def decode_initialize(data: bytes) -> m.InitializeMessage:
+    """Raises MalformedError."""
+    return _decode_body(data, pb.InitializeMessage)  # type: ignore[return-value]
+
+
+def encode_fetch(value: m.FetchMessage) -> bytes:
+    return _encode_body(value, pb.FetchMessage)
+
+
+def decode_fetch(data: bytes) -> m.FetchMessage:
+    """Raises MalformedError."""
+    return _decode_body(data, pb.FetchMessage)  # type: ignore[return-value]
