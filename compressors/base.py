@@ -44,11 +44,14 @@ class StepContext:
     samples: how many samples the mean gradient was taken over, at least 1.
     step: steps that this worker has pushed before, from 0.
     rng: seeded by job, rank and step, so that a run can be repeated bit for bit.
+    mean_magnitude: mean of |gradient| over the tensor at hand, before any residual is added, where the
+        caller knows it already; a compressor that needs it otherwise spends a read pass of its own.
     """
 
     samples: int
     step: int
     rng: np.random.Generator
+    mean_magnitude: float | None = None
 
 
 class Compressor(Protocol):

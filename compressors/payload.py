@@ -46,10 +46,10 @@ class DenseFormat(Enum):
 class CodeScheme(Enum):
     """How a code of a quantized payload names a level.
 
-    SIGNED_4BIT: 0 is zero, 1…7 are −levels[0…6], 9…15 are +levels[0…6]; 8 is never sent.
+    SIGNED_4BIT: 0 is zero, 1…7 are -levels[0…6], 9…15 are +levels[0…6]; 8 is never sent.
     Eight codes fill a 32-bit word, the even index in the low nibble of its byte.
 
-    SIGNED_2BIT: 00 is zero, 10 is −levels[0], 11 is +levels[0]; 01 is never sent.
+    SIGNED_2BIT: 00 is zero, 10 is -levels[0], 11 is +levels[0]; 01 is never sent.
     Sixteen codes fill a 32-bit word, the lowest index in the lowest bits.
 
     The last word is padded with code 0.

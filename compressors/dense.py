@@ -1,0 +1,50 @@
+"""Every element, in 4 or 2 bytes: `none`, `bf16`, `fp16`.
+
+`none` sends float32 as it is. `bf16` and `fp16` round to nearest, ties to even, and saturate at their largest
+finite value (about 3.39e38 and 65504), since a receiver refuses infinities. With error feedback the rounding
+error, and what saturation cut off, stays with the worker for the next step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from . import kernels
+from .base import StepContext, TensorSpec
+from .payload import DenseFormat, DensePayload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenseOptions:
+    """There is nothing to choose."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dense:
+    """Send every element in `format`. Stateless."""
+
+    format: DenseFormat
+
+    def init(self, spec: TensorSpec) -> None:
+        return None
+
+    def compress(
+        self, gradient: torch.Tensor, state: None, context: StepContext
+    ) -> tuple[DensePayload, None]:
+        values = gradient.numpy()
+        if self.format is DenseFormat.FLOAT32:
+            # A copy: the caller may overwrite its gradient while the payload waits to be acknowledged.
+            data = values.copy().view(np.uint8)
+            return DensePayload(format=self.format, elements=values.size, data=data), None
+        return self.compress_with_residual(gradient, torch.zeros_like(gradient), state, context)
+
+    def compress_with_residual(
+        self, gradient: torch.Tensor, residual: torch.Tensor, state: None, context: StepContext
+    ) -> tuple[DensePayload, None]:
+        elements = gradient.numel()
+        data = np.empty(elements * self.format.element_bytes, np.uint8)
+        kernels.encode_dense(self.format, gradient.numpy(), residual.numpy(), data)
+        return DensePayload(format=self.format, elements=elements, data=data), None

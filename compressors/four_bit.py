@@ -1,0 +1,130 @@
+"""`4bit`: seven thresholds, fifteen values.
+
+Source: Jiang, Fu, Peng, Zhu, "4Bit-based Gradient Compression Method for Distributed Deep Learning System"
+(Computer Science 47(7), 2020). With thresholds X1 < … < X7 and residual e:
+
+    r = g + e;  v = sign(r) * max{X : X < |r|}, 0 if there is none;  send code(v);  e = r - v
+
+Code 0 is zero, 1…7 are -X1…-X7, 9…15 are X1…X7; 8 is never sent. Which seven, is decided per tensor and step:
+
+    groups    the paper: one of three fixed groups, by the mean of |g| (its table 1)
+    group1 …  one group throughout, for comparison; group1 is the "one group" of the paper's figure 8
+    running   ours: multiples of a running mean of |g|, so no absolute scale is needed
+
+Where the paper is silent: a mean of exactly 0.1 or 0.5 takes the first group. See `thresholds.Scale` for the
+factor between a summed and a mean gradient, which decides whether the fixed groups work at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import torch
+
+from . import kernels
+from .base import StepContext, TensorSpec
+from .payload import CodeScheme, Float32, QuantizedPayload
+from .thresholds import Scale, mean_magnitude
+
+
+class Levels(StrEnum):
+    """How the seven thresholds are chosen; see the head of this file."""
+
+    GROUPS = "groups"
+    GROUP1 = "group1"
+    GROUP2 = "group2"
+    GROUP3 = "group3"
+    RUNNING = "running"
+
+
+# Table 1 of the paper, in its numbering.
+GROUPS: dict[Levels, tuple[float, ...]] = {
+    Levels.GROUP1: (0.04, 0.07, 0.1, 0.2, 0.3, 0.4, 0.6),
+    Levels.GROUP2: (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9),
+    Levels.GROUP3: (0.01, 0.03, 0.05, 0.06, 0.07, 0.08, 0.09),
+}
+
+# Levels of `running`, in units of the running mean magnitude. Gradients are heavy-tailed, so the levels grow
+# geometrically: truncation to the next lower one then loses at most half of any value above the first.
+RUNNING_MULTIPLES = np.array([0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+RUNNING_DECAY = 0.9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FourBitOptions:
+    """levels: how thresholds are chosen. scale: what fixed ones are compared with; no effect on running."""
+
+    levels: Levels = Levels.GROUPS
+    scale: Scale = Scale.SUM
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningMagnitude:
+    """Exponentially decaying mean of a tensor's mean magnitude.
+
+    weighted: the decayed sum. weight: the sum of its weights, which corrects the bias of the first steps.
+    """
+
+    weighted: float = 0.0
+    weight: float = 0.0
+
+    def updated(self, magnitude: float) -> RunningMagnitude:
+        return RunningMagnitude(
+            weighted=RUNNING_DECAY * self.weighted + (1 - RUNNING_DECAY) * magnitude,
+            weight=RUNNING_DECAY * self.weight + (1 - RUNNING_DECAY),
+        )
+
+    def levels(self) -> Float32:
+        """Seven positive, finite, ascending levels, whatever the magnitude; float32."""
+        limits = np.finfo(np.float32)
+        unit = np.clip(
+            self.weighted / self.weight,
+            limits.smallest_normal / RUNNING_MULTIPLES[0],
+            limits.max / RUNNING_MULTIPLES[-1],
+        )
+        return (RUNNING_MULTIPLES * unit).astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FourBit:
+    """Quantize to fifteen values. State: the running magnitude. Meant to be used with error feedback."""
+
+    options: FourBitOptions = field(default_factory=FourBitOptions)
+
+    def init(self, spec: TensorSpec) -> RunningMagnitude:
+        return RunningMagnitude()
+
+    def compress(
+        self, gradient: torch.Tensor, state: RunningMagnitude, context: StepContext
+    ) -> tuple[QuantizedPayload, RunningMagnitude]:
+        return self.compress_with_residual(gradient, torch.zeros_like(gradient), state, context)
+
+    def compress_with_residual(
+        self, gradient: torch.Tensor, residual: torch.Tensor, state: RunningMagnitude, context: StepContext
+    ) -> tuple[QuantizedPayload, RunningMagnitude]:
+        scheme = CodeScheme.SIGNED_4BIT
+        levels, state = self._levels(gradient, state, context)
+        data = np.empty(scheme.code_bytes(gradient.numel()), np.uint8)
+        kernels.quantize(scheme, gradient.numpy(), residual.numpy(), levels, data)
+        return QuantizedPayload(scheme=scheme, elements=gradient.numel(), levels=levels, data=data), state
+
+    def _levels(
+        self, gradient: torch.Tensor, state: RunningMagnitude, context: StepContext
+    ) -> tuple[Float32, RunningMagnitude]:
+        if self.options.levels is Levels.RUNNING:
+            state = state.updated(mean_magnitude(gradient, context))
+            return state.levels(), state
+        factor = self.options.scale.factor(context)
+        group = self.options.levels
+        if group is Levels.GROUPS:
+            group = choose_group(mean_magnitude(gradient, context) * factor)
+        return (np.array(GROUPS[group]) / factor).astype(np.float32), state
+
+
+def choose_group(magnitude: float) -> Levels:
+    """The paper's table 1: which group fits a tensor of this mean magnitude."""
+    if magnitude < 0.1:
+        return Levels.GROUP3
+    return Levels.GROUP1 if magnitude <= 0.5 else Levels.GROUP2

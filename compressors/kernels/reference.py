@@ -1,0 +1,141 @@
+"""What every kernel computes, in plain numpy.
+
+Nothing here is fast, and everything here is meant to be checked by eye: the tests hold the compiled
+kernels to these functions bit for bit. All arrays are one-dimensional and C-contiguous; `float32` unless
+said otherwise. Sums and products are rounded to float32 after each operation, as written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..payload import Bytes, CodeScheme, DenseFormat, Float32
+
+# The mean magnitude decides which thresholds a layer gets, so its sum must not depend on how many threads
+# or vector lanes took part. It is defined over blocks of 64 rows by 64 lanes.
+LANES = 64
+BLOCK = LANES * 64
+
+FLOAT32_MAX = np.finfo(np.float32).max
+# Both 16-bit formats saturate at their largest finite value: an infinity would be refused by the receiver,
+# and what saturation cuts off stays in the residual.
+BFLOAT16_MAX = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
+FLOAT16_MAX = np.float32(65504.0)
+
+
+def abs_sum(values: Float32) -> float:
+    """Sum of |values| in float64, by a fixed order of additions; not finite exactly if a value is not.
+
+    Within a block, lane j adds elements j, j + 64, j + 128, …; then lanes are added in order, then blocks.
+    """
+    total = 0.0
+    for start in range(0, values.size, BLOCK):
+        block = np.zeros(BLOCK)
+        block[: min(BLOCK, values.size - start)] = np.abs(values[start : start + BLOCK])
+        lanes = np.zeros(LANES)
+        for row in block.reshape(-1, LANES):
+            lanes += row
+        block_sum = 0.0
+        for lane in lanes:
+            block_sum += float(lane)
+        total += block_sum
+    return total
+
+
+def add_saturating(gradient: Float32, residual: Float32) -> Float32:
+    """`gradient + residual`, kept within the finite float32 range."""
+    with np.errstate(over="ignore"):
+        return np.clip(gradient + residual, -FLOAT32_MAX, FLOAT32_MAX)
+
+
+def quantize(scheme: CodeScheme, gradient: Float32, residual: Float32, levels: Float32, data: Bytes) -> None:
+    """Quantize r = gradient + residual towards zero; write codes to `data`, what is left to `residual`.
+
+    SIGNED_4BIT sends the largest level X with X < |r|, strictly. SIGNED_2BIT sends its level X if X <= |r|.
+    """
+    total = add_saturating(gradient, residual)
+    magnitude = np.abs(total)
+    if scheme is CodeScheme.SIGNED_4BIT:
+        index = (magnitude[:, None] > levels).sum(axis=1)
+        codes = np.where((total > 0) & (index > 0), index + 8, index)
+    else:
+        index = (magnitude >= levels[0]).astype(np.int64)
+        codes = np.where(index > 0, np.where(total > 0, 3, 2), 0)
+    sent = np.concatenate([np.zeros(1, np.float32), levels])[index]
+    residual[:] = total - np.copysign(sent, total)
+    data[:] = pack(scheme, codes)
+
+
+def pack(scheme: CodeScheme, codes: npt.NDArray[np.integer]) -> Bytes:
+    """Codes to bytes, the lowest index in the lowest bits, padded with 0 to whole 32-bit words."""
+    per_byte = 8 // scheme.bits
+    padded = np.zeros(scheme.code_bytes(codes.size) * per_byte, np.uint8)
+    padded[: codes.size] = codes
+    shifts = np.arange(per_byte, dtype=np.uint8) * scheme.bits
+    return np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1).astype(np.uint8)
+
+
+def unpack(scheme: CodeScheme, data: Bytes, elements: int) -> npt.NDArray[np.uint8]:
+    """The inverse of `pack`."""
+    shifts = np.arange(8 // scheme.bits, dtype=np.uint8) * scheme.bits
+    mask = np.uint8(2**scheme.bits - 1)
+    return ((data[:, None] >> shifts) & mask).reshape(-1)[:elements]
+
+
+def add_quantized(scheme: CodeScheme, datas: Sequence[Bytes], tables: Float32, out: Float32) -> None:
+    """Add `tables[w][code]` to `out`, one payload after the other in the order given.
+
+    tables: shape (len(datas), 2**scheme.bits), what each code is worth, weight included.
+    """
+    for data, table in zip(datas, tables, strict=True):
+        out += table[unpack(scheme, data, out.size)]
+
+
+def add_dense(format: DenseFormat, datas: Sequence[Bytes], weights: Float32, out: Float32) -> None:
+    """Add `weights[w] * values` to `out`, one payload after the other in the order given."""
+    for data, weight in zip(datas, weights, strict=True):
+        values = np.empty_like(out)
+        decode_dense(format, data, values)
+        out += weight * values
+
+
+def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32, data: Bytes) -> None:
+    """Round r = gradient + residual to nearest, ties to even; leave what rounding lost in `residual`."""
+    total = add_saturating(gradient, residual)
+    if format is DenseFormat.FLOAT32:
+        rounded = total.view(np.uint8)
+    elif format is DenseFormat.FLOAT16:
+        rounded = np.clip(total, -FLOAT16_MAX, FLOAT16_MAX).astype(np.float16).view(np.uint8)
+    else:
+        bits = np.clip(total, -BFLOAT16_MAX, BFLOAT16_MAX).view(np.uint32)
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.uint8)
+    data[:] = rounded
+    values = np.empty_like(total)
+    decode_dense(format, data, values)
+    residual[:] = total - values
+
+
+def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
+    """Widen to float32, exactly."""
+    if format is DenseFormat.FLOAT32:
+        out[:] = data.view(np.float32)
+    elif format is DenseFormat.FLOAT16:
+        out[:] = data.view(np.float16)
+    else:
+        out[:] = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def has_forbidden_code(scheme: CodeScheme, data: Bytes) -> bool:
+    """Whether any code, padding included, is the one that is never sent."""
+    codes = unpack(scheme, data, data.size * 8 // scheme.bits)
+    return bool((codes == scheme.forbidden_code).any())
+
+
+def all_finite(format: DenseFormat, data: Bytes) -> bool:
+    """Whether no element is an infinity or a NaN."""
+    values = np.empty(data.size // format.element_bytes, np.float32)
+    decode_dense(format, data, values)
+    return bool(np.isfinite(values).all())

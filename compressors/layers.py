@@ -1,0 +1,48 @@
+"""Which tensors are worth compressing.
+
+Quantization pays on the weights of convolution and linear layers, which hold nearly every parameter. Biases
+and norms are few, and sensitive: they travel dense, as bfloat16 with error feedback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from .base import TensorSpec
+from .registry import find
+from .spec import CompressorSpec, parse_spec
+
+# What the tensors outside the rule travel as.
+SMALL = "bf16"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerRule:
+    """Tensors of two or more dimensions are compressed, others travel dense; patterns overrule that by name.
+
+    dense, compressed: shell patterns on the tensor's name, case-sensitive. `dense` wins where both match.
+    """
+
+    dense: tuple[str, ...] = ()
+    compressed: tuple[str, ...] = ()
+
+    def compresses(self, spec: TensorSpec) -> bool:
+        """Whether the chosen compressor applies to this tensor."""
+        if any(fnmatchcase(spec.name, pattern) for pattern in self.dense):
+            return False
+        if any(fnmatchcase(spec.name, pattern) for pattern in self.compressed):
+            return True
+        return len(spec.shape) >= 2
+
+    def choose(self, spec: TensorSpec, chosen: str) -> str:
+        """The compressor spec for this tensor, if `chosen` is the job's.
+
+        A dense compressor (none, bf16, fp16) is used for every tensor. Switching feedback off for the chosen
+        one switches it off for the small tensors too, so that a comparison without feedback is one.
+        """
+        parsed = parse_spec(chosen)
+        if find(parsed.name).dense or self.compresses(spec):
+            return chosen
+        feedback = {key: value for key, value in parsed.options.items() if key == "feedback"}
+        return str(CompressorSpec(name=SMALL, options=feedback))

@@ -1,0 +1,38 @@
+"""What the threshold compressors share: how absolute thresholds meet PyTorch's gradients."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import torch
+
+from . import kernels
+from .base import StepContext
+
+
+class Scale(StrEnum):
+    """Which gradient the absolute thresholds are meant for.
+
+    The thresholds of MXNet and of the 4-bit paper come from a system whose gradient is the *sum* over the
+    batch. PyTorch's is the mean, smaller by the number of samples; thresholds applied to it as printed are
+    too coarse by that factor. (Not in the paper: an erratum of ours.)
+
+    SUM: thresholds apply to gradient * samples. We divide the thresholds instead of multiplying the
+        gradient: the same codes, the residual stays in the domain of the mean, and the receiver need not
+        know about it.
+    MEAN: thresholds apply to the gradient as PyTorch gives it.
+    """
+
+    SUM = "sum"
+    MEAN = "mean"
+
+    def factor(self, context: StepContext) -> float:
+        """How many times larger than PyTorch's gradient the one is that thresholds are meant for."""
+        return float(context.samples) if self is Scale.SUM else 1.0
+
+
+def mean_magnitude(gradient: torch.Tensor, context: StepContext) -> float:
+    """Mean of |gradient|, 0 for an empty tensor: the caller's, if it has one, or a read pass of our own."""
+    if context.mean_magnitude is not None:
+        return context.mean_magnitude
+    return kernels.abs_sum(gradient.numpy()) / max(1, gradient.numel())

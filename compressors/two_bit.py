@@ -1,0 +1,59 @@
+"""`2bit`: one threshold, three values. MXNet's gradient compression, the baseline of the 4-bit paper.
+
+Source: MXNet's "Gradient Compression" documentation and the kernel behind it. With residual e:
+
+    r = g + e;  v = t if r >= t, -t if r <= -t, else 0;  send code(v);  e = r - v
+
+Codes 11, 10, 00 for t, -t, 0; 01 is never sent. The comparison includes the threshold itself.
+Differences: MXNet puts the first element of a byte in its highest bits, we put it in the lowest, as
+everywhere else on our wire; and see `thresholds.Scale` for the factor between a summed and a mean gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from . import kernels
+from .base import StepContext, TensorSpec
+from .payload import CodeScheme, QuantizedPayload
+from .thresholds import Scale
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TwoBitOptions:
+    """threshold: MXNet's default is 0.5. scale: what the threshold is compared with."""
+
+    threshold: float = 0.5
+    scale: Scale = Scale.SUM
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.threshold) and self.threshold > 0):
+            raise ValueError(f"threshold: expected a positive number, got {self.threshold}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TwoBit:
+    """Quantize to {-t, 0, t}. Stateless; meant to be used with error feedback."""
+
+    options: TwoBitOptions = field(default_factory=TwoBitOptions)
+
+    def init(self, spec: TensorSpec) -> None:
+        return None
+
+    def compress(
+        self, gradient: torch.Tensor, state: None, context: StepContext
+    ) -> tuple[QuantizedPayload, None]:
+        return self.compress_with_residual(gradient, torch.zeros_like(gradient), state, context)
+
+    def compress_with_residual(
+        self, gradient: torch.Tensor, residual: torch.Tensor, state: None, context: StepContext
+    ) -> tuple[QuantizedPayload, None]:
+        scheme = CodeScheme.SIGNED_2BIT
+        levels = np.array([self.options.threshold / self.options.scale.factor(context)], np.float32)
+        data = np.empty(scheme.code_bytes(gradient.numel()), np.uint8)
+        kernels.quantize(scheme, gradient.numpy(), residual.numpy(), levels, data)
+        return QuantizedPayload(scheme=scheme, elements=gradient.numel(), levels=levels, data=data), None
