@@ -1,0 +1,120 @@
+"""What every daemon shows of itself: logs on stderr, and /metrics, /livez, /readyz over HTTP."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from .options import UsageError
+
+LOG_FORMATS = ("auto", "text", "json")
+DEFAULT_HTTP_PORT = 9464
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def set_up_logging(log_format: str, level: str = "INFO") -> None:
+    """Log to stderr: words for a terminal, JSON lines otherwise ("auto")."""
+    handler = logging.StreamHandler(sys.stderr)
+    if log_format == "json" or (log_format == "auto" and not sys.stderr.isatty()):
+        handler.setFormatter(_JsonLines())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("numba").setLevel(logging.WARNING)
+
+
+class _ThreadingServer(WSGIServer):
+    """One thread per request: a slow scrape does not hold up a probe."""
+
+    daemon_threads = True
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        def serve() -> None:
+            try:
+                self.finish_request(request, client_address)
+            except OSError:
+                pass  # the peer went away
+            finally:
+                self.shutdown_request(request)
+
+        threading.Thread(target=serve, daemon=True, name="http-request").start()
+
+
+class _QuietHandler(WSGIRequestHandler):
+    timeout = 10  # seconds for a peer to send its request
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logging.getLogger("gradwire.http").debug(format, *args)
+
+
+# A probe answers with (healthy, what a person wants to know).
+Probe = Callable[[], tuple[bool, str]]
+
+
+class HttpEndpoint:
+    """Serves /metrics, /livez and /readyz on a thread of its own until `close`."""
+
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, *, alive: Probe, ready: Probe, fallback: bool
+    ) -> None:
+        """
+        Args:
+            fallback: when the port is taken, use any free one; for a default that nobody chose.
+
+        Raises:
+            UsageError: the port cannot be listened on.
+        """
+        metrics = make_wsgi_app(registry)
+        probes = {"/livez": alive, "/readyz": ready}
+
+        def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+            path = environ.get("PATH_INFO", "/")
+            if path == "/metrics":
+                return metrics(environ, start_response)
+            if path in probes:
+                healthy, text = probes[path]()
+                status = "200 OK" if healthy else "503 Service Unavailable"
+            else:
+                status, text = "404 Not Found", "try /metrics, /livez or /readyz"
+            start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"{text}\n".encode()]
+
+        try:
+            self._server = make_server(host, port, app, _ThreadingServer, _QuietHandler)
+        except OSError as error:
+            if not fallback:
+                raise UsageError(
+                    f"--http-port {port}: {error.strerror}; choose another port, or 0 for no HTTP"
+                ) from None
+            logging.getLogger("gradwire.http").warning(
+                "port %d is taken (%s); metrics go to a free port instead", port, error.strerror
+            )
+            self._server = make_server(host, 0, app, _ThreadingServer, _QuietHandler)
+        self.port: int = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="http")
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
