@@ -1,0 +1,104 @@
+"""Handwritten digits: 1797 real 8 x 8 images that come with scikit-learn, so nothing is downloaded.
+
+Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository,
+1998; the part of it that `sklearn.datasets.load_digits` bundles.
+
+1408 images train and 389 validate, the same ones in every job whatever its seed. 1408 is 11 x 128: with one,
+two or four workers of 32 samples every round is whole. A small last round would weigh as much as the others,
+and its noise would be most of what the accuracy shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .task import Task, TaskError
+
+VALIDATION_SAMPLES = 389
+SPLIT_SEED = 3  # of the split alone; jobs draw their own seeds
+LARGEST_PIXEL = 16.0
+
+
+def digits(model: Literal["mlp", "cnn"] = "mlp") -> Task:
+    """The task.
+
+    Args:
+        model: `mlp`, 64-256-128-10 with ReLU; `cnn`, two convolutions and two linear layers.
+
+    Raises:
+        TaskError: scikit-learn is not installed.
+    """
+    train_images, validation_images, train_labels, validation_labels = _load()
+
+    def batch(indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        rows = torch.as_tensor(indices)
+        return train_images[rows], train_labels[rows]
+
+    def loss(network: nn.Module, samples: Any) -> Tensor:
+        images, labels = samples
+        return functional.cross_entropy(network(images), labels)
+
+    def evaluate(network: nn.Module) -> Mapping[str, float]:
+        device = next(network.parameters()).device
+        labels = validation_labels.to(device)
+        scores: Tensor = network(validation_images.to(device))
+        return {
+            "loss": functional.cross_entropy(scores, labels).item(),
+            "accuracy": (scores.argmax(dim=1) == labels).float().mean().item(),
+        }
+
+    return Task(
+        name=f"digits ({model})",
+        train_samples=len(train_labels),
+        model=_mlp if model == "mlp" else _cnn,
+        batch=batch,
+        loss=loss,
+        evaluate=evaluate,
+    )
+
+
+def _load() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Training images, validation images (float32, (n, 64), 0 to 1), their labels (int64, (n,))."""
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise TaskError(f"task 'digits' needs scikit-learn ({error}); pip install 'gradwire[run]'") from error
+    data = cast("Any", datasets).load_digits()  # scikit-learn has no annotations
+    images = torch.as_tensor(data.data / LARGEST_PIXEL, dtype=torch.float32)
+    labels = torch.as_tensor(data.target, dtype=torch.int64)
+    # RandomState's stream is frozen: the same split with every version of numpy.
+    order = torch.as_tensor(np.random.RandomState(SPLIT_SEED).permutation(len(labels)))
+    train, validation = order[VALIDATION_SAMPLES:], order[:VALIDATION_SAMPLES]
+    return images[train], images[validation], labels[train], labels[validation]
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(64, 256),
+        nn.ReLU(),
+        nn.Linear(256, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+def _cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 16, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
