@@ -22,7 +22,7 @@ from torch.nn import functional
 from .task import Task, TaskError
 
 VALIDATION_SAMPLES = 389
-SPLIT_SEED = 3  # of the split alone; jobs draw their own seeds
+SPLIT_SEED = 0  # of the split alone; jobs draw their own seeds
 LARGEST_PIXEL = 16.0
 
 
