@@ -1,0 +1,84 @@
+# Everything from a bare checkout, in environments of its own; needs make and Python 3.11 or newer.
+#
+# PyPI's torch for Linux brings gigabytes of CUDA. Without a GPU, take PyTorch's CPU build:
+#     make run PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+
+PYTHON ?= python3
+ARGS ?=
+
+BIN := .venv/bin
+CACHE := .cache
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check lint types check-stubs check-protobuf stubs format constraints clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
+
+run: .venv/.run ## train digits with four workers and 4-bit gradients, compare with none; results in runs/
+	$(BIN)/gc-run --task digits --workers 4 --compressor 4bit --mode sync --seed 1 --epochs 30 $(ARGS)
+
+test: .venv/.dev ## run every test; ARGS="-k name" picks some
+	$(BIN)/pytest $(ARGS)
+
+check: lint types check-stubs ## static checks
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.dev
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: .venv/.dev ## apply what lint asks for
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# .venv/.run and .venv/.dev are stamps: the checkout is installed with that extra, as these two files now say.
+.venv/.%: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip install -q -c constraints.txt -e '.[$*]'
+	@touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+# The generator needs an older protobuf than everything else, hence an environment of its own.
+TOOLS_VERSION := $(shell sed -n 's/^TOOLS_VERSION = "\(.*\)"/\1/p' proto/generate.py)
+TOOLS := $(CACHE)/protoc-$(TOOLS_VERSION)
+
+check-stubs: $(TOOLS)/.installed ## fail if the committed protobuf stubs are not what the .proto gives
+	PYTHONPATH=.typing $(TOOLS)/bin/python -m gradwire.proto.generate --check
+
+stubs: $(TOOLS)/.installed ## write the protobuf stubs
+	PYTHONPATH=.typing $(TOOLS)/bin/python -m gradwire.proto.generate
+
+$(TOOLS)/.installed:
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/pip install -q grpcio-tools==$(TOOLS_VERSION)
+	@touch $@
+
+# `make test` sees the newest protobuf and grpc that we admit. This is the oldest, laid over .venv.
+OLDEST := $(shell sed -n 's/^    "\(grpcio\|grpcio-health-checking\|protobuf\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml)
+
+check-protobuf: $(CACHE)/oldest/.installed ## run the tests of the wire with the oldest protobuf and grpc admitted
+	PYTHONPATH=$(CACHE)/oldest $(BIN)/python tests/packaging/oldest.py $(OLDEST)
+	PYTHONPATH=$(CACHE)/oldest $(BIN)/pytest tests/proto $(ARGS)
+
+$(CACHE)/oldest/.installed: .venv/.dev
+	rm -rf $(CACHE)/oldest
+	$(BIN)/pip install -q --target $(CACHE)/oldest $(OLDEST)
+	@touch $@
+
+constraints: ## renew every pin except torch's
+	rm -rf $(CACHE)/constraints
+	$(PYTHON) -m venv $(CACHE)/constraints
+	grep '^torch==' constraints.txt > $(CACHE)/torch.txt
+	$(CACHE)/constraints/bin/pip install -q -c $(CACHE)/torch.txt -e '.[dev]'
+	{ grep '^#' constraints.txt; $(CACHE)/constraints/bin/pip freeze --exclude gradwire | sed 's/+cpu$$//'; } \
+	    > $(CACHE)/constraints.txt
+	mv $(CACHE)/constraints.txt constraints.txt
+
+clean: ## remove what make made, except runs/
+	rm -rf .venv $(CACHE) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

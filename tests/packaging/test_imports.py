@@ -1,0 +1,150 @@
+"""The arrows between rooms, as ARCHITECTURE.md draws them, hold in every file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Which rooms a room may import. "" is the root: options, telemetry and the like.
+ARROWS = {
+    "": {""},
+    "compressors": {"", "compressors"},
+    "proto": {"", "compressors", "proto"},
+    "server": {"", "compressors", "proto", "server"},
+    "worker": {"", "compressors", "proto", "worker"},
+    "deploy": {"", "compressors", "proto", "server", "worker", "deploy"},
+    "benchmarks": {"", "compressors", "proto", "server", "worker", "deploy", "benchmarks"},
+}
+
+# Pure numerics: no network, no clock, no threads of its own.
+NOT_IN_COMPRESSORS = {
+    *("asyncio", "concurrent", "datetime", "grpc", "http", "multiprocessing", "socket", "threading", "time"),
+    "uvloop",
+}
+# What reads bytes by running them; nobody here may.
+NOWHERE = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
+
+
+# Programs, beside every cli.py and the benchmarks.
+ENTRY_POINTS = {PurePosixPath("proto/generate.py"), PurePosixPath("deploy/child.py")}
+
+
+def may_read_the_process(path: PurePosixPath) -> bool:
+    """Whether a file may read the command line and the environment."""
+    return path.name == "cli.py" or path.parts[0] == "benchmarks" or path in ENTRY_POINTS
+
+
+def imported(path: PurePosixPath, tree: ast.AST) -> Iterator[str]:
+    """Dotted names that a file imports, wherever in the file; those of this package start with a dot."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level == 0:
+                base = node.module or ""
+            else:
+                folder = path.parts[: len(path.parts) - node.level]
+                base = "." + ".".join((*folder, *filter(None, [node.module])))
+            yield from (f"{base}.{alias.name}".replace("..", ".") for alias in node.names)
+
+
+def violations(path: PurePosixPath, source: str) -> list[str]:
+    """What a file at `path`, relative to the root, does that its room may not."""
+    tree = ast.parse(source)
+    room = path.parts[0] if len(path.parts) > 1 else ""
+    found: list[str] = []
+    for name in imported(path, tree):
+        top, *rest = name.removeprefix(".").split(".")
+        if top == "gradwire":
+            found.append(f"{name}: rooms import each other relatively")
+        elif name.startswith("."):
+            target = top if top in ARROWS else ""
+            if target not in ARROWS[room]:
+                found.append(f"{name}: {room or 'the root'} may not import {target}")
+            if any(part.endswith("_pb2") for part in rest) and room != "proto":
+                found.append(f"{name}: only proto touches a protobuf class")
+        elif room != "proto" and (name.startswith("google.protobuf") or "_pb2" in name):
+            found.append(f"{name}: only proto touches a protobuf class")
+        elif room == "compressors" and top in NOT_IN_COMPRESSORS:
+            found.append(f"{name}: compressors are pure numerics")
+        elif top in NOWHERE:
+            found.append(f"{name}: nothing is unpickled")
+    if not may_read_the_process(path):
+        found += [f"{what}: only an entry point may" for what in process_reads(tree)]
+    return found
+
+
+def process_reads(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if (node.value.id, node.attr) in {("sys", "argv"), ("os", "environ"), ("os", "getenv")}:
+                yield f"{node.value.id}.{node.attr}"
+        elif isinstance(node, ast.ImportFrom) and node.module in {"os", "sys"}:
+            yield from (
+                f"{node.module}.{alias.name}"
+                for alias in node.names
+                if alias.name in {"argv", "environ", "getenv"}
+            )
+        elif isinstance(node, ast.Call) and not node.args:
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "parse_args":
+                yield "parse_args() without arguments"
+
+
+def source_files() -> list[str]:
+    files = [path for room in filter(None, ARROWS) for path in (ROOT / room).rglob("*.py")]
+    return sorted(
+        str(path.relative_to(ROOT))
+        for path in [*ROOT.glob("*.py"), *files]
+        if not path.name.endswith("_pb2.py")
+    )
+
+
+@pytest.mark.parametrize("path", source_files())
+def test_file_keeps_to_its_room(path: str) -> None:
+    assert violations(PurePosixPath(path), (ROOT / path).read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("server/core.py", "from ..worker.tasks import digits"),
+        ("server/core.py", "from .. import worker"),
+        ("worker/tasks/digits.py", "def load():\n    from ...server import core"),
+        ("options.py", "from .server import core"),
+        ("compressors/kernels/codes.py", "from ...proto import wire"),
+        ("compressors/model.py", "import grpc.aio"),
+        ("compressors/model.py", "from time import monotonic"),
+        ("server/core.py", "from google.protobuf import message"),
+        ("server/core.py", "from google.protobuf.message import Message"),
+        ("server/core.py", "from ..proto import gradwire_pb2"),
+        ("server/core.py", "from ..proto.gradwire_pb2 import Chunk"),
+        ("server/health.py", "from grpc_health.v1 import health_pb2"),
+        ("worker/client.py", "import gradwire.proto.wire"),
+        ("worker/client.py", "import pickle"),
+        ("worker/client.py", "import os\nos.environ['GC_TOKEN']"),
+        ("worker/client.py", "from os import environ"),
+        ("worker/client.py", "import sys\nprint(sys.argv)"),
+        ("worker/client.py", "parser.parse_args()"),
+    ],
+)
+def test_violations_are_found(path: str, source: str) -> None:
+    assert violations(PurePosixPath(path), source) != []
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("server/cli.py", "import os, sys\nmain(sys.argv[1:], os.environ)"),
+        ("server/core.py", "from ..proto import wire\nfrom .. import options"),
+        ("proto/wire.py", "from google.protobuf.message import Message\nfrom . import gradwire_pb2 as pb"),
+        ("deploy/launch.py", "from ..server import cli\nfrom ..worker import tasks"),
+        ("worker/client.py", "import grpc.aio, time, threading"),
+    ],
+)
+def test_what_is_allowed_passes(path: str, source: str) -> None:
+    assert violations(PurePosixPath(path), source) == []
