@@ -30,6 +30,7 @@ NOT_IN_COMPRESSORS = {
 NOWHERE = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 
 
+READS = {"argv", "environ", "getenv"}
 # Programs, beside every cli.py and the benchmarks.
 ENTRY_POINTS = {PurePosixPath("proto/generate.py"), PurePosixPath("deploy/child.py")}
 
@@ -80,19 +81,17 @@ def violations(path: PurePosixPath, source: str) -> list[str]:
 
 
 def process_reads(tree: ast.AST) -> Iterator[str]:
+    """Uses of the command line and the environment, also by an argparse parser left to find its own."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if (node.value.id, node.attr) in {("sys", "argv"), ("os", "environ"), ("os", "getenv")}:
-                yield f"{node.value.id}.{node.attr}"
-        elif isinstance(node, ast.ImportFrom) and node.module in {"os", "sys"}:
-            yield from (
-                f"{node.module}.{alias.name}"
-                for alias in node.names
-                if alias.name in {"argv", "environ", "getenv"}
-            )
-        elif isinstance(node, ast.Call) and not node.args:
-            if isinstance(node.func, ast.Attribute) and node.func.attr == "parse_args":
+        match node:
+            case ast.Attribute(ast.Name("sys"), "argv") | ast.Attribute(ast.Name("os"), "environ" | "getenv"):
+                yield ast.unparse(node)
+            case ast.ImportFrom("os" | "sys") if names := READS & {alias.name for alias in node.names}:
+                yield f"{node.module}.{', '.join(sorted(names))}"
+            case ast.Call(ast.Attribute(_, "parse_args"), []):
                 yield "parse_args() without arguments"
+            case _:
+                pass
 
 
 def source_files() -> list[str]:
