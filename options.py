@@ -19,6 +19,10 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 T = TypeVar("T")
 
+# Shared by every daemon.
+LOG_FORMATS = ("auto", "text", "json")
+DEFAULT_HTTP_PORT = 9464
+
 
 class UsageError(ValueError):
     """A command line, environment variable or file that a person has to correct."""
@@ -79,7 +83,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def resolve(
-    cls: type[T], *, prog: str, description: str, argv: Sequence[str], environ: Mapping[str, str], version: str
+    cls: type[T],
+    *,
+    prog: str,
+    description: str,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    version: str,
 ) -> Effective[T]:
     """Fill `cls` from the command line, the environment and the file.
 
@@ -111,7 +121,9 @@ def resolve(
         if kinds[name] is bool:
             parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            metavar = info.metavar or ("|".join(info.choices) if info.choices else kinds[name].__name__.upper())
+            metavar = info.metavar or (
+                "|".join(info.choices) if info.choices else kinds[name].__name__.upper()
+            )
             parser.add_argument(_flag(name), default=None, metavar=metavar, help=text)
     given = vars(parser.parse_args(list(argv)))
     file_values = _read_file(given.pop("config") or environ.get("GC_CONFIG"), prog, fields)

@@ -15,14 +15,12 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from .options import UsageError
 
-LOG_FORMATS = ("auto", "text", "json")
-DEFAULT_HTTP_PORT = 9464
-
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

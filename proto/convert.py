@@ -45,6 +45,7 @@ MESSAGES: dict[type[Any], type[Message]] = {
     m.QuantizedHeader: pb.QuantizedHeader,
     m.TensorHeader: pb.TensorHeader,
     m.Hello: pb.Hello,
+    m.Ready: pb.Ready,
     m.Push: pb.Push,
     m.Heartbeat: pb.Heartbeat,
     m.Evaluation: pb.Evaluation,
@@ -54,7 +55,6 @@ MESSAGES: dict[type[Any], type[Message]] = {
     m.Assignment: pb.Assignment,
     m.Outcome: pb.Outcome,
     m.Waiting: pb.Waiting,
-    m.Stop: pb.Stop,
     m.InitializeRequest: pb.InitializeRequest,
     m.StatusRequest: pb.StatusRequest,
     m.MemberStatus: pb.MemberStatus,
@@ -211,7 +211,9 @@ def _plan(cls: type[Any], descriptor: Descriptor) -> tuple[_Field, ...]:
     in_oneof = {field.name for oneof in real_oneofs.values() for field in oneof.fields}
     on_wire = set(real_oneofs) | (set(descriptor.fields_by_name) - in_oneof)
     if on_wire != set(hints):
-        raise ImportError(f"{cls.__name__} and {descriptor.full_name} differ in {sorted(on_wire ^ set(hints))}")
+        raise ImportError(
+            f"{cls.__name__} and {descriptor.full_name} differ in {sorted(on_wire ^ set(hints))}"
+        )
     plan: list[_Field] = []
     for name, hint in hints.items():
         if name in real_oneofs:

@@ -36,7 +36,9 @@ def drifted() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
         return [
-            stub for stub in STUBS if (Path(folder) / "gradwire" / stub).read_text() != (ROOT / stub).read_text()
+            stub
+            for stub in STUBS
+            if (Path(folder) / "gradwire" / stub).read_text() != (ROOT / stub).read_text()
         ]
 
 

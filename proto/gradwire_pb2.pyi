@@ -58,12 +58,6 @@ class Decision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DECISION_ACCEPTED: _ClassVar[Decision]
     DECISION_REFUSED: _ClassVar[Decision]
 
-class StopReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    STOP_REASON_UNSPECIFIED: _ClassVar[StopReason]
-    STOP_REASON_SHUTDOWN: _ClassVar[StopReason]
-    STOP_REASON_REFUSED: _ClassVar[StopReason]
-
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PHASE_UNSPECIFIED: _ClassVar[Phase]
@@ -110,9 +104,6 @@ CONTENT_DELTA: Content
 DECISION_UNSPECIFIED: Decision
 DECISION_ACCEPTED: Decision
 DECISION_REFUSED: Decision
-STOP_REASON_UNSPECIFIED: StopReason
-STOP_REASON_SHUTDOWN: StopReason
-STOP_REASON_REFUSED: StopReason
 PHASE_UNSPECIFIED: Phase
 PHASE_EMPTY: Phase
 PHASE_GATHERING: Phase
@@ -322,34 +313,40 @@ class TensorHeader(_message.Message):
     def __init__(self, tensor: _Optional[int] = ..., elements: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("chunk", "push", "heartbeat", "hello", "evaluation", "leave")
+    __slots__ = ("chunk", "push", "heartbeat", "hello", "evaluation", "leave", "ready")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
     push: Push
     heartbeat: Heartbeat
     hello: Hello
     evaluation: Evaluation
     leave: Leave
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+    ready: Ready
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "fingerprint", "version")
+    __slots__ = ("job", "worker", "incarnation")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: str
     incarnation: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("fingerprint", "version")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     version: int
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
+    def __init__(self, fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Push(_message.Message):
     __slots__ = ("seq", "base_version", "partition", "samples", "tensors", "crc32c", "loss")
@@ -401,14 +398,13 @@ class Leave(_message.Message):
     def __init__(self, failed: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("chunk", "update", "assignment", "outcome", "welcome", "waiting", "stop", "initialize")
+    __slots__ = ("chunk", "update", "assignment", "outcome", "welcome", "waiting", "initialize")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
-    STOP_FIELD_NUMBER: _ClassVar[int]
     INITIALIZE_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
     update: Update
@@ -416,9 +412,8 @@ class ServerMessage(_message.Message):
     outcome: Outcome
     welcome: Welcome
     waiting: Waiting
-    stop: Stop
     initialize: InitializeRequest
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("rank", "version", "last_seq")
@@ -487,16 +482,6 @@ class Waiting(_message.Message):
     seconds: float
     text: str
     def __init__(self, ranks: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
-
-class Stop(_message.Message):
-    __slots__ = ("reason", "text", "refusal")
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    reason: StopReason
-    text: str
-    refusal: Refusal
-    def __init__(self, reason: _Optional[_Union[StopReason, str]] = ..., text: _Optional[str] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
 class InitializeRequest(_message.Message):
     __slots__ = ()

@@ -150,6 +150,10 @@ class Hello:
     job: str
     worker: str
     incarnation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
     fingerprint: bytes
     version: int | None = None
 
@@ -239,19 +243,6 @@ class Waiting:
     text: str
 
 
-class StopReason(IntEnum):
-    UNSPECIFIED = 0
-    SHUTDOWN = 1
-    REFUSED = 2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stop:
-    reason: StopReason
-    text: str
-    refusal: Refusal | None = None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitializeRequest:
     pass
@@ -329,7 +320,7 @@ class StatusReply:
     software: str
 
 
-WorkerMessage = Chunk | Push | Heartbeat | Hello | Evaluation | Leave
-ServerMessage = Chunk | Update | Assignment | Outcome | Welcome | Waiting | Stop | InitializeRequest
+WorkerMessage = Chunk | Push | Heartbeat | Hello | Evaluation | Leave | Ready
+ServerMessage = Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest
 InitializeMessage = Chunk | InitializeHeader
 FetchMessage = Chunk | FetchHeader

@@ -7,6 +7,7 @@ does not fit before it allocates, and then fills one buffer in order.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -100,16 +101,6 @@ def _empty_payload(header: TensorHeader) -> Payload:
             raise PayloadError("kind", "dense or quantized of a known format", "none that this side knows")
 
 
-def _with_data(payload: Payload, data: Bytes) -> Payload:
-    match payload:
-        case DensePayload():
-            return DensePayload(format=payload.format, elements=payload.elements, data=data)
-        case QuantizedPayload():
-            return QuantizedPayload(
-                scheme=payload.scheme, elements=payload.elements, levels=payload.levels, data=data
-            )
-
-
 def announced_payloads(
     headers: Sequence[TensorHeader], manifest: Manifest, partition: int, *, worker: str
 ) -> list[Payload]:
@@ -129,7 +120,9 @@ def announced_payloads(
     got = tuple(header.tensor for header in headers)
     if got != expected:
         limit = f"each of the {len(expected)} tensors of partition {partition} once, in manifest order"
-        first = next((i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), None)
+        first = next(
+            (i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), None
+        )
         value = f"{len(got)} tensors" if first is None else f"tensor {got[first]} in place {first}"
         raise Refused(refusal(Reason.TENSOR, worker=worker, field="tensors", limit=limit, value=value))
     payloads: list[Payload] = []
@@ -207,7 +200,7 @@ class Assembly:
         whole: list[Payload] = []
         at = 0
         for place, (payload, size) in enumerate(zip(self._payloads, self._sizes, strict=True)):
-            filled = _with_data(payload, self._buffer[at : at + size])
+            filled = dataclasses.replace(payload, data=self._buffer[at : at + size])
             at += size
             try:
                 validate(filled)

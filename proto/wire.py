@@ -62,7 +62,9 @@ def encode_chunk(transfer: int, partition: int, offset: int, parts: Sequence[Byt
     head += crc32c(parts).to_bytes(4, "little")
     head.append(_TAG_DATA)
     head += _varint(size)
-    return b"".join((bytes((_TAG_BODY_CHUNK,)), _varint(len(head) + size), head, *(part.data for part in parts)))
+    return b"".join(
+        (bytes((_TAG_BODY_CHUNK,)), _varint(len(head) + size), head, *(part.data for part in parts))
+    )
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:

@@ -1,0 +1,39 @@
+"""gc-server: the parameter server daemon."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+from ..exits import Exit
+from ..options import Effective, UsageError, resolve
+from .config import ServerConfig
+
+DESCRIPTION = (
+    "Hold the parameters of a training job, aggregate the workers' gradients and apply the optimizer."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    try:
+        effective: Effective[ServerConfig] = resolve(
+            ServerConfig,
+            prog="gc-server",
+            description=DESCRIPTION,
+            argv=sys.argv[1:] if argv is None else argv,
+            environ=os.environ,
+            version=__version__,
+        )
+        from .daemon import run  # only now: it imports torch and grpc
+
+        return run(effective)
+    except UsageError as error:
+        print(f"gc-server: {error}", file=sys.stderr)
+        return Exit.USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The options of gc-server. Imports neither torch nor grpc, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..options import DEFAULT_HTTP_PORT, LOG_FORMATS, at_least, option, port_number
+from ..spec import SpecError, parse_spec
+from .optimizer import parse_optimizer
+from .schedule import parse_schedule
+
+DEFAULT_PORT = 50051
+
+
+def _well_formed(parse: Callable[[str], object]) -> Callable[[str], str | None]:
+    """A check that passes on what a parser says."""
+
+    def check(text: str) -> str | None:
+        try:
+            parse(text)
+        except SpecError as error:
+            return str(error)
+        return None
+
+    return check
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    host: str = option("0.0.0.0", "address to listen on; remote peers also need --insecure")
+    port: int = option(DEFAULT_PORT, "gRPC port; 0 picks a free one", check=port_number)
+    http_port: int = option(
+        DEFAULT_HTTP_PORT, "port of /metrics, /livez and /readyz; 0 for none", check=port_number
+    )
+    task: str = option(
+        "digits",
+        "what to train: a built-in task or module:function, with options; only workers import it",
+        metavar="NAME[:KEY=VALUE,...]",
+        check=_well_formed(lambda text: parse_spec("task", text)),
+    )
+    mode: str = option("sync", "how pushes become versions", choices=("sync",))
+    min_workers: int = option(1, "workers to wait for before the first round", check=at_least(1))
+    epochs: int = option(30, "passes over the training samples", check=at_least(1))
+    batch_size: int = option(32, "samples per worker and step", check=at_least(1))
+    seed: int = option(0, "of initial parameters, sample order and compressors", check=at_least(0))
+    optimizer: str = option(
+        "sgd",
+        "sgd, adam or adamw, with options such as sgd:momentum=0.9,weight_decay=1e-4",
+        metavar="NAME[:KEY=VALUE,...]",
+        check=_well_formed(parse_optimizer),
+    )
+    learning_rate: float = option(0.1, "base learning rate", check=at_least(0))
+    schedule: str = option(
+        "constant",
+        "constant, cosine, step or exponential, with options such as cosine:warmup=5",
+        metavar="NAME[:KEY=VALUE,...]",
+        check=_well_formed(parse_schedule),
+    )
+    downlink: str = option(
+        "none", "encoding of the updates that go to the workers", choices=("none", "bf16", "fp16")
+    )
+    lease_seconds: float = option(
+        10.0, "a worker that is not heard of for this long is given up", check=at_least(0.5)
+    )
+    max_model_bytes: int = option(16 << 30, "largest model taken, as float32", check=at_least(4))
+    output: Path | None = option(None, "write the final parameters here, as safetensors", metavar="FILE")
+    insecure: bool = option(False, "answer remote peers too, without encryption or authentication")
+    threads: int = option(0, "threads for aggregation; 0 for one per core", check=at_least(0))
+    log_format: str = option("auto", "words, JSON lines, or words on a terminal only", choices=LOG_FORMATS)

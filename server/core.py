@@ -1,0 +1,520 @@
+"""The server's decisions: a state machine without I/O.
+
+Everything that changes the course of a job passes through `Core.step(event, now)`, which changes the state
+and returns the actions that follow from it. The shell performs them and reports back with further events.
+The same events give the same actions, so that every promise below can be tested by a script and any run
+replayed.
+
+    EMPTY ──Initialized──> GATHERING ──enough members──> RUNNING ──last epoch──> FINISHING ──evaluated──> FINISHED
+                               ^────────no members left──────┘                        any ──Stopping──> STOPPING
+
+A round, in sync mode: when it opens, the ready members are frozen as its members and each is told its
+share of the next samples. It closes when each of them has contributed or is lost; contributions are handed
+on in rank order whatever order they came in. Its partitions close one by one, and the version is complete
+when all of them are published. A worker that joins meanwhile takes part from the next round on.
+
+An accepted push stays accepted, also when its worker is lost before the round closes. A push that comes
+too late for its round is refused as stale, and its worker takes the gradient back into its residual.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..proto.messages import Assignment, Decision, EpochStatus, LostStatus, Outcome, Phase
+from ..proto.refusal import Reason, Refusal, Refused, refusal
+from . import events as e
+from .roster import Member, Roster
+from .rounds import Round
+from .waiting import describe_waiting
+
+LOST_REMEMBERED = 256
+REPORT_AFTER_S = 1.0  # a round that waits longer names whom it waits for
+REPORT_EVERY_S = 10.0  # and says so again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What the job's configuration means for decisions."""
+
+    min_workers: int
+    batch_size: int
+    epochs: int
+    lease_s: float
+
+
+class Core:
+    """The state of one job and the one function that changes it."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.roster = Roster(lease_s=rules.lease_s)
+        self.phase = Phase.EMPTY
+        self.initializer: tuple[str, int] | None = None
+        self.fingerprint = b""
+        self.train_samples = 0
+        self.partitions = 1
+        self.version = 0
+        self.epoch = 0  # epochs completed
+        self.start = 0  # samples of the running epoch consumed
+        self.round: Round | None = None
+        self.started = False  # the first round has opened: from then on any number of members will do
+        self.evaluator: tuple[str, int] | None = None
+        self.evaluations: list[EpochStatus] = []
+        self.lost: deque[LostStatus] = deque(maxlen=LOST_REMEMBERED)
+        self.accepted_pushes = 0
+        self.stale_pushes = 0
+        self.waiting_since: float | None = None  # when whatever is waited for began
+        self._reported: tuple[tuple[int, ...], float] | None = None
+        self._handlers: dict[type[Any], Callable[[Any, float], list[e.Action]]] = {
+            e.Joined: self._joined,
+            e.Initialized: self._initialized,
+            e.Attached: self._attached,
+            e.Prepared: self._prepared,
+            e.Detached: self._detached,
+            e.Heard: self._heard,
+            e.Pushed: self._pushed,
+            e.Published: self._published,
+            e.Evaluated: self._evaluated,
+            e.Left: self._left,
+            e.Tick: self._tick,
+            e.Stopping: self._stopping,
+        }
+
+    def step(self, event: e.Event, now: float) -> list[e.Action]:
+        """Take in one event. A refused one changes nothing but the lease of the member it came from."""
+        try:
+            return self._handlers[type(event)](event, now)
+        except Refused as refused:
+            return [e.Refuse(refusal=refused.refusal)]
+
+    # ---- membership
+
+    def _joined(self, event: e.Joined, now: float) -> list[e.Action]:
+        self._refuse_when_over(event.worker)
+        member, replaced = self.roster.join(event.worker, event.incarnation, event.compressor, now)
+        actions: list[e.Action] = []
+        if replaced is not None:
+            why = refusal(
+                Reason.FENCED,
+                worker=event.worker,
+                field="incarnation",
+                limit=str(event.incarnation),
+                value=str(replaced.incarnation),
+                remedy="a newer process has taken this worker id; stop this one",
+            )
+            gone = e.Disconnect(
+                worker=event.worker, incarnation=replaced.incarnation, refusal=why, final=True
+            )
+            actions += [gone, *self._give_up(replaced, "replaced by a new incarnation", now)]
+        if self.phase is Phase.EMPTY and self.initializer is None:
+            self.initializer = (member.worker, member.incarnation)
+        asked = self.phase is Phase.EMPTY and self.initializer == (member.worker, member.incarnation)
+        admit = e.Admit(rank=member.rank, version=self.version, initialize=asked)
+        return [
+            admit,
+            e.Note(text=f"{member.name} joined with {member.compressor or 'no compressor'}"),
+            *actions,
+        ]
+
+    def _attached(self, event: e.Attached, now: float) -> list[e.Action]:
+        self._refuse_when_over(event.worker)
+        member = self.roster.find(event.worker, event.incarnation, now, revive=True)
+        member.attached, member.ready = True, False
+        last_seq = max(member.last_seq.values(), default=0)
+        return [e.Greet(worker=member.worker, rank=member.rank, version=self.version, last_seq=last_seq)]
+
+    def _prepared(self, event: e.Prepared, now: float) -> list[e.Action]:
+        member = self.roster.find(event.worker, event.incarnation, now)
+        if self.fingerprint:
+            self._check_model(event.worker, event.fingerprint)
+        member.ready = True
+        member.fingerprint = event.fingerprint
+        member.version = event.version
+        if self.phase is Phase.FINISHING:
+            return self._finish(now)
+        if self.round is None:
+            return self._open_round_if_possible(now)
+        rank = self.round.rank_of(member)
+        # Back within its round: what it was told may not have arrived.
+        return [] if rank is None else [self._assign(member, rank, self.round)]
+
+    def _detached(self, event: e.Detached, now: float) -> list[e.Action]:
+        member = self.roster.members.get(event.worker)
+        if member is not None and member.incarnation == event.incarnation:
+            member.attached = member.ready = False
+        return []
+
+    def _heard(self, event: e.Heard, now: float) -> list[e.Action]:
+        member = self.roster.find(event.worker, event.incarnation, now)
+        if event.activity is not None:
+            member.activity = event.activity
+        return []
+
+    def _left(self, event: e.Left, now: float) -> list[e.Action]:
+        member = self.roster.find(event.worker, event.incarnation, now)
+        done = self.phase in (Phase.FINISHING, Phase.FINISHED) and not event.failed
+        note = e.Note(text=f"{member.name} left: {event.reason}", warning=event.failed)
+        return [note, *self._give_up(member, event.reason, now, expected=done)]
+
+    def _give_up(self, member: Member, reason: str, now: float, *, expected: bool = False) -> list[e.Action]:
+        """Take a member out of everything that waits for it."""
+        if self.roster.members.get(member.worker) is member:
+            self.roster.remove(member)
+        if not expected:
+            self.lost.append(
+                LostStatus(worker=member.worker, rank=member.rank, reason=reason, version=self.version)
+            )
+        identity = (member.worker, member.incarnation)
+        actions: list[e.Action] = []
+        if self.phase is Phase.EMPTY and self.initializer == identity:
+            self.initializer = None
+            for candidate in self.roster.attached():
+                self.initializer = (candidate.worker, candidate.incarnation)
+                actions.append(e.RequestInitialize(worker=candidate.worker))
+                break
+        if self.evaluator == identity:
+            self.evaluator = None
+        if self.round is not None:
+            rank = self.round.rank_of(member)
+            if rank is not None:
+                self.round.lost.add(rank)
+                actions += self._close_complete_partitions(now)
+        if self.phase is Phase.FINISHING and self.evaluator is None:
+            actions += self._finish(now)
+        return actions
+
+    # ---- parameters
+
+    def _initialized(self, event: e.Initialized, now: float) -> list[e.Action]:
+        if self.phase is not Phase.EMPTY:
+            raise Refused(
+                Refusal(
+                    reason=Reason.ALREADY_INITIALIZED,
+                    worker=event.worker,
+                    message=f"worker {event.worker!r}: the job already has its initial parameters",
+                )
+            )
+        self.roster.find(event.worker, event.incarnation, now)
+        self.phase = Phase.GATHERING
+        self.fingerprint = event.fingerprint
+        self.train_samples = event.train_samples
+        self.partitions = event.partitions
+        self.waiting_since = now
+        actions: list[e.Action] = []
+        for member in self.roster.ready():  # they said so before there was anything to compare with
+            try:
+                self._check_model(member.worker, member.fingerprint)
+            except Refused as refused:
+                actions.append(
+                    e.Disconnect(
+                        worker=member.worker,
+                        incarnation=member.incarnation,
+                        refusal=refused.refusal,
+                        final=True,
+                    )
+                )
+                actions += self._give_up(member, "has another model", now)
+        return actions + self._open_round_if_possible(now)
+
+    def check_initialize(self, worker: str, incarnation: int) -> Refusal | None:
+        """Whether this worker may upload the initial parameters now."""
+        if self.phase is not Phase.EMPTY:
+            return Refusal(
+                reason=Reason.ALREADY_INITIALIZED,
+                worker=worker,
+                message=f"worker {worker!r}: the job already has its initial parameters",
+            )
+        if self.initializer != (worker, incarnation):
+            return refusal(
+                Reason.NOT_A_MEMBER,
+                worker=worker,
+                field="initializer",
+                limit=self.initializer[0] if self.initializer else "a worker that has joined",
+                value=worker,
+            )
+        return None
+
+    def _check_model(self, worker: str, fingerprint: bytes) -> None:
+        if fingerprint != self.fingerprint:
+            raise Refused(
+                refusal(
+                    Reason.MODEL,
+                    worker=worker,
+                    field="model fingerprint",
+                    limit=self.fingerprint.hex()[:16],
+                    value=fingerprint.hex()[:16] or "none",
+                    remedy="run the same task, options and code version on every worker",
+                )
+            )
+
+    # ---- rounds
+
+    def _open_round_if_possible(self, now: float) -> list[e.Action]:
+        if self.round is not None or self.phase not in (Phase.GATHERING, Phase.RUNNING):
+            return []
+        members = self.roster.ready()
+        needed = 1 if self.started else self.rules.min_workers
+        if len(members) < needed:
+            if self.phase is Phase.RUNNING:
+                self.phase = Phase.GATHERING
+                self.waiting_since = now
+            return []
+        self.phase = Phase.RUNNING
+        self.started = True
+        self.round = Round(
+            version=self.version,
+            epoch=self.epoch,
+            start=self.start,
+            samples=min(self.rules.batch_size * len(members), self.train_samples - self.start),
+            opened_at=now,
+            members={member.rank: (member.worker, member.incarnation) for member in members},
+            contributions=[{} for _ in range(self.partitions)],
+        )
+        self.waiting_since = now
+        self._reported = None
+        return [self._assign(member, member.rank, self.round) for member in members]
+
+    def _assign(self, member: Member, rank: int, round_: Round) -> e.Assign:
+        """The member's part in the round. Afterwards its replica is at the round's version."""
+        position = sorted(round_.members).index(rank)
+        evaluate = round_.start == 0 and round_.epoch > 0 and position == 0
+        assignment = Assignment(
+            version=round_.version,
+            epoch=round_.epoch,
+            start=round_.start,
+            samples=round_.samples,
+            position=position,
+            world=len(round_.members),
+            evaluate_epoch=round_.epoch if evaluate else 0,
+        )
+        has, member.version = member.version, round_.version
+        return e.Assign(worker=member.worker, assignment=assignment, has=has)
+
+    def _pushed(self, event: e.Pushed, now: float) -> list[e.Action]:
+        member = self.roster.find(event.worker, event.incarnation, now)
+        known = member.outcomes.get((event.seq, event.partition))
+        if known is not None:
+            return [e.Answer(worker=member.worker, outcome=known)]
+        last = member.last_seq.get(event.partition, 0)
+        if event.seq != last + 1:
+            raise Refused(
+                refusal(
+                    Reason.SEQUENCE,
+                    worker=member.worker,
+                    field="push seq",
+                    limit=str(last + 1),
+                    value=str(event.seq),
+                    remedy="a push was lost or is older than the server remembers",
+                )
+            )
+        round_ = self.round
+        rank = round_.rank_of(member) if round_ is not None else None
+        if (
+            round_ is None
+            or rank is None
+            or event.base_version != round_.version
+            or event.partition in round_.closed
+        ):
+            self.stale_pushes += 1
+            why = refusal(
+                Reason.STALE,
+                worker=member.worker,
+                field=f"push {event.seq} base_version",
+                limit=f"version {self.version} while its round is open",
+                value=f"version {event.base_version}",
+            )
+            outcome = Outcome(
+                seq=event.seq, partition=event.partition, decision=Decision.REFUSED, refusal=why
+            )
+            member.remember(outcome)
+            return [e.Answer(worker=member.worker, outcome=outcome)]
+        outcome = Outcome(
+            seq=event.seq,
+            partition=event.partition,
+            decision=Decision.ACCEPTED,
+            version=round_.version + 1,
+        )
+        member.remember(outcome)
+        member.pushes += 1
+        self.accepted_pushes += 1
+        round_.contributions[event.partition][rank] = e.Contribution(
+            rank=rank, samples=event.samples, content=event.content
+        )
+        return [e.Answer(worker=member.worker, outcome=outcome), *self._close_complete_partitions(now)]
+
+    def _close_complete_partitions(self, now: float) -> list[e.Action]:
+        round_ = self.round
+        if round_ is None:
+            return []
+        if not any(round_.contributions) and set(round_.members) <= round_.lost:
+            self.round = None  # everyone is gone and nothing came: the round is drawn anew
+            return self._open_round_if_possible(now)
+        actions: list[e.Action] = []
+        for partition in range(self.partitions):
+            if partition in round_.closed or round_.missing(partition):
+                continue
+            round_.closed.add(partition)
+            in_rank_order = sorted(round_.contributions[partition].items())
+            actions.append(
+                e.Apply(
+                    partition=partition,
+                    version=round_.version + 1,
+                    contributions=tuple(contribution for _, contribution in in_rank_order),
+                    epoch=round_.epoch + round_.start / self.train_samples,
+                )
+            )
+        return actions
+
+    def _published(self, event: e.Published, now: float) -> list[e.Action]:
+        round_ = self.round
+        assert round_ is not None and event.version == round_.version + 1 and event.partition in round_.closed
+        round_.published.add(event.partition)
+        if len(round_.published) < self.partitions:
+            return []
+        self.round = None
+        self.version = round_.version + 1
+        self.start = round_.start + round_.samples
+        if self.start >= self.train_samples:
+            self.start = 0
+            self.epoch += 1
+        if self.epoch < self.rules.epochs:
+            return self._open_round_if_possible(now)
+        if self.phase is Phase.RUNNING:
+            self.phase = Phase.FINISHING
+            self.waiting_since = now
+        return self._finish(now)
+
+    # ---- the end
+
+    def _finish(self, now: float) -> list[e.Action]:
+        """Send everybody home; the lowest rank evaluates first, and if it is lost the next one.
+
+        Called again when members come back or are lost; telling a member twice does no harm.
+        """
+        if self.phase is not Phase.FINISHING:
+            return []
+        members = self.roster.ready()
+        if not self.roster.members:
+            self.phase = Phase.FINISHED
+            return [e.Note(text="no member is left to evaluate the last version", warning=True), e.Finish()]
+        evaluator = next((m for m in members if (m.worker, m.incarnation) == self.evaluator), None)
+        if evaluator is None and self.evaluator is None and members:
+            evaluator = members[0]
+            self.evaluator = (evaluator.worker, evaluator.incarnation)
+        actions: list[e.Action] = []
+        for position, member in enumerate(members):
+            assignment = Assignment(
+                version=self.version,
+                epoch=self.epoch,
+                start=0,
+                samples=0,
+                position=position,
+                world=len(members),
+                evaluate_epoch=self.epoch if member is evaluator else 0,
+                finished=True,
+            )
+            has, member.version = member.version, self.version
+            actions.append(e.Assign(worker=member.worker, assignment=assignment, has=has))
+        return actions
+
+    def _evaluated(self, event: e.Evaluated, now: float) -> list[e.Action]:
+        member = self.roster.find(event.worker, event.incarnation, now)
+        if any(done.epoch == event.epoch for done in self.evaluations):
+            return []  # told again after a reconnect
+        self.evaluations.append(EpochStatus(epoch=event.epoch, version=event.version, metrics=event.metrics))
+        self.evaluations.sort(key=lambda done: done.epoch)
+        text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(event.metrics.items()))
+        note = e.Note(text=f"epoch {event.epoch}, version {event.version}: {text} (by {member.name})")
+        if self.phase is Phase.FINISHING and event.version == self.version:
+            self.phase = Phase.FINISHED
+            return [note, e.Finish()]
+        return [note]
+
+    def _stopping(self, event: e.Stopping, now: float) -> list[e.Action]:
+        if self.phase is not Phase.FINISHED:
+            self.phase = Phase.STOPPING
+        why = Refusal(reason=Reason.STOPPING, message=f"the server is shutting down: {event.reason}")
+        return [
+            e.Disconnect(worker=member.worker, incarnation=member.incarnation, refusal=why, final=True)
+            for member in self.roster.attached()
+        ]
+
+    def _refuse_when_over(self, worker: str) -> None:
+        if self.phase is Phase.STOPPING:
+            raise Refused(
+                Refusal(reason=Reason.STOPPING, worker=worker, message="the server is shutting down")
+            )
+        if self.phase is Phase.FINISHED or (self.phase is Phase.FINISHING and not self.roster.knows(worker)):
+            text = f"the job has finished its {self.rules.epochs} epochs"
+            raise Refused(Refusal(reason=Reason.JOB_FINISHED, worker=worker, message=text))
+
+    # ---- time
+
+    def _tick(self, event: e.Tick, now: float) -> list[e.Action]:
+        actions: list[e.Action] = []
+        for member in self.roster.expired(now):
+            silent = now - member.heard_at
+            reason = f"not heard of for {silent:.1f} s (lease {self.rules.lease_s:g} s)"
+            why = refusal(
+                Reason.NOT_A_MEMBER,
+                worker=member.worker,
+                field="lease",
+                limit=f"a message every {self.rules.lease_s:g} s",
+                value=f"none for {silent:.1f} s",
+                remedy="reconnect",
+            )
+            actions.append(e.Note(text=f"{member.name} is lost: {reason}", warning=True))
+            if member.attached:
+                actions.append(
+                    e.Disconnect(
+                        worker=member.worker, incarnation=member.incarnation, refusal=why, final=False
+                    )
+                )
+            actions += self._give_up(member, reason, now)
+        return actions + self._report(now)
+
+    def waiting(self, now: float) -> tuple[tuple[int, ...], str]:
+        """Ranks that everything waits for, and the whole story; empty while nothing is outstanding."""
+        return describe_waiting(self, now)
+
+    def _report(self, now: float) -> list[e.Action]:
+        if self.waiting_since is None:
+            self.waiting_since = now
+        waited = now - self.waiting_since
+        ranks, text = self.waiting(now)
+        if not text or waited < REPORT_AFTER_S:
+            return []
+        if self._reported is not None:
+            same, at = self._reported
+            if same == ranks and now - at < REPORT_EVERY_S:
+                return []
+        self._reported = (ranks, now)
+        return [e.Report(ranks=ranks, seconds=waited, text=text)]
+
+    # ---- for the shell
+
+    @property
+    def epoch_progress(self) -> float:
+        """Part of the running epoch that is done, 0 to 1."""
+        return self.start / self.train_samples if self.train_samples else 0.0
+
+    def snapshot(self) -> Mapping[str, object]:
+        """Everything that decides what happens next, as plain values, to compare two states."""
+        return {
+            "phase": self.phase,
+            "version": self.version,
+            "epoch": self.epoch,
+            "start": self.start,
+            "fingerprint": self.fingerprint,
+            "initializer": self.initializer,
+            "round": repr(self.round),
+            "members": {
+                m.worker: (m.incarnation, m.rank, m.attached, m.version, dict(m.last_seq), list(m.outcomes))
+                for m in self.roster.by_rank()
+            },
+            "evaluations": list(self.evaluations),
+        }

@@ -1,0 +1,168 @@
+"""The life of a gc-server process: start, serve, shut down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import uuid
+
+import grpc.aio
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from .. import __version__
+from ..compressors import set_threads, warm_up
+from ..exits import Exit
+from ..options import Effective, UsageError
+from ..proto.channel import SERVER_OPTIONS
+from ..proto.messages import Job, Limits
+from ..proto.service import SERVICE, generic_handler
+from ..proto.wire import CHUNK_BYTES
+from ..telemetry import HttpEndpoint, set_up_logging
+from .config import ServerConfig
+from .core import Core, Rules
+from .metrics import Metrics
+from .optimizer import build_optimizer, parse_optimizer
+from .schedule import parse_schedule
+from .service import Service, Settings
+from .store import Store
+
+log = logging.getLogger("gradwire.server")
+
+GRACE_S = 5.0  # for streams to end after the members were told
+HEARTBEATS_PER_LEASE = 5
+
+
+def run(effective: Effective[ServerConfig]) -> int:
+    """Serve until told to stop. Returns the exit code; raises UsageError for a port that is taken."""
+    config = effective.config
+    set_up_logging(config.log_format)
+    set_threads(config.threads or os.cpu_count() or 1)
+    warm_up()
+    return uvloop.run(_serve(effective))
+
+
+def _settings(config: ServerConfig) -> Settings:
+    optimizer = parse_optimizer(config.optimizer)
+
+    def on_finished(store: Store) -> None:
+        if config.output is not None:
+            store.save(config.output)
+            log.info("parameters of version %d written to %s", store.version, config.output)
+
+    return Settings(
+        job=Job(
+            id=uuid.uuid4().hex[:12],
+            task=config.task,
+            mode=config.mode,
+            downlink=config.downlink,
+            seed=config.seed,
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+            optimizer=config.optimizer,
+            learning_rate=config.learning_rate,
+            schedule=config.schedule,
+        ),
+        limits=Limits(
+            chunk_bytes=CHUNK_BYTES,
+            lease_seconds=config.lease_seconds,
+            heartbeat_seconds=config.lease_seconds / HEARTBEATS_PER_LEASE,
+        ),
+        max_model_bytes=config.max_model_bytes,
+        protected=not config.insecure,
+        software=__version__,
+        schedule=parse_schedule(config.schedule),
+        build_optimizer=lambda parameters: build_optimizer(optimizer, parameters, config.learning_rate),
+        on_finished=on_finished,
+    )
+
+
+async def _serve(effective: Effective[ServerConfig]) -> int:
+    config = effective.config
+    settings = _settings(config)
+    metrics = Metrics(config.downlink)
+    rules = Rules(
+        min_workers=config.min_workers,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        lease_s=config.lease_seconds,
+    )
+    service = Service(Core(rules), settings, metrics)
+
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    handler = generic_handler(service.handlers(), sent=metrics.sent, received=metrics.received)
+    server.add_generic_rpc_handlers((handler,))
+    probes = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(probes, server)
+    port = _listen(server, config)
+    http = None
+    if config.http_port:
+        http = HttpEndpoint(
+            config.host,
+            config.http_port,
+            metrics.registry,
+            alive=lambda: (True, "alive"),
+            ready=service.readiness,
+            fallback=effective.origins["http_port"] == "default",
+        )
+    await server.start()
+    for name in ("", SERVICE.full_name):
+        await probes.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    log.info(
+        "gc-server %s listening on %s:%d, %s; job %s: %s, mode %s",
+        *(__version__, config.host, port, f"http on {http.port}" if http else "no http"),
+        *(settings.job.id, config.task, config.mode),
+    )
+    if not config.insecure:
+        log.info("protected mode: only peers on this machine are answered (--insecure lifts it)")
+
+    ticker = asyncio.create_task(service.tick())
+    code = await _until_stopped(service)
+    await probes.enter_graceful_shutdown()
+    ticker.cancel()
+    await service.stop(service.failure or "it was told to stop")
+    await server.stop(GRACE_S)
+    service.close()
+    if http is not None:
+        http.close()
+    log.info("stopped at version %d", service.core.version)
+    return code
+
+
+def _listen(server: grpc.aio.Server, config: ServerConfig) -> int:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    try:
+        port = server.add_insecure_port(f"{host}:{config.port}")
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise UsageError(
+            f"--port {config.port}: cannot listen on {config.host}:{config.port}; "
+            "another server may be using it: choose another port, or 0 for a free one"
+        )
+    return port
+
+
+async def _until_stopped(service: Service) -> int:
+    """Wait for a signal or for the service to give up. A second signal ends the process at once."""
+    loop = asyncio.get_running_loop()
+    received: list[signal.Signals] = []
+
+    def on_signal(number: signal.Signals) -> None:
+        if received:
+            log.warning("second signal: ending at once")
+            os._exit(128 + number)
+        log.info("%s: shutting down", number.name)
+        received.append(number)
+        service.stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    await service.stopping.wait()
+    if received:
+        return 128 + received[0]
+    log.error("%s", service.failure)
+    return Exit.INTERNAL

@@ -1,0 +1,242 @@
+"""What happens to the state machine, and what it wants done.
+
+Events go in, actions come out; neither does anything by itself. `now` is seconds on any clock that only
+goes forward; it comes with each event and is never read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..proto.messages import Assignment, Outcome
+from ..proto.refusal import Refusal
+
+# ---- events ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined:
+    worker: str
+    incarnation: int
+    compressor: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Initialized:
+    """The manifest and version 0 of the parameters are in place."""
+
+    worker: str
+    incarnation: int
+    fingerprint: bytes
+    train_samples: int
+    partitions: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attached:
+    """The worker's Exchange stream is open."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """The worker has its model; `version` is that of its replica, None without one."""
+
+    worker: str
+    incarnation: int
+    fingerprint: bytes
+    version: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Detached:
+    """The stream broke; the lease goes on."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heard:
+    """Any sign of life."""
+
+    worker: str
+    incarnation: int
+    activity: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pushed:
+    """A push is complete and its payloads are valid. `content` is opaque here."""
+
+    worker: str
+    incarnation: int
+    seq: int
+    partition: int
+    base_version: int
+    samples: int
+    content: object = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """The reduced round has become a version of the partition."""
+
+    partition: int
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    worker: str
+    incarnation: int
+    version: int
+    epoch: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Left:
+    worker: str
+    incarnation: int
+    failed: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stopping:
+    """The server was told to shut down."""
+
+    reason: str
+
+
+Event = (
+    Joined
+    | Initialized
+    | Attached
+    | Prepared
+    | Detached
+    | Heard
+    | Pushed
+    | Published
+    | Evaluated
+    | Left
+    | Tick
+    | Stopping
+)
+
+# ---- actions -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admit:
+    """Answer a Join."""
+
+    rank: int
+    version: int
+    initialize: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Greet:
+    """Answer a Hello."""
+
+    worker: str
+    rank: int
+    version: int
+    last_seq: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refuse:
+    """Answer the event with a refusal; nothing has changed."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestInitialize:
+    worker: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assign:
+    """Tell a member what to do at a version, after it has got the version.
+
+    has: version of the member's replica. One less than the assignment's: the update will do; None or
+        anything else but the assignment's own: it needs a snapshot.
+    """
+
+    worker: str
+    assignment: Assignment
+    has: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """Tell a worker what became of its push."""
+
+    worker: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contribution:
+    rank: int
+    samples: int
+    content: object = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Apply:
+    """Reduce the contributions, in this order, and turn version - 1 of the partition into version."""
+
+    partition: int
+    version: int
+    contributions: tuple[Contribution, ...]
+    epoch: float  # epochs completed when the round opened, for the learning-rate schedule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disconnect:
+    """End a worker's stream. final: it shall not come back; otherwise it may reconnect."""
+
+    worker: str
+    incarnation: int
+    refusal: Refusal
+    final: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """Tell operators and members whom the job waits for."""
+
+    ranks: tuple[int, ...]
+    seconds: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """A line for the log."""
+
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish:
+    """The job is done; nothing will change any more."""
+
+
+Action = (
+    Admit | Greet | Refuse | RequestInitialize | Assign | Answer | Apply | Disconnect | Report | Note | Finish
+)

@@ -1,0 +1,178 @@
+"""Who takes part: members with ranks, leases, incarnations and the outcomes of their pushes.
+
+One live member per worker id. A new incarnation fences the old one. A member whose lease has expired is
+set aside with its outcomes, so that the same incarnation may come back and hear what became of its last
+push. Outcomes and set-aside members are bounded.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from ..proto.messages import Outcome
+from ..proto.refusal import Reason, Refused, refusal
+
+OUTCOMES_PER_MEMBER = 16
+DEPARTED_MEMBERS = 1024
+
+
+@dataclass(kw_only=True, slots=True)
+class Member:
+    worker: str
+    incarnation: int
+    rank: int
+    heard_at: float
+    compressor: str = ""
+    activity: str = ""
+    attached: bool = False  # its stream is open
+    ready: bool = False  # and it has its model
+    fingerprint: bytes = b""
+    version: int | None = None  # of its replica, once everything sent so far has arrived
+    pushes: int = 0
+    last_seq: dict[int, int] = field(default_factory=dict[int, int])  # by partition
+    outcomes: OrderedDict[tuple[int, int], Outcome] = field(
+        default_factory=OrderedDict[tuple[int, int], Outcome]
+    )
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} ({self.worker})"
+
+    def remember(self, outcome: Outcome) -> None:
+        """Keep what was decided on a push, for its duplicates."""
+        self.last_seq[outcome.partition] = outcome.seq
+        self.outcomes[(outcome.seq, outcome.partition)] = outcome
+        while len(self.outcomes) > OUTCOMES_PER_MEMBER:
+            self.outcomes.popitem(last=False)
+
+
+@dataclass(kw_only=True, slots=True)
+class Roster:
+    lease_s: float
+    members: dict[str, Member] = field(default_factory=dict[str, Member])
+    departed: OrderedDict[str, Member] = field(default_factory=OrderedDict[str, Member])
+
+    def join(
+        self, worker: str, incarnation: int, compressor: str, now: float
+    ) -> tuple[Member, Member | None]:
+        """Admit a worker; the second member is the incarnation that it replaces, if any.
+
+        Raises:
+            Refused: FENCED for an older incarnation, DUPLICATE_WORKER while another one is alive.
+        """
+        known = self.members.get(worker) or self.departed.get(worker)
+        if known is not None and incarnation < known.incarnation:
+            raise Refused(
+                refusal(
+                    Reason.FENCED,
+                    worker=worker,
+                    field="incarnation",
+                    limit=f"above {known.incarnation}",
+                    value=str(incarnation),
+                    remedy="a newer process has taken this worker id; if none runs, this host's clock is behind",
+                )
+            )
+        current = self.members.get(worker)
+        if current is not None and incarnation == current.incarnation:
+            current.heard_at = now
+            return current, None
+        if current is not None and current.attached and now - current.heard_at < self.lease_s / 2:
+            raise Refused(
+                refusal(
+                    Reason.DUPLICATE_WORKER,
+                    worker=worker,
+                    field="worker id",
+                    limit="one live worker per id",
+                    value=f"a second process; the first was heard {now - current.heard_at:.1f} s ago",
+                    remedy="give each worker its own --worker-id, or stop the other process",
+                )
+            )
+        if current is None and known is not None and incarnation == known.incarnation:
+            return self._revive(known, now), None
+        self.departed.pop(worker, None)
+        rank = current.rank if current is not None else self._free_rank()
+        member = Member(
+            worker=worker, incarnation=incarnation, rank=rank, heard_at=now, compressor=compressor
+        )
+        self.members[worker] = member
+        return member, current
+
+    def knows(self, worker: str) -> bool:
+        """Whether the worker is a member, or was one."""
+        return worker in self.members or worker in self.departed
+
+    def find(self, worker: str, incarnation: int, now: float, *, revive: bool = False) -> Member:
+        """The live member, its lease renewed.
+
+        Args:
+            revive: also bring back the same incarnation after its lease has expired.
+
+        Raises:
+            Refused: FENCED or NOT_A_MEMBER.
+        """
+        member = self.members.get(worker)
+        if member is None and revive:
+            departed = self.departed.get(worker)
+            if departed is not None and departed.incarnation == incarnation:
+                member = self._revive(departed, now)
+        if member is None:
+            raise Refused(
+                refusal(
+                    Reason.NOT_A_MEMBER,
+                    worker=worker,
+                    field="membership",
+                    limit="a worker that has joined and kept its lease",
+                    value="none of this id",
+                    remedy="join again",
+                )
+            )
+        if member.incarnation != incarnation:
+            raise Refused(
+                refusal(
+                    Reason.FENCED,
+                    worker=worker,
+                    field="incarnation",
+                    limit=str(member.incarnation),
+                    value=str(incarnation),
+                    remedy="a newer process has taken this worker id; stop this one",
+                )
+            )
+        member.heard_at = now
+        return member
+
+    def expired(self, now: float) -> list[Member]:
+        """Members whose lease is over, in rank order."""
+        return [member for member in self.by_rank() if now - member.heard_at > self.lease_s]
+
+    def remove(self, member: Member) -> None:
+        """Set a member aside."""
+        del self.members[member.worker]
+        member.attached = member.ready = False
+        self.departed[member.worker] = member
+        self.departed.move_to_end(member.worker)
+        while len(self.departed) > DEPARTED_MEMBERS:
+            self.departed.popitem(last=False)
+
+    def by_rank(self) -> list[Member]:
+        return sorted(self.members.values(), key=lambda member: member.rank)
+
+    def attached(self) -> list[Member]:
+        """Members with an open stream, in rank order."""
+        return [member for member in self.by_rank() if member.attached]
+
+    def ready(self) -> list[Member]:
+        """Members that can be given work, in rank order."""
+        return [member for member in self.by_rank() if member.ready]
+
+    def _revive(self, member: Member, now: float) -> Member:
+        del self.departed[member.worker]
+        if any(other.rank == member.rank for other in self.members.values()):
+            member.rank = self._free_rank()
+        member.heard_at = now
+        self.members[member.worker] = member
+        return member
+
+    def _free_rank(self) -> int:
+        taken = {member.rank for member in self.members.values()}
+        return next(rank for rank in range(len(taken) + 1) if rank not in taken)

@@ -1,0 +1,189 @@
+"""The parameters: what a closed round does to them, and what goes down to the workers.
+
+`parameters` are the server's own, in float32. With a lossy downlink the workers' replicas differ from them,
+and `replica` is the copy that every worker holds, bit for bit: each update carries the compressed difference
+between the two, so that what one update leaves out is in the next. Without one the values themselves go
+down and the two are the same tensors.
+
+Nothing here knows of sockets or clocks. One thread at a time may use a store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import save_file
+
+from ..compressors import (
+    Compressor,
+    DenseFormat,
+    DensePayload,
+    Payload,
+    QuantizedPayload,
+    StepContext,
+    create,
+    decode,
+    reduce_payloads,
+)
+from ..proto.manifest import Manifest
+from ..proto.messages import Content, Update
+from ..proto.transfer import encode_chunks, tensor_header
+from ..proto.wire import crc32c, encode_server
+
+Float32 = npt.NDArray[np.float32]
+BuildOptimizer = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """An encoded update: the same messages go to everybody.
+
+    raw_bytes: what its tensors take as float32.
+    """
+
+    version: int
+    content: Content
+    messages: tuple[bytes, ...]
+    raw_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One worker's part of a round: payloads in manifest order, and the samples behind them."""
+
+    samples: int
+    payloads: Sequence[Payload]
+
+
+class DivergedError(ArithmeticError):
+    """The parameters have left the range of float32: the training has diverged."""
+
+
+class Store:
+    def __init__(
+        self, manifest: Manifest, values: Sequence[Float32], downlink: str, build_optimizer: BuildOptimizer
+    ) -> None:
+        """
+        Args:
+            values: initial parameters, one flat float32 array per tensor of the manifest; they are taken over.
+            downlink: "none", "bf16" or "fp16".
+        """
+        self.manifest = manifest
+        self.version = 0
+        self.parameters = [
+            torch.from_numpy(value).reshape(spec.shape)
+            for spec, value in zip(manifest.specs, values, strict=True)
+        ]
+        self._gradients = [torch.zeros_like(parameter) for parameter in self.parameters]
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        self._optimizer = build_optimizer(self.parameters)
+        self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._encoder: Compressor = create(downlink if downlink == "none" else f"{downlink}:feedback=off")
+        self._lossy = downlink != "none"
+        self.replica = (
+            [parameter.clone() for parameter in self.parameters] if self._lossy else self.parameters
+        )
+
+    def apply(self, partition: int, version: int, shares: Sequence[Share], rate_factor: float) -> Broadcast:
+        """Take one optimizer step of the partition and encode what the workers need for it.
+
+        The gradient is the mean over all samples: payloads are summed in the order given, each weighted
+        with its part of the samples. Without samples the parameters stay as they are.
+        """
+        tensors = self.manifest.partitions[partition]
+        total = sum(share.samples for share in shares)
+        contributing = [share for share in shares if share.samples > 0]
+        if contributing:
+            weights = [share.samples / total for share in contributing]
+            for place, tensor in enumerate(tensors):
+                payloads = [share.payloads[place] for share in contributing]
+                reduce_payloads(payloads, weights, _flat(self._gradients[tensor]))
+            for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
+                group["lr"] = base * rate_factor
+            self._optimizer.step()
+            self._check_finite(tensors, version)
+        self.version = version
+        return self._encode_update(partition, version)
+
+    def _check_finite(self, tensors: Sequence[int], version: int) -> None:
+        for tensor in tensors:
+            if not torch.isfinite(self.parameters[tensor].sum(dtype=torch.float64)):
+                name = self.manifest.specs[tensor].name
+                raise DivergedError(f"parameters of {name!r} are no longer finite at version {version}")
+
+    def _encode_update(self, partition: int, version: int) -> Broadcast:
+        tensors = self.manifest.partitions[partition]
+        if not self._lossy:
+            return self._encode(
+                partition, version, Content.VALUES, [_values(self.parameters[t]) for t in tensors]
+            )
+        payloads: list[Payload] = []
+        for tensor in tensors:
+            replica = self.replica[tensor]
+            difference = (self.parameters[tensor] - replica).reshape(-1)
+            payload, _ = self._encoder.compress(difference, None, _NO_CONTEXT)
+            replica.view(-1).add_(torch.from_numpy(decode(payload)))
+            payloads.append(payload)
+        return self._encode(partition, version, Content.DELTA, payloads)
+
+    def snapshot(self, partition: int) -> Broadcast:
+        """The replica as it is, for a worker that has none or an old one."""
+        values = [_values(self.replica[tensor]) for tensor in self.manifest.partitions[partition]]
+        return self._encode(partition, self.version, Content.VALUES, values)
+
+    def _encode(
+        self, partition: int, version: int, content: Content, payloads: Sequence[Payload]
+    ) -> Broadcast:
+        tensors = self.manifest.partitions[partition]
+        parts = [payload.data for payload in payloads]
+        update = Update(
+            version=version,
+            partition=partition,
+            content=content,
+            tensors=tuple(tensor_header(t, p) for t, p in zip(tensors, payloads, strict=True)),
+            crc32c=crc32c(parts),
+        )
+        messages = (encode_server(update), *encode_chunks(version, partition, parts))
+        raw_bytes = sum(payload.elements for payload in payloads) * 4
+        return Broadcast(version, content, messages, raw_bytes)
+
+    def sha256(self) -> str:
+        """Over the parameters as little-endian float32, in manifest order."""
+        digest = hashlib.sha256()
+        for parameter in self.parameters:
+            digest.update(_flat(parameter).data)
+        return digest.hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write the parameters as safetensors, under a temporary name first."""
+        tensors = {spec.name: p for spec, p in zip(self.manifest.specs, self.parameters, strict=True)}
+        metadata = {"version": str(self.version), "sha256": self.sha256()}
+        temporary = path.with_name(path.name + ".partial")
+        save_file({name: p.contiguous() for name, p in tensors.items()}, temporary, metadata)
+        temporary.replace(path)
+
+
+_NO_CONTEXT = StepContext(samples=1, step=0, rng=np.random.default_rng(0))
+
+
+def _flat(tensor: torch.Tensor) -> Float32:
+    return tensor.detach().view(-1).numpy()
+
+
+def _values(tensor: torch.Tensor) -> Payload:
+    """The tensor as a dense payload over its own memory."""
+    values = _flat(tensor)
+    return DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=values.view(np.uint8))
+
+
+def compressed_bytes(payloads: Sequence[Payload]) -> tuple[int, int]:
+    """Of the quantized payloads: their bytes with levels, and what the tensors take as float32."""
+    quantized = [p for p in payloads if isinstance(p, QuantizedPayload)]
+    return sum(p.data.size + p.levels.nbytes for p in quantized), sum(p.elements * 4 for p in quantized)

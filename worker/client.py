@@ -1,0 +1,426 @@
+"""The worker's side of the wire: one connection to the server, used from the training thread.
+
+gRPC runs on an event loop in a thread of its own, so that heartbeats go out while the training thread
+computes. The training thread calls plain methods and takes what arrived from `next`.
+
+A stream that breaks is opened again, with pauses, for as long as `give_up_s`; each attempt is logged. A push
+is kept, as the bytes that were sent, until its outcome is known, and sent again on the new stream: the server
+recognises it. What the server refuses for good is raised from `next` as `Refused`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import uvloop
+
+from ..compressors import Payload
+from ..proto import messages as m
+from ..proto.channel import CLIENT_OPTIONS
+from ..proto.manifest import Manifest
+from ..proto.refusal import Reason, Refused
+from ..proto.service import Malformed, Meter, Stub, refusal_of
+from ..proto.transfer import Assembly, announced_payloads, encode_chunks
+from ..proto.wire import crc32c, encode_worker
+
+log = logging.getLogger("gradwire.worker")
+T = TypeVar("T")
+
+CALL_TIMEOUT_S = 10.0
+PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts; the last one repeats, each with jitter
+LEAVE_TIMEOUT_S = 5.0
+
+
+class UnreachableError(Exception):
+    """No server could be talked to for as long as was allowed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Received:
+    """An update whose bytes have all arrived and been checked."""
+
+    update: m.Update
+    payloads: Sequence[Payload]
+
+
+Incoming = Received | m.Assignment | m.Outcome | m.Waiting | m.InitializeRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A push that the server has not decided on."""
+
+    seq: int
+    messages: Sequence[bytes]
+
+
+class Client:
+    def __init__(
+        self,
+        address: str,
+        *,
+        worker: str,
+        incarnation: int,
+        connect_s: float,
+        give_up_s: float,
+        sent: Meter,
+        received: Meter,
+    ) -> None:
+        self.worker = worker
+        self.incarnation = incarnation
+        self.activity = "starting"  # goes out with each heartbeat
+        self.reconnects = 0
+        self._address = address
+        self._connect_s = connect_s
+        self._give_up_s = give_up_s
+        self._meters = (sent, received)
+        self._incoming: queue.SimpleQueue[Incoming | BaseException] = queue.SimpleQueue()
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="client", daemon=True)
+        self._thread.start()
+        self._stub: Stub = self._call(self._open())
+        self._reply: m.JoinReply | None = None
+        self._manifest: Manifest | None = None
+        self._version: int | None = None
+        self._arrived: set[int] = set()  # partitions of the next version that are here
+        self._pending: Pending | None = None
+        self._evaluation: m.Evaluation | None = None
+        self._outbox: asyncio.Queue[bytes] | None = None
+        self._exchange: asyncio.Task[None] | None = None
+        self._left = False
+
+    # ---- for the training thread
+
+    def join(self, software: str, compressor: str, compressors: Sequence[str]) -> m.JoinReply:
+        """Become a member, and open the stream on which the server hears of this worker from now on.
+
+        Raises:
+            Refused: the server does not want this worker.
+            UnreachableError: nobody answered for `connect_s`.
+        """
+        request = m.JoinRequest(
+            protocol_version=m.PROTOCOL_VERSION,
+            worker=self.worker,
+            incarnation=self.incarnation,
+            software=software,
+            compressors=tuple(compressors),
+            compressor=compressor,
+        )
+        self._reply = reply = self._call(self._join(request))
+        self._exchange = self._call(self._start(self._keep_exchanging()))
+        return reply
+
+    def initialize(self, manifest: Manifest, values: Sequence[Any]) -> None:
+        """Upload the initial parameters: one flat uint8 array of float32 bytes per tensor.
+
+        Another worker may have done so meanwhile; then this does nothing.
+        """
+        assert self._reply is not None
+        header = m.InitializeHeader(
+            job=self._reply.job.id,
+            worker=self.worker,
+            incarnation=self.incarnation,
+            manifest=manifest.to_message(),
+            crc32c=crc32c(values),
+        )
+        messages: list[Any] = [header, *encode_chunks(0, 0, values)]
+
+        async def upload() -> None:
+            async def stream() -> Any:
+                for message in messages:
+                    yield message
+
+            await self._stub.initialize(stream())
+
+        try:
+            self._call(_translated(upload()))
+            self._version = 0
+        except Refused as refused:
+            if refused.refusal.reason is not Reason.ALREADY_INITIALIZED:
+                raise
+
+    def ready(self, manifest: Manifest) -> None:
+        """Say that work may come."""
+        self._manifest = manifest
+        self._send_soon(self._ready_message())
+
+    def next(self, timeout_s: float) -> Incoming | None:
+        """What arrived next, None after the timeout.
+
+        Raises:
+            Refused: the server ended the stream for good.
+            UnreachableError: the stream could not be opened again for `give_up_s`.
+        """
+        try:
+            item = self._incoming.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def push(self, header: m.Push, payloads: Sequence[Payload], chunk_bytes: int) -> int:
+        """Send a push and keep its bytes until its outcome has come. Returns its size in bytes."""
+        parts = [payload.data for payload in payloads]
+        messages = [encode_worker(header), *encode_chunks(header.seq, header.partition, parts, chunk_bytes)]
+        self._loop.call_soon_threadsafe(self._send_push, Pending(header.seq, messages))
+        return sum(map(len, messages))
+
+    def resend(self) -> None:
+        """Send the pending push once more, after the server found it damaged."""
+        self._loop.call_soon_threadsafe(self._send_push, None)
+
+    def drop_pending(self) -> None:
+        """Forget the push that the server refused."""
+
+        def drop() -> None:
+            self._pending = None
+
+        self._loop.call_soon_threadsafe(drop)
+
+    def report(self, evaluation: m.Evaluation) -> None:
+        """Report what was measured; told again after a reconnect."""
+        self._evaluation = evaluation
+        self._send_soon(evaluation)
+
+    def leave(self, reason: str, *, failed: bool) -> None:
+        """Say goodbye, if the server can be told within a few seconds. Safe to call twice."""
+        if self._left:
+            return
+        self._left = True
+        with contextlib.suppress(Exception):
+            self._call(self._leave(m.Leave(failed=failed, reason=reason)), LEAVE_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Drop the connection and end the thread."""
+
+        async def shut() -> None:
+            if self._exchange is not None:
+                self._exchange.cancel()
+                await asyncio.gather(self._exchange, return_exceptions=True)
+            await self._channel.close()
+
+        with contextlib.suppress(Exception):
+            self._call(shut(), LEAVE_TIMEOUT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LEAVE_TIMEOUT_S)
+
+    # ---- on the loop
+
+    def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+
+    async def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.create_task(coroutine)
+
+    async def _open(self) -> Stub:
+        self._channel = grpc.aio.insecure_channel(self._address, options=CLIENT_OPTIONS)
+        return Stub(self._channel, sent=self._meters[0], received=self._meters[1])
+
+    async def _join(self, request: m.JoinRequest) -> m.JoinReply:
+        attempts = _Attempts(self._address, self._connect_s)
+        while True:
+            try:
+                reply = await _translated(self._stub.join(request, timeout=CALL_TIMEOUT_S))
+                if isinstance(reply, Malformed):
+                    raise UnreachableError(f"{self._address} answers, but not as a gc-server: {reply.text}")
+                return reply
+            except _BrokenError as broken:
+                await attempts.pause(str(broken))
+            except Refused as refused:
+                # Perhaps the same worker, restarted: its old stream may take a moment to be missed.
+                if refused.refusal.reason is not Reason.DUPLICATE_WORKER or attempts.over:
+                    raise
+                await attempts.pause(str(refused))
+
+    async def _keep_exchanging(self) -> None:
+        """Keep a stream open until the worker leaves or there is no hope; then tell the training thread."""
+        try:
+            attempts = _Attempts(self._address, self._give_up_s)
+            while True:
+                heard = asyncio.Event()
+                try:
+                    await self._one_stream(heard)
+                    if self._left:
+                        return
+                    reason = "the server closed the stream"
+                except _BrokenError as broken:
+                    reason = str(broken)
+                if heard.is_set():
+                    attempts = _Attempts(self._address, self._give_up_s)
+                self.reconnects += 1
+                await attempts.pause(reason)
+        except (Refused, UnreachableError) as error:
+            self._incoming.put(error)
+        except Exception as error:
+            log.exception("the client failed")
+            self._incoming.put(error)
+
+    async def _one_stream(self, heard: asyncio.Event) -> None:
+        """One Exchange call from Hello to its end. Raises _BrokenError or Refused."""
+        assert self._reply is not None
+        call = self._stub.exchange()
+        outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        hello = m.Hello(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation)
+        outbox.put_nowait(encode_worker(hello))
+        if self._arrived:  # a version that arrived in part: only a snapshot makes it whole
+            self._arrived.clear()
+            self._version = None
+        if self._manifest is not None:
+            outbox.put_nowait(encode_worker(self._ready_message()))
+        if self._evaluation is not None:
+            outbox.put_nowait(encode_worker(self._evaluation))
+        if self._pending is not None:
+            for message in self._pending.messages:
+                outbox.put_nowait(message)
+        self._outbox = outbox
+
+        async def write() -> None:
+            while True:
+                await call.write(await outbox.get())
+
+        async def beat() -> None:
+            assert self._reply is not None
+            while True:
+                await asyncio.sleep(self._reply.limits.heartbeat_seconds)
+                if outbox.empty():  # otherwise the server hears of us anyway
+                    outbox.put_nowait(encode_worker(m.Heartbeat(activity=self.activity)))
+
+        tasks = [asyncio.create_task(write()), asyncio.create_task(beat())]
+        try:
+            await _translated(self._read(call, heard))
+        finally:
+            self._outbox = None
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            call.cancel()
+
+    async def _read(self, call: Any, heard: asyncio.Event) -> None:
+        assembly: Assembly | None = None
+        update: m.Update | None = None
+        async for message in call:
+            heard.set()
+            match message:
+                case m.Update():
+                    if self._manifest is None:
+                        raise _BrokenError("an update came before this worker was ready")
+                    update = message
+                    announced = announced_payloads(
+                        message.tensors, self._manifest, message.partition, worker=self.worker
+                    )
+                    assembly = Assembly(
+                        message.version, message.partition, announced, message.crc32c, worker=self.worker
+                    )
+                case m.Chunk():
+                    if assembly is None:
+                        raise _BrokenError("a chunk came without an update")
+                    assembly.add(message)
+                case m.Outcome():
+                    # A refusal is settled by the training thread, which may want to send it again.
+                    accepted = message.decision is m.Decision.ACCEPTED
+                    if accepted and self._pending is not None and self._pending.seq == message.seq:
+                        self._pending = None
+                    self._incoming.put(message)
+                case m.Assignment() | m.Waiting() | m.InitializeRequest():
+                    self._incoming.put(message)
+                case m.Welcome():
+                    log.info("connected as rank %d, server at version %d", message.rank, message.version)
+                case _:
+                    raise _BrokenError(f"the server sent something unknown: {message}")
+            if assembly is not None and update is not None and assembly.complete:
+                payloads = await asyncio.to_thread(assembly.finish)
+                self._incoming.put(Received(update, payloads))
+                self._note_version(update)
+                assembly = update = None
+
+    def _note_version(self, update: m.Update) -> None:
+        assert self._manifest is not None
+        self._arrived.add(update.partition)
+        if len(self._arrived) == len(self._manifest.partitions):
+            self._version = update.version
+            self._arrived.clear()
+
+    def _ready_message(self) -> m.Ready:
+        assert self._manifest is not None
+        return m.Ready(fingerprint=self._manifest.fingerprint, version=self._version)
+
+    def _send_push(self, pending: Pending | None) -> None:
+        if pending is not None:
+            self._pending = pending
+        if self._pending is not None and self._outbox is not None:
+            for message in self._pending.messages:
+                self._outbox.put_nowait(message)
+
+    def _send_soon(self, message: m.WorkerMessage) -> None:
+        def send() -> None:
+            if self._outbox is not None:  # otherwise it goes out when the stream is open again
+                self._outbox.put_nowait(encode_worker(message))
+
+        self._loop.call_soon_threadsafe(send)
+
+    async def _leave(self, message: m.Leave) -> None:
+        if self._outbox is None or self._exchange is None:
+            return
+        self._outbox.put_nowait(encode_worker(message))
+        await asyncio.wait((self._exchange,), timeout=LEAVE_TIMEOUT_S - 1)
+
+
+class _BrokenError(Exception):
+    """The connection failed in a way that another attempt may mend."""
+
+
+class _Attempts:
+    """Pauses between attempts, and an end to them."""
+
+    def __init__(self, address: str, allowed_s: float) -> None:
+        self._address = address
+        self._allowed_s = allowed_s
+        self._began = time.monotonic()
+        self._count = 0
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() - self._began >= self._allowed_s
+
+    async def pause(self, reason: str) -> None:
+        """Wait before the next attempt. Raises UnreachableError when there shall be none."""
+        if self.over:
+            raise UnreachableError(
+                f"cannot reach {self._address} after {self._allowed_s:g} s and {self._count + 1} attempts: "
+                f"{reason}; is gc-server running there, and is its port open to this machine?"
+            )
+        pause_s = PAUSES_S[min(self._count, len(PAUSES_S) - 1)] * random.uniform(0.8, 1.2)
+        self._count += 1
+        remaining_s = self._allowed_s - (time.monotonic() - self._began)
+        log.warning(
+            "%s: %s; attempt %d in %.1f s, giving up in %.0f s",
+            *(self._address, reason, self._count + 1, min(pause_s, max(0.0, remaining_s)), remaining_s),
+        )
+        await asyncio.sleep(min(pause_s, max(0.0, remaining_s)))
+
+
+async def _translated(awaitable: Any) -> Any:
+    """Await a call. Raises Refused for a typed refusal, _BrokenError for anything that may pass."""
+    try:
+        return await awaitable
+    except grpc.aio.AioRpcError as error:
+        refused = refusal_of(error)
+        if refused is not None:
+            raise refused from None
+        raise _BrokenError(f"{error.code().name}: {error.details()}") from None
+    except Refused as refused:  # this side refused what the server sent: ask for it again
+        raise _BrokenError(str(refused)) from None
+    except asyncio.InvalidStateError as error:
+        raise _BrokenError(str(error)) from None

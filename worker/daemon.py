@@ -1,0 +1,184 @@
+"""The life of a gc-worker process: join, load the task, train, leave."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import NoReturn
+
+import torch
+
+from .. import __version__
+from ..compressors import CompressorError, LayerRule, create, set_threads
+from ..compressors.registry import names
+from ..exits import Exit
+from ..options import Effective, UsageError
+from ..proto.refusal import Reason, Refused
+from ..telemetry import HttpEndpoint, set_up_logging
+from .client import Client, UnreachableError
+from .config import WorkerConfig, default_worker_id
+from .loop import TaskFailedError, Trainer, guarded
+from .metrics import Metrics
+from .replica import ModelError, Replica
+from .tasks import Task, TaskError, load
+
+log = logging.getLogger("gradwire.worker")
+
+DEFAULT_SERVER_PORT = 50051
+
+
+class _Signalled(BaseException):
+    """Raised in the main thread by SIGTERM and SIGINT; a BaseException so that no task swallows it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def run(effective: Effective[WorkerConfig]) -> int:
+    """Train until the job is done. Returns the exit code; raises UsageError."""
+    config = effective.config
+    set_up_logging(config.log_format)
+    compressor = _check_compressor(config.compressor)
+    device = _choose_device(config.device)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+        set_threads(config.threads)
+    metrics = Metrics(compressor.partition(":")[0])
+    client: Client | None = None
+    http = _open_http(effective, metrics, lambda: client)
+    _raise_on_signals()
+    try:
+        client = Client(
+            _address(config.server),
+            worker=config.worker_id or default_worker_id(),
+            incarnation=time.time_ns(),
+            connect_s=config.connect_seconds,
+            give_up_s=config.give_up_seconds,
+            sent=metrics.sent,
+            received=metrics.received,
+        )
+        code, reason = _train(client, config, compressor, device, metrics)
+        client.leave(reason, failed=code not in (Exit.DONE, Exit.TERMINATED, Exit.INTERRUPTED))
+        return code
+    except _Signalled as signalled:
+        name = signal.Signals(signalled.number).name
+        log.info("%s: leaving", name)
+        if client is not None:
+            client.leave(f"stopped by {name}", failed=False)
+        return 128 + signalled.number
+    finally:
+        if client is not None:
+            client.close()
+        if http is not None:
+            http.close()
+
+
+def _train(
+    client: Client, config: WorkerConfig, compressor: str, device: torch.device, metrics: Metrics
+) -> tuple[Exit, str]:
+    """The whole job. Returns the exit code and the reason to leave with."""
+    try:
+        reply = client.join(__version__, compressor, names())
+        log.info(
+            "joined job %s as %s, rank %d: %s, mode %s, %d epochs",
+            *(reply.job.id, client.worker, reply.rank, reply.job.task, reply.job.mode, reply.job.epochs),
+        )
+        client.activity = "loading the task"
+        task, replica = _load(reply.job.task, reply.job.seed, device)
+        trainer = Trainer(
+            client,
+            reply,
+            task,
+            replica,
+            device=device,
+            compressor=compressor,
+            rule=LayerRule(
+                dense=_patterns(config.dense_layers), compressed=_patterns(config.compressed_layers)
+            ),
+            metrics=metrics,
+        )
+        trainer.run()
+        log.info("the job is done at version %d", replica.version or 0)
+        return Exit.DONE, "done"
+    except Refused as refused:
+        if refused.refusal.reason is Reason.JOB_FINISHED:
+            log.info("%s; nothing left to do", refused.refusal.message)
+            return Exit.DONE, "done"
+        log.error("refused: %s", refused)
+        stopped = refused.refusal.reason is Reason.STOPPING
+        return (Exit.STOPPED if stopped else Exit.REFUSED), f"refused: {refused.refusal.message}"
+    except UnreachableError as error:
+        log.error("%s", error)
+        return Exit.UNREACHABLE, str(error)
+    except (TaskError, TaskFailedError, ModelError) as error:
+        log.error("%s", error, exc_info=error.__cause__)
+        return Exit.TASK, str(error)
+    except Exception as error:
+        log.exception("gc-worker failed; please report this")
+        return Exit.INTERNAL, f"failed: {error!r}"
+
+
+def _load(spec: str, seed: int, device: torch.device) -> tuple[Task, Replica]:
+    """Raises TaskError, TaskFailedError or ModelError."""
+    task = load(spec)
+    torch.manual_seed(seed)
+    model = guarded(f"task {task.name!r}: model", task.model)
+    return task, Replica(model.to(device), task.train_samples)
+
+
+def _check_compressor(spec: str) -> str:
+    try:
+        create(spec)
+    except CompressorError as error:
+        raise UsageError(f"--compressor: {error}") from None
+    return spec
+
+
+def _choose_device(name: str) -> torch.device:
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise UsageError("--device cuda: this machine has no CUDA device that torch can use; try auto")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    return tuple(pattern for pattern in text.split(",") if pattern)
+
+
+def _address(server: str) -> str:
+    """host[:port] with the port filled in; IPv6 hosts with a port are written [host]:port."""
+    host, colon, port = server.rpartition(":")
+    if not colon or server.endswith("]") or (":" in host and not host.endswith("]")):
+        bare = f"[{server}]" if ":" in server and not server.startswith("[") else server
+        return f"{bare}:{DEFAULT_SERVER_PORT}"
+    if not port.isdigit() or not 0 < int(port) < 65536 or not host:
+        raise UsageError(f"--server: expected host:port with a port from 1 to 65535, got {server!r}")
+    return server
+
+
+def _open_http(effective: Effective[WorkerConfig], metrics: Metrics, client: object) -> HttpEndpoint | None:
+    if not effective.config.http_port:
+        return None
+    return HttpEndpoint(
+        "0.0.0.0",
+        effective.config.http_port,
+        metrics.registry,
+        alive=lambda: (True, "alive"),
+        ready=lambda: (True, "running"),
+        fallback=effective.origins["http_port"] == "default",
+    )
+
+
+def _raise_on_signals() -> None:
+    def on_signal(number: int, frame: FrameType | None) -> NoReturn:
+        for again in (signal.SIGTERM, signal.SIGINT):  # a second one ends the process at once
+            signal.signal(again, lambda n, _: os._exit(128 + n))
+        raise _Signalled(number)
+
+    assert threading.current_thread() is threading.main_thread()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)

@@ -1,0 +1,257 @@
+"""The training loop: do what the server assigns, push the gradient, apply the update.
+
+The server decides what comes next; the loop takes one message after the other from the client and never
+waits for anything else, so that it cannot hang without the server saying whom it waits for.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..compressors import LayerRule, ModelCompressor, NonFiniteGradient, Payload
+from ..proto import messages as m
+from ..proto.refusal import Reason, Refused
+from ..proto.transfer import tensor_header
+from ..proto.wire import crc32c
+from .client import Client, Received
+from .metrics import Metrics
+from .replica import Replica
+from .sharding import epoch_order, shard
+from .tasks import Task
+
+log = logging.getLogger("gradwire.worker")
+
+POLL_S = 1.0
+MAX_RESENDS = 3  # of a push that arrives damaged
+MAX_SKIPPED_STEPS = 10  # in a row, without a usable gradient
+RESIDUAL_EVERY = 50  # steps between measurements of the residual, which reads all of it
+
+
+class TaskFailedError(Exception):
+    """The user's task raised, or produces nothing to train with."""
+
+
+class Trainer:
+    """One worker's training. Not for several threads."""
+
+    def __init__(
+        self,
+        client: Client,
+        reply: m.JoinReply,
+        task: Task,
+        replica: Replica,
+        *,
+        device: torch.device,
+        compressor: str,
+        rule: LayerRule,
+        metrics: Metrics,
+    ) -> None:
+        self._client = client
+        self._job = reply.job
+        self._chunk_bytes = reply.limits.chunk_bytes
+        self._task = task
+        self._replica = replica
+        self._device = device
+        self._metrics = metrics
+        self._compressor = ModelCompressor(
+            replica.manifest.specs, compressor, rule, reply.job.seed, reply.rank
+        )
+        self._must_initialize = reply.initialize
+        self._seq = 0
+        self._last_pushed_version = -1
+        self._in_flight: list[Payload] = []
+        self._resends = 0
+        self._skipped = 0
+        self._order: tuple[int, Any] = (-1, None)
+        self._assigned_at: float | None = None
+
+    def run(self) -> None:
+        """Train until the server says that the job is done.
+
+        Raises:
+            Refused, UnreachableError: from the client.
+            TaskFailedError: the task raised, or its gradients stay unusable.
+        """
+        if self._must_initialize:
+            self._initialize()
+        self._client.ready(self._replica.manifest)
+        while True:
+            self._client.activity = "waiting"
+            with self._metrics.during("waiting"):
+                message = self._client.next(POLL_S)
+            match message:
+                case Received():
+                    self._apply(message)
+                case m.Assignment():
+                    if self._assignment(message):
+                        return
+                case m.Outcome():
+                    self._outcome(message)
+                case m.Waiting():
+                    log.warning("the server says: %s", message.text)
+                case m.InitializeRequest():
+                    self._initialize()
+                    self._client.ready(self._replica.manifest)
+                case None:
+                    pass
+            self._metrics.reconnects.set(self._client.reconnects)
+
+    def _initialize(self) -> None:
+        log.info("uploading the initial parameters: %d elements", self._replica.manifest.elements)
+        self._client.activity = "uploading initial parameters"
+        self._client.initialize(self._replica.manifest, self._replica.values())
+        self._replica.version = 0
+        self._metrics.raw_up.inc(self._replica.manifest.raw_bytes)
+
+    def _apply(self, received: Received) -> None:
+        with self._metrics.during("applying"):
+            self._replica.apply(received.update, received.payloads)
+        self._metrics.version.set(received.update.version)
+        self._metrics.raw_down.inc(sum(payload.elements for payload in received.payloads) * 4)
+
+    def _assignment(self, assignment: m.Assignment) -> bool:
+        """Returns whether the job is done."""
+        self._metrics.epoch.set(assignment.epoch)
+        if assignment.evaluate_epoch:
+            self._evaluate(assignment)
+        if assignment.finished:
+            return True
+        if assignment.version <= self._last_pushed_version:
+            return False  # told again after a reconnect; the push is on its way
+        now = time.perf_counter()
+        if self._assigned_at is not None:
+            self._metrics.step_seconds.observe(now - self._assigned_at)
+        self._assigned_at = now
+        self._step(assignment)
+        return False
+
+    def _step(self, assignment: m.Assignment) -> None:
+        if self._order[0] != assignment.epoch:
+            train_samples = self._replica.manifest.train_samples
+            self._order = (assignment.epoch, epoch_order(self._job.seed, assignment.epoch, train_samples))
+        indices = shard(self._order[1], assignment)
+        payloads: list[Payload] = []
+        samples, loss = len(indices), 0.0
+        if samples:
+            self._client.activity = "computing"
+            with self._metrics.during("computing"):
+                loss, gradients = self._gradients(assignment, indices)
+            self._client.activity = "compressing"
+            try:
+                if not math.isfinite(loss):
+                    raise NonFiniteGradient("the loss")
+                with self._metrics.during("compressing"):
+                    payloads = self._compressor.compress(gradients, samples)
+                self._skipped = 0
+            except NonFiniteGradient as error:
+                self._skip(assignment, error)
+                samples, loss = 0, 0.0
+        self._seq += 1
+        header = m.Push(
+            seq=self._seq,
+            base_version=assignment.version,
+            samples=samples,
+            tensors=tuple(tensor_header(i, payload) for i, payload in enumerate(payloads)),
+            crc32c=crc32c([payload.data for payload in payloads]),
+            loss=loss,
+        )
+        self._in_flight, self._resends = payloads, 0
+        self._last_pushed_version = assignment.version
+        with self._metrics.during("pushing"):
+            self._client.push(header, payloads, self._chunk_bytes)
+        self._metrics.loss.set(loss)
+        if self._seq % RESIDUAL_EVERY == 1:
+            self._metrics.residual_norm.set(self._compressor.residual_norm())
+
+    def _gradients(self, assignment: m.Assignment, indices: Any) -> tuple[float, list[torch.Tensor]]:
+        """Mean loss over this worker's samples and its gradient. Raises TaskFailedError."""
+        # Dropout and the like repeat with the step and not with the process.
+        entropy = [self._job.seed, assignment.version, assignment.position]
+        torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
+        model = self._replica.model
+
+        def compute() -> float:
+            model.train()
+            for parameter in self._replica.parameters:
+                parameter.grad = None
+            loss = self._task.loss(model, to_device(self._task.batch(indices), self._device))
+            loss.backward()
+            return float(loss.detach())
+
+        return guarded(f"task {self._task.name!r}", compute), self._replica.gradients()
+
+    def _skip(self, assignment: m.Assignment, error: NonFiniteGradient) -> None:
+        self._skipped += 1
+        self._metrics.skipped.inc()
+        log.warning("version %d: %s; this step contributes nothing", assignment.version, error)
+        if self._skipped >= MAX_SKIPPED_STEPS:
+            raise TaskFailedError(
+                f"{error} in {self._skipped} steps in a row: lower --learning-rate, or check the data and the loss"
+            )
+
+    def _evaluate(self, assignment: m.Assignment) -> None:
+        self._client.activity = "evaluating"
+        model = self._replica.model
+
+        def compute() -> dict[str, float]:
+            model.eval()
+            with torch.no_grad():
+                return {name: float(value) for name, value in self._task.evaluate(model).items()}
+
+        with self._metrics.during("evaluating"):
+            metrics = guarded(f"task {self._task.name!r}: evaluate", compute)
+        log.info("epoch %d: %s", assignment.evaluate_epoch, metrics)
+        self._client.report(
+            m.Evaluation(version=assignment.version, epoch=assignment.evaluate_epoch, metrics=metrics)
+        )
+
+    def _outcome(self, outcome: m.Outcome) -> None:
+        if outcome.seq != self._seq:
+            return  # a repeated answer to an older push
+        if outcome.decision is m.Decision.ACCEPTED:
+            self._metrics.pushes.labels("accepted").inc()
+            self._metrics.raw_up.inc(sum(payload.elements for payload in self._in_flight) * 4)
+            self._in_flight = []
+            return
+        assert outcome.refusal is not None
+        self._metrics.pushes.labels("refused").inc()
+        self._metrics.refusals.labels(outcome.refusal.reason.label).inc()
+        log.warning("push %d was refused: %s", outcome.seq, outcome.refusal)
+        match outcome.refusal.reason:
+            case Reason.STALE:  # its round has closed: the gradient goes out with the next push
+                self._client.drop_pending()
+                if self._in_flight:
+                    self._compressor.restore(self._in_flight)
+                self._in_flight = []
+            case Reason.CHECKSUM if self._resends < MAX_RESENDS:
+                self._resends += 1
+                self._client.resend()
+            case _:
+                raise Refused(outcome.refusal)
+
+
+def guarded(what: str, compute: Callable[[], Any]) -> Any:
+    """Run a user's code. Raises TaskFailedError with its exception as the cause."""
+    try:
+        return compute()
+    except Exception as error:
+        raise TaskFailedError(f"{what} raised {type(error).__name__}: {error}") from error
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move every tensor in a nest of tuples, lists and dicts."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        moved = [to_device(value, device) for value in batch]
+        return tuple(moved) if isinstance(batch, tuple) else moved
+    return batch

@@ -1,0 +1,64 @@
+"""The worker's copy of the parameters, kept bit for bit like every other worker's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from ..compressors import Payload, decode
+from ..proto.manifest import DTYPE, Manifest
+from ..proto.messages import Content, Tensor, Update
+
+
+class ModelError(ValueError):
+    """A model that Gradwire cannot train; the message says what to change."""
+
+
+class Replica:
+    """A model's trainable parameters as the manifest orders them: by `named_parameters`."""
+
+    def __init__(self, model: nn.Module, train_samples: int) -> None:
+        """Raises ModelError for parameters that are not float32, or none at all."""
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if not named:
+            raise ModelError("the model has no parameter that requires a gradient")
+        for name, parameter in named:
+            if parameter.dtype != torch.float32:
+                raise ModelError(
+                    f"parameter {name!r}: expected {DTYPE}, got {parameter.dtype}; convert the model with .float()"
+                )
+        self.model = model
+        self.parameters = [parameter for _, parameter in named]
+        self.manifest = Manifest(
+            tuple(Tensor(name=name, shape=tuple(p.shape), dtype=DTYPE) for name, p in named), train_samples
+        )
+        self.version: int | None = None
+
+    def values(self) -> list[npt.NDArray[np.uint8]]:
+        """Every parameter as flat float32 bytes."""
+        return [p.detach().cpu().contiguous().view(-1).numpy().view(np.uint8) for p in self.parameters]
+
+    def apply(self, update: Update, payloads: Sequence[Payload]) -> None:
+        """Take in an update. One that has been applied before is passed over."""
+        if update.content is Content.DELTA and update.version != (self.version or 0) + 1:
+            return
+        with torch.no_grad():
+            for tensor, payload in zip(update.tensors, payloads, strict=True):
+                parameter = self.parameters[tensor.tensor]
+                values = torch.from_numpy(decode(payload)).view(parameter.shape).to(parameter.device)
+                if update.content is Content.VALUES:
+                    parameter.copy_(values)
+                else:
+                    parameter.add_(values)
+        self.version = update.version
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Gradients on the CPU, zeros where the loss did not reach a parameter."""
+        return [
+            torch.zeros(p.shape) if p.grad is None else p.grad.detach().to("cpu", torch.float32)
+            for p in self.parameters
+        ]
