@@ -13,23 +13,14 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...spec import SpecError, known, parse_spec, parse_switch
 from .task import Task, TaskError, TaskSpecError
 
 # Name to the module of this package that holds a function of the same name.
 BUILT_IN: Mapping[str, str] = {"digits": ".digits"}
-
-_SWITCH = {"on": True, "off": False}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Spec:
-    module: str  # relative for a built-in task
-    function: str
-    options: Mapping[str, str]
 
 
 def load(spec: str) -> Task:
@@ -44,9 +35,9 @@ def load(spec: str) -> Task:
             ones.
         TaskError: the task raised while loading, or what it returned is not a usable `Task`.
     """
-    parsed = _parse(spec)
-    function = _find(spec, parsed)
-    arguments = _arguments(spec, function, parsed.options)
+    module, name, options = _parse(spec)
+    function = _find(spec, module, name)
+    arguments = _arguments(spec, function, options)
     try:
         task = function(**arguments)
     except TaskError:
@@ -55,56 +46,46 @@ def load(spec: str) -> Task:
         raise TaskError(f"task {spec!r} raised while loading: {_describe(error)}") from error
     if not isinstance(task, Task):
         raise TaskError(
-            f"task {spec!r}: {parsed.function} must return a gradwire.worker.tasks.Task, "
-            f"got a {type(task).__name__}"
+            f"task {spec!r}: {name} must return a gradwire.worker.tasks.Task, got a {type(task).__name__}"
         )
     return task
 
 
-def _parse(spec: str) -> _Spec:
-    head, _, rest = spec.partition(":")
-    if head in BUILT_IN:
-        return _Spec(module=BUILT_IN[head], function=head, options=_parse_options(spec, rest, ":" in spec))
-    function, colon, options = rest.partition(":")
-    if not function.isidentifier():  # "key=value" is none either: then `head` was meant as a built-in name
+def _parse(spec: str) -> tuple[str, str, Mapping[str, str]]:
+    """Module (relative for a built-in task), function and options."""
+    try:
+        parsed = parse_spec("task", spec)
+    except SpecError as error:
+        raise TaskSpecError(str(error)) from None
+    if parsed.name in BUILT_IN:
+        return BUILT_IN[parsed.name], parsed.name, parsed.options
+    module, _, function = parsed.name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
         raise TaskSpecError(
-            f"unknown task {spec!r}; known tasks: {', '.join(sorted(BUILT_IN))}; "
-            f"your own is named module:function[:key=value,...]"
+            f"unknown task {spec!r}; known tasks: {known(BUILT_IN)}; "
+            "your own is named module:function[:key=value,...]"
         )
-    return _Spec(module=head, function=function, options=_parse_options(spec, options, bool(colon)))
+    return module, function, parsed.options
 
 
-def _parse_options(spec: str, text: str, present: bool) -> dict[str, str]:
-    options: dict[str, str] = {}
-    for item in text.split(",") if present else ():
-        key, equals, value = item.partition("=")
-        if not (key.isidentifier() and equals and value):
-            raise TaskSpecError(f"task {spec!r}: expected key=value after the colon, got {item!r}")
-        if key in options:
-            raise TaskSpecError(f"task {spec!r}: the option {key!r} is given twice")
-        options[key] = value
-    return options
-
-
-def _find(spec: str, parsed: _Spec) -> Callable[..., object]:
+def _find(spec: str, module_name: str, name: str) -> Callable[..., object]:
     here = str(Path.cwd())
     if here not in sys.path:  # a command that was installed does not have it there, `python -m` does
         sys.path.insert(0, here)
     try:
-        module = importlib.import_module(parsed.module, __package__)
+        module = importlib.import_module(module_name, __package__)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and _is_or_is_above(error.name, parsed.module):
+        if isinstance(error, ModuleNotFoundError) and _is_or_is_above(error.name, module_name):
             raise TaskSpecError(
                 f"task {spec!r}: there is no module {error.name!r} in {here} or among the installed packages"
-                f"; run in the directory that holds it, or add that to PYTHONPATH"
+                "; run in the directory that holds it, or add that to PYTHONPATH"
             ) from None
-        raise TaskError(f"task {spec!r}: importing {parsed.module} raised {_describe(error)}") from error
-    function: object = getattr(module, parsed.function, None)
+        raise TaskError(f"task {spec!r}: importing {module_name} raised {_describe(error)}") from error
+    function: object = getattr(module, name, None)
     if function is None:
-        raise TaskSpecError(f"task {spec!r}: {module.__file__} has no {parsed.function!r}")
+        raise TaskSpecError(f"task {spec!r}: {module.__file__} has no {name!r}")
     if not callable(function):
-        kind = type(function).__name__
-        raise TaskSpecError(f"task {spec!r}: {parsed.function} must be a function, it is a {kind}")
+        raise TaskSpecError(f"task {spec!r}: {name} must be a function, it is a {type(function).__name__}")
     return function
 
 
@@ -124,11 +105,11 @@ def _arguments(spec: str, function: Callable[..., object], options: Mapping[str,
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    known = ", ".join(parameters) or "none"
+    listing = f"known options: {known(parameters)}"
     arguments: dict[str, Any] = {}
     for key, text in options.items():
         if key not in parameters and not takes_any:
-            raise TaskSpecError(f"task {spec!r}: unknown option {key!r}; known options: {known}")
+            raise TaskSpecError(f"task {spec!r}: unknown option {key!r}; {listing}")
         hint = parameters[key].annotation if key in parameters else str
         try:
             arguments[key] = _convert(hint, text)
@@ -136,7 +117,7 @@ def _arguments(spec: str, function: Callable[..., object], options: Mapping[str,
             raise TaskSpecError(f"task {spec!r}: option {key}: {error}") from None
     required = [name for name, p in parameters.items() if p.default is p.empty and name not in options]
     if required:
-        raise TaskSpecError(f"task {spec!r}: the option {required[0]!r} is required; known options: {known}")
+        raise TaskSpecError(f"task {spec!r}: the option {required[0]!r} is required; {listing}")
     return arguments
 
 
@@ -147,7 +128,7 @@ def _convert(hint: Any, text: str) -> Any:
     if typing.get_origin(hint) is typing.Literal:
         choices = {str(choice): choice for choice in typing.get_args(hint)}
     elif hint is bool:
-        choices = _SWITCH
+        return parse_switch(text)
     elif hint in (int, float):
         try:
             return hint(text)

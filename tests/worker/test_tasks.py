@@ -1,0 +1,141 @@
+"""From a spec to a task, and every way in which that can fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gradwire.worker.tasks import BUILT_IN, TaskError, TaskSpecError, load
+
+MODULE = """
+from __future__ import annotations
+from typing import TYPE_CHECKING, Literal
+from gradwire.worker.tasks import Task
+
+if TYPE_CHECKING:
+    from somewhere import Unimportable
+
+def make(
+    width: int = 3, rate: float = 0.5, deep: bool = False,
+    kind: Literal["a", "b"] = "a", limit: int | None = None,
+) -> Task:
+    return Task(
+        name=repr((width, rate, deep, kind, limit)), train_samples=4,
+        model=lambda: None, batch=lambda i: i, loss=lambda m, b: 0, evaluate=lambda m: {},
+    )
+
+def unresolved(size: int, other: Unimportable = None) -> Task:
+    return make(int(size))
+
+def anything(**options: str) -> Task:
+    return make(len(options))
+
+def fails() -> Task:
+    return {}["missing"]
+
+def empty() -> Task:
+    return Task(name="empty", train_samples=0, model=make, batch=make, loss=make, evaluate=make)
+
+def not_made() -> Task:
+    return Task(name="odd", train_samples=1, model=object(), batch=make, loss=make, evaluate=make)
+
+def other():
+    return 7
+
+constant = 7
+"""
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory with modules in it that nothing else knows."""
+    (tmp_path / "own_tasks.py").write_text(MODULE)
+    (tmp_path / "broken_tasks.py").write_text("import a_module_that_is_not_there")
+    (tmp_path / "wrong_tasks.py").write_text("this is no Python")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("own_tasks", "broken_tasks", "wrong_tasks"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("own_tasks:make", "(3, 0.5, False, 'a', None)"),
+        ("own_tasks:make:width=8,rate=1e-3,deep=on,kind=b,limit=2", "(8, 0.001, True, 'b', 2)"),
+        ("own_tasks:unresolved:size=5", "(5, 0.5, False, 'a', None)"),
+        ("own_tasks:anything:a=1,b=2", "(2, 0.5, False, 'a', None)"),
+    ],
+)
+def test_options_reach_the_function_as_it_annotates_them(spec: str, name: str) -> None:
+    assert load(spec).name == name
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("digit", ["unknown task 'digit'", "known tasks: digits", "module:function"]),
+        ("digit:model=cnn", ["unknown task", "known tasks: digits"]),
+        ("", ["task ''", "name[:key=value,...]"]),
+        (":make", ["unknown task ':make'"]),
+        ("..task:make", ["unknown task"]),
+        ("nowhere:make", ["no module 'nowhere'", "installed packages", "PYTHONPATH"]),
+        ("own_tasks.inner:make", ["no module 'own_tasks.inner'"]),
+        ("own_tasks:missing", ["own_tasks.py has no 'missing'"]),
+        ("own_tasks:constant", ["constant must be a function, it is a int"]),
+        ("own_tasks:make:depth=2", ["unknown option 'depth'", "width", "rate", "deep"]),
+        ("own_tasks:make:width=wide", ["option width", "expected int, got 'wide'"]),
+        ("own_tasks:make:deep=1", ["option deep", "expected on or off, got '1'"]),
+        ("own_tasks:make:kind=c", ["option kind", "one of a, b", "'c'"]),
+        ("own_tasks:make:width=1,width=2", ["'width' is given twice"]),
+        ("own_tasks:unresolved", ["the option 'size' is required"]),
+        ("digits:model=rnn", ["option model", "mlp, cnn", "'rnn'"]),
+        ("digits:size=3", ["unknown option 'size'", "known options: model"]),
+    ],
+)
+def test_a_spec_to_correct_says_what_would_do(spec: str, words: list[str]) -> None:
+    with pytest.raises(TaskSpecError) as caught:
+        load(spec)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (
+            "own_tasks:fails",
+            ["'own_tasks:fails' raised while loading", "KeyError: 'missing'", "own_tasks.py:"],
+        ),
+        ("own_tasks:other", ["other must return a gradwire.worker.tasks.Task, got a int"]),
+        ("own_tasks:empty", ["'empty'", "train_samples", "at least 1", "got 0"]),
+        ("own_tasks:not_made", ["'odd'", "model", "expected a function, got a object", "pass a function"]),
+        (
+            "broken_tasks:make",
+            ["importing broken_tasks raised", "No module named 'a_module_that_is_not_there'"],
+        ),
+        ("wrong_tasks:make", ["importing wrong_tasks raised SyntaxError"]),
+    ],
+)
+def test_a_task_that_fails_is_told_from_a_wrong_spec(spec: str, words: list[str]) -> None:
+    with pytest.raises(TaskError) as caught:
+        load(spec)
+    assert not isinstance(caught.value, TaskSpecError)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_digits_without_scikit_learn_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(TaskError, match=r"needs scikit-learn .*pip install 'gradwire\[run\]'"):
+        load("digits")
+
+
+def test_importing_the_package_leaves_torch_alone() -> None:
+    program = "import sys, gradwire.worker.tasks; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_names_are_importable(name: str) -> None:
+    assert load(name).train_samples > 0
