@@ -1,0 +1,347 @@
+"""The manifests in deploy/kubernetes/base: what kubectl renders is valid, and its parts agree.
+
+A schema knows each object alone. What an API server, a kubelet or Prometheus would find out later is
+checked here too: a probe at a port that does not exist, a selector that selects nothing, a variable that is
+no option.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from gradwire.exits import Exit
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = ROOT / "deploy" / "kubernetes" / "base"
+POD_MONITOR = json.loads((Path(__file__).parent / "pod_monitor.schema.json").read_text())
+# The oldest has backoffLimitPerIndex and podFailurePolicy switched on; the newest is what the checker knows.
+KUBERNETES_VERSIONS = ("1.29", "1.37")
+
+Manifest = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def rendered() -> list[Manifest]:
+    if program := shutil.which("kubectl"):
+        command = [program, "kustomize"]
+    elif program := shutil.which("kustomize"):
+        command = [program, "build"]
+    else:
+        pytest.fail(
+            "neither kubectl nor kustomize is on PATH; install one, for example with "
+            "`apt install kubernetes-client` (see CONTRIBUTING.md)"
+        )
+    done = subprocess.run([*command, BASE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.fixture
+def manifests(rendered: list[Manifest]) -> dict[str, Manifest]:
+    """Copies of the rendered objects by kind; config maps by name, without the hash."""
+    found: dict[str, Manifest] = {}
+    for manifest in copy.deepcopy(rendered):
+        name = manifest["metadata"]["name"]
+        found[name.rpartition("-")[0] if manifest["kind"] == "ConfigMap" else manifest["kind"]] = manifest
+    assert len(found) == len(rendered)
+    return found
+
+
+def validate(manifest: Manifest, version: str) -> None:
+    """Raises jsonschema.ValidationError; a kind without a schema is an error too."""
+    if manifest["kind"] == "PodMonitor":
+        jsonschema.validate(manifest, POD_MONITOR)
+    else:
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def pod(manifest: Manifest) -> Manifest:
+    template: Manifest = manifest["spec"]["template"]
+    return template
+
+
+def container(manifest: Manifest) -> Manifest:
+    only: Manifest
+    (only,) = pod(manifest)["spec"]["containers"]
+    return only
+
+
+def ports(manifest: Manifest) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for port in container(manifest)["ports"]}
+
+
+def test_renders_what_a_job_needs(manifests: dict[str, Manifest]) -> None:
+    assert manifests.keys() == {
+        *("Service", "StatefulSet", "Job", "NetworkPolicy", "PodMonitor"),
+        *("gradwire-server", "gradwire-worker"),
+    }
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+def test_every_object_is_valid(version: str, rendered: list[Manifest]) -> None:
+    for manifest in rendered:
+        validate(manifest, version)
+
+
+def _misspell(manifest: Manifest, name: str, wrong: str) -> None:
+    manifest[wrong] = manifest.pop(name)
+
+
+BREAKAGES: dict[str, tuple[str, Callable[[Manifest], object]]] = {
+    "misspelled probe": ("StatefulSet", lambda m: _misspell(container(m), "livenessProbe", "livenesProbe")),
+    "text for a number": ("StatefulSet", lambda m: m["spec"].update(replicas="1")),
+    "no selector": ("StatefulSet", lambda m: m["spec"].pop("selector")),
+    "number for a variable": ("Job", lambda m: container(m)["env"].append({"name": "GC_SEED", "value": 1})),
+    "option of the Job in the pod": ("Job", lambda m: pod(m)["spec"].update(backoffLimitPerIndex=3)),
+    "exit code as text": (
+        "Job",
+        lambda m: m["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"].update(values=["2"]),
+    ),
+    "port as a list": ("NetworkPolicy", lambda m: m["spec"]["ingress"][1].update(ports=["http"])),
+    "value that is not text": ("gradwire-server", lambda m: m["data"].update(GC_SEED=1)),
+    "misspelled endpoints": (
+        "PodMonitor",
+        lambda m: _misspell(m["spec"], "podMetricsEndpoints", "podMetricEndpoints"),
+    ),
+    "interval without a unit": (
+        "PodMonitor",
+        lambda m: m["spec"]["podMetricsEndpoints"][0].update(interval="15"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BREAKAGES)
+def test_a_broken_object_is_refused(name: str, manifests: dict[str, Manifest]) -> None:
+    kind, damage = BREAKAGES[name]
+    damage(manifests[kind])
+
+    with pytest.raises(jsonschema.ValidationError):
+        validate(manifests[kind], KUBERNETES_VERSIONS[-1])
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "Job"])
+def test_probes_ask_for_what_the_daemon_serves(kind: str, manifests: dict[str, Manifest]) -> None:
+    daemon = container(manifests[kind])
+    probes = {name: daemon[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+
+    assert {probe["port"] for probe in probes.values()} == {"http"}
+    assert {name: probe["path"] for name, probe in probes.items()} == {
+        "startup": "/livez",
+        "liveness": "/livez",
+        "readiness": "/readyz",
+    }
+
+
+def test_ports_are_those_of_the_options(manifests: dict[str, Manifest]) -> None:
+    server, worker = manifests["gradwire-server"]["data"], manifests["gradwire-worker"]["data"]
+    (service_port,) = manifests["Service"]["spec"]["ports"]
+
+    assert ports(manifests["StatefulSet"]) == {
+        "grpc": int(server["GC_PORT"]),
+        "http": int(server["GC_HTTP_PORT"]),
+    }
+    assert ports(manifests["Job"]) == {"http": int(worker["GC_HTTP_PORT"])}
+    assert (service_port["port"], service_port["targetPort"]) == (int(server["GC_PORT"]), "grpc")
+
+
+def test_workers_find_the_server(manifests: dict[str, Manifest]) -> None:
+    statefulset, service = manifests["StatefulSet"], manifests["Service"]
+    name = service["metadata"]["name"]
+    address = f"{statefulset['metadata']['name']}-0.{name}:{service['spec']['ports'][0]['port']}"
+
+    assert statefulset["spec"]["serviceName"] == name
+    assert service["spec"]["clusterIP"] == "None"
+    assert manifests["gradwire-worker"]["data"]["GC_SERVER"] == address
+
+
+def test_selectors_select(manifests: dict[str, Manifest]) -> None:
+    server = pod(manifests["StatefulSet"])["metadata"]["labels"].items()
+    worker = pod(manifests["Job"])["metadata"]["labels"].items()
+    policy = manifests["NetworkPolicy"]["spec"]
+    (peer,) = policy["ingress"][0]["from"]
+    for selector in (
+        manifests["StatefulSet"]["spec"]["selector"]["matchLabels"],
+        manifests["Service"]["spec"]["selector"],
+        policy["podSelector"]["matchLabels"],
+    ):
+        assert selector.items() <= server
+        assert not selector.items() <= worker
+    assert peer["podSelector"]["matchLabels"].items() <= worker
+    assert not peer["podSelector"]["matchLabels"].items() <= server
+    assert manifests["PodMonitor"]["spec"]["selector"]["matchLabels"].items() <= server & worker
+
+
+def test_only_workers_reach_the_grpc_port(manifests: dict[str, Manifest]) -> None:
+    rules = manifests["NetworkPolicy"]["spec"]["ingress"]
+
+    assert [rule["ports"] for rule in rules] == [[{"port": "grpc"}], [{"port": "http"}]]
+    assert ["from" in rule for rule in rules] == [True, False]
+    assert manifests["gradwire-server"]["data"]["GC_INSECURE"] == "true"
+
+
+def test_the_first_round_waits_for_every_worker(manifests: dict[str, Manifest]) -> None:
+    job = manifests["Job"]["spec"]
+
+    assert job["completionMode"] == "Indexed"
+    assert (
+        job["completions"]
+        == job["parallelism"]
+        == int(manifests["gradwire-server"]["data"]["GC_MIN_WORKERS"])
+    )
+
+
+def test_exit_codes_are_acted_on(manifests: dict[str, Manifest]) -> None:
+    actions = {
+        code: rule["action"]
+        for rule in manifests["Job"]["spec"]["podFailurePolicy"]["rules"]
+        if "onExitCodes" in rule
+        for code in rule["onExitCodes"]["values"]
+    }
+
+    assert actions == {Exit.USAGE: "FailJob", Exit.REFUSED: "FailIndex", Exit.TASK: "FailIndex"}
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "Job"])
+def test_nothing_runs_as_root_or_writes_to_the_image(kind: str, manifests: dict[str, Manifest]) -> None:
+    spec = pod(manifests[kind])["spec"]
+    volumes = {volume["name"] for volume in spec["volumes"]} | {
+        claim["metadata"]["name"] for claim in manifests[kind]["spec"].get("volumeClaimTemplates", ())
+    }
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    for each in (*spec["initContainers"], *spec["containers"]):
+        assert each["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert {mount["name"] for mount in each["volumeMounts"]} <= volumes
+
+
+def test_everything_written_is_on_a_volume(manifests: dict[str, Manifest]) -> None:
+    output = Path(manifests["gradwire-server"]["data"]["GC_OUTPUT"])
+    (claim,) = manifests["StatefulSet"]["spec"]["volumeClaimTemplates"]
+    for kind in ("StatefulSet", "Job"):
+        daemon = container(manifests[kind])
+        mounts = {mount["mountPath"]: mount["name"] for mount in daemon["volumeMounts"]}
+        variables = {variable["name"]: variable.get("value") for variable in daemon["env"]}
+        assert {"/tmp", variables["NUMBA_CACHE_DIR"]} <= mounts.keys()
+        if kind == "StatefulSet":
+            assert mounts[str(output.parent)] == claim["metadata"]["name"]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("StatefulSet", "gradwire-server"), ("Job", "gradwire-worker")])
+def test_every_variable_is_an_option(kind: str, name: str, manifests: dict[str, Manifest]) -> None:
+    """The command itself says where it took each option from, having read and converted it."""
+    (command,) = container(manifests[kind])["command"]
+    variables = {
+        **manifests[name]["data"],
+        **{entry["name"]: "0" for entry in container(manifests[kind])["env"] if "valueFrom" in entry},
+    }
+    done = subprocess.run(
+        [Path(sys.executable).parent / command, "--print-config"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    taken = {line.rpartition("# environment ")[2] for line in done.stdout.splitlines()}
+
+    assert done.returncode == 0, done.stderr
+    assert variables.keys() <= taken
+
+
+class Daemons:
+    """The containers of the manifests as processes of this machine; none outlives the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, manifest: Manifest, variables: Mapping[str, str]) -> None:
+        (command,) = container(manifest)["command"]
+        kernels = str(ROOT / ".cache" / "kernels")  # kept between runs: compiling takes longer than training
+        with (self._folder / name).open("wb") as log:
+            self._running[name] = subprocess.Popen(
+                [Path(sys.executable).parent / command],
+                env={**variables, "HOME": str(self._folder), "NUMBA_CACHE_DIR": kernels},
+                cwd=self._folder,
+                stderr=log,
+            )
+
+    def exit_code(self, name: str) -> int:
+        return self._running[name].wait(timeout=90)
+
+    def stop(self, name: str) -> int:
+        self._running[name].terminate()
+        return self.exit_code(name)
+
+    def log(self, name: str) -> str:
+        return (self._folder / name).read_text()
+
+    def close(self) -> None:
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[Daemons]:
+    found = Daemons(tmp_path)
+    yield found
+    found.close()
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def get(url: str) -> str | None:
+    """The body of a 200, None for any other answer or none."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            body: bytes = answer.read()
+            return body.decode()
+    except OSError:  # includes HTTP errors
+        return None
+
+
+def test_the_containers_train(manifests: dict[str, Manifest], daemons: Daemons, tmp_path: Path) -> None:
+    """Neither containers nor a cluster, but the rendered commands and variables, moved to this machine."""
+    server, worker = manifests["gradwire-server"]["data"], manifests["gradwire-worker"]["data"]
+    port, http = free_port(), free_port()
+    output = tmp_path / Path(server["GC_OUTPUT"]).name
+    server |= {"GC_PORT": port, "GC_HTTP_PORT": http, "GC_OUTPUT": str(output)}
+    server |= {"GC_MIN_WORKERS": "2", "GC_EPOCHS": "2"}
+    worker |= {"GC_SERVER": f"127.0.0.1:{port}"}
+
+    daemons.start("server", manifests["StatefulSet"], server)
+    for index in ("0", "1"):
+        variables = {**worker, "GC_WORKER_ID": index, "GC_HTTP_PORT": free_port()}
+        daemons.start(f"worker {index}", manifests["Job"], variables)
+    codes = {name: daemons.exit_code(name) for name in ("worker 0", "worker 1")}
+
+    assert codes == {"worker 0": 0, "worker 1": 0}, daemons.log("worker 0") + daemons.log("server")
+    assert load_file(output)
+    # The server stays, so that its set does not start it again, and keeps answering.
+    probes = container(manifests["StatefulSet"])
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert get(f"http://127.0.0.1:{http}{probes[probe]['httpGet']['path']}") is not None, probe
+    (endpoint,) = manifests["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    assert "gradwire_" in (get(f"http://127.0.0.1:{http}{endpoint['path']}") or "")
+    assert daemons.stop("server") == Exit.TERMINATED
