@@ -1,0 +1,27 @@
+"""What gc-run can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..options import at_least, option
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOptions:
+    """Options of gc-run. What the daemons know and gc-run does not may be set for them as GC_<OPTION>."""
+
+    task: str = option("digits", "what to train: a built-in task or module:function, with options")
+    workers: int = option(4, "worker processes", check=at_least(1))
+    compressor: str = option("4bit", "of the gradients, name[:key=value,...]")
+    mode: str = option("sync", "how the server aggregates")
+    downlink: str = option("none", "encoding of the updates that the server sends")
+    epochs: int = option(30, "passes over the training samples", check=at_least(1))
+    batch_size: int = option(32, "samples per worker and step", check=at_least(1))
+    seed: int = option(1, "of initial parameters, sample order and compressors", check=at_least(0))
+    optimizer: str = option("sgd", "of the server, name[:key=value,...]")
+    learning_rate: float = option(0.1, "base learning rate", check=at_least(0))
+    schedule: str = option("constant", "of the learning rate, name[:key=value,...]")
+    baseline: bool = option(True, "train a second time without compression, to compare with")
+    json: str = option("", "also write the report to this file, once everything is done", metavar="FILE")
+    out: str = option("", "directory for logs, report and plot (default: a new one in runs/)", metavar="DIR")

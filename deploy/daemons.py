@@ -1,0 +1,56 @@
+"""The command lines of the daemons that gc-run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .. import __version__
+from ..options import resolve
+from ..server.config import ServerConfig
+from ..worker.config import WorkerConfig
+from .config import RunOptions
+
+HOST = "127.0.0.1"
+
+# Both daemons share this machine's cores with each other, and their logs are read by people.
+_COMMON = ("--http-port=0", "--log-format=text", "--threads=1")
+
+
+def server_arguments(options: RunOptions, port: int) -> list[str]:
+    """Of gc-server."""
+    return [
+        *_COMMON,
+        f"--host={HOST}",
+        f"--port={port}",
+        f"--task={options.task}",
+        f"--mode={options.mode}",
+        f"--min-workers={options.workers}",
+        f"--epochs={options.epochs}",
+        f"--batch-size={options.batch_size}",
+        f"--seed={options.seed}",
+        f"--optimizer={options.optimizer}",
+        f"--learning-rate={options.learning_rate}",
+        f"--schedule={options.schedule}",
+        f"--downlink={options.downlink}",
+    ]
+
+
+def worker_arguments(options: RunOptions, port: int, index: int) -> list[str]:
+    """Of the gc-worker with this index, from 0."""
+    return [
+        *_COMMON,
+        f"--server={HOST}:{port}",
+        f"--worker-id=worker-{index}",
+        f"--compressor={options.compressor}",
+    ]
+
+
+def check_daemon_options(options: RunOptions, environ: Mapping[str, str]) -> None:
+    """Read the command lines as the daemons will, so that what they would not take is said before they start.
+
+    Raises:
+        UsageError: from the daemon's own rules; gc-run's options have the names of theirs.
+    """
+    server, worker = server_arguments(options, port=0), worker_arguments(options, port=1, index=0)
+    resolve(ServerConfig, prog="gc-server", description="", argv=server, environ=environ, version=__version__)
+    resolve(WorkerConfig, prog="gc-worker", description="", argv=worker, environ=environ, version=__version__)

@@ -1,0 +1,41 @@
+"""What gc-run does once, in a process of its own, before it starts any daemon.
+
+Makes the compressor and the task, so that what is wrong with them is said at once, and by one process instead
+of by every worker; and compiles the kernels into their cache, which five processes would otherwise do at the
+same time. A process of its own, because a user's task may do anything when it is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from ..compressors import CompressorError, create, warm_up
+from ..exits import Exit
+from ..worker.tasks import TaskError, TaskSpecError, load
+
+
+def main(argv: Sequence[str]) -> int:
+    """Check both specs and compile.
+
+    Args:
+        argv: the compressor and the task.
+
+    Returns:
+        0; 2 for a spec to correct, 6 for a task that raised: then the last line on standard error says why.
+    """
+    compressor, task = argv
+    try:
+        create(compressor)
+        load(task)
+    except (CompressorError, TaskSpecError) as error:
+        return _fail(Exit.USAGE, error)
+    except TaskError as error:
+        return _fail(Exit.TASK, error)
+    warm_up()
+    return Exit.DONE
+
+
+def _fail(code: Exit, error: Exception) -> int:
+    print(" ".join(str(error).split()), file=sys.stderr)
+    return code

@@ -1,0 +1,133 @@
+"""Child processes that always end: with a log file each, and an ending that can be told to people."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ..exits import Exit
+
+GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+SHOWN_LOG_LINES = 8
+
+
+class Child:
+    """One running module, in a session of its own, so that a terminal's Ctrl-C reaches only the parent."""
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
+        """
+        Args:
+            name: for people.
+            log: receives standard output and error.
+        """
+        self.name = name
+        self.log = log
+        with log.open("wb") as output:
+            # -P: the working directory holds a user's files, which must not shadow ours.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "gradwire.deploy.child", module, *arguments],
+                stdin=subprocess.PIPE,  # the lifeline, see child.py
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """None while it runs, then its exit code, or minus the signal that ended it."""
+        if self._process.returncode is None and os.waitid(
+            os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ):
+            # It has ended but still holds its id, so the group is surely its own: end what it started itself.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        return self._process.poll()
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words: `exit code 3 (refused)` or `SIGKILL`."""
+        code = self.code
+        if code is None:
+            return "still running"
+        if code < 0:
+            return signal.Signals(-code).name
+        meaning = {int(known): f" ({known.name.lower()})" for known in Exit}.get(code, "")
+        return f"exit code {code}{meaning}"
+
+    def last_lines(self, count: int = SHOWN_LOG_LINES) -> str:
+        """The end of its log, which is where programs say why they end."""
+        with self.log.open(errors="replace") as lines:
+            return "".join(deque(lines, maxlen=count)).rstrip()
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal its whole group, if it still runs."""
+        if self.code is None:
+            os.killpg(self.pid, number)
+
+    def close(self) -> None:
+        """Let go of it once it has ended."""
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+class Children:
+    """Every process of one run. Leaving the context ends those that still run, whatever happened."""
+
+    def __init__(self, directory: Path) -> None:
+        """
+        Args:
+            directory: where the logs go; made if it does not exist.
+        """
+        self._directory = directory
+        self._all: list[Child] = []
+
+    def start(self, name: str, module: str, arguments: Sequence[str]) -> Child:
+        """Start `module` with its log in `name`.log."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        child = Child(name, module, arguments, self._directory / f"{name}.log")
+        self._all.append(child)
+        return child
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stop(self._all)
+        for child in self._all:
+            child.close()
+
+
+def stop(children: Sequence[Child]) -> None:
+    """End all of them: SIGTERM, and SIGKILL for those that are still there when the grace is over."""
+    for child in children:
+        child.send(signal.SIGTERM)
+    wait(children, seconds=GRACE_SECONDS)
+    for child in children:
+        child.send(signal.SIGKILL)
+    wait(children, seconds=GRACE_SECONDS)
+
+
+def wait(children: Sequence[Child], *, seconds: float) -> bool:
+    """Wait until all have ended, at most so long; return whether they have."""
+    deadline = time.monotonic() + seconds
+    while any(child.code is None for child in children):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,136 @@
+"""Live progress of a run: a display on a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ..proto.messages import EpochStatus, StatusReply
+from .report import ratio, size
+
+REPEAT_WAITING_SECONDS = 10.0
+
+
+def headline(status: StatusReply) -> str:
+    """Loss and accuracy, as far as they are known."""
+    evaluation = max(status.evaluations, key=lambda one: one.epoch, default=None)
+    parts = [f"training loss {status.train_loss:.4f}"] if status.version else []
+    if evaluation is not None:
+        parts.append(metrics(evaluation))
+    return "  ".join(parts) or "starting"
+
+
+def metrics(evaluation: EpochStatus) -> str:
+    """Validation loss and accuracy, where the task reports them."""
+    return "  ".join(
+        f"validation {name} {evaluation.metrics[name]:.4f}"
+        for name in ("loss", "accuracy")
+        if name in evaluation.metrics
+    )
+
+
+def traffic(status: StatusReply) -> str:
+    """Bytes on the wire in both directions, and how many times more float32 would take."""
+    count = status.traffic
+    return (
+        f"up {size(count.wire_bytes_up)} ({ratio(count.raw_bytes_up, count.wire_bytes_up)})  "
+        f"down {size(count.wire_bytes_down)} ({ratio(count.raw_bytes_down, count.wire_bytes_down)})"
+    )
+
+
+def members(status: StatusReply, alive: int, workers: int) -> str:
+    """How many workers there are, and for whom or what the job waits."""
+    text = f"workers {alive}/{workers}"
+    return f"{text}  {status.waiting}" if status.waiting else text
+
+
+class LiveProgress:
+    """Draws one run on a terminal. A context manager; also the engine's watcher."""
+
+    def __init__(self, console: Console, label: str, workers: int) -> None:
+        self._label = label
+        self._workers = workers
+        self._live = Live(Text(f"{label}: starting the server"), console=console, refresh_per_second=8)
+
+    def update(self, status: StatusReply, alive: int) -> None:
+        self._live.update(self._render(status, alive))
+
+    def note(self, text: str) -> None:
+        self._live.console.print(Text(text, style="yellow"))
+
+    def _render(self, status: StatusReply, alive: int) -> RenderableType:
+        epochs = status.job.epochs
+        done = min(float(epochs), status.epoch + status.epoch_progress)
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            Text(self._label, style="bold"),
+            ProgressBar(total=epochs, completed=done, width=40),
+            f"epoch {status.epoch}/{epochs}",
+        )
+        return Group(
+            bar,
+            Text(f"  {headline(status)}"),
+            Text(f"  {traffic(status)}"),
+            Text(f"  {members(status, alive, self._workers)}"),
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+class LineProgress:
+    """Prints a line per epoch, and whom the job waits for. A context manager; also the engine's watcher."""
+
+    def __init__(
+        self, console: Console, label: str, workers: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console
+        self._label = label
+        self._workers = workers
+        self._clock = clock
+        self._epoch = 0
+        self._waiting_shown = -REPEAT_WAITING_SECONDS
+
+    def update(self, status: StatusReply, alive: int) -> None:
+        for evaluation in sorted(status.evaluations, key=lambda one: one.epoch):
+            if evaluation.epoch > self._epoch:
+                self._epoch = evaluation.epoch
+                text = f"epoch {evaluation.epoch}/{status.job.epochs}  {metrics(evaluation)}"
+                self._print(f"{text}  {traffic(status)}")
+        if status.waiting and self._clock() - self._waiting_shown >= REPEAT_WAITING_SECONDS:
+            self._waiting_shown = self._clock()
+            self._print(members(status, alive, self._workers))
+
+    def note(self, text: str) -> None:
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        # Not Console.print: nobody reads these lines at a certain width, so none is wrapped.
+        self._console.out(f"{self._label}: {text}", highlight=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+def progress(console: Console, label: str, workers: int) -> LiveProgress | LineProgress:
+    """What suits the console."""
+    return (LiveProgress if console.is_terminal else LineProgress)(console, label, workers)

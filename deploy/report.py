@@ -1,0 +1,202 @@
+"""What a run came to: as data for machines, and as a table for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.table import Table
+
+from ..proto.messages import StatusReply
+from .config import RunOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One finished run. Times are in seconds; bytes are counted at the server, over all workers.
+
+    steps: versions that the server has published.
+    seconds: from the first round's opening to the last version.
+    accuracy_by_epoch: one per epoch, None where the evaluation was lost with the worker that made it.
+    wire_bytes_*: with gRPC and HTTP/2 framing, everything that the server received and sent.
+    raw_bytes_*: what the same tensors take as bare float32.
+    payload_bytes_up: payloads of accepted pushes alone, without any header.
+    compressed_payload_bytes_up, compressed_raw_bytes_up: of those, the tensors that came quantized, and what
+        they take as float32.
+    parameters_sha256: over the final parameters in manifest order.
+    """
+
+    task: str
+    mode: str
+    compressor: str
+    downlink: str
+    seed: int
+    workers: int
+    steps: int
+    epochs: int
+    seconds: float
+    validation_accuracy: float | None
+    validation_loss: float | None
+    wire_bytes_up: int
+    wire_bytes_down: int
+    raw_bytes_up: int
+    raw_bytes_down: int
+    payload_bytes_up: int
+    compressed_payload_bytes_up: int
+    compressed_raw_bytes_up: int
+    refused_pushes: int
+    lost_workers: tuple[str, ...]
+    parameters_sha256: str
+    accuracy_by_epoch: tuple[float | None, ...]
+
+    @property
+    def bytes_by_epoch(self) -> tuple[float, ...]:
+        """Wire bytes in both directions after each epoch; every step of a run takes about as many."""
+        total = self.wire_bytes_up + self.wire_bytes_down
+        return tuple(total * epoch / self.epochs for epoch in range(1, self.epochs + 1))
+
+
+def result_of(options: RunOptions, status: StatusReply) -> Result:
+    """The result, from the last status of a finished job."""
+    metrics = {evaluation.epoch: evaluation.metrics for evaluation in status.evaluations}
+    final = metrics.get(status.epoch, {})
+    traffic = status.traffic
+    return Result(
+        task=status.job.task,
+        mode=status.job.mode,
+        compressor=options.compressor,
+        downlink=status.job.downlink,
+        seed=status.job.seed,
+        workers=options.workers,
+        steps=status.version,
+        epochs=status.epoch,
+        seconds=status.training_seconds,
+        validation_accuracy=final.get("accuracy"),
+        validation_loss=final.get("loss"),
+        wire_bytes_up=traffic.wire_bytes_up,
+        wire_bytes_down=traffic.wire_bytes_down,
+        raw_bytes_up=traffic.raw_bytes_up,
+        raw_bytes_down=traffic.raw_bytes_down,
+        payload_bytes_up=traffic.payload_bytes_up,
+        compressed_payload_bytes_up=traffic.compressed_payload_bytes_up,
+        compressed_raw_bytes_up=traffic.compressed_raw_bytes_up,
+        refused_pushes=status.refused_pushes,
+        lost_workers=tuple(lost.worker for lost in status.lost),
+        parameters_sha256=status.parameters_sha256,
+        accuracy_by_epoch=tuple(
+            metrics.get(epoch, {}).get("accuracy") for epoch in range(1, status.epoch + 1)
+        ),
+    )
+
+
+def to_json(result: Result, baseline: Result | None) -> str:
+    """One object: the result's fields, and `baseline` with the same fields or null."""
+    content: dict[str, Any] = dataclasses.asdict(result)
+    content["baseline"] = None if baseline is None else dataclasses.asdict(baseline)
+    return json.dumps(content, indent=2) + "\n"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write the whole file or leave what was there."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def table_of(result: Result, baseline: Result | None) -> Table:
+    """The run, next to the baseline if there is one, with what the difference amounts to."""
+    table = Table(
+        title=f"{result.task}: {result.workers} workers, {result.epochs} epochs, seed {result.seed}"
+    )
+    table.add_column("")
+    table.add_column(_heading(result), justify="right")
+    if baseline is not None:
+        table.add_column(_heading(baseline), justify="right")
+        table.add_column("difference", justify="right")
+
+    def row(name: str, ours: str, theirs: str = "", difference: str = "") -> None:
+        table.add_row(name, *((ours, theirs, difference) if baseline is not None else (ours,)))
+
+    other = baseline or result
+    row(
+        "validation accuracy",
+        _number(result.validation_accuracy),
+        _number(other.validation_accuracy),
+        _difference(result.validation_accuracy, other.validation_accuracy),
+    )
+    row(
+        "validation loss",
+        _number(result.validation_loss),
+        _number(other.validation_loss),
+        _difference(result.validation_loss, other.validation_loss),
+    )
+    row(
+        "training time",
+        f"{result.seconds:.1f} s",
+        f"{other.seconds:.1f} s",
+        ratio(result.seconds, other.seconds) + " the time",
+    )
+    table.add_section()
+    row("bytes up", size(result.wire_bytes_up), size(other.wire_bytes_up), _saving(result, other, "up"))
+    row("  against bare float32", _against_raw(result, "up"), _against_raw(other, "up"))
+    row(
+        "  compressed tensors alone",
+        ratio(result.compressed_raw_bytes_up, result.compressed_payload_bytes_up),
+        ratio(other.compressed_raw_bytes_up, other.compressed_payload_bytes_up),
+    )
+    row(
+        "bytes down",
+        size(result.wire_bytes_down),
+        size(other.wire_bytes_down),
+        _saving(result, other, "down"),
+    )
+    row("  against bare float32", _against_raw(result, "down"), _against_raw(other, "down"))
+    if result.refused_pushes or other.refused_pushes:
+        row("refused pushes", str(result.refused_pushes), str(other.refused_pushes))
+    if result.lost_workers or other.lost_workers:
+        row("lost workers", ", ".join(result.lost_workers), ", ".join(other.lost_workers))
+    return table
+
+
+def size(count: float) -> str:
+    """Bytes for people, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1000
+    return f"{count:.2f} TB"
+
+
+def ratio(numerator: float, denominator: float) -> str:
+    """`7.62×`, or a dash where there is nothing to divide by."""
+    return f"{numerator / denominator:.2f}×" if denominator else "–"
+
+
+def _heading(result: Result) -> str:
+    return result.compressor if result.downlink == "none" else f"{result.compressor}, {result.downlink} down"
+
+
+def _saving(ours: Result, theirs: Result, direction: Literal["up", "down"]) -> str:
+    name = f"wire_bytes_{direction}"
+    text = ratio(getattr(theirs, name), getattr(ours, name))
+    return "same" if text == "1.00×" else f"{text} fewer"
+
+
+def _against_raw(result: Result, direction: Literal["up", "down"]) -> str:
+    raw, wire = getattr(result, f"raw_bytes_{direction}"), getattr(result, f"wire_bytes_{direction}")
+    return f"{ratio(raw, wire)} fewer" if wire else "–"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _difference(ours: float | None, theirs: float | None) -> str:
+    return "–" if ours is None or theirs is None else f"{ours - theirs:+.4f}"

@@ -1,0 +1,94 @@
+"""Stands in for gc-server: answers Status as its task says, and trains nothing.
+
+finish: done at the eighth question. forever: never done. dies: exits with 7 at the fifth. usage: does not
+start. Exits with 2 when it cannot listen, like the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, cast
+
+import grpc.aio
+from gradwire.proto import service
+from gradwire.proto.channel import SERVER_OPTIONS
+from gradwire.proto.messages import EpochStatus, Job, Phase, StatusReply, Traffic
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = dict(argument.removeprefix("--").split("=", 1) for argument in argv)
+    if arguments["task"] == "usage":
+        print("gc-server: --mode: expected one of sync, got 'magic'", file=sys.stderr)
+        return 2
+    return asyncio.run(serve(arguments))
+
+
+async def serve(arguments: dict[str, str]) -> int:
+    questions = 0
+
+    async def status(request: object, context: object) -> StatusReply:
+        nonlocal questions
+        questions += 1
+        if arguments["task"] == "dies" and questions == 5:
+            print("out of luck", flush=True)
+            os._exit(7)
+        return reply(arguments, finished=arguments["task"] == "finish" and questions >= 8)
+
+    async def unused(*_: Any) -> Any:
+        raise NotImplementedError
+
+    handlers: dict[str, Any] = dict.fromkeys(("Join", "Initialize", "Fetch", "Exchange"), unused)
+    aio, wire = (
+        cast("Any", grpc.aio),
+        cast("Any", service),
+    )  # gRPC's handlers are generic without saying of what
+    handler = wire.generic_handler({**handlers, "Status": status}, sent=ignore, received=ignore)
+    server = aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((handler,))
+    try:
+        server.add_insecure_port(f"{arguments['host']}:{arguments['port']}")
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 2
+    await server.start()
+    await server.wait_for_termination()
+    return 0
+
+
+def ignore(size: int) -> None:
+    pass
+
+
+def reply(arguments: dict[str, str], *, finished: bool) -> StatusReply:
+    return StatusReply(
+        job=Job(
+            id="standin",
+            task=arguments["task"],
+            mode=arguments["mode"],
+            downlink=arguments["downlink"],
+            seed=int(arguments["seed"]),
+            batch_size=int(arguments["batch-size"]),
+            epochs=int(arguments["epochs"]),
+            optimizer=arguments["optimizer"],
+            learning_rate=float(arguments["learning-rate"]),
+            schedule=arguments["schedule"],
+        ),
+        phase=Phase.FINISHED if finished else Phase.RUNNING,
+        waiting="" if finished else "waiting for worker-1 since 3.1 s",
+        version=11,
+        epoch=1,
+        epoch_progress=0.0,
+        members=(),
+        lost=(),
+        evaluations=(EpochStatus(epoch=1, version=11, metrics={"loss": 0.5, "accuracy": 0.75}),),
+        traffic=Traffic(wire_bytes_up=10, wire_bytes_down=40, raw_bytes_up=80, raw_bytes_down=40),
+        pushes=22,
+        refused_pushes=0,
+        train_loss=0.6,
+        training_seconds=1.5,
+        parameters_sha256="ab" * 32 if finished else "",
+        software="0",
+    )

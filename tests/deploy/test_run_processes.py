@@ -1,0 +1,217 @@
+"""gc-run's engine against stand-in daemons: who is named, what ends the run, and that no process is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gradwire.deploy import engine, processes
+from gradwire.deploy.config import RunOptions
+from gradwire.deploy.engine import Plan, RunError, train
+from gradwire.deploy.interrupt import Interrupt, Interrupted
+from gradwire.deploy.processes import Child, Children
+from gradwire.exits import Exit
+from gradwire.proto.messages import Phase, StatusReply
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+class Notes:
+    """A watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.alive: list[int] = []
+        self.notes: list[str] = []
+
+    def update(self, status: StatusReply, alive: int) -> None:
+        self.alive.append(alive)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Child processes find the stand-ins."""
+    monkeypatch.setenv("PYTHONPATH", f"{PROGRAMS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+@pytest.fixture
+def interrupt() -> Iterator[Interrupt]:
+    with Interrupt() as caught:
+        yield caught
+
+
+def plan(directory: Path, *, server: str = "finish", worker: str = "sleep") -> Plan:
+    return Plan(
+        options=RunOptions(task=server, compressor=worker, workers=2, epochs=1),
+        directory=directory,
+        server="standin_server",
+        worker="standin_worker",
+    )
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+def worker_pids(directory: Path) -> list[int]:
+    return [int(re.findall(r"pid (\d+)", log.read_text())[0]) for log in directory.glob("worker-*.log")]
+
+
+def wait_for_workers(directory: Path, count: int = 2) -> list[int]:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        logs = list(directory.glob("worker-*.log"))
+        if len(logs) == count and all("pid" in log.read_text() for log in logs):
+            return worker_pids(directory)
+        time.sleep(0.05)
+    raise AssertionError(f"no {count} workers in {directory}")
+
+
+def wait_until_gone(pids: list[int], *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"still running: {[pid for pid in pids if is_running(pid)]}"
+        time.sleep(0.05)
+
+
+def test_a_finished_job_gives_its_last_status_and_leaves_no_process(
+    tmp_path: Path, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LEAVE_SECONDS", 0.2)  # the stand-ins never leave by themselves
+    watcher = Notes()
+    status = train(plan(tmp_path), watcher, interrupt)
+    assert status.phase is Phase.FINISHED
+    assert status.parameters_sha256
+    assert watcher.alive[-1] == 2
+    assert not any(is_running(pid) for pid in worker_pids(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "ending"), [("leaves-1", "exit code 1 (internal)"), ("killed", "SIGKILL")]
+)
+def test_a_lost_worker_is_named_and_the_run_goes_on(
+    tmp_path: Path, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch, behaviour: str, ending: str
+) -> None:
+    monkeypatch.setattr(engine, "LEAVE_SECONDS", 0.2)
+    watcher = Notes()
+    assert train(plan(tmp_path, worker=behaviour), watcher, interrupt).phase is Phase.FINISHED
+    (note,) = watcher.notes
+    assert f"worker-0 ended: {ending}" in note
+    assert re.search(r"pid \d+", note), "the end of its log is shown"
+    assert watcher.alive[-1] == 1
+
+
+@pytest.mark.parametrize("code", [Exit.USAGE, Exit.REFUSED, Exit.TASK])
+def test_a_reason_that_all_workers_share_stops_the_run(
+    tmp_path: Path, interrupt: Interrupt, code: Exit
+) -> None:
+    with pytest.raises(RunError) as caught:
+        train(plan(tmp_path, server="forever", worker=f"leaves-{code:d}"), Notes(), interrupt)
+    assert caught.value.code is code
+    assert f"worker-0 ended: exit code {code:d} ({code.name.lower()})" in str(caught.value)
+    assert f"about to exit with {code:d}" in str(caught.value)
+
+
+def test_a_run_without_workers_stops(
+    tmp_path: Path, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LAST_WORD_SECONDS", 0.2)
+    watcher = Notes()
+    with pytest.raises(RunError, match="no worker is left") as caught:
+        train(plan(tmp_path, server="forever", worker="all-4"), watcher, interrupt)
+    assert caught.value.code is Exit.INTERNAL
+    assert sorted(note.split()[0] for note in watcher.notes) == ["worker-0", "worker-1"]
+
+
+def test_a_server_that_dies_is_named(tmp_path: Path, interrupt: Interrupt) -> None:
+    with pytest.raises(RunError, match=r"(?s)server ended: exit code 7;.*out of luck") as caught:
+        train(plan(tmp_path, server="dies"), Notes(), interrupt)
+    assert caught.value.code is Exit.INTERNAL
+    assert not any(is_running(pid) for pid in worker_pids(tmp_path))
+
+
+def test_a_server_that_does_not_start_passes_its_reason_on(tmp_path: Path, interrupt: Interrupt) -> None:
+    with pytest.raises(RunError, match="expected one of sync, got 'magic'") as caught:
+        train(plan(tmp_path, server="usage"), Notes(), interrupt)
+    assert caught.value.code is Exit.USAGE
+    assert not list(tmp_path.glob("worker-*.log")), "no worker was started"
+
+
+def test_a_port_that_someone_else_takes_is_replaced(
+    tmp_path: Path, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LEAVE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as free:
+        ports = [other.getsockname()[1], free.getsockname()[1]]
+        free.close()
+        monkeypatch.setattr(engine, "_free_port", iter(ports).__next__)
+        assert train(plan(tmp_path), Notes(), interrupt).phase is Phase.FINISHED
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything(tmp_path: Path, interrupt: Interrupt, number: signal.Signals) -> None:
+    def send() -> None:
+        wait_for_workers(tmp_path)
+        os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with pytest.raises(Interrupted) as caught:
+        train(plan(tmp_path, server="forever"), Notes(), interrupt)
+    sender.join()
+    assert caught.value.number is number
+    assert not any(is_running(pid) for pid in worker_pids(tmp_path))
+
+
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.3)
+    with Children(tmp_path) as children:
+        child = children.start(
+            "worker-0", "standin_worker", ["--compressor=stubborn", "--worker-id=worker-0"]
+        )
+        wait_for_workers(tmp_path, count=1)
+    assert child.ending == "SIGKILL"
+
+
+@pytest.mark.parametrize("behaviour", ["sleep", "stubborn"])
+def test_children_do_not_outlive_a_parent_that_is_killed(tmp_path: Path, behaviour: str) -> None:
+    parent = subprocess.Popen([sys.executable, PROGRAMS / "standin_run.py", tmp_path, behaviour])
+    try:
+        pids = wait_for_workers(tmp_path)
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until_gone(pids, seconds=15)
+
+
+def test_what_a_dead_process_has_started_is_ended_too(tmp_path: Path) -> None:
+    program = "import subprocess, sys; print('pid', subprocess.Popen(['sleep', '600']).pid, flush=True)"
+    (tmp_path / "parent_of_sleep.py").write_text(f"def main(argv):\n    {program}\n    return 0\n")
+    with pytest.MonkeyPatch.context() as patch, Children(tmp_path) as children:
+        patch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+        child = children.start("worker-0", "parent_of_sleep", [])
+        assert processes.wait([child], seconds=30)
+        wait_until_gone(worker_pids(tmp_path), seconds=5)
+
+
+def test_a_log_is_shown_from_its_end(tmp_path: Path) -> None:
+    with Children(tmp_path) as children:
+        child: Child = children.start("worker-0", "a_module_that_is_not_there", [])
+        assert processes.wait([child], seconds=30)
+        assert child.ending == "exit code 1 (internal)"
+        assert child.last_lines(1) == "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"

@@ -1,0 +1,244 @@
+"""gc-run's report, table, plot and progress from a canned status."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from gradwire.deploy.config import RunOptions
+from gradwire.deploy.plot import PlotError, write_plot
+from gradwire.deploy.progress import LineProgress, LiveProgress, progress
+from gradwire.deploy.report import (
+    Result,
+    ratio,
+    result_of,
+    size,
+    table_of,
+    to_json,
+    write_atomically,
+)
+from gradwire.proto.messages import (
+    EpochStatus,
+    Job,
+    LostStatus,
+    MemberStatus,
+    Phase,
+    StatusReply,
+    Traffic,
+)
+from rich.console import Console
+
+PROMISED_KEYS = {
+    *("task", "mode", "compressor", "downlink", "seed", "workers", "steps", "epochs", "seconds"),
+    *("validation_accuracy", "validation_loss", "wire_bytes_up", "wire_bytes_down", "raw_bytes_up"),
+    *("raw_bytes_down", "refused_pushes", "parameters_sha256", "accuracy_by_epoch"),
+}
+OPTIONS = RunOptions(epochs=3)
+
+
+def status(**changes: object) -> StatusReply:
+    """A finished job of three epochs whose second evaluation was lost."""
+    reply = StatusReply(
+        job=Job(
+            id="0123",
+            task="digits",
+            mode="sync",
+            downlink="none",
+            seed=1,
+            batch_size=32,
+            epochs=3,
+            optimizer="sgd",
+            learning_rate=0.1,
+            schedule="constant",
+        ),
+        phase=Phase.FINISHED,
+        waiting="",
+        version=33,
+        epoch=3,
+        epoch_progress=0.0,
+        members=(
+            MemberStatus(
+                worker="worker-0",
+                rank=0,
+                attached=True,
+                heard_seconds=0.1,
+                activity="computing",
+                compressor="4bit",
+                pushes=33,
+            ),
+        ),
+        lost=(LostStatus(worker="worker-3", rank=3, reason="lease expired", version=20),),
+        evaluations=(
+            EpochStatus(epoch=1, version=11, metrics={"loss": 2.0, "accuracy": 0.25}),
+            EpochStatus(epoch=3, version=33, metrics={"loss": 0.5, "accuracy": 0.875}),
+        ),
+        traffic=Traffic(
+            wire_bytes_up=1_000_000,
+            wire_bytes_down=8_000_000,
+            raw_bytes_up=7_600_000,
+            raw_bytes_down=8_000_000,
+            payload_bytes_up=950_000,
+            compressed_payload_bytes_up=900_000,
+            compressed_raw_bytes_up=7_200_000,
+        ),
+        pushes=99,
+        refused_pushes=2,
+        train_loss=0.4375,
+        training_seconds=12.5,
+        parameters_sha256="ab" * 32,
+        software="0.1.0",
+    )
+    return dataclasses.replace(reply, **changes)  # type: ignore[arg-type]
+
+
+def baseline() -> Result:
+    traffic = Traffic(wire_bytes_up=8_000_000, wire_bytes_down=8_000_000, raw_bytes_up=7_600_000)
+    options = dataclasses.replace(OPTIONS, compressor="none")
+    return result_of(options, status(traffic=traffic, lost=(), refused_pushes=0, training_seconds=10.0))
+
+
+def shown(renderable: object) -> str:
+    console = Console(record=True, width=100, file=io.StringIO())
+    console.print(renderable)
+    return console.export_text()
+
+
+def test_report_has_the_promised_keys_and_values() -> None:
+    report = json.loads(to_json(result_of(OPTIONS, status()), baseline()))
+    assert report.keys() >= {*PROMISED_KEYS, "baseline"}
+    assert report["baseline"].keys() == report.keys() - {"baseline"}
+    assert report["steps"] == 33
+    assert report["accuracy_by_epoch"] == [0.25, None, 0.875]
+    assert report["validation_accuracy"] == 0.875
+    assert report["validation_loss"] == 0.5
+    assert report["lost_workers"] == ["worker-3"]
+    assert report["compressor"] == "4bit"
+    assert report["baseline"]["compressor"] == "none"
+
+
+def test_report_without_a_baseline_says_null() -> None:
+    assert json.loads(to_json(result_of(OPTIONS, status()), None))["baseline"] is None
+
+
+def test_a_lost_last_evaluation_is_null() -> None:
+    report = json.loads(to_json(result_of(OPTIONS, status(evaluations=())), None))
+    assert report["validation_accuracy"] is None
+    assert report["accuracy_by_epoch"] == [None, None, None]
+
+
+def test_bytes_by_epoch_ends_at_the_total() -> None:
+    assert result_of(OPTIONS, status()).bytes_by_epoch == (3_000_000, 6_000_000, 9_000_000)
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.json"
+    write_atomically(path, "old")
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)
+        with pytest.raises(OSError, match="no space"):
+            write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+    write_atomically(path, "new")
+    assert path.read_text() == "new"
+
+
+def test_table_compares_with_the_baseline() -> None:
+    text = shown(table_of(result_of(OPTIONS, status()), baseline()))
+    rows = {line.split("│")[1].strip(): line for line in text.splitlines() if line.count("│") > 3}
+    assert text.index("compressed tensors alone") < text.index("bytes down")
+    assert "0.8750" in rows["validation accuracy"]
+    assert "+0.0000" in rows["validation accuracy"]
+    assert "1.25× the time" in rows["training time"]
+    assert "8.00× fewer" in rows["bytes up"]
+    assert "8.00×" in rows["compressed tensors alone"]
+    assert "worker-3" in rows["lost workers"]
+    assert "same" in rows["bytes down"]
+    assert text.count("7.60×") == 1
+
+
+def test_table_alone_has_one_column_of_figures() -> None:
+    table = table_of(result_of(OPTIONS, status()), None)
+    assert len(table.columns) == 2
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (2.5e6, "2.50 MB"), (3e15, "3000.00 TB")],
+)
+def test_sizes_are_for_people(count: float, text: str) -> None:
+    assert size(count) == text
+
+
+def test_a_ratio_of_nothing_is_a_dash() -> None:
+    assert ratio(7.5, 1) == "7.50×"
+    assert ratio(1, 0) == "–"
+
+
+def test_plot_is_a_png_also_where_evaluations_are_lost(tmp_path: Path) -> None:
+    result = result_of(OPTIONS, status())
+    write_plot(tmp_path / "two.png", [result, baseline()])
+    write_plot(tmp_path / "none.png", [result_of(OPTIONS, status(evaluations=()))])
+    for name in ("two.png", "none.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_without_matplotlib_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PlotError, match=r"pip install 'gradwire\[run\]'"):
+        write_plot(tmp_path / "plot.png", [baseline()])
+
+
+def test_a_terminal_gets_a_display_and_a_pipe_gets_lines() -> None:
+    assert isinstance(progress(Console(force_terminal=True), "4bit", 4), LiveProgress)
+    assert isinstance(progress(Console(force_terminal=False), "4bit", 4), LineProgress)
+
+
+def test_live_progress_shows_epoch_accuracy_bytes_and_workers() -> None:
+    console = Console(record=True, force_terminal=True, width=100, file=io.StringIO())
+    with LiveProgress(console, "4bit", 4) as display:
+        display.update(status(phase=Phase.RUNNING, waiting="waiting for worker-2 since 3.1 s"), 3)
+        display.note("worker-3 ended: SIGKILL")
+    text = console.export_text()
+    for part in (
+        *(
+            "4bit",
+            "epoch 3/3",
+            "training loss 0.4375",
+            "validation accuracy 0.8750",
+            "worker-3 ended: SIGKILL",
+        ),
+        *("up 1.00 MB (7.60×)", "down 8.00 MB (1.00×)", "workers 3/4", "waiting for worker-2 since 3.1 s"),
+    ):
+        assert part in text
+
+
+def test_lines_come_once_per_epoch_and_waiting_is_repeated_slowly(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    lines = LineProgress(Console(), "4bit", 4, clock=lambda: now)
+    waiting = status(waiting="waiting for worker-2")
+    with lines:
+        for now in (0.0, 1.0, 9.0, 10.0, 11.0):  # noqa: B007, the clock reads it
+            lines.update(waiting, 4)
+        lines.note("worker-3 ended: SIGKILL")
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.startswith("4bit: epoch 3/3") for line in printed].count(True) == 1
+    assert printed.count("4bit: workers 4/4  waiting for worker-2") == 2
+    assert printed[-1] == "4bit: worker-3 ended: SIGKILL"
+
+
+def test_a_job_that_has_not_begun_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    empty = status(
+        phase=Phase.EMPTY, version=0, epoch=0, evaluations=(), traffic=Traffic(), waiting="waiting"
+    )
+    with LineProgress(Console(), "4bit", 4) as lines:
+        lines.update(empty, 4)
+    assert capsys.readouterr().out == "4bit: workers 4/4  waiting\n"
