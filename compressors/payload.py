@@ -75,6 +75,17 @@ class CodeScheme(Enum):
         per_word = 32 // self.bits
         return -(-elements // per_word) * 4
 
+    def table(self, levels: Float32) -> Float32:
+        """What each code is worth: float32, shape (2**bits,). The forbidden code gets a 0."""
+        table = np.zeros(2**self.bits, np.float32)
+        if self is CodeScheme.SIGNED_4BIT:
+            table[1:8] = -levels
+            table[9:16] = levels
+        else:
+            table[2] = -levels[0]
+            table[3] = levels[0]
+        return table
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DensePayload:

@@ -17,18 +17,17 @@ from itertools import groupby
 import numpy as np
 
 from . import kernels
-from .payload import CodeScheme, DenseFormat, DensePayload, Float32, Payload, QuantizedPayload
+from .payload import CodeScheme, DenseFormat, DensePayload, Float32, Payload, QuantizedPayload, payload_bytes
 
 
 def decode(payload: Payload) -> Float32:
     """The values of a valid payload: float32, shape (elements,), freshly allocated."""
+    out = np.empty(payload.elements, np.float32)
     match payload:
         case DensePayload():
-            out = np.empty(payload.elements, np.float32)
             kernels.decode_dense(payload.format, payload.data, out)
         case QuantizedPayload():
-            out = np.zeros(payload.elements, np.float32)
-            add_payloads([payload], [1.0], out)
+            reduce_payloads([payload], [1.0], out)
     return out
 
 
@@ -38,41 +37,39 @@ def reduce_payloads(payloads: Sequence[Payload], weights: Sequence[float], out: 
     out: float32, shape (elements,), contiguous and writable. Every payload has as many elements.
     Memory is passed over once per run of neighbours of the same kind, so once if all are of one kind.
     """
-    out.fill(0.0)
-    add_payloads(payloads, weights, out)
+    if not payloads:
+        out.fill(0.0)
+    _accumulate(payloads, weights, out, keep=False)
 
 
 def add_payloads(payloads: Sequence[Payload], weights: Sequence[float], out: Float32) -> None:
     """As `reduce_payloads`, but on top of what `out` holds."""
+    _accumulate(payloads, weights, out, keep=True)
+
+
+def _accumulate(payloads: Sequence[Payload], weights: Sequence[float], out: Float32, *, keep: bool) -> None:
+    if out.dtype != np.float32 or out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable:
+        got = f"{out.dtype} of shape {out.shape}"
+        raise ValueError(f"out: expected writable contiguous float32 of one dimension, got {got}")
     if len(payloads) != len(weights):
-        raise ValueError(
-            f"expected one weight per payload, got {len(payloads)} payloads, {len(weights)} weights"
-        )
+        counts = f"{len(payloads)} payloads and {len(weights)} weights"
+        raise ValueError(f"expected one weight per payload, got {counts}")
     for payload in payloads:
         if payload.elements != out.size:
             raise ValueError(f"expected payloads of {out.size} elements, got one of {payload.elements}")
+        if payload.data.size != payload_bytes(payload):
+            raise ValueError(f"expected {payload_bytes(payload)} bytes of data, got {payload.data.size}")
     pairs = zip(payloads, weights, strict=True)
     for kind, run in groupby(pairs, key=lambda pair: _kind(pair[0])):
         members = list(run)
         datas = [payload.data for payload, _ in members]
+        factors = np.array([weight for _, weight in members], np.float32)
         if isinstance(kind, CodeScheme):
-            tables = [level_table(payload, weight) for payload, weight in members]
-            kernels.add_quantized(kind, datas, np.stack(tables), out)
+            tables = [kind.table(p.levels) for p, _ in members if isinstance(p, QuantizedPayload)]
+            kernels.add_quantized(kind, datas, np.stack(tables) * factors[:, None], out, keep=keep)
         else:
-            kernels.add_dense(kind, datas, np.array([weight for _, weight in members], np.float32), out)
-
-
-def level_table(payload: Payload, weight: float) -> Float32:
-    """What each code of a quantized payload is worth: float32, shape (2**bits,), weight included."""
-    assert isinstance(payload, QuantizedPayload)
-    table = np.zeros(2**payload.scheme.bits, np.float32)
-    if payload.scheme is CodeScheme.SIGNED_4BIT:
-        table[1:8] = -payload.levels
-        table[9:16] = payload.levels
-    else:
-        table[2] = -payload.levels[0]
-        table[3] = payload.levels[0]
-    return table * np.float32(weight)
+            kernels.add_dense(kind, datas, factors, out, keep=keep)
+        keep = True
 
 
 def _kind(payload: Payload) -> CodeScheme | DenseFormat:

@@ -1,11 +1,12 @@
-"""The hot loops, chosen in one place.
+"""The hot loops, chosen in one place: the rest of the room imports them from here.
 
-`reference` says what each kernel computes; the rest of the room imports from here.
+`reference` says in plain numpy what each kernel computes, `cpu` computes it fast, and tests hold them equal bit
+for bit. The plain ones serve where numba itself is told not to compile (NUMBA_DISABLE_JIT).
 """
 
 from __future__ import annotations
 
-from .reference import (
+from .cpu import (
     abs_sum,
     add_dense,
     add_quantized,
@@ -14,7 +15,9 @@ from .reference import (
     encode_dense,
     has_forbidden_code,
     quantize,
+    warm_up,
 )
+from .threads import set_threads
 
 __all__ = [
     "abs_sum",
@@ -28,11 +31,3 @@ __all__ = [
     "set_threads",
     "warm_up",
 ]
-
-
-def set_threads(threads: int) -> None:
-    """Use at most this many threads, at least 1, for a large tensor; the default is one per usable core."""
-
-
-def warm_up() -> None:
-    """Compile every kernel once, into the cache that later processes load from."""

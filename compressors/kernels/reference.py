@@ -85,17 +85,26 @@ def unpack(scheme: CodeScheme, data: Bytes, elements: int) -> npt.NDArray[np.uin
     return ((data[:, None] >> shifts) & mask).reshape(-1)[:elements]
 
 
-def add_quantized(scheme: CodeScheme, datas: Sequence[Bytes], tables: Float32, out: Float32) -> None:
+def add_quantized(
+    scheme: CodeScheme, datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True
+) -> None:
     """Add `tables[w][code]` to `out`, one payload after the other in the order given.
 
     tables: shape (len(datas), 2**scheme.bits), what each code is worth, weight included.
+    keep: add to what `out` holds; otherwise to zeros.
     """
+    if not keep:
+        out[:] = 0.0
     for data, table in zip(datas, tables, strict=True):
         out += table[unpack(scheme, data, out.size)]
 
 
-def add_dense(format: DenseFormat, datas: Sequence[Bytes], weights: Float32, out: Float32) -> None:
-    """Add `weights[w] * values` to `out`, one payload after the other in the order given."""
+def add_dense(
+    format: DenseFormat, datas: Sequence[Bytes], weights: Float32, out: Float32, *, keep: bool = True
+) -> None:
+    """Add `weights[w] * values` to `out`, one payload after the other; `keep` as in `add_quantized`."""
+    if not keep:
+        out[:] = 0.0
     for data, weight in zip(datas, weights, strict=True):
         values = np.empty_like(out)
         decode_dense(format, data, values)

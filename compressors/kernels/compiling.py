@@ -1,0 +1,40 @@
+# mypy: ignore-errors
+# pyright: basic
+"""How a kernel is compiled, and how the threads that run it share the work."""
+
+from __future__ import annotations
+
+import numba
+from numba import types
+from numba.extending import intrinsic
+
+# Elements that a thread takes at a time: a multiple of every kernel's block, long enough (tens of microseconds)
+# that taking costs nothing, short enough that threads end together.
+CHUNK = 1 << 18
+
+
+def kernel(function):
+    """Compile on first call, without the interpreter lock, and cache the machine code on disk.
+
+    Numba keeps the cache beside the source, or in the user's cache folder where that is read-only, under the
+    name of the processor. Where neither can be written, as in a locked-down container, each process compiles
+    for itself.
+    """
+    try:
+        return numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # "no locator available": numba found no folder that it may write to
+        return numba.njit(nogil=True)(function)
+
+
+@intrinsic
+def take(typingctx, cursor, amount):
+    """Add `amount` to cursor[0] (int64) and return what it was: an index range that no other thread gets.
+
+    Threads that the system starts late, or runs on a busy core, thereby do less instead of being waited for.
+    """
+
+    def codegen(context, builder, signature, args):
+        pointer = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.atomic_rmw("add", pointer, args[1], "monotonic")
+
+    return types.int64(cursor, types.int64), codegen

@@ -1,0 +1,138 @@
+"""The kernels of `reference`, compiled: the same functions, the same bits, on several threads.
+
+What stands here is the border between Python and machine code: compiled code trusts the sizes and addresses that
+it is given, so they are asserted on this side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..payload import Bytes, CodeScheme, DenseFormat, Float32
+from . import codes, dense, reference
+from .threads import run
+
+# Sums at least this large bypass the cache: nothing of them would be left in it when they are read.
+STREAM_ELEMENTS = 1 << 22
+
+_FORMATS = {
+    DenseFormat.FLOAT32: dense.FLOAT32,
+    DenseFormat.BFLOAT16: dense.BFLOAT16,
+    DenseFormat.FLOAT16: dense.FLOAT16,
+}
+
+
+def _address(array: npt.NDArray[np.generic]) -> np.uint64:
+    assert array.flags.c_contiguous
+    return np.uint64(array.__array_interface__["data"][0])
+
+
+def abs_sum(values: Float32) -> float:
+    """See `reference.abs_sum`."""
+    assert values.dtype == np.float32 and values.flags.c_contiguous
+    sums = np.zeros(-(-values.size // reference.BLOCK))
+    run(dense.abs_sums, values.size, values, sums)
+    total = 0.0
+    for block_sum in sums.tolist():
+        total += block_sum
+    return total
+
+
+def quantize(scheme: CodeScheme, gradient: Float32, residual: Float32, levels: Float32, data: Bytes) -> None:
+    """See `reference.quantize`."""
+    assert gradient.size == residual.size and data.size == scheme.code_bytes(gradient.size)
+    assert levels.shape == (scheme.level_count,)
+    kernel = codes.quantize_4bit if scheme is CodeScheme.SIGNED_4BIT else codes.quantize_2bit
+    table = _table_of_16(scheme.table(levels))
+    whole = gradient.size // codes.LANES * codes.LANES
+    run(kernel, whole, gradient, residual, levels, table, data, whole)
+    rest = gradient.size - whole
+    if rest:
+        # The last few elements: the same kernel on a copy with zeros behind, which become the padding.
+        padded = np.zeros((2, codes.LANES), np.float32)
+        padded[:, :rest] = gradient[whole:], residual[whole:]
+        packed = np.zeros(codes.LANES * scheme.bits // 8, np.uint8)
+        run(kernel, codes.LANES, padded[0], padded[1], levels, table, packed, codes.LANES)
+        residual[whole:] = padded[1, :rest]
+        tail = data[whole * scheme.bits // 8 :]
+        tail[:] = packed[: tail.size]
+
+
+def add_quantized(
+    scheme: CodeScheme, datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True
+) -> None:
+    """See `reference.add_quantized`."""
+    assert all(data.size == scheme.code_bytes(out.size) for data in datas)
+    kernel = codes.sum_4bit if scheme is CodeScheme.SIGNED_4BIT else codes.sum_2bit
+    addresses = np.array([_address(data) for data in datas], np.uint64)
+    stream = not keep and out.size >= STREAM_ELEMENTS and _address(out) % 64 == 0
+    run(kernel, out.size, addresses, _table_of_16(tables), out, keep, stream)
+
+
+def add_dense(
+    format: DenseFormat, datas: Sequence[Bytes], weights: Float32, out: Float32, *, keep: bool = True
+) -> None:
+    """See `reference.add_dense`."""
+    assert all(data.size == format.element_bytes * out.size for data in datas) and len(datas) == weights.size
+    addresses = np.array([_address(data) for data in datas], np.uint64)
+    run(dense.sum_dense, out.size, _FORMATS[format], addresses, weights, out, keep)
+
+
+def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32, data: Bytes) -> None:
+    """See `reference.encode_dense`."""
+    assert gradient.size == residual.size and data.size == format.element_bytes * gradient.size
+    assert format is not DenseFormat.FLOAT32, "nothing to round"
+    run(dense.round_dense, gradient.size, _FORMATS[format], gradient, residual, data.view(np.uint16))
+
+
+def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
+    """See `reference.decode_dense`."""
+    assert data.size == format.element_bytes * out.size
+    run(dense.widen, out.size, _FORMATS[format], _address(data), out)
+
+
+def has_forbidden_code(scheme: CodeScheme, data: Bytes) -> bool:
+    """See `reference.has_forbidden_code`."""
+    assert data.size % 4 == 0
+    found = np.zeros(1, np.uint8)
+    run(dense.find_code, data.size // 4, scheme.bits, _address(data), data.size // 4, found)
+    return bool(found[0])
+
+
+def all_finite(format: DenseFormat, data: Bytes) -> bool:
+    """See `reference.all_finite`."""
+    elements = data.size // format.element_bytes
+    found = np.zeros(1, np.uint8)
+    run(dense.find_non_finite, elements, _FORMATS[format], _address(data), elements, found)
+    return not found[0]
+
+
+def warm_up() -> None:
+    """Compile every kernel, or load it from the cache, so that no later call has to wait for it.
+
+    The first time takes some seconds. Call it before starting several processes: they would all compile.
+    """
+    ones = np.ones(17, np.float32)
+    abs_sum(ones)
+    for scheme in CodeScheme:
+        levels = np.arange(1, scheme.level_count + 1, dtype=np.float32)
+        data = np.zeros(scheme.code_bytes(ones.size), np.uint8)
+        quantize(scheme, ones, np.zeros_like(ones), levels, data)
+        add_quantized(scheme, [data], scheme.table(levels)[None], np.zeros_like(ones))
+        has_forbidden_code(scheme, data)
+    for format in DenseFormat:
+        data = np.zeros(format.element_bytes * ones.size, np.uint8)
+        if format is not DenseFormat.FLOAT32:
+            encode_dense(format, ones, np.zeros_like(ones), data)
+        decode_dense(format, data, np.zeros_like(ones))
+        add_dense(format, [data], ones[:1], np.zeros_like(ones))
+        all_finite(format, data)
+
+
+def _table_of_16(tables: Float32) -> Float32:
+    """Tables by code, flat, each repeated to 16 entries: a vector lookup sees a neighbour's bits, too."""
+    rows = tables.reshape(-1, tables.shape[-1])
+    return np.tile(rows, (1, codes.LANES // rows.shape[1])).reshape(-1)

@@ -1,0 +1,216 @@
+# mypy: ignore-errors
+# pyright: basic
+"""Kernels over dense values and over raw bytes, compiled by numba: plain loops, which LLVM vectorizes well.
+
+Received data is read through addresses, because a payload may lie anywhere in a message: read-only, at any
+alignment. Formats are numbered as in `FORMATS`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from .compiling import CHUNK, kernel, take
+
+FLOAT32, BFLOAT16, FLOAT16 = range(3)
+# Elements that are widened to float32 at a time, on the stack's scale: they stay in the first-level cache.
+BLOCK = 2048
+LANES = 64
+FLOAT32_MAX = np.finfo(np.float32).max
+BFLOAT16_MAX = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
+FLOAT16_MAX = np.float32(65504.0)
+
+
+def _reader(numba_type, bits):
+    @intrinsic
+    def read(typingctx, address, index):
+        def codegen(context, builder, signature, args):
+            pointer = builder.inttoptr(args[0], ir.IntType(bits).as_pointer())
+            return builder.load(builder.gep(pointer, [args[1]]), align=1)
+
+        return numba_type(types.uint64, types.int64), codegen
+
+    return read
+
+
+read_uint16 = _reader(types.uint16, 16)
+read_uint32 = _reader(types.uint32, 32)
+
+
+def _bitcast(source, target, llvm):
+    @intrinsic
+    def cast(typingctx, value):
+        return target(source), lambda context, builder, signature, args: builder.bitcast(args[0], llvm)
+
+    return cast
+
+
+bits_of = _bitcast(types.float32, types.uint32, ir.IntType(32))
+float_of = _bitcast(types.uint32, types.float32, ir.FloatType())
+
+
+@kernel
+def abs_sums(cursor, values, sums):
+    """`reference.abs_sum` of each block of 64 * 64 elements, to sums (float64)."""
+    lanes = np.empty(LANES, np.float64)
+    block = LANES * LANES
+    start = take(cursor, CHUNK)
+    while start < values.size:
+        for first in range(start, min(start + CHUNK, values.size), block):
+            last = min(first + block, values.size)
+            whole = first + (last - first) // LANES * LANES
+            lanes[:] = 0.0
+            for i in range(first, whole, LANES):
+                for lane in range(LANES):
+                    lanes[lane] += np.float64(abs(values[i + lane]))
+            for i in range(whole, last):
+                lanes[i - whole] += np.float64(abs(values[i]))
+            total = 0.0
+            for lane in range(LANES):
+                total += lanes[lane]
+            sums[first // block] = total
+        start = take(cursor, CHUNK)
+
+
+@njit
+def _bfloat16(value):
+    """The bits of the nearest bfloat16, ties to even; saturating."""
+    bits = bits_of(min(max(value, -BFLOAT16_MAX), BFLOAT16_MAX))
+    return np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+
+
+@njit
+def _float16(value):
+    """The bits of the nearest float16, ties to even; saturating."""
+    bits = bits_of(min(max(value, -FLOAT16_MAX), FLOAT16_MAX))
+    size = np.uint32(bits & np.uint32(0x7FFFFFFF))
+    # Normal: exponents differ by 112; 13 bits of the fraction are rounded away.
+    odd = (size >> np.uint32(13)) & np.uint32(1)
+    normal = np.uint32(size - np.uint32(0x38000000) + np.uint32(0xFFF) + odd) >> np.uint32(13)
+    # Below 2**-14: the spacing of float32 just above 0.5 is that of small float16, so adding 0.5 rounds.
+    small = np.uint32(bits_of(float_of(size) + np.float32(0.5)) - np.uint32(0x3F000000))
+    rounded = small if size < np.uint32(0x38800000) else normal
+    return rounded | ((bits >> np.uint32(16)) & np.uint32(0x8000))
+
+
+@njit
+def _from_bfloat16(bits):
+    return float_of(np.uint32(np.uint32(bits) << np.uint32(16)))
+
+
+@njit
+def _from_float16(bits):
+    size = np.uint32((np.uint32(bits) & np.uint32(0x7FFF)) << np.uint32(13))
+    # As float32 its exponent is too small by 112; multiplying is exact, for small values too.
+    widened = bits_of(float_of(size) * np.float32(2.0**112))
+    if size >= np.uint32(0x0F800000):  # an infinity or a NaN
+        widened = np.uint32(widened | np.uint32(0x7F800000))
+    return float_of(np.uint32(widened | ((np.uint32(bits) & np.uint32(0x8000)) << np.uint32(16))))
+
+
+@njit
+def _widen(format, address, first, values, count):
+    """values[k] = element first + k, as float32."""
+    if format == FLOAT32:
+        for k in range(count):
+            values[k] = float_of(read_uint32(address, first + k))
+    elif format == BFLOAT16:
+        for k in range(count):
+            values[k] = _from_bfloat16(read_uint16(address, first + k))
+    else:
+        for k in range(count):
+            values[k] = _from_float16(read_uint16(address, first + k))
+
+
+@kernel
+def widen(cursor, format, address, out):
+    """`reference.decode_dense`."""
+    start = take(cursor, CHUNK)
+    while start < out.size:
+        stop = min(start + CHUNK, out.size)
+        _widen(format, address, start, out[start:stop], stop - start)
+        start = take(cursor, CHUNK)
+
+
+@kernel
+def sum_dense(cursor, format, addresses, weights, out, keep):
+    """`reference.add_dense` on top of `out` if `keep`, otherwise of zero."""
+    values = np.empty(BLOCK, np.float32)
+    start = take(cursor, CHUNK)
+    while start < out.size:
+        for first in range(start, min(start + CHUNK, out.size), BLOCK):
+            count = min(BLOCK, out.size - first)
+            sums = out[first : first + count]
+            if not keep:
+                sums[:] = np.float32(0.0)
+            for w in range(addresses.size):
+                _widen(format, addresses[w], first, values, count)
+                weight = weights[w]
+                for k in range(count):
+                    sums[k] += weight * values[k]
+        start = take(cursor, CHUNK)
+
+
+@kernel
+def round_dense(cursor, format, gradient, residual, data):
+    """`reference.encode_dense` for the 16-bit formats. data: uint16."""
+    start = take(cursor, CHUNK)
+    while start < gradient.size:
+        stop = min(start + CHUNK, gradient.size)
+        if format == BFLOAT16:
+            for i in range(start, stop):
+                total = min(max(gradient[i] + residual[i], -FLOAT32_MAX), FLOAT32_MAX)
+                bits = _bfloat16(total)
+                data[i] = bits
+                residual[i] = total - _from_bfloat16(bits)
+        else:
+            for i in range(start, stop):
+                total = min(max(gradient[i] + residual[i], -FLOAT32_MAX), FLOAT32_MAX)
+                bits = _float16(total)
+                data[i] = bits
+                residual[i] = total - _from_float16(bits)
+        start = take(cursor, CHUNK)
+
+
+@kernel
+def find_code(cursor, bits, address, words, found):
+    """Set found[0] if any of so many 32-bit words holds the forbidden code: 1000 of 4 bits, 01 of 2."""
+    start = take(cursor, CHUNK)
+    while start < words:
+        hits = np.uint32(0)
+        if bits == 4:
+            for i in range(start, min(start + CHUNK, words)):
+                w = read_uint32(address, i)
+                hits |= (w >> np.uint32(3)) & ~((w >> np.uint32(2)) | (w >> np.uint32(1)) | w)
+            hits &= np.uint32(0x11111111)
+        else:
+            for i in range(start, min(start + CHUNK, words)):
+                w = read_uint32(address, i)
+                hits |= w & ~(w >> np.uint32(1))
+            hits &= np.uint32(0x55555555)
+        if hits != 0:
+            found[0] = 1
+        start = take(cursor, CHUNK)
+
+
+@kernel
+def find_non_finite(cursor, format, address, elements, found):
+    """Set found[0] if any exponent is all ones: an infinity or a NaN."""
+    start = take(cursor, CHUNK)
+    while start < elements:
+        stop = min(start + CHUNK, elements)
+        hits = np.uint32(0)
+        if format == FLOAT32:
+            mask = np.uint32(0x7F800000)
+            for i in range(start, stop):
+                hits |= np.uint32((read_uint32(address, i) & mask) == mask)
+        else:
+            mask = np.uint16(0x7F80) if format == BFLOAT16 else np.uint16(0x7C00)
+            for i in range(start, stop):
+                hits |= np.uint32((read_uint16(address, i) & mask) == mask)
+        if hits != 0:
+            found[0] = 1
+        start = take(cursor, CHUNK)
