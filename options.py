@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tomllib
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,7 +99,7 @@ def resolve(
         SystemExit: after --help, --version or --print-config.
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if "option" in field.metadata}  # type: ignore[arg-type]
-    kinds = {name: _kind(hint) for name, hint in typing.get_type_hints(cls).items()}
+    kinds: dict[str, type[Any]] = typing.get_type_hints(cls)
     parser = _Parser(
         prog=prog,
         description=description,
@@ -116,7 +115,7 @@ def resolve(
     for name, field in fields.items():
         info: _Option = field.metadata["option"]
         text = info.help.replace("%", "%%")
-        if field.default not in (dataclasses.MISSING, None, "", False):
+        if field.default not in (dataclasses.MISSING, "", False):
             text += f" (default: {field.default})"
         if kinds[name] is bool:
             parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=None, help=text)
@@ -155,13 +154,6 @@ def resolve(
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _kind(hint: Any) -> type[Any]:
-    """The type of an option; `X | None` counts as X."""
-    if isinstance(hint, types.UnionType):
-        hint = next(member for member in typing.get_args(hint) if member is not types.NoneType)
-    return typing.cast("type[Any]", hint)
 
 
 def _read_file(path: str | None, prog: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -88,7 +88,7 @@ class HttpEndpoint:
         def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
             path = environ.get("PATH_INFO", "/")
             if path == "/metrics":
-                return metrics(environ, start_response)
+                return cast("Iterable[bytes]", metrics(environ, start_response))
             if path in probes:
                 healthy, text = probes[path]()
                 status = "200 OK" if healthy else "503 Service Unavailable"

@@ -1,8 +1,8 @@
 """Channel options, alike on both ends.
 
 Messages stay near 1 MiB whatever the model, so nobody has to raise a limit. Keepalive finds a dead peer
-behind a silent middlebox in half a minute; the server accepts pings as often as the client sends them, which is
-what avoids "too many pings".
+behind a silent middlebox in half a minute; the server accepts pings as often as the client sends them,
+which is what avoids "too many pings".
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any, TypeVar
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor, OneofDescriptor
+from google.protobuf.descriptor import FieldDescriptor, OneofDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from . import gradwire_pb2 as pb
@@ -104,7 +104,7 @@ def decode(data: bytes, cls: type[T]) -> T:
     return from_message(message, cls)
 
 
-def member_of(message: Message, oneof: str) -> Any:
+def member_of(message: Any, oneof: str) -> Any:
     """The dataclass for whichever member of the oneof is set.
 
     Raises:
@@ -123,7 +123,8 @@ def _is_union(hint: Any) -> bool:
 
 def _oneof_field(oneof: OneofDescriptor) -> _Field:
     name = oneof.name
-    by_type = {field.message_type.full_name: field.name for field in oneof.fields}
+    members: Any = oneof.fields
+    by_type = {member.message_type.full_name: member.name for member in members}
 
     def write(message: Any, value: Any) -> None:
         if value is not None:
@@ -201,7 +202,7 @@ def _is_map(field: FieldDescriptor) -> bool:
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
-def _plan(cls: type[Any], descriptor: Descriptor) -> tuple[_Field, ...]:
+def _plan(cls: type[Any], descriptor: Any) -> tuple[_Field, ...]:
     hints = typing.get_type_hints(cls)
     real_oneofs = {
         name: oneof

@@ -90,11 +90,11 @@ def _deserializer(codec: _Codec, received: Meter) -> Callable[[bytes], Any]:
 
 def generic_handler(
     handlers: dict[str, Callable[..., Awaitable[Any]]], *, sent: Meter, received: Meter
-) -> grpc.GenericRpcHandler:
+) -> Any:
     """gRPC handler for the five methods. Streams are read and written through the context."""
-    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    methods: dict[str, Any] = {}
     for method in SERVICE.methods:
-        make = {
+        make: Any = {
             (False, False): grpc.unary_unary_rpc_method_handler,
             (False, True): grpc.unary_stream_rpc_method_handler,
             (True, False): grpc.stream_unary_rpc_method_handler,
@@ -141,11 +141,14 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], refused: Refusal) -
 
 def refusal_of(error: grpc.aio.AioRpcError) -> Refused | None:
     """The refusal that a server ended a call with, if that is what happened."""
-    for key, value in error.trailing_metadata() or ():
+    metadata: Any = error.trailing_metadata() or ()
+    for key, value in metadata:
         if key == REFUSAL_KEY and isinstance(value, bytes):
             message = pb.Refusal()
             message.ParseFromString(value)
-            if message.reason not in Reason:  # a newer server's: keep the words
+            if int(message.reason) not in {
+                int(reason) for reason in Reason
+            }:  # a newer server's: keep the words
                 message.reason = pb.REASON_UNSPECIFIED
             return Refused(from_message(message, Refusal))
     return None

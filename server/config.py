@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..options import DEFAULT_HTTP_PORT, LOG_FORMATS, at_least, option, port_number
 from ..spec import SpecError, parse_spec
@@ -65,7 +64,7 @@ class ServerConfig:
         10.0, "a worker that is not heard of for this long is given up", check=at_least(0.5)
     )
     max_model_bytes: int = option(16 << 30, "largest model taken, as float32", check=at_least(4))
-    output: Path | None = option(None, "write the final parameters here, as safetensors", metavar="FILE")
+    output: str = option("", "write the final parameters here, as safetensors", metavar="FILE")
     insecure: bool = option(False, "answer remote peers too, without encryption or authentication")
     threads: int = option(0, "threads for aggregation; 0 for one per core", check=at_least(0))
     log_format: str = option("auto", "words, JSON lines, or words on a terminal only", choices=LOG_FORMATS)

@@ -5,8 +5,8 @@ and returns the actions that follow from it. The shell performs them and reports
 The same events give the same actions, so that every promise below can be tested by a script and any run
 replayed.
 
-    EMPTY ──Initialized──> GATHERING ──enough members──> RUNNING ──last epoch──> FINISHING ──evaluated──> FINISHED
-                               ^────────no members left──────┘                        any ──Stopping──> STOPPING
+    EMPTY ─Initialized─> GATHERING ─enough members─> RUNNING ─last epoch─> FINISHING ─evaluated─> FINISHED
+                             ^────no members left───────┘                      any ─Stopping─> STOPPING
 
 A round, in sync mode: when it opens, the ready members are frozen as its members and each is told its
 share of the next samples. It closes when each of them has contributed or is lost; contributions are handed
@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..proto.messages import Assignment, Decision, EpochStatus, LostStatus, Outcome, Phase
-from ..proto.refusal import Reason, Refusal, Refused, refusal
+from ..proto.refusal import Refusal, Refused
 from . import events as e
+from . import refusals
 from .roster import Member, Roster
 from .rounds import Round
 from .waiting import describe_waiting
@@ -98,14 +99,7 @@ class Core:
         member, replaced = self.roster.join(event.worker, event.incarnation, event.compressor, now)
         actions: list[e.Action] = []
         if replaced is not None:
-            why = refusal(
-                Reason.FENCED,
-                worker=event.worker,
-                field="incarnation",
-                limit=str(event.incarnation),
-                value=str(replaced.incarnation),
-                remedy="a newer process has taken this worker id; stop this one",
-            )
+            why = refusals.fenced(event.worker, replaced.incarnation, event.incarnation)
             gone = e.Disconnect(
                 worker=event.worker, incarnation=replaced.incarnation, refusal=why, final=True
             )
@@ -157,19 +151,20 @@ class Core:
     def _left(self, event: e.Left, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
         done = self.phase in (Phase.FINISHING, Phase.FINISHED) and not event.failed
-        note = e.Note(text=f"{member.name} left: {event.reason}", warning=event.failed)
-        return [note, *self._give_up(member, event.reason, now, expected=done)]
+        actions = self._give_up(member, event.reason, now, expected=done)
+        return [e.Note(text=f"{member.name} left: {event.reason}"), *actions] if done else actions
 
     def _give_up(self, member: Member, reason: str, now: float, *, expected: bool = False) -> list[e.Action]:
         """Take a member out of everything that waits for it."""
+        actions: list[e.Action] = []
         if self.roster.members.get(member.worker) is member:
             self.roster.remove(member)
         if not expected:
             self.lost.append(
                 LostStatus(worker=member.worker, rank=member.rank, reason=reason, version=self.version)
             )
+            actions.append(e.Lost(name=member.name, reason=reason))
         identity = (member.worker, member.incarnation)
-        actions: list[e.Action] = []
         if self.phase is Phase.EMPTY and self.initializer == identity:
             self.initializer = None
             for candidate in self.roster.attached():
@@ -191,13 +186,7 @@ class Core:
 
     def _initialized(self, event: e.Initialized, now: float) -> list[e.Action]:
         if self.phase is not Phase.EMPTY:
-            raise Refused(
-                Refusal(
-                    reason=Reason.ALREADY_INITIALIZED,
-                    worker=event.worker,
-                    message=f"worker {event.worker!r}: the job already has its initial parameters",
-                )
-            )
+            raise Refused(refusals.already_initialized(event.worker))
         self.roster.find(event.worker, event.incarnation, now)
         self.phase = Phase.GATHERING
         self.fingerprint = event.fingerprint
@@ -223,33 +212,14 @@ class Core:
     def check_initialize(self, worker: str, incarnation: int) -> Refusal | None:
         """Whether this worker may upload the initial parameters now."""
         if self.phase is not Phase.EMPTY:
-            return Refusal(
-                reason=Reason.ALREADY_INITIALIZED,
-                worker=worker,
-                message=f"worker {worker!r}: the job already has its initial parameters",
-            )
+            return refusals.already_initialized(worker)
         if self.initializer != (worker, incarnation):
-            return refusal(
-                Reason.NOT_A_MEMBER,
-                worker=worker,
-                field="initializer",
-                limit=self.initializer[0] if self.initializer else "a worker that has joined",
-                value=worker,
-            )
+            return refusals.not_the_initializer(worker, self.initializer[0] if self.initializer else None)
         return None
 
     def _check_model(self, worker: str, fingerprint: bytes) -> None:
         if fingerprint != self.fingerprint:
-            raise Refused(
-                refusal(
-                    Reason.MODEL,
-                    worker=worker,
-                    field="model fingerprint",
-                    limit=self.fingerprint.hex()[:16],
-                    value=fingerprint.hex()[:16] or "none",
-                    remedy="run the same task, options and code version on every worker",
-                )
-            )
+            raise Refused(refusals.wrong_model(worker, fingerprint, self.fingerprint))
 
     # ---- rounds
 
@@ -301,16 +271,7 @@ class Core:
             return [e.Answer(worker=member.worker, outcome=known)]
         last = member.last_seq.get(event.partition, 0)
         if event.seq != last + 1:
-            raise Refused(
-                refusal(
-                    Reason.SEQUENCE,
-                    worker=member.worker,
-                    field="push seq",
-                    limit=str(last + 1),
-                    value=str(event.seq),
-                    remedy="a push was lost or is older than the server remembers",
-                )
-            )
+            raise Refused(refusals.sequence(member.worker, event.seq, last + 1))
         round_ = self.round
         rank = round_.rank_of(member) if round_ is not None else None
         if (
@@ -320,13 +281,7 @@ class Core:
             or event.partition in round_.closed
         ):
             self.stale_pushes += 1
-            why = refusal(
-                Reason.STALE,
-                worker=member.worker,
-                field=f"push {event.seq} base_version",
-                limit=f"version {self.version} while its round is open",
-                value=f"version {event.base_version}",
-            )
+            why = refusals.stale(member.worker, event.seq, event.base_version, self.version)
             outcome = Outcome(
                 seq=event.seq, partition=event.partition, decision=Decision.REFUSED, refusal=why
             )
@@ -371,7 +326,9 @@ class Core:
 
     def _published(self, event: e.Published, now: float) -> list[e.Action]:
         round_ = self.round
-        assert round_ is not None and event.version == round_.version + 1 and event.partition in round_.closed
+        assert round_ is not None
+        assert event.version == round_.version + 1
+        assert event.partition in round_.closed
         round_.published.add(event.partition)
         if len(round_.published) < self.partitions:
             return []
@@ -437,7 +394,7 @@ class Core:
     def _stopping(self, event: e.Stopping, now: float) -> list[e.Action]:
         if self.phase is not Phase.FINISHED:
             self.phase = Phase.STOPPING
-        why = Refusal(reason=Reason.STOPPING, message=f"the server is shutting down: {event.reason}")
+        why = refusals.stopping("", event.reason)
         return [
             e.Disconnect(worker=member.worker, incarnation=member.incarnation, refusal=why, final=True)
             for member in self.roster.attached()
@@ -445,12 +402,9 @@ class Core:
 
     def _refuse_when_over(self, worker: str) -> None:
         if self.phase is Phase.STOPPING:
-            raise Refused(
-                Refusal(reason=Reason.STOPPING, worker=worker, message="the server is shutting down")
-            )
+            raise Refused(refusals.stopping(worker, "no new members"))
         if self.phase is Phase.FINISHED or (self.phase is Phase.FINISHING and not self.roster.knows(worker)):
-            text = f"the job has finished its {self.rules.epochs} epochs"
-            raise Refused(Refusal(reason=Reason.JOB_FINISHED, worker=worker, message=text))
+            raise Refused(refusals.finished(worker, self.rules.epochs))
 
     # ---- time
 
@@ -459,15 +413,7 @@ class Core:
         for member in self.roster.expired(now):
             silent = now - member.heard_at
             reason = f"not heard of for {silent:.1f} s (lease {self.rules.lease_s:g} s)"
-            why = refusal(
-                Reason.NOT_A_MEMBER,
-                worker=member.worker,
-                field="lease",
-                limit=f"a message every {self.rules.lease_s:g} s",
-                value=f"none for {silent:.1f} s",
-                remedy="reconnect",
-            )
-            actions.append(e.Note(text=f"{member.name} is lost: {reason}", warning=True))
+            why = refusals.lease_over(member.worker, silent, self.rules.lease_s)
             if member.attached:
                 actions.append(
                     e.Disconnect(

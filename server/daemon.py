@@ -7,10 +7,12 @@ import logging
 import os
 import signal
 import uuid
+from pathlib import Path
 
 import grpc.aio
 import uvloop
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import _async as health
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from .. import __version__
 from ..compressors import set_threads, warm_up
@@ -21,6 +23,7 @@ from ..proto.messages import Job, Limits
 from ..proto.service import SERVICE, generic_handler
 from ..proto.wire import CHUNK_BYTES
 from ..telemetry import HttpEndpoint, set_up_logging
+from .conductor import Conductor
 from .config import ServerConfig
 from .core import Core, Rules
 from .metrics import Metrics
@@ -46,12 +49,6 @@ def run(effective: Effective[ServerConfig]) -> int:
 
 def _settings(config: ServerConfig) -> Settings:
     optimizer = parse_optimizer(config.optimizer)
-
-    def on_finished(store: Store) -> None:
-        if config.output is not None:
-            store.save(config.output)
-            log.info("parameters of version %d written to %s", store.version, config.output)
-
     return Settings(
         job=Job(
             id=uuid.uuid4().hex[:12],
@@ -73,8 +70,28 @@ def _settings(config: ServerConfig) -> Settings:
         max_model_bytes=config.max_model_bytes,
         protected=not config.insecure,
         software=__version__,
-        schedule=parse_schedule(config.schedule),
         build_optimizer=lambda parameters: build_optimizer(optimizer, parameters, config.learning_rate),
+    )
+
+
+def _conductor(config: ServerConfig) -> Conductor:
+    rules = Rules(
+        min_workers=config.min_workers,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        lease_s=config.lease_seconds,
+    )
+
+    def on_finished(store: Store) -> None:
+        if config.output:
+            store.save(Path(config.output))
+            log.info("parameters of version %d written to %s", store.version, config.output)
+
+    return Conductor(
+        Core(rules),
+        Metrics(config.downlink),
+        schedule=parse_schedule(config.schedule),
+        epochs=config.epochs,
         on_finished=on_finished,
     )
 
@@ -82,19 +99,15 @@ def _settings(config: ServerConfig) -> Settings:
 async def _serve(effective: Effective[ServerConfig]) -> int:
     config = effective.config
     settings = _settings(config)
-    metrics = Metrics(config.downlink)
-    rules = Rules(
-        min_workers=config.min_workers,
-        batch_size=config.batch_size,
-        epochs=config.epochs,
-        lease_s=config.lease_seconds,
-    )
-    service = Service(Core(rules), settings, metrics)
+    conductor = _conductor(config)
+    metrics = conductor.metrics
+    service = Service(conductor, settings)
+    stopping = asyncio.Event()
 
     server = grpc.aio.server(options=SERVER_OPTIONS)
     handler = generic_handler(service.handlers(), sent=metrics.sent, received=metrics.received)
     server.add_generic_rpc_handlers((handler,))
-    probes = health.aio.HealthServicer()
+    probes = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(probes, server)
     port = _listen(server, config)
     http = None
@@ -104,7 +117,7 @@ async def _serve(effective: Effective[ServerConfig]) -> int:
             config.http_port,
             metrics.registry,
             alive=lambda: (True, "alive"),
-            ready=service.readiness,
+            ready=lambda: _readiness(conductor, stopping),
             fallback=effective.origins["http_port"] == "default",
         )
     await server.start()
@@ -119,16 +132,15 @@ async def _serve(effective: Effective[ServerConfig]) -> int:
     if not config.insecure:
         log.info("protected mode: only peers on this machine are answered (--insecure lifts it)")
 
-    ticker = asyncio.create_task(service.tick())
-    code = await _until_stopped(service)
-    await probes.enter_graceful_shutdown()
+    ticker = asyncio.create_task(conductor.tick())
+    code = await _until_stopped(conductor, stopping)
+    await probes.enter_graceful_shutdown()  # not ready first, then the rest
     ticker.cancel()
-    await service.stop(service.failure or "it was told to stop")
+    await conductor.stop(conductor.failure or "it was told to stop")
     await server.stop(GRACE_S)
-    service.close()
     if http is not None:
         http.close()
-    log.info("stopped at version %d", service.core.version)
+    log.info("stopped at version %d", conductor.core.version)
     return code
 
 
@@ -146,8 +158,15 @@ def _listen(server: grpc.aio.Server, config: ServerConfig) -> int:
     return port
 
 
-async def _until_stopped(service: Service) -> int:
-    """Wait for a signal or for the service to give up. A second signal ends the process at once."""
+def _readiness(conductor: Conductor, stopping: asyncio.Event) -> tuple[bool, str]:
+    """For /readyz: whether workers may come."""
+    if stopping.is_set():
+        return False, "shutting down"
+    return True, conductor.core.phase.name.lower()
+
+
+async def _until_stopped(conductor: Conductor, stopping: asyncio.Event) -> int:
+    """Wait for a signal, or for the job to fail. A second signal ends the process at once."""
     loop = asyncio.get_running_loop()
     received: list[signal.Signals] = []
 
@@ -157,12 +176,16 @@ async def _until_stopped(service: Service) -> int:
             os._exit(128 + number)
         log.info("%s: shutting down", number.name)
         received.append(number)
-        service.stopping.set()
+        stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    await service.stopping.wait()
+    waits = [asyncio.create_task(event.wait()) for event in (stopping, conductor.failed)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    stopping.set()
     if received:
         return 128 + received[0]
-    log.error("%s", service.failure)
+    log.error("%s", conductor.failure)
     return Exit.INTERNAL

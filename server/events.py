@@ -225,6 +225,14 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Lost:
+    """A member is gone before the job was done."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Note:
     """A line for the log."""
 
@@ -238,5 +246,16 @@ class Finish:
 
 
 Action = (
-    Admit | Greet | Refuse | RequestInitialize | Assign | Answer | Apply | Disconnect | Report | Note | Finish
+    Admit
+    | Greet
+    | Lost
+    | Refuse
+    | RequestInitialize
+    | Assign
+    | Answer
+    | Apply
+    | Disconnect
+    | Report
+    | Note
+    | Finish
 )

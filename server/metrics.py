@@ -108,6 +108,11 @@ class Metrics:
         self._compressed_raw += compressed_raw
         self._raw_bytes.labels("up", SENDER.get()).inc(raw)
         self._pushes.labels(SENDER.get()).inc()
+        self.staleness.observe(0)
+
+    def push_stale(self, versions: int) -> None:
+        self.staleness.observe(versions)
+        self.push_refused(Reason.STALE)
 
     def push_refused(self, reason: Reason) -> None:
         self.refused += 1

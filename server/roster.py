@@ -11,7 +11,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from ..proto.messages import Outcome
-from ..proto.refusal import Reason, Refused, refusal
+from ..proto.refusal import Refused
+from . import refusals
 
 OUTCOMES_PER_MEMBER = 16
 DEPARTED_MEMBERS = 1024
@@ -63,31 +64,13 @@ class Roster:
         """
         known = self.members.get(worker) or self.departed.get(worker)
         if known is not None and incarnation < known.incarnation:
-            raise Refused(
-                refusal(
-                    Reason.FENCED,
-                    worker=worker,
-                    field="incarnation",
-                    limit=f"above {known.incarnation}",
-                    value=str(incarnation),
-                    remedy="a newer process has taken this worker id; if none runs, this host's clock is behind",
-                )
-            )
+            raise Refused(refusals.fenced(worker, incarnation, known.incarnation))
         current = self.members.get(worker)
         if current is not None and incarnation == current.incarnation:
             current.heard_at = now
             return current, None
         if current is not None and current.attached and now - current.heard_at < self.lease_s / 2:
-            raise Refused(
-                refusal(
-                    Reason.DUPLICATE_WORKER,
-                    worker=worker,
-                    field="worker id",
-                    limit="one live worker per id",
-                    value=f"a second process; the first was heard {now - current.heard_at:.1f} s ago",
-                    remedy="give each worker its own --worker-id, or stop the other process",
-                )
-            )
+            raise Refused(refusals.duplicate_worker(worker, now - current.heard_at))
         if current is None and known is not None and incarnation == known.incarnation:
             return self._revive(known, now), None
         self.departed.pop(worker, None)
@@ -117,27 +100,9 @@ class Roster:
             if departed is not None and departed.incarnation == incarnation:
                 member = self._revive(departed, now)
         if member is None:
-            raise Refused(
-                refusal(
-                    Reason.NOT_A_MEMBER,
-                    worker=worker,
-                    field="membership",
-                    limit="a worker that has joined and kept its lease",
-                    value="none of this id",
-                    remedy="join again",
-                )
-            )
+            raise Refused(refusals.not_a_member(worker))
         if member.incarnation != incarnation:
-            raise Refused(
-                refusal(
-                    Reason.FENCED,
-                    worker=worker,
-                    field="incarnation",
-                    limit=str(member.incarnation),
-                    value=str(incarnation),
-                    remedy="a newer process has taken this worker id; stop this one",
-                )
-            )
+            raise Refused(refusals.fenced(worker, incarnation, member.incarnation))
         member.heard_at = now
         return member
 

@@ -11,7 +11,7 @@ Nothing here knows of sockets or clocks. One thread at a time may use a store.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from ..proto.transfer import encode_chunks, tensor_header
 from ..proto.wire import crc32c, encode_server
 
 Float32 = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
 BuildOptimizer = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
 
 
@@ -71,7 +72,7 @@ class Store:
     ) -> None:
         """
         Args:
-            values: initial parameters, one flat float32 array per tensor of the manifest; they are taken over.
+            values: initial parameters, a flat float32 array per tensor of the manifest; taken over.
             downlink: "none", "bf16" or "fp16".
         """
         self.manifest = manifest
@@ -154,11 +155,15 @@ class Store:
         raw_bytes = sum(payload.elements for payload in payloads) * 4
         return Broadcast(version, content, messages, raw_bytes)
 
+    def values(self) -> list[Bytes]:
+        """The parameters as little-endian float32 bytes, in manifest order, over their own memory."""
+        return [_flat(parameter).view(np.uint8) for parameter in self.parameters]
+
     def sha256(self) -> str:
-        """Over the parameters as little-endian float32, in manifest order."""
+        """Over `values`."""
         digest = hashlib.sha256()
-        for parameter in self.parameters:
-            digest.update(_flat(parameter).data)
+        for value in self.values():
+            digest.update(value.data)
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
@@ -19,33 +20,43 @@ from .store import Broadcast
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+@dataclass(slots=True)
+class Session:
+    """A worker that is connected."""
+
+    worker: str
+    incarnation: int
+    outbox: Outbox
+    inbox: Inbox
+
+
 class Outbox:
     """Messages for one worker, in order. A broadcast that is still being encoded keeps its place."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[bytes | Awaitable[Broadcast] | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[bytes | Broadcast | Awaitable[Broadcast] | None] = asyncio.Queue()
         self.ended_with: Refusal | None = None
         self.final = False
 
     def send(self, message: ServerMessage) -> None:
         self._queue.put_nowait(encode_server(message))
 
-    def send_broadcast(self, broadcast: Awaitable[Broadcast]) -> None:
+    def send_broadcast(self, broadcast: Broadcast | Awaitable[Broadcast]) -> None:
         self._queue.put_nowait(broadcast)
 
-    def end(self, refusal: Refusal | None, *, final: bool) -> None:
+    def end(self, why: Refusal, *, final: bool) -> None:
         """Write what is queued, then end the stream. final: the worker shall not come back."""
         if self.ended_with is None:
-            self.ended_with, self.final = refusal, final
-        self._queue.put_nowait(None)
+            self.ended_with, self.final = why, final
+            self._queue.put_nowait(None)
 
-    async def pump(self, context: Context, on_broadcast: Any) -> None:
-        """Write until the end. `on_broadcast(broadcast)` is told of each one that has gone out."""
+    async def pump(self, context: Context, on_broadcast: Callable[[Broadcast], None]) -> None:
+        """Write until the end. `on_broadcast` is told of each broadcast that has gone out."""
         while (item := await self._queue.get()) is not None:
             if isinstance(item, bytes):
                 await context.write(item)
                 continue
-            broadcast = await item
+            broadcast = item if isinstance(item, Broadcast) else await item
             for message in broadcast.messages:
                 await context.write(message)
             on_broadcast(broadcast)
@@ -56,81 +67,65 @@ class Inbox:
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
-        self._header: Push | None = None
+        self.current: Push | None = None  # the push that is arriving
         self._assembly: Assembly | None = None
-        self._dropping: tuple[int, int] | None = None
+        self._dropping: tuple[int, int] | None = None  # (seq, partition) of the push that was refused
 
-    def begin(self, header: Push, manifest: Manifest | None) -> bool:
-        """Take a push header. Returns whether the push is complete without any chunk.
+    def begin(self, header: Push, manifest: Manifest | None) -> None:
+        """Take a push header. A push that was arriving is forgotten: the worker has begun anew.
 
         Raises:
             Refused: before anything is allocated.
         """
         self.drop(header)
         if manifest is None:
-            why = "push before the job has its initial parameters"
+            why = f"worker {self.worker!r}: push {header.seq} came before the job has its initial parameters"
             raise Refused(Refusal(reason=Reason.NOT_INITIALIZED, worker=self.worker, message=why))
-        payloads: Sequence[Payload] = ()
-        if header.samples > 0:
-            payloads = announced_payloads(header.tensors, manifest, header.partition, worker=self.worker)
-        elif header.tensors or header.partition >= len(manifest.partitions):
-            raise Refused(
-                refusal(
-                    Reason.TENSOR,
-                    worker=self.worker,
-                    field=f"push {header.seq}",
-                    limit="no tensors with samples = 0, in a partition that exists",
-                    value=f"{len(header.tensors)} tensors in partition {header.partition}",
-                )
-            )
+        payloads = self._announced(header, manifest)
         if header.loss != header.loss or abs(header.loss) == float("inf"):
-            raise Refused(
-                refusal(
-                    Reason.NON_FINITE,
-                    worker=self.worker,
-                    field=f"push {header.seq} loss",
-                    limit="a finite number",
-                    value=str(header.loss),
-                )
+            raise self._refused(
+                Reason.NON_FINITE, f"push {header.seq} loss", "a finite number", str(header.loss)
             )
+        self.current, self._dropping = header, None
         self._assembly = Assembly(header.seq, header.partition, payloads, header.crc32c, worker=self.worker)
-        self._header, self._dropping = header, None
-        return self._assembly.complete
 
-    def add(self, chunk: Chunk) -> bool:
-        """Take a chunk. Returns whether the push is complete now.
+    def _announced(self, header: Push, manifest: Manifest) -> Sequence[Payload]:
+        if header.samples > 0:
+            return announced_payloads(header.tensors, manifest, header.partition, worker=self.worker)
+        if header.tensors or header.partition >= len(manifest.partitions):
+            raise self._refused(
+                Reason.TENSOR,
+                f"push {header.seq}",
+                "no tensors where samples is 0, in a partition that exists",
+                f"{len(header.tensors)} tensors in partition {header.partition}",
+            )
+        return ()
+
+    def add(self, chunk: Chunk) -> None:
+        """Take a chunk.
 
         Raises:
-            Refused: the chunk does not belong here or is damaged; the push is dropped.
+            Refused: it does not belong here or is damaged.
         """
         if self._dropping == (chunk.transfer, chunk.partition):
-            return False
+            return
         if self._assembly is None:
-            raise Refused(
-                refusal(
-                    Reason.CHUNK,
-                    worker=self.worker,
-                    field="chunk",
-                    limit="a push header first",
-                    value=f"transfer {chunk.transfer} at offset {chunk.offset}",
-                )
-            )
+            got = f"transfer {chunk.transfer} at offset {chunk.offset}"
+            raise self._refused(Reason.CHUNK, "chunk", "a push header first", got)
         self._assembly.add(chunk)
-        return self._assembly.complete
 
-    def take(self) -> tuple[Push, Assembly]:
-        """The complete push; the inbox is empty again."""
-        assert self._header is not None and self._assembly is not None
-        header, assembly = self._header, self._assembly
-        self._header = self._assembly = None
-        return header, assembly
-
-    @property
-    def current(self) -> Push | None:
-        """The push that is arriving."""
-        return self._header
+    def take(self) -> tuple[Push, Assembly] | None:
+        """The push, if it is complete; the inbox is empty again then."""
+        if self.current is None or self._assembly is None or not self._assembly.complete:
+            return None
+        complete = self.current, self._assembly
+        self.current = self._assembly = None
+        return complete
 
     def drop(self, header: Push) -> None:
         """Forget what has arrived, and ignore the rest of this push."""
-        self._header = self._assembly = None
+        self.current = self._assembly = None
         self._dropping = (header.seq, header.partition)
+
+    def _refused(self, reason: Reason, field: str, limit: str, value: str) -> Refused:
+        return Refused(refusal(reason, worker=self.worker, field=field, limit=limit, value=value))

@@ -209,7 +209,7 @@ class Client:
             if self._exchange is not None:
                 self._exchange.cancel()
                 await asyncio.gather(self._exchange, return_exceptions=True)
-            await self._channel.close()
+            await self._channel.close(None)
 
         with contextlib.suppress(Exception):
             self._call(shut(), LEAVE_TIMEOUT_S)
@@ -232,7 +232,9 @@ class Client:
         attempts = _Attempts(self._address, self._connect_s)
         while True:
             try:
-                reply = await _translated(self._stub.join(request, timeout=CALL_TIMEOUT_S))
+                reply: m.JoinReply | Malformed = await _translated(
+                    self._stub.join(request, timeout=CALL_TIMEOUT_S)
+                )
                 if isinstance(reply, Malformed):
                     raise UnreachableError(f"{self._address} answers, but not as a gc-server: {reply.text}")
                 return reply

@@ -182,7 +182,7 @@ class Trainer:
             for parameter in self._replica.parameters:
                 parameter.grad = None
             loss = self._task.loss(model, to_device(self._task.batch(indices), self._device))
-            loss.backward()
+            torch.autograd.backward(loss)
             return float(loss.detach())
 
         return guarded(f"task {self._task.name!r}", compute), self._replica.gradients()
@@ -193,7 +193,8 @@ class Trainer:
         log.warning("version %d: %s; this step contributes nothing", assignment.version, error)
         if self._skipped >= MAX_SKIPPED_STEPS:
             raise TaskFailedError(
-                f"{error} in {self._skipped} steps in a row: lower --learning-rate, or check the data and the loss"
+                f"{error} in {self._skipped} steps in a row: "
+                "lower --learning-rate, or check the data and the loss"
             )
 
     def _evaluate(self, assignment: m.Assignment) -> None:

@@ -29,7 +29,8 @@ class Replica:
         for name, parameter in named:
             if parameter.dtype != torch.float32:
                 raise ModelError(
-                    f"parameter {name!r}: expected {DTYPE}, got {parameter.dtype}; convert the model with .float()"
+                    f"parameter {name!r}: expected {DTYPE}, got {parameter.dtype}; "
+                    "convert the model with .float()"
                 )
         self.model = model
         self.parameters = [parameter for _, parameter in named]

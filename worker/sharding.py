@@ -21,13 +21,13 @@ def epoch_order(seed: int, epoch: int, train_samples: int) -> Indices:
 
 
 def share(samples: int, position: int, world: int) -> tuple[int, int]:
-    """Start and end of a position's part of `samples`; the first ones get one more where it does not divide."""
+    """Start and end of a position's part of `samples`; the first ones get one more if it does not divide."""
     base, extra = divmod(samples, world)
     start = position * base + min(position, extra)
     return start, start + base + (1 if position < extra else 0)
 
 
 def shard(order: Indices, assignment: Assignment) -> Indices:
-    """The indices of this worker's samples in this round; empty where there are fewer samples than workers."""
+    """The indices of this worker's samples in this round; empty if there are fewer samples than workers."""
     start, end = share(assignment.samples, assignment.position, assignment.world)
     return order[assignment.start + start : assignment.start + end]

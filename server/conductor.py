@@ -1,0 +1,247 @@
+"""What the state machine's actions do: messages to workers, work for the reducer.
+
+All state is touched on one event loop; reducing, encoding and scanning run on worker threads in nogil code
+while the loop goes on answering heartbeats. One reducer thread gives the store its single user and keeps
+applies and snapshots in the order in which they were decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..compressors import Payload
+from ..proto import messages as m
+from ..proto.refusal import Refused
+from . import events as e
+from .core import Core
+from .metrics import Metrics
+from .schedule import Constant
+from .store import Broadcast, DivergedError, Share, Store
+from .streams import Session
+
+log = logging.getLogger("gradwire.server")
+T = TypeVar("T")
+
+TICK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class PushContent:
+    """What the core carries from an accepted push to its round without looking at it."""
+
+    payloads: Sequence[Payload]
+    loss: float
+
+
+class Conductor:
+    """Feeds events to the core and performs its actions. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        core: Core,
+        metrics: Metrics,
+        *,
+        schedule: Constant,
+        epochs: int,
+        on_finished: Callable[[Store], None],
+    ) -> None:
+        """
+        Args:
+            on_finished: called on the reducer thread with the final parameters.
+        """
+        self.core = core
+        self.metrics = metrics
+        self.store: Store | None = None
+        self.sessions: dict[str, Session] = {}
+        self.failed = asyncio.Event()
+        self.failure = ""  # why the job cannot go on
+        self.parameters_sha256 = ""  # of the final parameters, once they are saved
+        self._schedule = schedule
+        self._epochs = epochs
+        self._on_finished = on_finished
+        self._reducer = ThreadPoolExecutor(1, "reducer")
+        self._latest: dict[int, Broadcast] = {}  # last update by partition
+        self._snapshots: dict[int, asyncio.Task[Broadcast]] = {}  # of the current version, by partition
+        self._working: set[asyncio.Task[None]] = set()
+        self._started_at: float | None = None
+        self._ended_at: float | None = None
+        self._round_opened_at = 0.0
+
+    @property
+    def training_seconds(self) -> float:
+        """From the opening of the first round to the last version."""
+        if self._started_at is None:
+            return 0.0
+        over = self.core.phase in (m.Phase.FINISHING, m.Phase.FINISHED)
+        end = self._ended_at if over and self._ended_at is not None else time.monotonic()
+        return end - self._started_at
+
+    def decide(self, event: e.Event) -> list[e.Action]:
+        """The actions of an event, still to be performed. Raises Refused."""
+        actions = self.core.step(event, time.monotonic())
+        for action in actions:
+            if isinstance(action, e.Refuse):
+                raise Refused(action.refusal)
+        return actions
+
+    def happen(self, event: e.Event) -> None:
+        """Decide and perform. Raises Refused."""
+        self.perform(self.decide(event))
+
+    def perform(self, actions: Sequence[e.Action]) -> None:
+        for action in actions:
+            self._perform_one(action)
+        self._update_gauges()
+
+    def _perform_one(self, action: e.Action) -> None:
+        match action:
+            case e.Greet():
+                welcome = m.Welcome(rank=action.rank, version=action.version, last_seq=action.last_seq)
+                self._send(action.worker, welcome)
+            case e.RequestInitialize():
+                self._send(action.worker, m.InitializeRequest())
+            case e.Assign():
+                self._assign(action)
+            case e.Answer():
+                self._send(action.worker, action.outcome)
+            case e.Apply():
+                self._work(self._apply(action))
+            case e.Disconnect():
+                session = self.sessions.get(action.worker)
+                if session is not None and session.incarnation == action.incarnation:
+                    session.outbox.end(action.refusal, final=action.final)
+            case e.Report():
+                log.warning("%s", action.text)
+                waiting = m.Waiting(ranks=action.ranks, seconds=action.seconds, text=action.text)
+                for worker in self.sessions:
+                    self._send(worker, waiting)
+            case e.Lost():
+                self.metrics.lost_members.inc()
+                log.warning("%s is lost: %s", action.name, action.reason)
+            case e.Note():
+                log.log(logging.WARNING if action.warning else logging.INFO, "%s", action.text)
+            case e.Finish():
+                self._work(self._finish())
+            case e.Admit() | e.Refuse():
+                pass  # answered by whoever raised the event
+
+    def _send(self, worker: str, message: m.ServerMessage) -> None:
+        """To a worker that may have gone: its next stream learns all it needs from `Prepared`."""
+        session = self.sessions.get(worker)
+        if session is not None:
+            session.outbox.send(message)
+
+    def _assign(self, action: e.Assign) -> None:
+        session = self.sessions.get(action.worker)
+        if session is None:
+            return
+        assignment = action.assignment
+        if assignment.position == 0:
+            self._round_opened_at = time.monotonic()
+            if self._started_at is None:
+                self._started_at = self._round_opened_at
+        if action.has != assignment.version:
+            assert self.store is not None
+            for partition in range(len(self.store.manifest.partitions)):
+                broadcast = self._broadcast(partition, assignment.version, action.has)
+                session.outbox.send_broadcast(broadcast)
+        session.outbox.send(assignment)
+
+    def _broadcast(self, partition: int, version: int, has: int | None) -> Broadcast | Awaitable[Broadcast]:
+        """What takes a replica from `has` to `version`: the update if it can, a snapshot otherwise."""
+        latest = self._latest.get(partition)
+        fits = latest is not None and (latest.content is m.Content.VALUES or has == version - 1)
+        if latest is not None and latest.version == version and fits:
+            return latest
+        snapshot = self._snapshots.get(partition)
+        if snapshot is None:
+            assert self.store is not None
+            # Queued behind the reducer's earlier work and before the next apply, so it is of this version.
+            snapshot = asyncio.create_task(self.on_reducer(self.store.snapshot, partition))
+            self._snapshots[partition] = snapshot
+        return asyncio.shield(snapshot)
+
+    async def _apply(self, action: e.Apply) -> None:
+        assert self.store is not None
+        shares: list[Share] = []
+        samples, loss = 0, 0.0
+        for contribution in action.contributions:
+            content = contribution.content
+            assert isinstance(content, PushContent)
+            shares.append(Share(contribution.samples, content.payloads))
+            samples += contribution.samples
+            loss += content.loss * contribution.samples
+        factor = self._schedule.factor(action.epoch, self._epochs)
+        started = time.monotonic()
+        broadcast = await self.on_reducer(self.store.apply, action.partition, action.version, shares, factor)
+        self._ended_at = time.monotonic()
+        self.metrics.reduce_seconds.observe(self._ended_at - started)
+        self._snapshots.pop(action.partition, None)
+        self._latest[action.partition] = broadcast
+        if action.partition == 0:
+            mean_loss = loss / samples if samples else math.nan
+            self.metrics.round_closed(self._ended_at - self._round_opened_at, samples, mean_loss)
+        self.happen(e.Published(partition=action.partition, version=action.version))
+
+    async def _finish(self) -> None:
+        store = self.store
+        if store is None:
+            return
+
+        def conclude() -> str:
+            self._on_finished(store)
+            return store.sha256()
+
+        self.parameters_sha256 = await self.on_reducer(conclude)
+        log.info("the job is finished at version %d", self.core.version)
+
+    def _work(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._working.add(task)
+        task.add_done_callback(self._worked)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        """A round that cannot be applied would never close, so it ends the job."""
+        self._working.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, DivergedError):
+            self.failure = f"{error}; lower --learning-rate, or check the data"
+        else:
+            self.failure = f"the job cannot go on: {error!r}"
+            log.error("%s", self.failure, exc_info=error)
+        self.failed.set()
+
+    def _update_gauges(self) -> None:
+        core, metrics = self.core, self.metrics
+        metrics.members.set(len(core.roster.members))
+        metrics.version.set(core.version)
+        metrics.epoch.set(core.epoch + core.epoch_progress)
+        metrics.missing.set(len(core.round.missing(0)) if core.round else 0)
+        metrics.set_phase(core.phase)
+
+    async def on_reducer(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run on the reducer thread, after everything that was handed to it before."""
+        return await asyncio.get_running_loop().run_in_executor(self._reducer, function, *arguments)
+
+    async def tick(self) -> None:
+        """Let time pass, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.happen(e.Tick())
+            if self.core.waiting(time.monotonic())[1]:
+                self.metrics.waiting_seconds.labels(self.core.phase.name.lower()).inc(TICK_S)
+
+    async def stop(self, reason: str) -> None:
+        """Finish what is being applied, tell the members, and let them go."""
+        self.happen(e.Stopping(reason=reason))
+        while self._working:
+            await asyncio.wait(set(self._working))
+        self._reducer.shutdown(wait=True)

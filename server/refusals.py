@@ -1,0 +1,106 @@
+"""What the state machine says when it does not accept something: worker, field, limit, value and remedy."""
+
+from __future__ import annotations
+
+from ..proto.refusal import Reason, Refusal, refusal
+
+
+def fenced(worker: str, incarnation: int, newest: int) -> Refusal:
+    return refusal(
+        Reason.FENCED,
+        worker=worker,
+        field="incarnation",
+        limit=f"{newest}, the newest of this worker id",
+        value=str(incarnation),
+        remedy="another process has taken this worker id; if none has, this machine's clock is behind",
+    )
+
+
+def duplicate_worker(worker: str, heard_s: float) -> Refusal:
+    return refusal(
+        Reason.DUPLICATE_WORKER,
+        worker=worker,
+        field="worker id",
+        limit="one live process per worker id",
+        value=f"a second one; the first was heard {heard_s:.1f} s ago",
+        remedy="give each worker its own --worker-id, or stop the other process",
+    )
+
+
+def not_a_member(worker: str) -> Refusal:
+    return refusal(
+        Reason.NOT_A_MEMBER,
+        worker=worker,
+        field="membership",
+        limit="a worker that has joined",
+        value="none of this id",
+        remedy="join first",
+    )
+
+
+def lease_over(worker: str, silent_s: float, lease_s: float) -> Refusal:
+    return refusal(
+        Reason.NOT_A_MEMBER,
+        worker=worker,
+        field="lease",
+        limit=f"a message every {lease_s:g} s",
+        value=f"none for {silent_s:.1f} s",
+        remedy="reconnect",
+    )
+
+
+def wrong_model(worker: str, fingerprint: bytes, expected: bytes) -> Refusal:
+    return refusal(
+        Reason.MODEL,
+        worker=worker,
+        field="model fingerprint",
+        limit=expected.hex()[:16],
+        value=fingerprint.hex()[:16] or "none",
+        remedy="run the same task, options and code on every worker",
+    )
+
+
+def not_the_initializer(worker: str, initializer: str | None) -> Refusal:
+    return refusal(
+        Reason.NOT_A_MEMBER,
+        worker=worker,
+        field="initial parameters",
+        limit=f"those of {initializer!r}" if initializer else "those of a worker that has joined",
+        value=f"those of {worker!r}",
+    )
+
+
+def already_initialized(worker: str) -> Refusal:
+    text = f"worker {worker!r}: the job already has its initial parameters"
+    return Refusal(reason=Reason.ALREADY_INITIALIZED, worker=worker, message=text)
+
+
+def sequence(worker: str, seq: int, expected: int) -> Refusal:
+    return refusal(
+        Reason.SEQUENCE,
+        worker=worker,
+        field="push seq",
+        limit=str(expected),
+        value=str(seq),
+        remedy="a push was lost on the way, or this one is older than the server remembers",
+    )
+
+
+def stale(worker: str, seq: int, base_version: int, version: int) -> Refusal:
+    return refusal(
+        Reason.STALE,
+        worker=worker,
+        field=f"push {seq} base_version",
+        limit=f"version {version} while its round is open",
+        value=f"version {base_version}",
+    )
+
+
+def finished(worker: str, epochs: int) -> Refusal:
+    text = f"the job has finished its {epochs} epochs"
+    return Refusal(reason=Reason.JOB_FINISHED, worker=worker, message=text)
+
+
+def stopping(worker: str, reason: str) -> Refusal:
+    text = f"the server is shutting down: {reason}"
+    return Refusal(reason=Reason.STOPPING, worker=worker, message=text)

@@ -1,0 +1,112 @@
+"""`name[:key=value,...]`: how a compressor, task, optimizer or schedule is named on a command line.
+
+The options of each are a frozen dataclass whose fields, all with defaults, are the keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, TypeVar, get_type_hints
+
+OptionsT = TypeVar("OptionsT")
+
+_KEY = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_SWITCH = {"on": True, "off": False}
+
+
+class SpecError(ValueError):
+    """A spec that cannot be made as asked for; the message lists what is known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spec:
+    """A parsed spec. The values are still text: only what is named knows their types.
+
+    kind: what is named, for messages: "compressor", "task", …
+    """
+
+    kind: str
+    name: str
+    options: Mapping[str, str]
+
+    def __str__(self) -> str:
+        text = ",".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}:{text}" if text else self.name
+
+
+def parse_spec(kind: str, text: str) -> Spec:
+    """Split `name[:key=value,...]`; raise `SpecError` if the text has another form.
+
+    The name of something of the user's own is `module:function`, so the first colon that is followed by a
+    key and an equals sign is the one that ends the name.
+    """
+    match = re.search(r":(?=[^:,=]*=)", text)
+    name, rest = (text[: match.start()], text[match.end() :]) if match else (text, None)
+    if not name or not re.fullmatch(r"[\w.:-]+", name):
+        raise SpecError(f"{kind} {text!r}: expected name[:key=value,...], got the name {name!r}")
+    options: dict[str, str] = {}
+    for item in rest.split(",") if rest is not None else ():
+        key, equals, value = item.partition("=")
+        if not (_KEY.fullmatch(key) and equals and value):
+            raise SpecError(f"{kind} {text!r}: expected key=value after the colon, got {item!r}")
+        if key in options:
+            raise SpecError(f"{kind} {text!r}: the key {key!r} is given twice")
+        options[key] = value
+    return Spec(kind=kind, name=name, options=options)
+
+
+def known(names: Iterable[str]) -> str:
+    """A list of names for the end of an error message."""
+    return ", ".join(sorted(names)) or "none"
+
+
+def parse_switch(text: str) -> bool:
+    """`on` or `off`; raise `ValueError` otherwise."""
+    if text not in _SWITCH:
+        raise ValueError(f"expected on or off, got {text!r}")
+    return _SWITCH[text]
+
+
+def parse_options(options_type: type[OptionsT], spec: Spec, *, universal: Iterable[str] = ()) -> OptionsT:
+    """Make the options dataclass; a field is a bool (`on` or `off`), int, float, str or Enum (by value).
+
+    `universal` keys are read elsewhere and only listed among the known ones.
+    Raise `SpecError` that names the key and says what would have been accepted.
+    """
+    types = option_types(options_type)
+    values: dict[str, Any] = {}
+    for key, text in spec.options.items():
+        if key not in types:
+            keys = known([*types, *universal])
+            raise SpecError(f"{spec.kind} {spec.name!r}: unknown key {key!r}; known keys: {keys}")
+        try:
+            values[key] = _parse_value(types[key], text)
+        except ValueError as error:
+            raise SpecError(f"{spec.kind} {spec.name!r}: {key}: {error}") from None
+    try:
+        return options_type(**values)
+    except ValueError as error:
+        raise SpecError(f"{spec.kind} {spec.name!r}: {error}") from None
+
+
+def option_types(options_type: type[Any]) -> dict[str, type[Any]]:
+    """Key to type, in the order of the fields."""
+    hints = get_type_hints(options_type)
+    return {field.name: hints[field.name] for field in fields(options_type)}
+
+
+def _parse_value(value_type: type[Any], text: str) -> Any:
+    if issubclass(value_type, Enum):
+        accepted = {str(member.value): member for member in value_type}
+        if text not in accepted:
+            raise ValueError(f"expected one of {known(accepted)}, got {text!r}")
+        return accepted[text]
+    if value_type is bool:
+        return parse_switch(text)
+    try:
+        return value_type(text)
+    except ValueError:
+        raise ValueError(f"expected {value_type.__name__}, got {text!r}") from None
