@@ -1,7 +1,7 @@
 """The hot loops, chosen in one place: the rest of the room imports them from here.
 
-`reference` says in plain numpy what each kernel computes, `cpu` computes it fast, and tests hold them equal bit
-for bit. The plain ones serve where numba itself is told not to compile (NUMBA_DISABLE_JIT).
+`reference` says in plain numpy what each kernel computes, `cpu` computes it fast, and tests hold the two
+equal bit for bit.
 """
 
 from __future__ import annotations

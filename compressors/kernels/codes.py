@@ -1,346 +1,46 @@
 # mypy: ignore-errors
 # pyright: basic
-"""Kernels over packed codes, compiled by numba: quantize with feedback, and the sum of many payloads.
-
-LLVM vectorizes neither well from plain loops: a table lookup becomes a gather, or scalar loads, and packing
-defeats it altogether. So the few vector operations needed are spelled out as numba intrinsics on values of 16
-lanes, and the kernels at the end of the file are ordinary numba loops over them. LLVM splits 16 lanes into
-whatever registers the processor has; only `lookup` is written once per kind of processor.
+"""Kernels over packed codes: quantize with feedback, and the sum of many payloads.
 
 The sum reads 32-bit words as lanes: shifting 16 words right by 4j leaves code j of each word in its low bits,
 so a payload costs one load per 128 elements and then a shift, a lookup and an addition per 16. The sums are
 accumulated in that transposed order, in registers, and put in order once, after the last payload.
-
-All in one file, because numba's cache watches only the file in which a kernel stands.
 """
 
 from __future__ import annotations
 
-import llvmlite.binding
 import numpy as np
-from llvmlite import ir
-from numba import literally, njit, types
-from numba.core import cgutils, config
-from numba.extending import intrinsic, models, register_model
+from numba import literally, njit
 
 from .compiling import CHUNK, kernel, take
+from .vectors import (
+    above,
+    add,
+    add_codes,
+    all_floats,
+    all_words,
+    at_least,
+    either,
+    fence,
+    load,
+    load_byte,
+    load_sums,
+    load_words,
+    lookup,
+    magnitude,
+    no_sums,
+    prefetch,
+    store,
+    store_codes,
+    store_sums,
+    stream_sums,
+    subtract,
+    where,
+)
 
-LANES = 16
 # Bytes ahead at which memory is asked for: one page, where the processor's own prefetching stops.
 AHEAD = 4096
 FLOAT32_MAX = np.finfo(np.float32).max
-
-I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-
-
-class _Vector(types.Type):
-    """The type of a value of 16 lanes; exists inside kernels only."""
-
-    def __init__(self, name, lane):
-        super().__init__(name)
-        self.llvm = ir.VectorType(lane, LANES)
-
-    def constant(self, value):
-        return ir.Constant(self.llvm, [value] * LANES)
-
-
-@register_model(_Vector)
-class _VectorModel(models.PrimitiveModel):
-    def __init__(self, dmm, fe_type):
-        super().__init__(dmm, fe_type, fe_type.llvm)
-
-
-FLOATS = _Vector("float32x16", ir.FloatType())
-WORDS = _Vector("uint32x16", I32)
-MASK = _Vector("bool16", ir.IntType(1))
-
-
-# ---- arithmetic: each lane on its own, rounded to float32 after every operation ----
-
-
-def _binary(emit, result=None):
-    @intrinsic
-    def operation(typingctx, a, b):
-        return (result or a)(a, b), lambda context, builder, signature, args: emit(builder, *args)
-
-    return operation
-
-
-add = _binary(lambda builder, a, b: builder.fadd(a, b))
-subtract = _binary(lambda builder, a, b: builder.fsub(a, b))
-above = _binary(lambda builder, a, b: builder.fcmp_ordered(">", a, b), MASK)
-at_least = _binary(lambda builder, a, b: builder.fcmp_ordered(">=", a, b), MASK)
-either = _binary(lambda builder, a, b: builder.or_(a, b))
-
-
-@intrinsic
-def magnitude(typingctx, a):
-    """|a|."""
-
-    def codegen(context, builder, signature, args):
-        fabs = ir.FunctionType(FLOATS.llvm, [FLOATS.llvm])
-        return builder.call(cgutils.get_or_insert_function(builder.module, fabs, "llvm.fabs.v16f32"), args)
-
-    return FLOATS(a), codegen
-
-
-@intrinsic
-def where(typingctx, mask, a, b):
-    """a where the mask is set, b elsewhere."""
-    return a(mask, a, b), lambda context, builder, signature, args: builder.select(*args)
-
-
-def _broadcast(vector, scalar):
-    @intrinsic
-    def operation(typingctx, value):
-        def codegen(context, builder, signature, args):
-            first = builder.insert_element(ir.Constant(vector.llvm, ir.Undefined), args[0], I32(0))
-            return builder.shuffle_vector(first, first, WORDS.constant(0))
-
-        return vector(scalar), codegen
-
-    return operation
-
-
-all_floats = _broadcast(FLOATS, types.float32)
-all_words = _broadcast(WORDS, types.uint32)
-
-
-# ---- memory ----
-
-
-def _pointer(context, builder, array_type, array, index, target=FLOATS.llvm):
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), target.as_pointer())
-
-
-@intrinsic
-def load(typingctx, array, index):
-    """Sixteen float32 from array[index]."""
-
-    def codegen(context, builder, signature, args):
-        return builder.load(_pointer(context, builder, signature.args[0], *args), align=4)
-
-    return FLOATS(array, index), codegen
-
-
-@intrinsic
-def store(typingctx, array, index, vector):
-    """Sixteen float32 to array[index]."""
-
-    def codegen(context, builder, signature, args):
-        builder.store(args[2], _pointer(context, builder, signature.args[0], *args[:2]), align=4)
-
-    return types.void(array, index, vector), codegen
-
-
-@intrinsic
-def load_words(typingctx, address, offset):
-    """Sixteen 32-bit words from `offset` bytes after an address, however aligned."""
-
-    def codegen(context, builder, signature, args):
-        return builder.load(builder.inttoptr(builder.add(*args), WORDS.llvm.as_pointer()), align=1)
-
-    return WORDS(types.uint64, types.uint64), codegen
-
-
-@intrinsic
-def load_byte(typingctx, address, offset):
-    """The byte `offset` bytes after an address."""
-
-    def codegen(context, builder, signature, args):
-        return builder.load(builder.inttoptr(builder.add(*args), I8.as_pointer()))
-
-    return types.uint8(types.uint64, types.uint64), codegen
-
-
-@intrinsic
-def prefetch(typingctx, address, offset):
-    """Ask for a cache line. An address beyond the end is ignored by the processor."""
-
-    def codegen(context, builder, signature, args):
-        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        pointer = builder.inttoptr(builder.add(*args), I8.as_pointer())
-        read, keep_in_all_caches, data = I32(0), I32(3), I32(1)
-        builder.call(function, [pointer, read, keep_in_all_caches, data])
-
-    return types.void(types.uint64, types.uint64), codegen
-
-
-@intrinsic
-def fence(typingctx):
-    """Order streaming stores, which bypass the cache, before whatever follows."""
-    return types.void(), lambda context, builder, signature, args: builder.fence("seq_cst") and None
-
-
-# ---- codes ----
-
-
-def _cpu_has(feature):
-    if config.CPU_FEATURES is not None:  # what numba compiles for, if it was told
-        return f"+{feature}" in config.CPU_FEATURES.split(",")
-    return llvmlite.binding.get_host_cpu_features().get(feature, False)
-
-
-def _lookup(builder, table, index):
-    """`table[index & 15]` for every lane of `index`."""
-    if _cpu_has("avx512f"):
-        return _permute(builder, "llvm.x86.avx512.permvar.sf.512", table, index)
-    if _cpu_has("avx2"):
-        return _lookup_avx2(builder, table, index)
-    memory = cgutils.alloca_once(builder, FLOATS.llvm)
-    builder.store(table, memory)
-    entries = builder.bitcast(memory, ir.FloatType().as_pointer())
-    index = builder.and_(index, WORDS.constant(15))
-    result = ir.Constant(FLOATS.llvm, ir.Undefined)
-    for lane in range(LANES):
-        entry = builder.load(builder.gep(entries, [builder.extract_element(index, I32(lane))]))
-        result = builder.insert_element(result, entry, I32(lane))
-    return result
-
-
-def _lookup_avx2(builder, table, index):
-    """A permutation there knows eight entries: look up in both halves of the table, choose by bit 3."""
-    eight = ir.VectorType(I32, 8)
-    first, second = (ir.Constant(eight, list(range(start, start + 8))) for start in (0, 8))
-    low, high = (builder.shuffle_vector(table, table, half) for half in (first, second))
-    found = []
-    for half in (first, second):
-        part = builder.shuffle_vector(index, index, half)
-        bit = builder.and_(part, ir.Constant(eight, [8] * 8))
-        in_high = builder.icmp_unsigned("!=", bit, ir.Constant(eight, [0] * 8))
-        from_high = _permute(builder, "llvm.x86.avx2.permps", high, part)
-        from_low = _permute(builder, "llvm.x86.avx2.permps", low, part)
-        found.append(builder.select(in_high, from_high, from_low))
-    return builder.shuffle_vector(*found, ir.Constant(WORDS.llvm, list(range(LANES))))
-
-
-def _permute(builder, name, table, index):
-    signature = ir.FunctionType(table.type, [table.type, index.type])
-    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), [table, index])
-
-
-lookup = _binary(_lookup)
-
-
-@intrinsic(prefer_literal=True)
-def store_codes(typingctx, array, index, codes, bits):
-    """Pack sixteen codes of 2 or 4 bits (a literal) to array[index], the lowest in the lowest bits."""
-    width = bits.literal_value
-
-    def join(builder, lanes, shift):
-        """Each lane or'ed with its upper half, moved down next to the lower one, then cut to bytes."""
-        moved = builder.lshr(lanes, ir.Constant(lanes.type, [shift] * lanes.type.count))
-        return builder.trunc(builder.or_(lanes, moved), ir.VectorType(I8, lanes.type.count))
-
-    def codegen(context, builder, signature, args):
-        packed = join(builder, builder.bitcast(args[2], ir.VectorType(I64, 8)), 32 - width)
-        if width == 2:
-            packed = join(builder, builder.bitcast(packed, ir.VectorType(ir.IntType(16), 4)), 4)
-        pointer = _pointer(context, builder, signature.args[0], *args[:2], packed.type)
-        builder.store(packed, pointer, align=1)
-
-    return types.void(array, index, codes, bits), codegen
-
-
-# ---- sums: as many vectors as a word has codes; vector j holds code j of sixteen words ----
-
-
-def _interleave(builder, vectors):
-    """Lane k of vector j becomes element k * len(vectors) + j. Each round merges sequences pairwise."""
-    low, high = (
-        ir.Constant(WORDS.llvm, [start + lane // 2 + LANES * (lane % 2) for lane in range(LANES)])
-        for start in (0, LANES // 2)
-    )
-    sequences = [[vector] for vector in vectors]
-    while len(sequences) > 1:
-        half = len(sequences) // 2
-        pairs = zip(sequences[:half], sequences[half:], strict=True)
-        sequences = [
-            [builder.shuffle_vector(a, b, part) for a, b in zip(*pair, strict=True) for part in (low, high)]
-            for pair in pairs
-        ]
-    return sequences[0]
-
-
-def _separate(builder, vectors):
-    """The inverse of `_interleave`: each round splits every sequence into its even and its odd elements."""
-    even, odd = (ir.Constant(WORDS.llvm, list(range(start, 2 * LANES, 2))) for start in (0, 1))
-    sequences = [vectors]
-    while len(sequences[0]) > 1:
-        sequences = [
-            [builder.shuffle_vector(s[k], s[k + 1], part) for k in range(0, len(s), 2)]
-            for part in (even, odd)
-            for s in sequences
-        ]
-    return [sequence[0] for sequence in sequences]
-
-
-def _sums_type(bits):
-    return types.UniTuple(FLOATS, 32 // bits.literal_value)
-
-
-@intrinsic(prefer_literal=True)
-def no_sums(typingctx, bits):
-    """Zeros."""
-    sums = _sums_type(bits)
-
-    def codegen(context, builder, signature, args):
-        return context.make_tuple(builder, sums, [FLOATS.constant(0.0)] * sums.count)
-
-    return sums(bits), codegen
-
-
-@intrinsic(prefer_literal=True)
-def load_sums(typingctx, array, index, bits):
-    """From where they stand in order, in array[index]."""
-    sums = _sums_type(bits)
-
-    def codegen(context, builder, signature, args):
-        pointer = _pointer(context, builder, signature.args[0], *args[:2])
-        parts = [builder.load(builder.gep(pointer, [I64(j)]), align=4) for j in range(sums.count)]
-        return context.make_tuple(builder, sums, _separate(builder, parts))
-
-    return sums(array, index, bits), codegen
-
-
-def _store_sums(streaming):
-    @intrinsic
-    def operation(typingctx, array, index, sums):
-        def codegen(context, builder, signature, args):
-            pointer = _pointer(context, builder, signature.args[0], *args[:2])
-            for j, part in enumerate(_interleave(builder, cgutils.unpack_tuple(builder, args[2]))):
-                target = builder.gep(pointer, [I64(j)])
-                instruction = builder.store(part, target, align=64 if streaming else 4)
-                if streaming:
-                    instruction.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
-
-        return types.void(array, index, sums), codegen
-
-    return operation
-
-
-store_sums = _store_sums(streaming=False)
-# Past the cache: spares reading what will be overwritten. The address must be a multiple of 64.
-stream_sums = _store_sums(streaming=True)
-
-
-@intrinsic
-def add_codes(typingctx, sums, table, words):
-    """Add what every code in sixteen words is worth."""
-
-    def codegen(context, builder, signature, args):
-        vectors = cgutils.unpack_tuple(builder, args[0])
-        for j, vector in enumerate(vectors):
-            codes = builder.lshr(args[2], WORDS.constant(32 // len(vectors) * j))
-            vectors[j] = builder.fadd(vector, _lookup(builder, args[1], codes))
-        return context.make_tuple(builder, sums, vectors)
-
-    return sums(sums, table, words), codegen
-
-
-# ---- kernels ----
 
 
 @njit
@@ -404,8 +104,8 @@ def _sum(bits, cursor, addresses, tables, out, keep, stream):
         whole = start + (stop - start) // group * group
         for i in range(start, whole, group):
             sums = load_sums(out, i, bits) if keep else no_sums(bits)
-            # Processors follow only so many streams by themselves. While this block is summed, the next page of
-            # each payload is asked for, payload after payload: as many lines per group as there are payloads.
+            # Processors follow only so many streams by themselves. While this block is summed, the next page
+            # of each payload is asked for, one payload after the other: as many lines per group as payloads.
             line = (i % block) // group * addresses.size
             ahead = np.uint64((i - i % block + block) * bits // 8)
             for w in range(addresses.size):
@@ -432,7 +132,8 @@ def _sum(bits, cursor, addresses, tables, out, keep, stream):
 def sum_4bit(cursor, addresses, tables, out, keep, stream):
     """Add payloads up, in their order, on top of `out` if `keep`, otherwise of zero.
 
-    addresses: uint64 (payloads,), where codes begin. tables: float32 (16 * payloads,), the worth of each code.
+    addresses: uint64 (payloads,), where codes begin.
+    tables: float32 (16 * payloads,), the worth of each code.
     stream: write past the cache; only if `out` starts at a multiple of 64 bytes.
     """
     _sum(4, cursor, addresses, tables, out, keep, stream)

@@ -4,13 +4,19 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 import numba
 from numba import types
 from numba.extending import intrinsic
 
-# Elements that a thread takes at a time: a multiple of every kernel's block, long enough (tens of microseconds)
-# that taking costs nothing, short enough that threads end together.
+# Elements that a thread takes at a time: a multiple of every kernel's block, long enough (tens of
+# microseconds) that taking costs nothing, short enough that threads end together.
 CHUNK = 1 << 18
+
+_SOURCES = sorted(Path(__file__).parent.glob("*.py"))
+_FINGERPRINT = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:12]
 
 
 def kernel(function):
@@ -20,6 +26,9 @@ def kernel(function):
     name of the processor. Where neither can be written, as in a locked-down container, each process compiles
     for itself.
     """
+    # Numba names the cache file after the function and notices changes only in the file where it stands. With
+    # all sources of this folder in the name, a kernel compiled from older ones is never found.
+    function.__qualname__ += "_" + _FINGERPRINT
     try:
         return numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:  # "no locator available": numba found no folder that it may write to

@@ -1,7 +1,7 @@
 """The kernels of `reference`, compiled: the same functions, the same bits, on several threads.
 
-What stands here is the border between Python and machine code: compiled code trusts the sizes and addresses that
-it is given, so they are asserted on this side.
+What stands here is the border between Python and machine code: compiled code trusts the sizes and addresses
+that it is given, so they are asserted on this side.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..payload import Bytes, CodeScheme, DenseFormat, Float32
 from . import codes, dense, reference
 from .threads import run
+from .vectors import LANES
 
 # Sums at least this large bypass the cache: nothing of them would be left in it when they are read.
 STREAM_ELEMENTS = 1 << 22
@@ -32,7 +33,8 @@ def _address(array: npt.NDArray[np.generic]) -> np.uint64:
 
 def abs_sum(values: Float32) -> float:
     """See `reference.abs_sum`."""
-    assert values.dtype == np.float32 and values.flags.c_contiguous
+    assert values.dtype == np.float32
+    assert values.flags.c_contiguous
     sums = np.zeros(-(-values.size // reference.BLOCK))
     run(dense.abs_sums, values.size, values, sums)
     total = 0.0
@@ -43,19 +45,20 @@ def abs_sum(values: Float32) -> float:
 
 def quantize(scheme: CodeScheme, gradient: Float32, residual: Float32, levels: Float32, data: Bytes) -> None:
     """See `reference.quantize`."""
-    assert gradient.size == residual.size and data.size == scheme.code_bytes(gradient.size)
+    assert gradient.size == residual.size
+    assert data.size == scheme.code_bytes(gradient.size)
     assert levels.shape == (scheme.level_count,)
     kernel = codes.quantize_4bit if scheme is CodeScheme.SIGNED_4BIT else codes.quantize_2bit
     table = _table_of_16(scheme.table(levels))
-    whole = gradient.size // codes.LANES * codes.LANES
+    whole = gradient.size // LANES * LANES
     run(kernel, whole, gradient, residual, levels, table, data, whole)
     rest = gradient.size - whole
     if rest:
         # The last few elements: the same kernel on a copy with zeros behind, which become the padding.
-        padded = np.zeros((2, codes.LANES), np.float32)
+        padded = np.zeros((2, LANES), np.float32)
         padded[:, :rest] = gradient[whole:], residual[whole:]
-        packed = np.zeros(codes.LANES * scheme.bits // 8, np.uint8)
-        run(kernel, codes.LANES, padded[0], padded[1], levels, table, packed, codes.LANES)
+        packed = np.zeros(LANES * scheme.bits // 8, np.uint8)
+        run(kernel, LANES, padded[0], padded[1], levels, table, packed, LANES)
         residual[whole:] = padded[1, :rest]
         tail = data[whole * scheme.bits // 8 :]
         tail[:] = packed[: tail.size]
@@ -76,14 +79,16 @@ def add_dense(
     format: DenseFormat, datas: Sequence[Bytes], weights: Float32, out: Float32, *, keep: bool = True
 ) -> None:
     """See `reference.add_dense`."""
-    assert all(data.size == format.element_bytes * out.size for data in datas) and len(datas) == weights.size
+    assert len(datas) == weights.size
+    assert all(data.size == format.element_bytes * out.size for data in datas)
     addresses = np.array([_address(data) for data in datas], np.uint64)
     run(dense.sum_dense, out.size, _FORMATS[format], addresses, weights, out, keep)
 
 
 def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32, data: Bytes) -> None:
     """See `reference.encode_dense`."""
-    assert gradient.size == residual.size and data.size == format.element_bytes * gradient.size
+    assert gradient.size == residual.size
+    assert data.size == format.element_bytes * gradient.size
     assert format is not DenseFormat.FLOAT32, "nothing to round"
     run(dense.round_dense, gradient.size, _FORMATS[format], gradient, residual, data.view(np.uint16))
 
@@ -135,4 +140,4 @@ def warm_up() -> None:
 def _table_of_16(tables: Float32) -> Float32:
     """Tables by code, flat, each repeated to 16 entries: a vector lookup sees a neighbour's bits, too."""
     rows = tables.reshape(-1, tables.shape[-1])
-    return np.tile(rows, (1, codes.LANES // rows.shape[1])).reshape(-1)
+    return np.tile(rows, (1, LANES // rows.shape[1])).reshape(-1)

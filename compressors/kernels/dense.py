@@ -14,11 +14,13 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from .compiling import CHUNK, kernel, take
+from .vectors import LANES, add_widened, load, magnitude, no_doubles, sum_lanes
 
 FLOAT32, BFLOAT16, FLOAT16 = range(3)
 # Elements that are widened to float32 at a time, on the stack's scale: they stay in the first-level cache.
 BLOCK = 2048
-LANES = 64
+# Elements per sum of magnitudes, as in `reference.abs_sum`.
+SUM_BLOCK = 4096
 FLOAT32_MAX = np.finfo(np.float32).max
 BFLOAT16_MAX = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
 FLOAT16_MAX = np.float32(65504.0)
@@ -54,38 +56,41 @@ float_of = _bitcast(types.uint32, types.float32, ir.FloatType())
 
 @kernel
 def abs_sums(cursor, values, sums):
-    """`reference.abs_sum` of each block of 64 * 64 elements, to sums (float64)."""
-    lanes = np.empty(LANES, np.float64)
-    block = LANES * LANES
+    """`reference.abs_sum` of each block, to sums (float64)."""
+    padded = np.empty(LANES, np.float32)
     start = take(cursor, CHUNK)
     while start < values.size:
-        for first in range(start, min(start + CHUNK, values.size), block):
-            last = min(first + block, values.size)
+        for first in range(start, min(start + CHUNK, values.size), SUM_BLOCK):
+            last = min(first + SUM_BLOCK, values.size)
             whole = first + (last - first) // LANES * LANES
-            lanes[:] = 0.0
+            lanes = no_doubles()
             for i in range(first, whole, LANES):
-                for lane in range(LANES):
-                    lanes[lane] += np.float64(abs(values[i + lane]))
-            for i in range(whole, last):
-                lanes[i - whole] += np.float64(abs(values[i]))
-            total = 0.0
-            for lane in range(LANES):
-                total += lanes[lane]
-            sums[first // block] = total
+                lanes = add_widened(lanes, magnitude(load(values, i)))
+            if whole < last:
+                padded[:] = np.float32(0.0)
+                padded[: last - whole] = values[whole:last]
+                lanes = add_widened(lanes, magnitude(load(padded, 0)))
+            sums[first // SUM_BLOCK] = sum_lanes(lanes)
         start = take(cursor, CHUNK)
+
+
+@njit
+def _clip(value, limit):
+    value = value if value < limit else limit
+    return value if value > -limit else -limit
 
 
 @njit
 def _bfloat16(value):
     """The bits of the nearest bfloat16, ties to even; saturating."""
-    bits = bits_of(min(max(value, -BFLOAT16_MAX), BFLOAT16_MAX))
+    bits = bits_of(_clip(value, BFLOAT16_MAX))
     return np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
 
 
 @njit
 def _float16(value):
     """The bits of the nearest float16, ties to even; saturating."""
-    bits = bits_of(min(max(value, -FLOAT16_MAX), FLOAT16_MAX))
+    bits = bits_of(_clip(value, FLOAT16_MAX))
     size = np.uint32(bits & np.uint32(0x7FFFFFFF))
     # Normal: exponents differ by 112; 13 bits of the fraction are rounded away.
     odd = (size >> np.uint32(13)) & np.uint32(1)
@@ -147,10 +152,14 @@ def sum_dense(cursor, format, addresses, weights, out, keep):
             if not keep:
                 sums[:] = np.float32(0.0)
             for w in range(addresses.size):
-                _widen(format, addresses[w], first, values, count)
-                weight = weights[w]
-                for k in range(count):
-                    sums[k] += weight * values[k]
+                address, weight = addresses[w], weights[w]
+                if format == FLOAT32:
+                    for k in range(count):
+                        sums[k] += weight * float_of(read_uint32(address, first + k))
+                else:
+                    _widen(format, address, first, values, count)
+                    for k in range(count):
+                        sums[k] += weight * values[k]
         start = take(cursor, CHUNK)
 
 
@@ -160,18 +169,20 @@ def round_dense(cursor, format, gradient, residual, data):
     start = take(cursor, CHUNK)
     while start < gradient.size:
         stop = min(start + CHUNK, gradient.size)
+        # Slices, because an index that starts at 0 is known not to be negative, or nothing would be vectorized.
+        g, e, out = gradient[start:stop], residual[start:stop], data[start:stop]
         if format == BFLOAT16:
-            for i in range(start, stop):
-                total = min(max(gradient[i] + residual[i], -FLOAT32_MAX), FLOAT32_MAX)
+            for i in range(g.size):
+                total = _clip(g[i] + e[i], FLOAT32_MAX)
                 bits = _bfloat16(total)
-                data[i] = bits
-                residual[i] = total - _from_bfloat16(bits)
+                out[i] = bits
+                e[i] = total - _from_bfloat16(bits)
         else:
-            for i in range(start, stop):
-                total = min(max(gradient[i] + residual[i], -FLOAT32_MAX), FLOAT32_MAX)
+            for i in range(g.size):
+                total = _clip(g[i] + e[i], FLOAT32_MAX)
                 bits = _float16(total)
-                data[i] = bits
-                residual[i] = total - _from_float16(bits)
+                out[i] = bits
+                e[i] = total - _from_float16(bits)
         start = take(cursor, CHUNK)
 
 

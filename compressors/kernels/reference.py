@@ -15,9 +15,9 @@ import numpy.typing as npt
 from ..payload import Bytes, CodeScheme, DenseFormat, Float32
 
 # The mean magnitude decides which thresholds a layer gets, so its sum must not depend on how many threads
-# or vector lanes took part. It is defined over blocks of 64 rows by 64 lanes.
-LANES = 64
-BLOCK = LANES * 64
+# or vector lanes took part. It is defined over blocks of 256 rows by 16 lanes.
+LANES = 16
+BLOCK = LANES * 256
 
 FLOAT32_MAX = np.finfo(np.float32).max
 # Both 16-bit formats saturate at their largest finite value: an infinity would be refused by the receiver,
@@ -29,7 +29,7 @@ FLOAT16_MAX = np.float32(65504.0)
 def abs_sum(values: Float32) -> float:
     """Sum of |values| in float64, by a fixed order of additions; not finite exactly if a value is not.
 
-    Within a block, lane j adds elements j, j + 64, j + 128, …; then lanes are added in order, then blocks.
+    Within a block, lane j adds elements j, j + 16, j + 32, …; then lanes are added in order, then blocks.
     """
     total = 0.0
     for start in range(0, values.size, BLOCK):

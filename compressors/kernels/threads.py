@@ -1,8 +1,8 @@
 """A few threads of our own, because the kernels release the interpreter lock and memory is shared.
 
 Not numba's threading layers: one of them aborts when two Python threads enter it at once, another does not
-survive a fork, and the third needs a library that a wheel cannot bring. The pool is made on first use, never at
-import; it is forgotten in a forked child; and any number of threads may call `run` at once.
+survive a fork, and the third needs a library that a wheel cannot bring. The pool is made on first use, never
+at import; it is forgotten in a forked child; and any number of threads may call `run` at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ import numpy as np
 
 # Below this, waking a thread takes about as long as the work.
 ELEMENTS_PER_THREAD = 1 << 18
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class _Pool:
