@@ -2,8 +2,8 @@
 
     python -m gradwire.benchmarks.startup [RUNS]
 
-Prints the median of RUNS wall times (default 9) and the ratio to `python -c pass`. The goal is under 0.5 s, which
-importing torch alone would exceed; a test forbids that import, because a wall time fails on a busy machine.
+Prints the median of RUNS wall times (default 9) and the ratio to `python -c pass`. The goal is under 0.5 s.
+Importing torch alone exceeds that; a test forbids the import, because a wall time fails on a busy machine.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import textwrap
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -36,6 +37,10 @@ Manifest = dict[str, Any]
 
 @pytest.fixture(scope="session")
 def rendered() -> list[Manifest]:
+    return render(BASE)
+
+
+def render(folder: Path) -> list[Manifest]:
     if program := shutil.which("kubectl"):
         command = [program, "kustomize"]
     elif program := shutil.which("kustomize"):
@@ -45,7 +50,7 @@ def rendered() -> list[Manifest]:
             "neither kubectl nor kustomize is on PATH; install one, for example with "
             "`apt install kubernetes-client` (see CONTRIBUTING.md)"
         )
-    done = subprocess.run([*command, BASE], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 
@@ -99,6 +104,20 @@ def test_every_object_is_valid(version: str, rendered: list[Manifest]) -> None:
 
 def _misspell(manifest: Manifest, name: str, wrong: str) -> None:
     manifest[wrong] = manifest.pop(name)
+
+
+def test_the_overlay_in_the_documentation_builds(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    start, end = text.index("    apiVersion: kustomize"), text.index("Any option of")
+    (tmp_path / "my-job").mkdir()
+    (tmp_path / "my-job" / "kustomization.yaml").write_text(textwrap.dedent(text[start:end]))
+    (tmp_path / "gradwire").symlink_to(ROOT)
+
+    manifests = {manifest["kind"]: manifest for manifest in render(tmp_path / "my-job")}
+    for manifest in manifests.values():
+        validate(manifest, KUBERNETES_VERSIONS[-1])
+    assert manifests["Job"]["spec"]["parallelism"] == manifests["Job"]["spec"]["completions"] == 8
+    assert container(manifests["StatefulSet"])["image"] == "registry.example.com/gradwire:0.1.0"
 
 
 BREAKAGES: dict[str, tuple[str, Callable[[Manifest], object]]] = {
