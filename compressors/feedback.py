@@ -32,6 +32,11 @@ class FeedbackState:
         """Put back what a payload that nobody accepted would have delivered."""
         add_payloads([payload], [1.0], self.residual.numpy())
 
+    def residual_norm(self) -> float:
+        """Euclidean norm of the residual, accumulated in float64."""
+        norm: torch.Tensor = torch.linalg.vector_norm(self.residual, dtype=torch.float64)
+        return float(norm)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorFeedback:

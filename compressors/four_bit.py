@@ -48,7 +48,7 @@ GROUPS: dict[Levels, tuple[float, ...]] = {
 
 # Levels of `running`, in units of the running mean magnitude. Gradients are heavy-tailed, so the levels grow
 # geometrically: truncation to the next lower one then loses at most half of any value above the first.
-RUNNING_MULTIPLES = np.array([0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+RUNNING_MULTIPLES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 RUNNING_DECAY = 0.9
 
 
@@ -79,12 +79,10 @@ class RunningMagnitude:
     def levels(self) -> Float32:
         """Seven positive, finite, ascending levels, whatever the magnitude; float32."""
         limits = np.finfo(np.float32)
-        unit = np.clip(
-            self.weighted / self.weight,
-            limits.smallest_normal / RUNNING_MULTIPLES[0],
-            limits.max / RUNNING_MULTIPLES[-1],
-        )
-        return (RUNNING_MULTIPLES * unit).astype(np.float32)
+        smallest = float(limits.smallest_normal) / RUNNING_MULTIPLES[0]
+        largest = float(limits.max) / RUNNING_MULTIPLES[-1]
+        unit = min(max(self.weighted / self.weight, smallest), largest)
+        return np.array([multiple * unit for multiple in RUNNING_MULTIPLES], np.float32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,10 +115,11 @@ class FourBit:
             state = state.updated(mean_magnitude(gradient, context))
             return state.levels(), state
         factor = self.options.scale.factor(context)
-        group = self.options.levels
-        if group is Levels.GROUPS:
+        if self.options.levels is Levels.GROUPS:
             group = choose_group(mean_magnitude(gradient, context) * factor)
-        return (np.array(GROUPS[group]) / factor).astype(np.float32), state
+        else:
+            group = self.options.levels
+        return np.array([level / factor for level in GROUPS[group]], np.float32), state
 
 
 def choose_group(magnitude: float) -> Levels:

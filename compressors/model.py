@@ -103,12 +103,8 @@ class ModelCompressor:
 
     def residual_norm(self) -> float:
         """Euclidean norm of everything that is still to be sent, over all tensors; 0 without feedback."""
-        norms = [
-            float(torch.linalg.vector_norm(layer.state.residual, dtype=torch.float64))
-            for layer in self._layers
-            if isinstance(layer.state, FeedbackState)
-        ]
-        return math.hypot(*norms)
+        states = [layer.state for layer in self._layers if isinstance(layer.state, FeedbackState)]
+        return math.hypot(*(state.residual_norm() for state in states))
 
 
 def _flatten(spec: TensorSpec, gradient: torch.Tensor) -> torch.Tensor:

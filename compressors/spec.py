@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 OptionsT = TypeVar("OptionsT")
 
@@ -98,6 +98,6 @@ def _parse_value(value_type: type, text: str) -> Any:
     if value_type is bool:
         return parse_switch(text)
     try:
-        return value_type(text)
+        return cast(Callable[[str], Any], value_type)(text)
     except ValueError:
         raise ValueError(f"expected {value_type.__name__}, got {text!r}") from None

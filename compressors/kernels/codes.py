@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# pyright: basic
+# pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
 """Kernels over packed codes: quantize with feedback, and the sum of many payloads.
 
 The sum reads 32-bit words as lanes: shifting 16 words right by 4j leaves code j of each word in its low bits,
@@ -10,7 +10,8 @@ accumulated in that transposed order, in registers, and put in order once, after
 from __future__ import annotations
 
 import numpy as np
-from numba import literally, njit
+from numba import njit
+from numba.misc.special import literally
 
 from .compiling import CHUNK, kernel, take
 from .vectors import (

@@ -1,10 +1,11 @@
 # mypy: ignore-errors
-# pyright: basic
+# pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
 """How a kernel is compiled, and how the threads that run it share the work."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numba
@@ -19,7 +20,7 @@ _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 _FINGERPRINT = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:12]
 
 
-def kernel(function):
+def kernel(function: Callable[..., None]) -> Callable[..., None]:
     """Compile on first call, without the interpreter lock, and cache the machine code on disk.
 
     Numba keeps the cache beside the source, or in the user's cache folder where that is read-only, under the

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# pyright: basic
+# pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
 """Kernels over dense values and over raw bytes, compiled by numba: plain loops, which LLVM vectorizes well.
 
 Received data is read through addresses, because a payload may lie anywhere in a message: read-only, at any
@@ -169,7 +169,7 @@ def round_dense(cursor, format, gradient, residual, data):
     start = take(cursor, CHUNK)
     while start < gradient.size:
         stop = min(start + CHUNK, gradient.size)
-        # Slices, because an index that starts at 0 is known not to be negative, or nothing would be vectorized.
+        # Slices, because an index from 0 is known not to be negative; otherwise LLVM would not vectorize.
         g, e, out = gradient[start:stop], residual[start:stop], data[start:stop]
         if format == BFLOAT16:
             for i in range(g.size):

@@ -48,7 +48,8 @@ def abs_sum(values: Float32) -> float:
 def add_saturating(gradient: Float32, residual: Float32) -> Float32:
     """`gradient + residual`, kept within the finite float32 range."""
     with np.errstate(over="ignore"):
-        return np.clip(gradient + residual, -FLOAT32_MAX, FLOAT32_MAX)
+        total: Float32 = np.clip(gradient + residual, -FLOAT32_MAX, FLOAT32_MAX)
+    return total
 
 
 def quantize(scheme: CodeScheme, gradient: Float32, residual: Float32, levels: Float32, data: Bytes) -> None:
@@ -59,11 +60,11 @@ def quantize(scheme: CodeScheme, gradient: Float32, residual: Float32, levels: F
     total = add_saturating(gradient, residual)
     magnitude = np.abs(total)
     if scheme is CodeScheme.SIGNED_4BIT:
-        index = (magnitude[:, None] > levels).sum(axis=1)
-        codes = np.where((total > 0) & (index > 0), index + 8, index)
+        index: Bytes = (magnitude[:, None] > levels).sum(axis=1, dtype=np.uint8)
+        codes = index + 8 * ((total > 0) & (index > 0))
     else:
-        index = (magnitude >= levels[0]).astype(np.int64)
-        codes = np.where(index > 0, np.where(total > 0, 3, 2), 0)
+        index = (magnitude >= levels[0]).astype(np.uint8)
+        codes = 2 * index + ((total > 0) & (index > 0))
     sent = np.concatenate([np.zeros(1, np.float32), levels])[index]
     residual[:] = total - np.copysign(sent, total)
     data[:] = pack(scheme, codes)
@@ -75,7 +76,8 @@ def pack(scheme: CodeScheme, codes: npt.NDArray[np.integer]) -> Bytes:
     padded = np.zeros(scheme.code_bytes(codes.size) * per_byte, np.uint8)
     padded[: codes.size] = codes
     shifts = np.arange(per_byte, dtype=np.uint8) * scheme.bits
-    return np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1).astype(np.uint8)
+    packed: Bytes = np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1)
+    return packed
 
 
 def unpack(scheme: CodeScheme, data: Bytes, elements: int) -> npt.NDArray[np.uint8]:

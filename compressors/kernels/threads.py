@@ -29,9 +29,7 @@ class _Pool:
     """The helpers of the calling thread: one fewer than the number of threads."""
 
     def __init__(self) -> None:
-        self.threads = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        )
+        self.threads = _usable_cores()
         self.forget()
 
     def forget(self) -> None:

@@ -1,11 +1,11 @@
 # mypy: ignore-errors
-# pyright: basic
+# pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
 """Vector operations for numba kernels: values of 16 lanes, one per float32 or 32-bit word.
 
 LLVM vectorizes plain loops over packed codes badly: a table lookup becomes a gather, or scalar loads, and
 packing defeats it altogether. So the few operations needed are spelled out here as numba intrinsics, and the
-kernels are ordinary numba loops over them. LLVM splits 16 lanes into whatever registers the processor has; only
-`lookup` is written once per kind of processor.
+kernels are ordinary numba loops over them. LLVM splits 16 lanes into whatever registers the processor has;
+only `lookup` is written once per kind of processor.
 """
 
 from __future__ import annotations
