@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -198,7 +199,7 @@ def _convert(name: str, kind: type[Any], raw: Any, origin: str, info: _Option) -
             value = kind(raw) if isinstance(raw, str) or kind is float or isinstance(raw, int) else None
         except (TypeError, ValueError):
             value = None
-        if value is None or value != value:
+        if value is None or not math.isfinite(value):
             raise wrong("a whole number" if kind is int else "a number")
     else:
         if not isinstance(raw, str):

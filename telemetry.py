@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, exposition
 
 from .options import UsageError
 
@@ -82,7 +82,8 @@ class HttpEndpoint:
         Raises:
             UsageError: the port cannot be listened on.
         """
-        metrics = make_wsgi_app(registry)
+        untyped: Any = exposition
+        metrics = untyped.make_wsgi_app(registry)
         probes = {"/livez": alive, "/readyz": ready}
 
         def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

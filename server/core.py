@@ -279,6 +279,7 @@ class Core:
             or rank is None
             or event.base_version != round_.version
             or event.partition in round_.closed
+            or rank in round_.contributions[event.partition]  # one each: a second would undo the first
         ):
             self.stale_pushes += 1
             why = refusals.stale(member.worker, event.seq, event.base_version, self.version)

@@ -91,7 +91,7 @@ def stale(worker: str, seq: int, base_version: int, version: int) -> Refusal:
         Reason.STALE,
         worker=worker,
         field=f"push {seq} base_version",
-        limit=f"version {version} while its round is open",
+        limit=f"one push for version {version}, while its round is open",
         value=f"version {base_version}",
     )
 

@@ -251,8 +251,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
     if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        moved = [to_device(value, device) for value in batch]
+        return {key: to_device(batch[key], device) for key in batch}  # pyright: ignore
+    if isinstance(batch, tuple | list):
+        moved = [to_device(value, device) for value in batch]  # pyright: ignore
         return tuple(moved) if isinstance(batch, tuple) else moved
     return batch

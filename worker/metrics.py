@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from prometheus_client import (
@@ -62,7 +62,7 @@ class Metrics:
         self._wire_down.inc(wire_bytes)
 
     @contextmanager
-    def during(self, activity: str) -> Iterator[None]:
+    def during(self, activity: str) -> Generator[None]:
         """Count the time of a block."""
         started = time.perf_counter()
         try:

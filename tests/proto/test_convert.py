@@ -1,0 +1,133 @@
+"""Dataclasses and protobuf messages say the same."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.proto import gradwire_pb2 as pb
+from gradwire.proto import messages as m
+from gradwire.proto.convert import MESSAGES, MalformedError, decode, encode
+from gradwire.proto.refusal import Reason, Refusal, status_code
+
+EXAMPLES: list[Any] = [
+    m.JoinRequest(protocol_version=1, worker="w", incarnation=2**63, compressors=("none", "4bit")),
+    m.Push(
+        seq=7,
+        base_version=6,
+        samples=32,
+        crc32c=0xFFFFFFFF,
+        tensors=(
+            m.TensorHeader(tensor=0, elements=9, kind=m.DenseHeader(format=m.DenseFormatCode.BFLOAT16)),
+            m.TensorHeader(
+                tensor=1,
+                elements=2**40,
+                kind=m.QuantizedHeader(scheme=m.CodeSchemeCode.SIGNED_2BIT, levels=(0.5,)),
+            ),
+            m.TensorHeader(tensor=2, elements=0, kind=None),
+        ),
+    ),
+    m.Ready(fingerprint=b"\x00\xff", version=None),
+    m.Ready(fingerprint=b"", version=0),
+    m.Outcome(seq=1, decision=m.Decision.ACCEPTED, version=3),
+    m.Outcome(
+        seq=1,
+        decision=m.Decision.REFUSED,
+        refusal=Refusal(reason=Reason.CHECKSUM, message="é", worker="w", remedy="r"),
+    ),
+    m.Evaluation(version=3, epoch=1, metrics={"accuracy": 0.5, "loss": float("inf")}),
+    m.Waiting(ranks=(2, 5), seconds=0.5, text="rank 2"),
+    m.InitializeRequest(),
+]
+
+
+@pytest.mark.parametrize("value", EXAMPLES, ids=lambda value: type(value).__name__)
+def test_a_round_trip_changes_nothing(value: Any) -> None:
+    assert decode(encode(value), type(value)) == value
+
+
+@given(st.floats(width=32), st.integers(0, 2**64 - 1))
+def test_numbers_survive_to_the_bit(level: float, elements: int) -> None:
+    kind = m.QuantizedHeader(scheme=m.CodeSchemeCode.SIGNED_4BIT, levels=(level,))
+    header = m.TensorHeader(tensor=1, elements=elements, kind=kind)
+    back = decode(encode(header), m.TensorHeader)
+    assert repr(back) == repr(header)
+
+
+def test_every_message_has_its_dataclass_and_every_field_its_place() -> None:
+    streams = {"WorkerMessage", "ServerMessage", "InitializeMessage", "FetchMessage", "Chunk"}
+    on_wire = set(pb.DESCRIPTOR.message_types_by_name) - streams
+    assert {message.DESCRIPTOR.name for message in MESSAGES.values()} == on_wire
+
+
+@pytest.mark.parametrize(
+    ("enum", "descriptor"),
+    [
+        (Reason, "Reason"),
+        (m.Phase, "Phase"),
+        (m.Decision, "Decision"),
+        (m.Content, "Content"),
+        (m.DenseFormatCode, "DenseFormat"),
+        (m.CodeSchemeCode, "CodeScheme"),
+    ],
+)
+def test_enums_have_the_numbers_of_the_wire(enum: Any, descriptor: str) -> None:
+    wire = pb.DESCRIPTOR.enum_types_by_name[descriptor]
+    prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", descriptor).upper() + "_"
+    assert {value.name.removeprefix(prefix): value.number for value in wire.values} == {
+        member.name: int(member) for member in enum
+    }
+
+
+def test_an_enum_number_of_a_newer_version_is_malformed() -> None:
+    data = pb.Outcome(seq=1, decision=9).SerializeToString()  # type: ignore[arg-type]
+    with pytest.raises(MalformedError, match=r"Outcome\.decision: 9 is not a known Decision"):
+        decode(data, m.Outcome)
+
+
+def test_unknown_fields_are_ignored() -> None:
+    newer = encode(m.Heartbeat(activity="x")) + b"\xfa\x3f\x03abc"
+    assert decode(newer, m.Heartbeat) == m.Heartbeat(activity="x")
+
+
+def test_a_missing_message_is_malformed() -> None:
+    with pytest.raises(MalformedError, match="JoinReply without job"):
+        decode(b"", m.JoinReply)
+
+
+def test_every_refusal_has_a_status_that_is_not_worth_a_retry() -> None:
+    assert all(status_code(reason).name != "UNAVAILABLE" for reason in Reason)
+
+
+def test_every_field_of_the_protocol_is_commented() -> None:
+    """A comment on the field's line, or on the lines before it within its message."""
+    text = (Path(__file__).parents[2] / "proto" / "gradwire.proto").read_text()
+    obvious = {
+        "job",
+        "worker",
+        "incarnation",
+        "manifest",
+        "version",
+        "epoch",
+        "rank",
+        "compressor",
+        "message",
+    }
+    uncommented: list[str] = []
+    for message in re.finditer(r"((?://.*\n)*)message (\w+) \{\n(.*?)\n\}", text, re.DOTALL):
+        heading, name, body = message.groups()
+        for line in body.splitlines():
+            field = re.match(r"\s*(?:repeated |optional )?[\w<>, ]+ (\w+) = \d+;(.*)", line)
+            if field and "//" not in field.group(2) and not heading and field.group(1) not in obvious:
+                uncommented.append(f"{name}.{field.group(1)}")
+    assert uncommented == []
+
+
+def test_dataclasses_are_frozen() -> None:
+    for cls in MESSAGES:
+        assert dataclasses.fields(cls) is not None
+        assert cls.__dataclass_params__.frozen, cls

@@ -1,0 +1,62 @@
+"""Manifests that come over the wire are checked before anything is allocated for them."""
+
+import dataclasses
+
+import pytest
+
+from gradwire.proto.manifest import Manifest
+from gradwire.proto.messages import Tensor
+from gradwire.proto.refusal import Reason, Refused
+
+GOOD = Manifest((Tensor(name="a", shape=(2, 3)), Tensor(name="b", shape=())), 10)
+
+
+def check(message: object) -> Manifest:
+    return Manifest.from_message(message, worker="w", max_bytes=1000)  # type: ignore[arg-type]
+
+
+def test_a_good_one_comes_back() -> None:
+    assert check(GOOD.to_message()) == GOOD
+    assert GOOD.elements == 7
+    assert GOOD.raw_bytes == 28
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason", "words"),
+    [
+        ((), Reason.TENSOR, "at least one"),
+        ((Tensor(name="", shape=(1,)),), Reason.TENSOR, "a name of its own"),
+        ((Tensor(name="a", shape=(1,)), Tensor(name="a", shape=(1,))), Reason.TENSOR, "repeated"),
+        ((Tensor(name="a", shape=(1,), dtype="float64"),), Reason.DTYPE, "expected float32, got float64"),
+        ((Tensor(name="a", shape=(1,), dtype=""),), Reason.DTYPE, "no dtype"),
+        ((Tensor(name="a", shape=(2**40, 2**40)),), Reason.SIZE, "1000 bytes"),
+        ((Tensor(name="a", shape=(2**41,)),), Reason.SHAPE, "a"),
+        ((Tensor(name="a", shape=(1,) * 17),), Reason.SHAPE, "16 dimensions"),
+        ((Tensor(name="a", shape=(251,)),), Reason.SIZE, "got 1004 bytes"),
+    ],
+)
+def test_a_bad_one_is_refused(tensors: tuple[Tensor, ...], reason: Reason, words: str) -> None:
+    with pytest.raises(Refused) as caught:
+        check(Manifest(tensors, 10).to_message())
+    assert caught.value.refusal.reason is reason
+    assert words in caught.value.refusal.message
+
+
+def test_a_fingerprint_that_is_not_its_own_is_refused() -> None:
+    with pytest.raises(Refused, match="fingerprint"):
+        check(dataclasses.replace(GOOD.to_message(), fingerprint=b"other"))
+
+
+def test_no_training_samples_are_refused() -> None:
+    with pytest.raises(Refused, match="train_samples: expected at least 1, got 0"):
+        check(Manifest(GOOD.tensors, 0).to_message())
+
+
+def test_the_fingerprint_tells_models_apart() -> None:
+    others = [
+        Manifest(GOOD.tensors, 11),
+        Manifest(GOOD.tensors[::-1], 10),
+        Manifest((Tensor(name="a", shape=(3, 2)), GOOD.tensors[1]), 10),
+        Manifest((Tensor(name="c", shape=(2, 3)), GOOD.tensors[1]), 10),
+    ]
+    assert len({manifest.fingerprint for manifest in (GOOD, *others)}) == 5

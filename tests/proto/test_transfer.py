@@ -1,0 +1,201 @@
+"""Transfers: what fits the manifest arrives whole, anything else is refused before it is allocated."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.compressors import CodeScheme, DenseFormat, DensePayload, Payload, QuantizedPayload
+from gradwire.proto import messages as m
+from gradwire.proto.manifest import Manifest
+from gradwire.proto.refusal import Reason, Refused
+from gradwire.proto.transfer import Assembly, announced_payloads, encode_chunks, tensor_header
+from gradwire.proto.wire import CHUNK_BYTES, crc32c, decode_worker
+
+MANIFEST = Manifest((m.Tensor(name="weight", shape=(3, 7)), m.Tensor(name="bias", shape=(5,))), 100)
+LEVELS = np.arange(1, 8, dtype=np.float32) / 8
+
+
+def payloads() -> list[Payload]:
+    codes = np.zeros(CodeScheme.SIGNED_4BIT.code_bytes(21), np.uint8)
+    codes[:3] = (0x91, 0x07, 0xF2)
+    weight = QuantizedPayload(scheme=CodeScheme.SIGNED_4BIT, elements=21, levels=LEVELS, data=codes)
+    values = np.arange(5, dtype=np.float32)
+    bias = DensePayload(format=DenseFormat.FLOAT32, elements=5, data=values.view(np.uint8))
+    return [weight, bias]
+
+
+def headers() -> list[m.TensorHeader]:
+    return [tensor_header(i, payload) for i, payload in enumerate(payloads())]
+
+
+def receive(
+    messages: list[bytes], announced: list[Payload], checksum: int, *, transfer: int = 4
+) -> list[Payload]:
+    assembly = Assembly(transfer, 0, announced, checksum, worker="w")
+    for message in messages:
+        chunk = decode_worker(message)
+        assert isinstance(chunk, m.Chunk)
+        assembly.add(chunk)
+    return assembly.finish()
+
+
+def test_a_transfer_arrives_as_it_was_sent() -> None:
+    sent = payloads()
+    parts = [payload.data for payload in sent]
+    announced = announced_payloads(headers(), MANIFEST, 0, worker="w")
+    got = receive(list(encode_chunks(4, 0, parts)), announced, crc32c(parts))
+
+    assert [payload.data.tobytes() for payload in got] == [part.tobytes() for part in parts]
+    assert isinstance(got[0], QuantizedPayload)
+    assert got[0].levels.tobytes() == LEVELS.tobytes()
+
+
+@given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 17))
+def test_chunks_hold_the_parts_end_to_end(sizes: list[int], chunk_bytes: int) -> None:
+    data = np.arange(sum(sizes), dtype=np.uint8)
+    parts = np.split(data, np.cumsum(sizes[:-1])) if sizes else []
+    chunks = [decode_worker(message) for message in encode_chunks(1, 0, parts, chunk_bytes)]
+    together = b""
+    for chunk in chunks:
+        assert isinstance(chunk, m.Chunk)
+        assert chunk.offset == len(together)
+        assert 0 < chunk.data.size <= chunk_bytes
+        together += chunk.data.tobytes()
+    assert together == data.tobytes()
+    assert len(chunks) == -(-data.size // chunk_bytes)
+
+
+def altered(place: int, **changes: Any) -> list[m.TensorHeader]:
+    changed = headers()
+    changed[place] = dataclasses.replace(changed[place], **changes)
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason", "words"),
+    [
+        (headers()[:1], Reason.TENSOR, "1 tensors"),
+        ([*headers(), headers()[1]], Reason.TENSOR, "3 tensors"),
+        (headers()[::-1], Reason.TENSOR, "tensor 1 in place 0"),
+        (altered(1, tensor=0), Reason.TENSOR, "tensor 0 in place 1"),
+        (altered(1, tensor=9), Reason.TENSOR, "tensor 9 in place 1"),
+        (altered(0, elements=20), Reason.ELEMENTS, "'weight': expected 21 elements"),
+        (altered(0, elements=2**40), Reason.ELEMENTS, "got 1099511627776 elements"),
+        (altered(0, kind=None), Reason.PAYLOAD, "kind"),
+        (
+            altered(1, kind=m.DenseHeader(format=m.DenseFormatCode.UNSPECIFIED)),
+            Reason.PAYLOAD,
+            "kind",
+        ),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused(
+    sent: list[m.TensorHeader], reason: Reason, words: str
+) -> None:
+    with pytest.raises(Refused) as caught:
+        announced_payloads(sent, MANIFEST, 0, worker="w")
+    assert caught.value.refusal.reason is reason
+    assert words in caught.value.refusal.message
+    assert "'w'" in caught.value.refusal.message
+
+
+def test_a_partition_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(Refused, match="partition: expected below 1, got 3"):
+        announced_payloads(headers(), MANIFEST, 3, worker="w")
+
+
+def with_levels(levels: tuple[float, ...]) -> list[m.TensorHeader]:
+    kind = m.QuantizedHeader(scheme=m.CodeSchemeCode.SIGNED_4BIT, levels=levels)
+    return altered(0, kind=kind)
+
+
+def refused_content(sent: list[Payload], sent_headers: list[m.TensorHeader]) -> Reason:
+    parts = [payload.data for payload in sent]
+    announced = announced_payloads(sent_headers, MANIFEST, 0, worker="w")
+    with pytest.raises(Refused) as caught:
+        receive(list(encode_chunks(4, 0, parts)), announced, crc32c(parts))
+    assert caught.value.refusal.worker == "w"
+    return caught.value.refusal.reason
+
+
+def test_code_8_is_refused() -> None:
+    sent = payloads()
+    sent[0].data[0] = 0x08
+    assert refused_content(sent, headers()) is Reason.PAYLOAD
+
+
+def test_padding_is_refused() -> None:
+    sent = payloads()
+    sent[0].data[-1] = 0x10
+    assert refused_content(sent, headers()) is Reason.PAYLOAD
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_levels_that_are_not_finite_are_refused(bad: float) -> None:
+    levels = (*LEVELS[:6].tolist(), bad)
+    assert refused_content(payloads(), with_levels(levels)) is Reason.NON_FINITE
+
+
+@pytest.mark.parametrize(
+    "levels", [(), (1.0,), (1.0,) * 7, tuple(LEVELS[::-1].tolist()), (-1.0, *range(1, 7))]
+)
+def test_levels_of_the_wrong_form_are_refused(levels: tuple[float, ...]) -> None:
+    assert refused_content(payloads(), with_levels(levels)) is Reason.PAYLOAD
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused(bad: float) -> None:
+    sent = payloads()
+    sent[1].data.view(np.float32)[2] = bad
+    assert refused_content(sent, headers()) is Reason.NON_FINITE
+
+
+def test_a_wrong_checksum_of_the_whole_is_refused() -> None:
+    parts = [payload.data for payload in payloads()]
+    announced = announced_payloads(headers(), MANIFEST, 0, worker="w")
+    with pytest.raises(Refused, match="checksum"):
+        receive(list(encode_chunks(4, 0, parts)), announced, crc32c(parts) ^ 1)
+
+
+def chunk(offset: int, size: int, *, transfer: int = 4, damage: bool = False) -> m.Chunk:
+    data = np.full(size, 3, np.uint8)
+    return m.Chunk(
+        transfer=transfer, partition=0, offset=offset, crc32c=crc32c((data,)) ^ int(damage), data=data
+    )
+
+
+BIG = DensePayload(format=DenseFormat.FLOAT32, elements=CHUNK_BYTES // 4 + 10, data=np.empty(0, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "reason"),
+    [
+        ([chunk(0, CHUNK_BYTES, transfer=5)], Reason.CHUNK),
+        ([chunk(40, CHUNK_BYTES)], Reason.CHUNK),
+        ([chunk(0, 100)], Reason.CHUNK),
+        ([chunk(0, CHUNK_BYTES + 40)], Reason.CHUNK),
+        ([chunk(0, CHUNK_BYTES), chunk(0, CHUNK_BYTES)], Reason.CHUNK),
+        ([chunk(0, CHUNK_BYTES), chunk(CHUNK_BYTES, 41)], Reason.CHUNK),
+        ([chunk(0, CHUNK_BYTES), chunk(CHUNK_BYTES, 40), chunk(CHUNK_BYTES + 40, 0)], None),
+        ([chunk(0, CHUNK_BYTES, damage=True)], Reason.CHECKSUM),
+    ],
+)
+def test_chunks_come_in_order_and_in_full(chunks: list[m.Chunk], reason: Reason | None) -> None:
+    assembly = Assembly(4, 0, [BIG], 0, worker="w")
+    got: Reason | None = None
+    try:
+        for one in chunks:
+            assembly.add(one)
+    except Refused as refused:
+        got = refused.refusal.reason
+    assert got is reason
+
+
+def test_an_empty_transfer_is_complete_at_once() -> None:
+    assembly = Assembly(1, 0, [], 0, worker="w")
+    assert assembly.complete
+    assert assembly.finish() == []

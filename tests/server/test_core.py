@@ -1,0 +1,662 @@
+"""The state machine, by the sentences of its promises. No sockets, no clock: `now` is given."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+from typing import TypeVar
+
+import pytest
+
+from gradwire.proto.messages import Assignment, Decision, Outcome, Phase
+from gradwire.proto.refusal import Reason, Refusal
+from gradwire.server import events as e
+from gradwire.server.core import Core, Rules
+from gradwire.server.roster import OUTCOMES_PER_MEMBER
+
+A = TypeVar("A")
+MODEL = b"model"
+LEASE_S = 10.0
+
+
+class Job:
+    """A core with a clock, and the actions of the last event."""
+
+    def __init__(
+        self,
+        workers: int = 0,
+        *,
+        min_workers: int | None = None,
+        epochs: int = 2,
+        samples: int = 40,
+        batch: int = 4,
+        partitions: int = 1,
+    ) -> None:
+        needed = workers if min_workers is None else min_workers
+        self.core = Core(Rules(min_workers=max(1, needed), batch_size=batch, epochs=epochs, lease_s=LEASE_S))
+        self.now = 100.0
+        self.actions: list[e.Action] = []
+        self.seq: dict[str, int] = {}
+        self.samples, self.partitions = samples, partitions
+        for index in range(workers):
+            self.bring(f"w{index}")
+
+    def step(self, event: e.Event) -> list[e.Action]:
+        self.actions = self.core.step(event, self.now)
+        return self.actions
+
+    def all(self, kind: type[A]) -> list[A]:
+        return [action for action in self.actions if isinstance(action, kind)]
+
+    def one(self, kind: type[A]) -> A:
+        (action,) = self.all(kind)
+        return action
+
+    def join(self, worker: str, incarnation: int = 1) -> list[e.Action]:
+        return self.step(e.Joined(worker=worker, incarnation=incarnation, compressor="4bit"))
+
+    def attach(self, worker: str, incarnation: int = 1) -> list[e.Action]:
+        return self.step(e.Attached(worker=worker, incarnation=incarnation))
+
+    def ready(
+        self, worker: str, incarnation: int = 1, version: int | None = None, model: bytes = MODEL
+    ) -> list[e.Action]:
+        return self.step(
+            e.Prepared(worker=worker, incarnation=incarnation, fingerprint=model, version=version)
+        )
+
+    def initialize(self, worker: str) -> list[e.Action]:
+        return self.step(
+            e.Initialized(
+                worker=worker,
+                incarnation=1,
+                fingerprint=MODEL,
+                train_samples=self.samples,
+                partitions=self.partitions,
+            )
+        )
+
+    def bring(self, worker: str, incarnation: int = 1) -> None:
+        """Join, attach, initialize if asked, be ready."""
+        self.join(worker, incarnation)
+        initialize = self.one(e.Admit).initialize
+        self.attach(worker, incarnation)
+        if initialize:
+            self.initialize(worker)
+        self.ready(worker, incarnation, version=0 if initialize else None)
+
+    def push(
+        self,
+        worker: str,
+        *,
+        incarnation: int = 1,
+        seq: int | None = None,
+        base: int | None = None,
+        samples: int = 4,
+        partition: int = 0,
+        content: object = None,
+    ) -> list[e.Action]:
+        if seq is None:
+            seq = self.seq.get(worker, 0) + 1
+        if partition == self.partitions - 1:
+            self.seq[worker] = max(seq, self.seq.get(worker, 0))
+        return self.step(
+            e.Pushed(
+                worker=worker,
+                incarnation=incarnation,
+                seq=seq,
+                partition=partition,
+                base_version=self.core.version if base is None else base,
+                samples=samples,
+                content=content or worker,
+            )
+        )
+
+    def publish(self, partition: int = 0) -> list[e.Action]:
+        return self.step(e.Published(partition=partition, version=self.core.version + 1))
+
+    def round(self, workers: Iterable[str]) -> e.Apply:
+        """Everybody pushes, the round is applied and published."""
+        for worker in workers:
+            self.push(worker)
+        apply = self.one(e.Apply)
+        self.publish()
+        return apply
+
+    def tick(self, seconds: float) -> list[e.Action]:
+        self.now += seconds
+        return self.step(e.Tick())
+
+    def heartbeat(self, *workers: str) -> None:
+        for worker in workers:
+            self.step(e.Heard(worker=worker, incarnation=1))
+
+    @property
+    def assignments(self) -> dict[str, Assignment]:
+        return {action.worker: action.assignment for action in self.all(e.Assign)}
+
+    def refused(self) -> Refusal:
+        return self.one(e.Refuse).refusal
+
+    def outcome(self) -> Outcome:
+        return self.one(e.Answer).outcome
+
+
+# ---- joining
+
+
+def test_the_first_worker_to_join_initialises_the_parameters() -> None:
+    job = Job()
+    job.join("a")
+    assert job.one(e.Admit) == e.Admit(rank=0, version=0, initialize=True)
+    job.join("b")
+    assert job.one(e.Admit) == e.Admit(rank=1, version=0, initialize=False)
+
+
+def test_a_repeated_join_gets_the_same_answer() -> None:
+    job = Job()
+    job.join("a")
+    first = job.one(e.Admit)
+    job.join("a")
+    assert job.one(e.Admit) == first
+    assert len(job.core.roster.members) == 1
+
+
+def test_when_the_initialiser_is_lost_another_is_asked() -> None:
+    job = Job()
+    for worker in ("a", "b"):
+        job.join(worker)
+        job.attach(worker)
+    job.ready("b")
+    job.step(e.Left(worker="a", incarnation=1, failed=True, reason="crashed"))
+    assert job.one(e.RequestInitialize).worker == "b"
+    assert job.core.check_initialize("b", 1) is None
+    refused = job.core.check_initialize("a", 1)
+    assert refused is not None
+    assert refused.reason is Reason.NOT_A_MEMBER
+
+
+def test_parameters_are_initialised_once() -> None:
+    job = Job(2)
+    before = job.core.snapshot()
+    job.initialize("w1")
+    assert job.refused().reason is Reason.ALREADY_INITIALIZED
+    assert job.core.snapshot() == before
+
+
+def test_a_worker_with_another_model_is_refused_and_nothing_changes() -> None:
+    job = Job(2)
+    job.join("x")
+    job.attach("x")
+    before = job.core.snapshot()
+    job.ready("x", model=b"other")
+    assert job.refused().reason is Reason.MODEL
+    assert job.core.snapshot() == before
+
+
+def test_a_model_that_was_announced_before_the_first_is_checked_afterwards() -> None:
+    job = Job()
+    for worker in ("a", "b"):
+        job.join(worker)
+        job.attach(worker)
+    job.ready("b", model=b"other")
+    job.initialize("a")
+    gone = job.one(e.Disconnect)
+    assert (gone.worker, gone.final, gone.refusal.reason) == ("b", True, Reason.MODEL)
+
+
+def test_the_first_round_waits_for_enough_workers_and_says_so() -> None:
+    job = Job(2, min_workers=3)
+    assert job.core.phase is Phase.GATHERING
+    job.tick(1.5)
+    assert "have 2 of 3" in job.one(e.Report).text
+    job.bring("w2")
+    assert job.core.phase is Phase.RUNNING
+    assert set(job.assignments) == {"w0", "w1", "w2"}
+
+
+# ---- rounds
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["w0", "w1", "w2"])))
+def test_contributions_are_applied_in_rank_order_whatever_order_they_came_in(order: tuple[str, ...]) -> None:
+    job = Job(3)
+    apply = job.round(order)
+    assert [contribution.content for contribution in apply.contributions] == ["w0", "w1", "w2"]
+    assert apply.version == 1
+
+
+def test_a_round_closes_when_every_member_has_pushed_and_not_before() -> None:
+    job = Job(3)
+    job.push("w2")
+    assert not job.all(e.Apply)
+    job.push("w0")
+    assert not job.all(e.Apply)
+    job.push("w1")
+    assert job.one(e.Apply).version == 1
+
+
+def test_the_next_round_opens_when_the_version_is_published() -> None:
+    job = Job(2)
+    job.round(["w0", "w1"])
+    assert {assignment.version for assignment in job.assignments.values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("samples", "workers", "batch"), [(40, 3, 4), (41, 3, 4), (7, 4, 2), (5, 2, 50), (3, 5, 1)]
+)
+def test_an_epoch_uses_every_sample_once(samples: int, workers: int, batch: int) -> None:
+    job = Job(workers, epochs=1, samples=samples, batch=batch)
+    covered: list[int] = []
+    while job.core.phase is Phase.RUNNING:
+        round_ = job.core.round
+        assert round_ is not None
+        covered += range(round_.start, round_.start + round_.samples)
+        assert round_.samples <= workers * batch
+        job.round(f"w{i}" for i in range(workers))
+    assert covered == list(range(samples))
+
+
+def test_who_joins_during_a_round_takes_part_from_the_next_one_on() -> None:
+    job = Job(2)
+    job.bring("late")
+    assert not job.assignments
+    job.push("late")
+    assert job.outcome().decision is Decision.REFUSED
+    job.round(["w0", "w1"])
+    assert set(job.assignments) == {"w0", "w1", "late"}
+    assert [a.position for a in job.assignments.values()] == [0, 1, 2]
+    assert next(a for a in job.all(e.Assign) if a.worker == "late").has is None
+
+
+def test_partitions_close_one_by_one_and_the_version_when_all_have() -> None:
+    job = Job(2, partitions=2)
+    job.push("w0", partition=1, seq=1)
+    job.push("w1", partition=1, seq=1)
+    assert job.one(e.Apply).partition == 1
+    job.publish(partition=1)
+    assert job.core.version == 0
+    job.push("w0", partition=0, seq=1)
+    job.push("w1", partition=0, seq=1)
+    assert job.one(e.Apply).partition == 0
+    job.publish(partition=0)
+    assert job.core.version == 1
+
+
+def test_a_push_without_samples_counts_as_having_pushed() -> None:
+    job = Job(2)
+    job.push("w0", samples=0)
+    job.push("w1")
+    assert [c.samples for c in job.one(e.Apply).contributions] == [0, 4]
+
+
+# ---- exactly once
+
+
+def test_a_duplicate_gets_the_original_outcome_while_the_first_waits_and_after() -> None:
+    job = Job(2)
+    job.push("w0", seq=1)
+    first = job.outcome()
+    job.push("w0", seq=1, content="again")
+    assert job.outcome() == first
+    job.push("w1")
+    apply = job.one(e.Apply)
+    assert [contribution.content for contribution in apply.contributions] == ["w0", "w1"]
+    job.push("w0", seq=1, content="while it is applied")
+    assert job.outcome() == first
+    job.publish()
+    job.push("w0", seq=1, content="hours late")
+    assert job.outcome() == first
+    assert job.core.accepted_pushes == 2
+
+
+@pytest.mark.parametrize("seq", [0, 2, 9])
+def test_a_gap_in_seq_is_refused_and_changes_nothing(seq: int) -> None:
+    job = Job(2)
+    before = job.core.snapshot()
+    job.push("w0", seq=seq)
+    assert job.refused().reason is Reason.SEQUENCE
+    assert job.core.snapshot() == before
+
+
+def test_a_push_for_a_closed_round_is_refused_as_stale_and_stays_refused() -> None:
+    job = Job(2)
+    job.round(["w0", "w1"])
+    job.push("w0", base=0)
+    stale = job.outcome()
+    assert stale.decision is Decision.REFUSED
+    assert stale.refusal is not None
+    assert stale.refusal.reason is Reason.STALE
+    job.push("w0", seq=2, base=0)
+    assert job.outcome() == stale
+    job.push("w0", seq=3)
+    assert job.outcome().decision is Decision.ACCEPTED
+
+
+def test_a_second_push_in_one_round_is_refused_and_the_first_one_stands() -> None:
+    job = Job(2)
+    job.push("w0", content="first")
+    job.push("w0", content="second")
+    assert job.outcome().decision is Decision.REFUSED
+    job.push("w1")
+    assert [c.content for c in job.one(e.Apply).contributions] == ["first", "w1"]
+
+
+def test_outcomes_are_bounded_and_a_forgotten_duplicate_is_refused() -> None:
+    job = Job(1, epochs=100, samples=4)
+    for _ in range(OUTCOMES_PER_MEMBER + 5):
+        job.round(["w0"])
+    assert len(job.core.roster.members["w0"].outcomes) == OUTCOMES_PER_MEMBER
+    job.push("w0", seq=1)
+    assert job.refused().reason is Reason.SEQUENCE
+
+
+# ---- losing members
+
+
+def test_a_lost_members_round_closes_without_it_after_its_lease() -> None:
+    job = Job(3)
+    job.push("w0")
+    job.push("w2")
+    job.tick(LEASE_S - 1)
+    job.heartbeat("w0", "w2")
+    assert not job.all(e.Apply)
+    job.tick(1.5)
+    assert [c.rank for c in job.one(e.Apply).contributions] == [0, 2]
+    assert "rank 1 (w1)" in job.one(e.Lost).name
+    assert [lost.worker for lost in job.core.lost] == ["w1"]
+
+
+def test_what_a_lost_member_had_pushed_is_still_applied() -> None:
+    job = Job(3)
+    job.push("w1")
+    job.push("w0")
+    job.tick(LEASE_S - 1)
+    job.heartbeat("w0", "w2")
+    job.tick(1.5)
+    assert not job.all(e.Apply)
+    job.push("w2")
+    assert [c.content for c in job.one(e.Apply).contributions] == ["w0", "w1", "w2"]
+
+
+def test_a_member_that_comes_back_within_its_lease_hears_what_to_do_again() -> None:
+    job = Job(2)
+    job.step(e.Detached(worker="w1", incarnation=1))
+    job.attach("w1")
+    job.ready("w1", version=0)
+    assign = job.one(e.Assign)
+    assert (assign.worker, assign.assignment.version, assign.has) == ("w1", 0, 0)
+    assert assign.assignment.position == 1
+
+
+def test_a_member_that_comes_back_after_its_lease_hears_what_became_of_its_push() -> None:
+    job = Job(2)
+    job.push("w1", seq=1)
+    accepted = job.outcome()
+    job.tick(LEASE_S - 1)
+    job.heartbeat("w0")
+    job.tick(2)
+    assert "w1" not in job.core.roster.members
+    job.attach("w1")
+    assert job.one(e.Greet).last_seq == 1
+    job.push("w1", seq=1)
+    assert job.outcome() == accepted
+
+
+def test_a_new_incarnation_fences_the_old_one() -> None:
+    job = Job(2)
+    job.step(e.Detached(worker="w1", incarnation=1))
+    job.join("w1", incarnation=2)
+    assert job.one(e.Admit).rank == 1
+    job.push("w1", incarnation=1, seq=1)
+    assert job.refused().reason is Reason.FENCED
+    job.push("w0")
+    assert [c.content for c in job.one(e.Apply).contributions] == ["w0"]
+
+
+def test_what_the_old_incarnation_had_completed_stays_applied() -> None:
+    job = Job(2)
+    job.push("w1")
+    job.step(e.Detached(worker="w1", incarnation=1))
+    job.join("w1", incarnation=2)
+    job.push("w0")
+    assert [c.content for c in job.one(e.Apply).contributions] == ["w0", "w1"]
+
+
+def test_an_older_incarnation_is_refused() -> None:
+    job = Job()
+    job.bring("a", incarnation=5)
+    before = job.core.snapshot()
+    job.join("a", incarnation=4)
+    assert job.refused().reason is Reason.FENCED
+    assert job.core.snapshot() == before
+
+
+def test_of_two_live_workers_with_one_id_the_second_is_refused() -> None:
+    job = Job(2)
+    before = job.core.snapshot()
+    job.join("w1", incarnation=2)
+    assert job.refused().reason is Reason.DUPLICATE_WORKER
+    assert job.core.snapshot() == before
+
+
+def test_when_everyone_is_lost_the_job_waits_and_goes_on_with_who_comes() -> None:
+    job = Job(2)
+    job.round(["w0", "w1"])
+    job.tick(LEASE_S + 1)
+    assert job.core.phase is Phase.GATHERING
+    job.bring("new")
+    assert job.core.phase is Phase.RUNNING
+    assert job.assignments["new"].version == 1
+    assert job.assignments["new"].start == 8
+    job.round(["new"])
+    assert job.core.version == 2
+
+
+def test_a_round_that_everyone_left_with_pushes_made_is_applied() -> None:
+    job = Job(2)
+    job.push("w0")
+    job.tick(LEASE_S + 1)
+    assert [c.content for c in job.one(e.Apply).contributions] == ["w0"]
+    job.publish()
+    assert job.core.version == 1
+    assert job.core.phase is Phase.GATHERING
+
+
+def test_a_lease_that_ran_out_while_the_round_is_applied_does_no_harm() -> None:
+    job = Job(2)
+    job.push("w0")
+    job.push("w1")
+    job.tick(LEASE_S + 1)
+    job.publish()
+    assert job.core.version == 1
+    assert job.core.phase is Phase.GATHERING
+
+
+# ---- saying whom it waits for
+
+
+def test_a_round_names_whom_it_waits_for_within_two_seconds() -> None:
+    job = Job(3)
+    job.push("w1")
+    job.step(e.Heard(worker="w2", incarnation=1, activity="computing"))
+    reports = [job.all(e.Report) for _ in range(8) if job.tick(0.25) is not None]
+    first = next(report for found in reports for report in found)
+    assert first.ranks == (0, 2)
+    assert first.seconds <= 2
+    assert "rank 0 (w0" in first.text
+    assert "rank 2 (w2, connected, heard" in first.text
+    assert "computing" in first.text
+
+
+def test_it_is_said_again_when_it_changes_and_every_ten_seconds() -> None:
+    job = Job(3)
+    job.tick(1.5)
+    assert len(job.all(e.Report)) == 1
+    job.tick(1)
+    assert not job.all(e.Report)
+    job.push("w1")
+    job.tick(0.25)
+    assert job.one(e.Report).ranks == (0, 2)
+    said = 0
+    for _ in range(84):
+        job.heartbeat("w0", "w2")
+        job.tick(0.25)
+        said += len(job.all(e.Report))
+    assert said == 2
+
+
+# ---- the end
+
+
+def test_after_the_last_epoch_rank_0_evaluates_and_the_job_is_finished() -> None:
+    job = Job(2, epochs=1, samples=8)
+    job.round(["w0", "w1"])
+    assert job.core.phase is Phase.FINISHING
+    assert all(assignment.finished for assignment in job.assignments.values())
+    assert [a.evaluate_epoch for a in job.assignments.values()] == [1, 0]
+    job.step(e.Evaluated(worker="w0", incarnation=1, version=1, epoch=1, metrics={"accuracy": 0.5}))
+    assert job.all(e.Finish)
+    assert job.core.phase is Phase.FINISHED
+    job.join("w9")
+    assert job.refused().reason is Reason.JOB_FINISHED
+
+
+def test_an_epochs_evaluation_is_asked_of_the_first_position_at_its_start() -> None:
+    job = Job(2, epochs=2, samples=8)
+    job.round(["w0", "w1"])
+    assert [a.evaluate_epoch for a in job.assignments.values()] == [1, 0]
+
+
+def test_when_the_evaluator_is_lost_the_next_one_evaluates() -> None:
+    job = Job(2, epochs=1, samples=8)
+    job.round(["w0", "w1"])
+    job.step(e.Left(worker="w0", incarnation=1, failed=True, reason="crashed"))
+    assert job.assignments["w1"].evaluate_epoch == 1
+    job.step(e.Left(worker="w1", incarnation=1, failed=True, reason="crashed"))
+    assert job.all(e.Finish)
+
+
+def test_an_evaluator_that_reconnects_is_told_again() -> None:
+    job = Job(2, epochs=1, samples=8)
+    job.round(["w0", "w1"])
+    job.step(e.Left(worker="w1", incarnation=1, failed=False, reason="done"))
+    job.step(e.Detached(worker="w0", incarnation=1))
+    job.attach("w0")
+    job.ready("w0", version=1)
+    assert job.assignments["w0"].finished
+    assert job.assignments["w0"].evaluate_epoch == 1
+    assert not job.core.lost
+
+
+def test_a_repeated_evaluation_counts_once() -> None:
+    job = Job(1, epochs=2, samples=4)
+    job.round(["w0"])
+    for _ in range(2):
+        job.step(e.Evaluated(worker="w0", incarnation=1, version=1, epoch=1, metrics={"loss": 1.0}))
+    assert len(job.core.evaluations) == 1
+
+
+def test_stopping_sends_everybody_home() -> None:
+    job = Job(2)
+    job.step(e.Stopping(reason="maintenance"))
+    assert {action.worker for action in job.all(e.Disconnect)} == {"w0", "w1"}
+    assert all(action.refusal.reason is Reason.STOPPING for action in job.all(e.Disconnect))
+    job.join("w3")
+    assert job.refused().reason is Reason.STOPPING
+
+
+# ---- everything at once
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_histories_apply_every_acknowledged_push_exactly_once(seed: int) -> None:
+    """Joins, losses, duplicates, late and repeated pushes in random order, against plain bookkeeping."""
+    rng = random.Random(seed)
+    job = Job(min_workers=1, epochs=10**6, samples=64, partitions=1)
+    acknowledged: set[str] = set()
+    applied: list[str] = []
+    sent: dict[str, list[tuple[int, int, int]]] = {}
+    incarnations: dict[str, int] = {}
+    pending: e.Apply | None = None
+    for count in range(1500):
+        job.now += rng.random()
+        for worker in list(incarnations):
+            if rng.random() < 0.95 and worker in job.core.roster.members:
+                job.step(e.Heard(worker=worker, incarnation=incarnations[worker]))
+        actions: list[e.Action] = []
+        worker = f"w{rng.randrange(4)}"
+        match rng.randrange(8):
+            case 0:
+                member = job.core.roster.members.get(worker)
+                if member is None or not member.attached:
+                    incarnations[worker] = incarnations.get(worker, 0) + 1
+                    sent[worker] = []
+                    actions += job.join(worker, incarnations[worker])
+                    asked = bool(job.all(e.Admit)) and job.one(e.Admit).initialize
+                    actions += job.attach(worker, incarnations[worker])
+                    if asked:
+                        actions += job.step(
+                            e.Initialized(
+                                worker=worker,
+                                incarnation=incarnations[worker],
+                                fingerprint=MODEL,
+                                train_samples=64,
+                                partitions=1,
+                            )
+                        )
+                    actions += job.ready(worker, incarnations[worker])
+            case 1:
+                if worker in incarnations:
+                    actions += job.step(e.Detached(worker=worker, incarnation=incarnations[worker]))
+            case 2:
+                actions += job.step(e.Tick())
+            case 3 | 4 | 5 | 6 if worker in job.core.roster.members:
+                history = sent[worker]
+                if history and rng.random() < 0.3:
+                    seq, incarnation, base = rng.choice(history)
+                else:
+                    seq = len({s for s, _, _ in history}) + 1 + (rng.random() < 0.05)
+                    incarnation = incarnations[worker]
+                    base = job.core.version - (rng.random() < 0.1)
+                name = f"{worker}/{incarnation}/{seq}"
+                before = dict(job.core.snapshot())
+                result = job.step(
+                    e.Pushed(
+                        worker=worker,
+                        incarnation=incarnation,
+                        seq=seq,
+                        partition=0,
+                        base_version=max(0, base),
+                        samples=1,
+                        content=name,
+                    )
+                )
+                actions += result
+                if job.all(e.Refuse):
+                    assert dict(job.core.snapshot()) == before, f"seed {seed}, step {count}"
+                else:
+                    history.append((seq, incarnation, base))
+                    if job.outcome().decision is Decision.ACCEPTED:
+                        acknowledged.add(name)
+            case _:
+                pass
+        for action in actions:
+            if isinstance(action, e.Apply):
+                assert pending is None
+                pending = action
+        if pending is not None and rng.random() < 0.7:
+            applied += [str(contribution.content) for contribution in pending.contributions]
+            assert [c.rank for c in pending.contributions] == sorted(c.rank for c in pending.contributions)
+            version, pending = pending.version, None
+            for action in job.step(e.Published(partition=0, version=version)):
+                assert not isinstance(action, e.Apply)
+    if pending is not None:
+        applied += [str(contribution.content) for contribution in pending.contributions]
+    waiting = set()
+    if job.core.round is not None and pending is None:
+        waiting = {str(c.content) for c in job.core.round.contributions[0].values()}
+    assert len(applied) == len(set(applied)), f"seed {seed}: applied twice"
+    assert set(applied) | waiting == acknowledged, f"seed {seed}"
+    assert len(applied) > 50, f"seed {seed}: the history never got going"

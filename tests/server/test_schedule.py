@@ -1,0 +1,74 @@
+"""Schedules and optimizers, from what an operator types."""
+
+import math
+
+import pytest
+
+from gradwire.server.optimizer import Adam, AdamW, Sgd, parse_optimizer
+from gradwire.server.schedule import parse_schedule
+from gradwire.spec import SpecError
+
+
+@pytest.mark.parametrize(
+    ("text", "epoch", "factor"),
+    [
+        ("constant", 17.3, 1.0),
+        ("cosine", 0.0, 1.0),
+        ("cosine", 15.0, 0.5),
+        ("cosine", 30.0, 0.0),
+        ("step", 9.99, 1.0),
+        ("step", 10.0, 0.1),
+        ("step:every=5,gamma=0.5", 12.0, 0.25),
+        ("exponential", 2.5, 0.94**2),
+        ("constant:warmup=4", 1.0, 0.25),
+        ("constant:warmup=4", 4.0, 1.0),
+        ("exponential:gamma=0.5,warmup=2", 1.0, 0.25),
+    ],
+)
+def test_factors(text: str, epoch: float, factor: float) -> None:
+    assert math.isclose(parse_schedule(text).factor(epoch, 30), factor, abs_tol=1e-6)
+
+
+def test_the_very_first_step_of_a_warm_up_is_not_lost() -> None:
+    assert 0 < parse_schedule("constant:warmup=5").factor(0.0, 30) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("linear", "known schedules: constant, cosine, exponential, step"),
+        ("cosine:gamma=1", "unknown key 'gamma'; known keys: warmup"),
+        ("step:every=0", "every: expected at least 1 epoch, got 0"),
+        ("step:gamma=2", "gamma: expected above 0 and at most 1, got 2"),
+        ("constant:warmup=-1", "warmup: expected at least 0 epochs, got -1"),
+        ("constant:warmup=soon", "warmup: expected float, got 'soon'"),
+    ],
+)
+def test_bad_schedules(text: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        parse_schedule(text)
+
+
+def test_good_optimizers() -> None:
+    assert parse_optimizer("sgd") == Sgd()
+    assert parse_optimizer("sgd:momentum=0.9,weight_decay=1e-4,nesterov=on") == Sgd(
+        momentum=0.9, weight_decay=1e-4, nesterov=True
+    )
+    assert parse_optimizer("adam:beta1=0.5") == Adam(beta1=0.5)
+    assert parse_optimizer("adamw") == AdamW(weight_decay=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lion", "known optimizers: adam, adamw, sgd"),
+        ("sgd:beta1=0.9", "unknown key 'beta1'; known keys: momentum, nesterov, weight_decay"),
+        ("sgd:momentum=1", "momentum: expected at least 0 and below 1, got 1"),
+        ("sgd:nesterov=on", "nesterov: expected a momentum above 0"),
+        ("adam:weight_decay=-1", "weight_decay: expected a finite number of at least 0"),
+        ("sgd:momentum", "unknown optimizer 'sgd:momentum'"),
+    ],
+)
+def test_bad_optimizers(text: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        parse_optimizer(text)

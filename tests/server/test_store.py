@@ -1,0 +1,224 @@
+"""The parameters: sync SGD on the union batch, one order of summation, and replicas that stay alike."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gradwire.compressors import LayerRule, ModelCompressor, Payload
+from gradwire.proto.manifest import Manifest
+from gradwire.proto.messages import Chunk, Content, Tensor, Update
+from gradwire.proto.transfer import Assembly, announced_payloads
+from gradwire.proto.wire import decode_server
+from gradwire.server.optimizer import build_optimizer, parse_optimizer
+from gradwire.server.store import Broadcast, DivergedError, Share, Store
+from gradwire.worker.replica import Replica
+
+MODEL = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+
+
+def manifest() -> Manifest:
+    tensors = tuple(Tensor(name=name, shape=tuple(p.shape)) for name, p in MODEL.named_parameters())
+    return Manifest(tensors, 100)
+
+
+def initial() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(p.shape, generator=generator) for p in MODEL.parameters()]
+
+
+def store(optimizer: str = "sgd", downlink: str = "none", rate: float = 0.1) -> Store:
+    options = parse_optimizer(optimizer)
+    values = [value.clone().view(-1).numpy() for value in initial()]
+    return Store(manifest(), values, downlink, lambda ps: build_optimizer(options, ps, rate))
+
+
+def gradients(step: int, rank: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return [torch.randn(p.shape, generator=generator) for p in MODEL.parameters()]
+
+
+SAMPLES = (32, 8, 17, 32)
+
+
+def shares(step: int, compressors: list[ModelCompressor]) -> list[Share]:
+    return [
+        Share(samples, compressor.compress(gradients(step, rank), samples))
+        for rank, (samples, compressor) in enumerate(zip(SAMPLES, compressors, strict=True))
+    ]
+
+
+def compressors(spec: str) -> list[ModelCompressor]:
+    return [ModelCompressor(manifest().specs, spec, LayerRule(), 1, rank) for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "sgd",
+        "sgd:momentum=0.9,weight_decay=0.01",
+        "sgd:momentum=0.9,nesterov=on",
+        "adam",
+        "adamw:weight_decay=0.1",
+    ],
+)
+def test_an_uncompressed_round_is_one_step_on_the_mean_over_all_samples(optimizer: str) -> None:
+    ours, workers = store(optimizer), compressors("none")
+    expected = [value.clone().requires_grad_() for value in initial()]
+    reference = build_optimizer(parse_optimizer(optimizer), expected, 0.1)
+    for step in range(5):
+        ours.apply(0, step + 1, shares(step, workers), 1.0)
+        for index, parameter in enumerate(expected):
+            total = sum(gradients(step, rank)[index] * samples for rank, samples in enumerate(SAMPLES))
+            parameter.grad = total / sum(SAMPLES)
+        reference.step()
+    for parameter, value in zip(ours.parameters, expected, strict=True):
+        torch.testing.assert_close(parameter, value.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_one_workers_step_is_torchs_own_to_the_bit() -> None:
+    ours = store("sgd:momentum=0.9")
+    compressor = compressors("none")[0]
+    expected = [value.clone().requires_grad_() for value in initial()]
+    reference = torch.optim.SGD(expected, lr=0.1, momentum=0.9)
+    for step in range(5):
+        ours.apply(0, step + 1, [Share(31, compressor.compress(gradients(step, 0), 31))], 1.0)
+        for parameter, gradient in zip(expected, gradients(step, 0), strict=True):
+            parameter.grad = gradient
+        reference.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters, expected, strict=True))
+
+
+@pytest.mark.parametrize("spec", ["none", "bf16", "2bit", "4bit"])
+def test_the_same_round_gives_the_same_bits(spec: str) -> None:
+    digests: set[str] = set()
+    for _ in range(2):
+        ours, workers = store("adam"), compressors(spec)
+        for step in range(3):
+            ours.apply(0, step + 1, shares(step, workers), 1.0)
+        digests.add(ours.sha256())
+    assert len(digests) == 1
+
+
+def test_the_order_of_the_shares_decides_the_bits_and_nothing_else_does() -> None:
+    """What makes the core's rank order worth having: float sums depend on their order."""
+    digests: dict[tuple[int, ...], str] = {}
+    for order in itertools.permutations(range(4)):
+        ours = store()
+        given = shares(0, compressors("none"))
+        ours.apply(0, 1, [given[rank] for rank in order], 1.0)
+        digests[order] = ours.sha256()
+    assert len(set(digests.values())) > 1
+
+
+def test_the_learning_rate_follows_the_factor() -> None:
+    slow, fast = store(), store(rate=0.05)
+    slow.apply(0, 1, shares(0, compressors("none")), 0.5)
+    fast.apply(0, 1, shares(0, compressors("none")), 1.0)
+    assert slow.sha256() == fast.sha256()
+
+
+def test_a_round_without_samples_changes_nothing() -> None:
+    ours = store("sgd:momentum=0.9,weight_decay=0.1")
+    ours.apply(0, 1, shares(0, compressors("none")), 1.0)
+    before = ours.sha256()
+    broadcast = ours.apply(0, 2, [Share(0, ())], 1.0)
+    assert ours.sha256() == before
+    assert (ours.version, broadcast.version) == (2, 2)
+
+
+def receive(broadcast: Broadcast) -> tuple[Update, list[Payload]]:
+    header, *chunks = [decode_server(message) for message in broadcast.messages]
+    assert isinstance(header, Update)
+    announced = announced_payloads(header.tensors, manifest(), 0, worker="w")
+    assembly = Assembly(header.version, 0, announced, header.crc32c, worker="w")
+    for chunk in chunks:
+        assert isinstance(chunk, Chunk)
+        assembly.add(chunk)
+    return header, assembly.finish()
+
+
+def replica() -> Replica:
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    return Replica(model, 100)
+
+
+def bits(one: Replica) -> list[bytes]:
+    return [value.tobytes() for value in one.values()]
+
+
+@pytest.mark.parametrize("downlink", ["none", "bf16", "fp16"])
+def test_replicas_stay_alike_to_the_bit_also_the_late_ones(downlink: str) -> None:
+    ours, workers = store("sgd:momentum=0.9", downlink), compressors("4bit")
+    early, late = replica(), replica()
+    early.apply(*receive(ours.snapshot(0)))
+    for step in range(6):
+        broadcast = ours.apply(0, step + 1, shares(step, workers), 1.0)
+        assert broadcast.content is (Content.VALUES if downlink == "none" else Content.DELTA)
+        early.apply(*receive(broadcast))
+        if step == 3:
+            late.apply(*receive(ours.snapshot(0)))
+        if step > 3:
+            late.apply(*receive(broadcast))
+            assert bits(early) == bits(late)
+        assert bits(early) == [p.detach().numpy().tobytes() for p in ours.replica]
+    if downlink == "none":
+        assert bits(early) == [value.tobytes() for value in ours.values()]
+
+
+@pytest.mark.parametrize("downlink", ["bf16", "fp16"])
+def test_what_one_update_leaves_out_is_in_the_next(downlink: str) -> None:
+    """The replica does not drift: after updates of nothing it is within one rounding of the parameters."""
+    ours = store("sgd", downlink)
+    for step in range(20):
+        ours.apply(0, step + 1, shares(step, compressors("none")), 1.0)
+    drift = max(float((p - r).abs().max()) for p, r in zip(ours.parameters, ours.replica, strict=True))
+    assert 0 < drift < 1e-2
+    for step in range(20, 24):
+        ours.apply(0, step + 1, [Share(0, ())], 1.0)
+    drift = max(float((p - r).abs().max()) for p, r in zip(ours.parameters, ours.replica, strict=True))
+    assert drift < 1e-7
+
+
+def test_a_lossy_update_takes_half_the_bytes() -> None:
+    sizes = {
+        downlink: sum(
+            map(len, store("sgd", downlink).apply(0, 1, shares(0, compressors("none")), 1.0).messages)
+        )
+        for downlink in ("none", "bf16")
+    }
+    values = manifest().raw_bytes
+    assert sizes["none"] - values < 100
+    assert sizes["bf16"] - values / 2 < 100
+
+
+def test_an_update_that_was_applied_before_is_passed_over() -> None:
+    ours, mine = store("sgd", "bf16"), replica()
+    mine.apply(*receive(ours.snapshot(0)))
+    update = ours.apply(0, 1, shares(0, compressors("none")), 1.0)
+    mine.apply(*receive(update))
+    once = bits(mine)
+    mine.apply(*receive(update))
+    assert bits(mine) == once
+
+
+def test_parameters_that_leave_the_range_of_floats_end_the_job() -> None:
+    ours = store(rate=3e38)
+    with pytest.raises(DivergedError, match=r"parameters of '.*' are no longer finite at version \d"):
+        for step in range(9):
+            ours.apply(0, step + 1, shares(step, compressors("none")), 1.0)
+
+
+def test_the_saved_file_holds_the_parameters_and_their_digest(tmp_path: Path) -> None:
+    ours = store()
+    ours.save(tmp_path / "model.safetensors")
+    loaded = load_file(tmp_path / "model.safetensors")
+    assert list(tmp_path.iterdir()) == [tmp_path / "model.safetensors"]
+    for (name, _), parameter in zip(MODEL.named_parameters(), ours.parameters, strict=True):
+        assert torch.equal(loaded[name], parameter.detach())
+    assert np.concatenate([value for value in ours.values()]).size == manifest().raw_bytes
