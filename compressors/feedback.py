@@ -9,7 +9,7 @@ so that over time everything is sent. A wrapper around any compressor; one that 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -34,8 +34,7 @@ class FeedbackState:
 
     def residual_norm(self) -> float:
         """Euclidean norm of the residual, accumulated in float64."""
-        norm: torch.Tensor = torch.linalg.vector_norm(self.residual, dtype=torch.float64)
-        return float(norm)
+        return float(cast(torch.Tensor, torch.linalg.vector_norm(self.residual, dtype=torch.float64)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

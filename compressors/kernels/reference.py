@@ -65,8 +65,7 @@ def quantize(scheme: CodeScheme, gradient: Float32, residual: Float32, levels: F
     else:
         index = (magnitude >= levels[0]).astype(np.uint8)
         codes = 2 * index + ((total > 0) & (index > 0))
-    sent = np.concatenate([np.zeros(1, np.float32), levels])[index]
-    residual[:] = total - np.copysign(sent, total)
+    residual[:] = total - scheme.table(levels)[codes]
     data[:] = pack(scheme, codes)
 
 

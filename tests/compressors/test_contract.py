@@ -1,0 +1,169 @@
+"""What every compressor in the registry promises, whatever its algorithm."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from gradwire.compressors import (
+    Compressor,
+    Payload,
+    StepContext,
+    TensorSpec,
+    create,
+    decode,
+    payload_bytes,
+    validate,
+)
+from gradwire.compressors.feedback import ErrorFeedback, FeedbackState
+from gradwire.compressors.registry import BUILT_IN
+
+VARIANTS = [
+    "4bit:levels=group1",
+    "4bit:levels=group2",
+    "4bit:levels=group3",
+    "4bit:levels=running",
+    "4bit:scale=mean",
+    "2bit:threshold=0.01,scale=mean",
+]
+WITHOUT_FEEDBACK = [f"{name}:feedback=off" for name, entry in BUILT_IN.items() if entry.lossy]
+SPECS = [*BUILT_IN, *VARIANTS, *WITHOUT_FEEDBACK]
+SIZES = [0, 1, 2, 7, 8, 9, 15, 16, 17, 127, 128, 129, 1000, 4099]
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+Array = npt.NDArray[np.float32]
+
+
+def context(step: int = 0, samples: int = 32) -> StepContext:
+    return StepContext(samples=samples, step=step, rng=np.random.default_rng([0, 0, step]))
+
+
+def gradient(elements: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(elements, generator=generator) * 0.02
+
+
+def compress(compressor: Compressor, gradients: list[torch.Tensor]) -> tuple[list[Payload], object]:
+    """Some steps in a row; every payload is checked on the way."""
+    state = compressor.init(TensorSpec(name="w", shape=(gradients[0].numel(),)))
+    payloads: list[Payload] = []
+    for step, values in enumerate(gradients):
+        payload, state = compressor.compress(values, state, context(step))
+        validate(payload)
+        assert payload.elements == values.numel()
+        assert payload.data.size == payload_bytes(payload)
+        payloads.append(payload)
+    return payloads, state
+
+
+@pytest.mark.parametrize("elements", SIZES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_any_size_gives_a_valid_payload_that_decodes_to_that_size(spec: str, elements: int) -> None:
+    payloads, _ = compress(create(spec), [gradient(elements, seed) for seed in range(3)])
+    for payload in payloads:
+        values = decode(payload)
+        assert values.dtype == np.float32
+        assert values.shape == (elements,)
+        assert np.isfinite(values).all()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_gradient_is_not_written_to(spec: str) -> None:
+    original = gradient(1000)
+    given = original.clone()
+    compress(create(spec), [given, given])
+    assert torch.equal(given, original)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_payload_does_not_change_when_the_gradient_does(spec: str) -> None:
+    values = gradient(1000)
+    payloads, _ = compress(create(spec), [values])
+    before = payloads[0].data.copy()
+    values.fill_(7.0)
+    assert np.array_equal(payloads[0].data, before)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_same_inputs_give_the_same_bits(spec: str) -> None:
+    gradients = [gradient(4099, seed) for seed in range(5)]
+    first, _ = compress(create(spec), gradients)
+    second, _ = compress(create(spec), gradients)
+    for one, other in zip(first, second, strict=True):
+        assert np.array_equal(one.data, other.data)
+
+
+CASES: dict[str, Array] = {
+    "ordinary": gradient(4099).numpy(),
+    "zero": np.zeros(33, np.float32),
+    "constant": np.full(33, 0.25, np.float32),
+    "negative constant": np.full(33, -3.0, np.float32),
+    "huge": np.array([1e30, -1e30, 1e-3, 0.0, 3.0], np.float32),
+    "largest": np.array([FLOAT32_MAX, -FLOAT32_MAX, 1.0], np.float32),
+    "tiny": np.array([1e-30, -1e-30, 0.0], np.float32),
+    "denormal": np.array([1e-45, -1e-45, 1e-40], np.float32),
+    "negative zero": np.array([-0.0, 0.0], np.float32),
+    "mixed": np.array([1e-30, 1e30, -0.5, 65504.0, 65520.0, 1e-8], np.float32),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in WITHOUT_FEEDBACK])
+def test_nothing_is_lost(spec: str, case: str) -> None:
+    """sent + residual == gradient + old residual, but for one rounding of each side."""
+    values = torch.from_numpy(CASES[case])
+    compressor = create(spec)
+    state = compressor.init(TensorSpec(name="w", shape=tuple(values.shape)))
+    for step in range(4):
+        old = state.residual.numpy().copy() if isinstance(state, FeedbackState) else np.zeros_like(values)
+        payload, state = compressor.compress(values, state, context(step))
+        validate(payload)
+        new = state.residual.numpy() if isinstance(state, FeedbackState) else np.zeros_like(values)
+        total = np.clip(values.numpy().astype(np.float64) + old, -FLOAT32_MAX, FLOAT32_MAX)
+        # The sum is rounded to float32, then the difference is: half a unit in the last place each.
+        assert np.isfinite(new).all()
+        error = np.abs(decode(payload).astype(np.float64) + new - total)
+        assert (error <= np.maximum(np.abs(total) * 2.0**-23, 2.0**-149)).all()
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in WITHOUT_FEEDBACK])
+def test_what_is_sent_over_many_steps_is_what_was_given(spec: str) -> None:
+    """The point of feedback: the sums of both agree up to the last residual."""
+    gradients = [gradient(257, seed) for seed in range(50)]
+    payloads, state = compress(create(spec), gradients)
+    given = torch.stack(gradients).sum(0).numpy()
+    sent = np.sum([decode(payload) for payload in payloads], axis=0)
+    left = state.residual.numpy() if isinstance(state, FeedbackState) else 0.0
+    np.testing.assert_allclose(sent + left, given, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if isinstance(create(spec), ErrorFeedback)])
+def test_one_pass_feedback_leaves_the_same_bits_as_two(spec: str) -> None:
+    fused = create(spec)
+    assert isinstance(fused, ErrorFeedback)
+    unfused = ErrorFeedback(compressor=_WithoutFusion(fused.compressor))
+    gradients = [gradient(1003, seed) * 10.0 ** (seed - 2) for seed in range(6)]
+    ours, state = compress(fused, gradients)
+    theirs, other = compress(unfused, gradients)
+    for one, two in zip(ours, theirs, strict=True):
+        assert np.array_equal(one.data, two.data)
+    assert isinstance(state, FeedbackState)
+    assert isinstance(other, FeedbackState)
+    assert np.array_equal(state.residual.numpy().view(np.uint32), other.residual.numpy().view(np.uint32))
+
+
+class _WithoutFusion:
+    """Hides `compress_with_residual`."""
+
+    def __init__(self, compressor: Compressor) -> None:
+        self._compressor = compressor
+
+    def init(self, spec: TensorSpec) -> object:
+        return self._compressor.init(spec)
+
+    def compress(
+        self, gradient: torch.Tensor, state: object, context: StepContext
+    ) -> tuple[Payload, object]:
+        return self._compressor.compress(gradient, state, context)

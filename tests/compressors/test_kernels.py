@@ -1,0 +1,328 @@
+"""The compiled kernels against the plain ones, bit for bit, and from many threads and processes at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gradwire.compressors import CodeScheme, DenseFormat, set_threads, warm_up
+from gradwire.compressors.kernels import cpu, reference, threads
+from gradwire.compressors.kernels.compiling import CHUNK
+
+Array = npt.NDArray[np.float32]
+
+# Around the borders of a vector (16), a word (8, 16), a group of sums (128, 256), a block of magnitudes (4096),
+# a prefetched page (8192, 16384) and a thread's chunk.
+SMALL = [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 255, 256, 257]
+LARGE = [4095, 4096, 4097, 8191, 8192, 8193, 16385, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 4097]
+SIZES = [*SMALL, *LARGE]
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    set_threads(2)
+    yield
+    set_threads(len(os.sched_getaffinity(0)))
+
+
+def gradient(elements: int) -> Array:
+    """All magnitudes from denormal to huge, both zeros, and values on the very thresholds."""
+    rng = np.random.default_rng(elements)
+    scales = rng.choice(np.array([1e-44, 1e-30, 1e-3, 0.1, 1.0, 7e4, 1e30]), elements)
+    values = (rng.standard_normal(elements) * scales).astype(np.float32)
+    special = np.array([0.0, -0.0, 0.1, -0.1, 0.25, 3.4e38, -3.4e38, 65504, 65519, 65520, 6e-8], np.float32)
+    where = rng.integers(0, max(1, elements), min(elements, 40))
+    values[where] = rng.choice(special, where.size)
+    return values
+
+
+def same_bits(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> bool:
+    return np.array_equal(one.view(np.uint8), other.view(np.uint8))
+
+
+def levels_of(scheme: CodeScheme) -> Array:
+    levels = [0.04, 0.07, 0.1, 0.2, 0.25, 0.4, 0.6] if scheme is CodeScheme.SIGNED_4BIT else [0.1]
+    return np.array(levels, np.float32)
+
+
+def unaligned(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """A read-only copy at an odd address, as data inside a received message may be."""
+    buffer = np.empty(data.size + 1, np.uint8)
+    buffer[1:] = data
+    buffer.flags.writeable = False
+    return buffer[1:]
+
+
+@pytest.mark.parametrize("elements", SIZES)
+def test_abs_sum(elements: int) -> None:
+    values = gradient(elements)
+    assert cpu.abs_sum(values) == reference.abs_sum(values)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", [0, 100, 4999])
+def test_abs_sum_is_not_finite_if_a_value_is_not(bad: float, position: int) -> None:
+    values = np.zeros(5000, np.float32)
+    values[position] = bad
+    assert not np.isfinite(cpu.abs_sum(values))
+    values[position] = np.finfo(np.float32).max
+    assert np.isfinite(cpu.abs_sum(values))
+
+
+@pytest.mark.parametrize("elements", SIZES)
+@pytest.mark.parametrize("scheme", CodeScheme)
+def test_quantize(scheme: CodeScheme, elements: int) -> None:
+    values, levels = gradient(elements), levels_of(scheme)
+    residuals = [np.roll(values, 1) * np.float32(0.01) for _ in range(2)]
+    datas = [np.full(scheme.code_bytes(elements), 0xFF, np.uint8) for _ in range(2)]
+    for kernels, residual, data in zip((cpu, reference), residuals, datas, strict=True):
+        kernels.quantize(scheme, values, residual, levels, data)
+    assert same_bits(*datas)
+    assert same_bits(*residuals)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("elements", SIZES)
+@pytest.mark.parametrize("scheme", CodeScheme)
+def test_add_quantized(scheme: CodeScheme, elements: int, keep: bool) -> None:
+    rng = np.random.default_rng(elements)
+    datas = [unaligned(rng.integers(0, 256, scheme.code_bytes(elements), np.uint8)) for _ in range(5)]
+    weights = np.array([0.1, 0.2, 0.3, 0.7, 1.0], np.float32)
+    tables = scheme.table(levels_of(scheme)) * weights[:, None]
+    sums = [gradient(elements) for _ in range(2)]
+    for kernels, out in zip((cpu, reference), sums, strict=True):
+        kernels.add_quantized(scheme, datas, tables, out, keep=keep)
+    assert same_bits(*sums)
+
+
+def test_a_sum_that_bypasses_the_cache_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "STREAM_ELEMENTS", 0)
+    for scheme in CodeScheme:
+        for elements in (127, 128, 5000, CHUNK + 300):
+            data = np.random.default_rng(0).integers(0, 256, scheme.code_bytes(elements), np.uint8)
+            tables = scheme.table(levels_of(scheme))[None]
+            memory = np.zeros(elements + 16, np.float32)
+            first = -(memory.ctypes.data // 4) % 16
+            aligned, expected = memory[first : first + elements], np.zeros(elements, np.float32)
+            cpu.add_quantized(scheme, [data], tables, aligned, keep=False)
+            reference.add_quantized(scheme, [data], tables, expected, keep=False)
+            assert same_bits(aligned, expected)
+
+
+@pytest.mark.parametrize("elements", SIZES)
+@pytest.mark.parametrize("format", [DenseFormat.BFLOAT16, DenseFormat.FLOAT16])
+def test_encode_dense(format: DenseFormat, elements: int) -> None:
+    values = gradient(elements)
+    residuals = [np.roll(values, 1) * np.float32(0.01) for _ in range(2)]
+    datas = [np.zeros(elements * 2, np.uint8) for _ in range(2)]
+    for kernels, residual, data in zip((cpu, reference), residuals, datas, strict=True):
+        kernels.encode_dense(format, values, residual, data)
+    assert same_bits(*datas)
+    assert same_bits(*residuals)
+    assert cpu.all_finite(format, datas[0])
+
+
+@pytest.mark.parametrize("format", [DenseFormat.BFLOAT16, DenseFormat.FLOAT16])
+def test_every_16_bit_pattern_is_widened_exactly_and_rounds_to_itself(format: DenseFormat) -> None:
+    patterns = np.arange(1 << 16, dtype=np.uint16)
+    wide, expected = np.empty(1 << 16, np.float32), np.empty(1 << 16, np.float32)
+    cpu.decode_dense(format, patterns.view(np.uint8), wide)
+    reference.decode_dense(format, patterns.view(np.uint8), expected)
+    finite = np.isfinite(expected)
+    assert same_bits(wide[finite], expected[finite])
+    assert np.array_equal(np.isnan(wide), np.isnan(expected))
+    residual = np.zeros(int(finite.sum()), np.float32)
+    back = np.empty(residual.size, np.uint16)
+    cpu.encode_dense(format, wide[finite], residual, back.view(np.uint8))
+    # Negative zero is lost where a residual of zero is added to it; nothing else is.
+    assert np.array_equal(back[wide[finite] != 0], patterns[finite & (expected != 0)])
+    assert not residual.any()
+
+
+@pytest.mark.parametrize("elements", SIZES)
+@pytest.mark.parametrize("format", DenseFormat)
+def test_add_dense(format: DenseFormat, elements: int) -> None:
+    datas: list[npt.NDArray[np.uint8]] = []
+    for seed in range(3):
+        data = np.zeros(elements * format.element_bytes, np.uint8)
+        values = np.roll(np.clip(gradient(elements), -1e30, 1e30), seed)
+        if format is DenseFormat.FLOAT32:
+            data[:] = values.view(np.uint8)
+        else:
+            reference.encode_dense(format, values, np.zeros_like(values), data)
+        datas.append(unaligned(data))
+    weights = np.array([0.1, 0.3, 0.77], np.float32)
+    for keep in (False, True):
+        sums = [np.full(elements, 0.3, np.float32) for _ in range(2)]
+        for kernels, out in zip((cpu, reference), sums, strict=True):
+            kernels.add_dense(format, datas, weights, out, keep=keep)
+        assert same_bits(*sums)
+
+
+@pytest.mark.parametrize("scheme", CodeScheme)
+def test_the_forbidden_code_is_found_wherever_it_stands(scheme: CodeScheme) -> None:
+    data = np.zeros(scheme.code_bytes(1000), np.uint8)
+    allowed = sorted({*range(2**scheme.bits)} - {scheme.forbidden_code})
+    codes = np.random.default_rng(0).choice(np.array(allowed, np.uint8), 1000)
+    data[:] = reference.pack(scheme, codes)
+    assert not cpu.has_forbidden_code(scheme, unaligned(data))
+    for position in (0, 1, 2, 3, 500, 998, 999):
+        broken = codes.copy()
+        broken[position] = scheme.forbidden_code
+        assert cpu.has_forbidden_code(scheme, reference.pack(scheme, broken))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("format", DenseFormat)
+def test_a_value_that_is_not_finite_is_found_wherever_it_stands(format: DenseFormat, bad: float) -> None:
+    for position in (0, 15, 16, 999):
+        values = np.ones(1000, np.float32)
+        values[position] = bad
+        if format is DenseFormat.FLOAT32:
+            data = values.view(np.uint8)
+        elif format is DenseFormat.FLOAT16:
+            data = values.astype(np.float16).view(np.uint8)
+        else:
+            data = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        assert not cpu.all_finite(format, unaligned(data))
+
+
+def test_the_number_of_threads_does_not_show() -> None:
+    values = gradient(5 * CHUNK + 123)
+    results: list[tuple[bytes, bytes, float]] = []
+    for count in (1, 2, 5):
+        set_threads(count)
+        residual = np.zeros_like(values)
+        data = np.zeros(CodeScheme.SIGNED_4BIT.code_bytes(values.size), np.uint8)
+        cpu.quantize(CodeScheme.SIGNED_4BIT, values, residual, levels_of(CodeScheme.SIGNED_4BIT), data)
+        results.append((data.tobytes(), residual.tobytes(), cpu.abs_sum(values)))
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_thread_count_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        set_threads(0)
+
+
+def test_many_callers_at_once_do_not_disturb_each_other() -> None:
+    values = gradient(2 * CHUNK + 77)
+    expected = cpu.abs_sum(values)
+
+    def call(index: int) -> bool:
+        if index % 5 == 0:
+            set_threads(1 + index % 3)  # resizing under way must not fail anyone's call
+        return cpu.abs_sum(values) == expected
+
+    with ThreadPoolExecutor(8) as executor:
+        assert all(executor.map(call, range(64)))
+
+
+def _sum_in_child(elements: int) -> float:
+    return cpu.abs_sum(gradient(elements))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_kernels_work_in_a_child_process(method: str) -> None:
+    elements = 2 * CHUNK
+    expected = cpu.abs_sum(gradient(elements))  # makes the pool, which a forked child inherits without threads
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        assert pool.apply_async(_sum_in_child, (elements,)).get(timeout=60) == expected
+
+
+def test_no_thread_is_started_by_importing() -> None:
+    script = "import threading, gradwire.compressors; assert threading.active_count() == 1"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_helper_that_could_not_start_in_time_is_not_waited_for() -> None:
+    release = threading.Event()
+    busy = threads._pool.executor().submit(release.wait, 60)  # pyright: ignore[reportPrivateUsage]
+    values = gradient(2 * CHUNK)
+    assert cpu.abs_sum(values) == reference.abs_sum(values)
+    assert not busy.done()
+    release.set()
+
+
+PROCESSORS = {
+    "avx2": ("haswell", "+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+avx,+avx2,+fma,+f16c"),
+    "no vectors wider than 4": ("x86-64", "+sse2"),
+}
+CHECK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import test_kernels as t
+from gradwire.compressors import CodeScheme
+for elements in (1, 16, 17, 257, 8193):
+    t.test_abs_sum(elements)
+    for scheme in CodeScheme:
+        t.test_quantize(scheme, elements)
+        t.test_add_quantized(scheme, elements, False)
+        t.test_add_quantized(scheme, elements, True)
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="names x86 processors")
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_other_processors_compute_the_same_bits(processor: str, tmp_path: Path) -> None:
+    """Each kind has its own table lookup; numba can be told to compile for one that this machine includes."""
+    name, features = PROCESSORS[processor]
+    settings = {
+        "NUMBA_CPU_NAME": name,
+        "NUMBA_CPU_FEATURES": features,
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    command = [sys.executable, "-c", CHECK, str(Path(__file__).parent)]
+    subprocess.run(command, env=os.environ | settings, check=True, timeout=110)
+
+
+def test_warm_up_leaves_nothing_to_compile() -> None:
+    script = """
+from numba.core import event
+from gradwire.compressors import warm_up
+from gradwire.compressors.kernels import cpu, reference
+import numpy as np
+warm_up()
+with event.install_recorder("numba:compile") as compiled:
+    values = np.ones(300, np.float32)
+    cpu.abs_sum(values)
+    for scheme in cpu.CodeScheme:
+        data = np.zeros(scheme.code_bytes(300), np.uint8)
+        levels = np.arange(1, scheme.level_count + 1, dtype=np.float32)
+        cpu.quantize(scheme, values, values.copy(), levels, data)
+        cpu.add_quantized(scheme, [data], scheme.table(levels)[None], values.copy(), keep=False)
+        cpu.has_forbidden_code(scheme, data)
+    for format in cpu.DenseFormat:
+        data = np.zeros(300 * format.element_bytes, np.uint8)
+        cpu.add_dense(format, [data], values[:1], values.copy(), keep=False)
+        cpu.decode_dense(format, data, values)
+        cpu.all_finite(format, data)
+assert not compiled.buffer, compiled.buffer
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=110)
+
+
+def test_without_a_writable_cache_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
+    """As in a container with a read-only root: numba finds no folder for its cache."""
+    script = """
+from numba.core import caching
+caching.CacheImpl._locator_classes = []
+from gradwire.compressors.kernels import cpu
+import numpy as np
+assert cpu.abs_sum(np.ones(100, np.float32)) == 100.0
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=110)
+
+
+def test_warm_up_can_be_called_again() -> None:
+    warm_up()
