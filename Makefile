@@ -61,10 +61,12 @@ $(TOOLS)/.installed:
 
 # `make test` sees the newest protobuf and grpc that we admit. This is the oldest, laid over .venv.
 OLDEST := $(shell sed -n 's/^    "\(grpcio\|grpcio-health-checking\|protobuf\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml)
+OVERLAY := PYTHONPATH=$(CURDIR)/$(CACHE)/oldest
 
-check-protobuf: $(CACHE)/oldest/.installed ## run the tests of the wire with the oldest protobuf and grpc admitted
-	PYTHONPATH=$(CACHE)/oldest $(BIN)/python tests/packaging/oldest.py $(OLDEST)
-	PYTHONPATH=$(CACHE)/oldest $(BIN)/pytest tests/proto $(ARGS)
+check-protobuf: $(CACHE)/oldest/.installed ## test the wire, and train, with the oldest protobuf and grpc admitted
+	$(OVERLAY) $(BIN)/python tests/packaging/oldest.py $(OLDEST)
+	$(OVERLAY) $(BIN)/pytest tests/proto
+	$(OVERLAY) $(BIN)/gc-run --epochs 1 --no-baseline --out $(CACHE)/oldest-run
 
 $(CACHE)/oldest/.installed: .venv/.dev
 	rm -rf $(CACHE)/oldest
