@@ -67,11 +67,11 @@ def _run(options: RunOptions, directory: Path, json_path: Path | None, interrupt
     from .report import table_of, to_json, write_atomically
 
     console = Console()
-    console.print(
+    console.out(
         f"Preparing: checking {options.compressor} and {options.task}, compiling kernels", highlight=False
     )
     _prepare(options, interrupt)
-    console.print(f"Logs, report and plot: {directory}/", highlight=False, soft_wrap=True)
+    console.out(f"Logs, report and plot: {directory}/", highlight=False)
     result = _train(options, directory / "run", console, interrupt)
     baseline = None
     if options.baseline and not _is_baseline(options):
@@ -86,7 +86,7 @@ def _run(options: RunOptions, directory: Path, json_path: Path | None, interrupt
     try:
         write_plot(directory / "plot.png", [result, baseline] if baseline is not None else [result])
     except PlotError as error:
-        console.print(f"{error}", highlight=False)
+        console.out(error, highlight=False)
     return Exit.DONE
 
 

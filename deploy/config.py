@@ -1,4 +1,4 @@
-"""What gc-run can be told."""
+"""What gc-run can be told. What is accepted, the daemons decide: see `daemons.check_daemon_options`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from dataclasses import dataclass
 
 from ..options import at_least, option
 
+SPEC = "NAME[:KEY=VALUE,...]"
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Options of gc-run. What the daemons know and gc-run does not may be set for them as GC_<OPTION>."""
 
-    task: str = option("digits", "what to train: a built-in task or module:function, with options")
+    task: str = option("digits", "what to train: a built-in task or module:function", metavar=SPEC)
     workers: int = option(4, "worker processes", check=at_least(1))
-    compressor: str = option("4bit", "of the gradients, name[:key=value,...]")
-    mode: str = option("sync", "how the server aggregates")
-    downlink: str = option("none", "encoding of the updates that the server sends")
+    compressor: str = option("4bit", "how gradients are compressed", metavar=SPEC)
+    mode: str = option("sync", "how pushes become versions", metavar="NAME")
+    downlink: str = option("none", "encoding of the updates that go to the workers", metavar="NAME")
     epochs: int = option(30, "passes over the training samples", check=at_least(1))
     batch_size: int = option(32, "samples per worker and step", check=at_least(1))
     seed: int = option(1, "of initial parameters, sample order and compressors", check=at_least(0))
-    optimizer: str = option("sgd", "of the server, name[:key=value,...]")
+    optimizer: str = option("sgd", "of the server", metavar=SPEC)
     learning_rate: float = option(0.1, "base learning rate", check=at_least(0))
-    schedule: str = option("constant", "of the learning rate, name[:key=value,...]")
+    schedule: str = option("constant", "of the learning rate", metavar=SPEC)
     baseline: bool = option(True, "train a second time without compression, to compare with")
     json: str = option("", "also write the report to this file, once everything is done", metavar="FILE")
     out: str = option("", "directory for logs, report and plot (default: a new one in runs/)", metavar="DIR")

@@ -1,0 +1,262 @@
+"""gc-run as a user has it: real daemons, real data."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gradwire.deploy.cli import main
+from gradwire.exits import Exit
+
+pytestmark = pytest.mark.timeout(300)  # a busy machine starts five processes slowly
+
+SMALL = ("--workers", "2", "--epochs", "2")
+LONG = ("--workers", "3", "--epochs", "2000", "--no-baseline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    directory: Path
+    report: dict[str, Any]
+    printed: str
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "gradwire.deploy.cli", *arguments]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """One short run with its baseline."""
+    directory = tmp_path_factory.mktemp("run")
+    done = subprocess.run(
+        command(*SMALL, "--out", "here", "--json", "report.json"),
+        cwd=directory,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == Exit.DONE, done.stderr
+    return Ran(
+        directory=directory,
+        report=json.loads((directory / "report.json").read_text()),
+        printed=done.stdout,
+    )
+
+
+def test_report_is_what_was_run(ran: Ran) -> None:
+    report = ran.report
+    expected = {"task": "digits", "mode": "sync", "compressor": "4bit", "downlink": "none", "seed": 1}
+    assert {key: report[key] for key in expected} == expected
+    assert (report["workers"], report["epochs"], report["steps"]) == (2, 2, 44)
+    assert len(report["accuracy_by_epoch"]) == 2
+    assert report["validation_accuracy"] == report["accuracy_by_epoch"][-1] > 0.15
+    assert report["refused_pushes"] == 0
+    assert report["lost_workers"] == []
+    assert re.fullmatch(r"[0-9a-f]{64}", report["parameters_sha256"])
+
+
+def test_baseline_is_the_same_run_without_compression(ran: Ran) -> None:
+    ours, theirs = ran.report, ran.report["baseline"]
+    assert theirs["compressor"] == "none"
+    assert theirs["seed"] == ours["seed"]
+    assert theirs["steps"] == ours["steps"]
+    assert theirs["parameters_sha256"] != ours["parameters_sha256"]
+    assert theirs["raw_bytes_up"] == ours["raw_bytes_up"]
+    assert theirs["wire_bytes_up"] > 6 * ours["wire_bytes_up"]
+    assert theirs["wire_bytes_up"] > theirs["raw_bytes_up"], "framing is counted"
+
+
+def test_compressed_tensors_alone_take_an_eighth(ran: Ran) -> None:
+    assert ran.report["compressed_raw_bytes_up"] / ran.report["compressed_payload_bytes_up"] == pytest.approx(
+        8.0, rel=0.03
+    )
+
+
+def test_directory_holds_report_plot_and_logs(ran: Ran) -> None:
+    here = ran.directory / "here"
+    assert json.loads((here / "report.json").read_text()) == ran.report
+    assert (here / "plot.png").read_bytes().startswith(b"\x89PNG")
+    for run in ("run", "baseline"):
+        assert {log.name for log in (here / run).iterdir()} == {"server.log", "worker-0.log", "worker-1.log"}
+
+
+def test_printed_lines_and_table_say_the_same(ran: Ran) -> None:
+    assert "4bit: epoch 2/2" in ran.printed
+    assert "none: epoch 2/2" in ran.printed
+    assert f"{ran.report['validation_accuracy']:.4f}" in ran.printed.split("validation accuracy  ")[-1]
+
+
+def test_the_same_seed_ends_with_the_same_bits(ran: Ran, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = subprocess.run(
+        command(*SMALL, "--no-baseline", "--json", str(report)), cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == Exit.DONE, done.stderr
+    again = json.loads(report.read_text())
+    assert again["baseline"] is None
+    assert again["parameters_sha256"] == ran.report["parameters_sha256"]
+
+
+def children_of(pid: int) -> dict[str, int]:
+    """Process ids of the daemons that a process has started, by name."""
+    found: dict[str, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            arguments = (entry / "cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if parent == pid:
+            worker = [part.partition("=")[2] for part in arguments if part.startswith("--worker-id=")]
+            found[worker[0] if worker else "server"] = int(entry.name)
+    return found
+
+
+@pytest.fixture
+def long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    """A run that has trained an epoch and is far from done."""
+    monkeypatch.setenv("GC_LEASE_SECONDS", "1")
+    process = subprocess.Popen(
+        command(*LONG, "--json", "report.json"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "epoch 1/" in line:
+            break
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def wait_until_gone(pids: list[int], *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, f"still running: {alive}"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_no_process_and_no_report(
+    long_run: subprocess.Popen[str], tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    children = children_of(long_run.pid)
+    assert children.keys() == {"server", "worker-0", "worker-1", "worker-2"}
+    long_run.send_signal(number)
+    _, errors = long_run.communicate(timeout=30)
+    assert long_run.returncode == code
+    assert number.name in errors
+    wait_until_gone(list(children.values()), seconds=0)
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_a_killed_run_takes_its_processes_along(long_run: subprocess.Popen[str]) -> None:
+    children = children_of(long_run.pid)
+    long_run.kill()
+    wait_until_gone(list(children.values()), seconds=10)
+
+
+def test_a_killed_worker_is_named_and_the_run_goes_on(long_run: subprocess.Popen[str]) -> None:
+    assert long_run.stdout is not None
+    os.kill(children_of(long_run.pid)["worker-1"], signal.SIGKILL)
+    lines = iter(long_run.stdout)
+    before = next(line for line in lines if "worker-1 ended: SIGKILL" in line)
+    assert before.startswith("4bit: ")
+    epochs = [line for _, line in zip(range(40), lines, strict=False) if "epoch" in line]
+    assert len(epochs) >= 2
+    assert long_run.poll() is None
+
+
+def test_a_killed_server_ends_the_run(long_run: subprocess.Popen[str]) -> None:
+    os.kill(children_of(long_run.pid)["server"], signal.SIGKILL)
+    _, errors = long_run.communicate(timeout=30)
+    assert long_run.returncode == Exit.INTERNAL
+    assert "server ended: SIGKILL" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--task", "digit"], ["unknown task 'digit'", "digits"]),
+        (["--task", "digits:model=rnn"], ["mlp, cnn", "'rnn'"]),
+        (["--compressor", "5bit"], ["5bit", "2bit", "4bit", "bf16"]),
+        (["--compressor", "4bit:level=one"], ["'level'", "levels", "scale"]),
+        (["--mode", "magic"], ["--mode", "sync", "'magic'"]),
+        (["--downlink", "4bit"], ["--downlink", "bf16"]),
+        (["--optimizer", "lion"], ["lion", "adamw"]),
+        (["--schedule", "cosine:warm=1"], ["warm", "warmup"]),
+        (["--workers", "0"], ["--workers", "at least 1", "'0'"]),
+        (["--epochs", "many"], ["--epochs", "whole number", "'many'"]),
+        (["--workerz", "3"], ["--workerz"]),
+        (["--json", "nowhere/report.json"], ["--json nowhere/report.json", "directory"]),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(
+    arguments: list[str],
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments, dict(os.environ)) == Exit.USAGE
+    errors = capsys.readouterr().err
+    assert errors.startswith("gc-run: ")
+    assert [word for word in words if word not in errors] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+RAISING_TASKS = """
+from gradwire.worker.tasks import Task, load
+
+def at_once() -> Task:
+    raise RuntimeError("the disk is on fire")
+
+def in_training() -> Task:
+    digits = load("digits")
+
+    def loss(model, batch):
+        raise RuntimeError("the loss is on fire")
+
+    return Task(
+        name="raising", train_samples=digits.train_samples,
+        model=digits.model, batch=digits.batch, loss=loss, evaluate=digits.evaluate,
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "words"), [("at_once", "the disk is on fire"), ("in_training", "the loss is on fire")]
+)
+def test_a_task_that_raises_has_its_own_exit_code(
+    function: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "raising_tasks.py").write_text(RAISING_TASKS)
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL, "--task", f"raising_tasks:{function}"], dict(os.environ)) == Exit.TASK
+    assert words in capsys.readouterr().err
+
+
+def test_help_answers_at_once() -> None:
+    program = (
+        "import sys, gradwire.deploy.cli; sys.exit(bool({'torch', 'grpc', 'rich'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
