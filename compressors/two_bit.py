@@ -11,7 +11,6 @@ everywhere else on our wire; and see `thresholds.Scale` for the factor between a
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,8 +30,9 @@ class TwoBitOptions:
     scale: Scale = Scale.SUM
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.threshold) and self.threshold > 0):
-            raise ValueError(f"threshold: expected a positive number, got {self.threshold}")
+        # Far inside float32, so that it stays positive and finite when it is divided by the samples.
+        if not 1e-20 <= self.threshold <= 1e20:
+            raise ValueError(f"threshold: expected a number from 1e-20 to 1e20, got {self.threshold}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

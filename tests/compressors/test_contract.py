@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-
 from gradwire.compressors import (
     Compressor,
     Payload,
@@ -163,7 +162,5 @@ class _WithoutFusion:
     def init(self, spec: TensorSpec) -> object:
         return self._compressor.init(spec)
 
-    def compress(
-        self, gradient: torch.Tensor, state: object, context: StepContext
-    ) -> tuple[Payload, object]:
+    def compress(self, gradient: torch.Tensor, state: object, context: StepContext) -> tuple[Payload, object]:
         return self._compressor.compress(gradient, state, context)

@@ -14,15 +14,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-
 from gradwire.compressors import CodeScheme, DenseFormat, set_threads, warm_up
 from gradwire.compressors.kernels import cpu, reference, threads
 from gradwire.compressors.kernels.compiling import CHUNK
 
 Array = npt.NDArray[np.float32]
 
-# Around the borders of a vector (16), a word (8, 16), a group of sums (128, 256), a block of magnitudes (4096),
-# a prefetched page (8192, 16384) and a thread's chunk.
+# Around the borders of a vector (16), a word (8, 16), a group of sums (128, 256), a block of magnitudes
+# (4096), a prefetched page (8192, 16384) and a thread's chunk.
 SMALL = [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 255, 256, 257]
 LARGE = [4095, 4096, 4097, 8191, 8192, 8193, 16385, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 4097]
 SIZES = [*SMALL, *LARGE]
@@ -235,7 +234,9 @@ def _sum_in_child(elements: int) -> float:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_kernels_work_in_a_child_process(method: str) -> None:
     elements = 2 * CHUNK
-    expected = cpu.abs_sum(gradient(elements))  # makes the pool, which a forked child inherits without threads
+    expected = cpu.abs_sum(
+        gradient(elements)
+    )  # makes the pool, which a forked child inherits without threads
     with multiprocessing.get_context(method).Pool(1) as pool:
         assert pool.apply_async(_sum_in_child, (elements,)).get(timeout=60) == expected
 

@@ -1,0 +1,208 @@
+"""A whole model: which tensors are compressed, what survives a refusal, what is refused untouched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gradwire.compressors import (
+    CompressorError,
+    DenseFormat,
+    DensePayload,
+    LayerRule,
+    ModelCompressor,
+    NonFiniteGradient,
+    Payload,
+    QuantizedPayload,
+    TensorSpec,
+    decode,
+)
+
+SPECS = [
+    TensorSpec(name="conv.weight", shape=(4, 3, 3, 3)),
+    TensorSpec(name="conv.bias", shape=(4,)),
+    TensorSpec(name="norm.weight", shape=(4,)),
+    TensorSpec(name="fc.weight", shape=(10, 36)),
+    TensorSpec(name="fc.bias", shape=(10,)),
+    TensorSpec(name="scale", shape=()),
+]
+
+
+def gradients(seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(spec.shape, generator=generator) * 0.01 for spec in SPECS]
+
+
+def model(spec: str = "4bit", rule: LayerRule | None = None, rank: int = 0) -> ModelCompressor:
+    return ModelCompressor(SPECS, spec, rule or LayerRule(), seed=1, rank=rank)
+
+
+def kinds(payloads: list[Payload]) -> list[str]:
+    return [
+        payload.scheme.value if isinstance(payload, QuantizedPayload) else payload.format.value
+        for payload in payloads
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "large", "small"),
+    [
+        ("4bit", "signed-4bit", "bfloat16"),
+        ("2bit", "signed-2bit", "bfloat16"),
+        ("none", "float32", "float32"),
+        ("bf16", "bfloat16", "bfloat16"),
+        ("fp16", "float16", "float16"),
+    ],
+)
+def test_weights_are_compressed_and_small_tensors_travel_dense(spec: str, large: str, small: str) -> None:
+    payloads = model(spec).compress(gradients(), 32)
+    assert kinds(payloads) == [large, small, small, large, small, small]
+
+
+def test_patterns_overrule_the_rule() -> None:
+    rule = LayerRule(dense=("fc.*", "*norm*"), compressed=("*.bias", "norm.weight"))
+    payloads = model(rule=rule).compress(gradients(), 32)
+    four, dense = "signed-4bit", "bfloat16"
+    # fc.bias and norm.weight match both, and `dense` wins.
+    assert kinds(payloads) == [four, four, dense, dense, dense, dense]
+
+
+def test_patterns_are_case_sensitive() -> None:
+    assert not LayerRule(dense=("FC.*",)).choose(SPECS[3], "4bit").startswith("bf16")
+
+
+def test_small_tensors_have_feedback_unless_it_is_off() -> None:
+    rule = LayerRule()
+    assert rule.choose(SPECS[1], "4bit") == "bf16"
+    assert rule.choose(SPECS[1], "4bit:feedback=off,scale=mean") == "bf16:feedback=off"
+    assert rule.choose(SPECS[0], "4bit:feedback=off") == "4bit:feedback=off"
+    assert rule.choose(SPECS[1], "none") == "none"
+
+
+def test_payload_bytes_are_an_eighth_where_it_matters() -> None:
+    spec = [TensorSpec(name="w", shape=(1000, 1000))]
+    (payload,) = ModelCompressor(spec, "4bit", LayerRule(), 0, 0).compress([torch.zeros(1000, 1000)], 1)
+    assert isinstance(payload, QuantizedPayload)
+    assert 4_000_000 / (payload.data.nbytes + payload.levels.nbytes) == pytest.approx(8.0, rel=1e-3)
+
+
+def test_a_bad_spec_is_refused_even_if_no_tensor_would_use_it() -> None:
+    with pytest.raises(CompressorError):
+        ModelCompressor([SPECS[1]], "4bit:levels=none", LayerRule(), 0, 0)
+
+
+def test_two_made_and_fed_alike_produce_the_same_bits() -> None:
+    one, other = model(), model()
+    for step in range(4):
+        for a, b in zip(one.compress(gradients(step), 8), other.compress(gradients(step), 8), strict=True):
+            assert np.array_equal(a.data, b.data)
+    assert one.residual_norm() == other.residual_norm()
+
+
+def test_gradients_may_have_any_layout() -> None:
+    plain, odd = model(), model()
+    expected = plain.compress(gradients(), 8)
+    turned = [g.permute(tuple(reversed(range(g.ndim)))).contiguous() for g in gradients()]
+    views = [g.permute(tuple(reversed(range(g.ndim)))) for g in turned]
+    assert not views[0].is_contiguous()
+    for a, b in zip(expected, odd.compress(views, 8), strict=True):
+        assert np.array_equal(a.data, b.data)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("spec", ["4bit", "none", "4bit:levels=running"])
+def test_a_non_finite_gradient_is_refused_before_any_state_changes(spec: str, bad: float) -> None:
+    touched, untouched = model(spec), model(spec)
+    poisoned = gradients()
+    poisoned[3][2, 5] = bad
+    with pytest.raises(NonFiniteGradient, match=r"fc\.weight") as refusal:
+        touched.compress(poisoned, 32)
+    assert refusal.value.name == "fc.weight"
+    assert touched.residual_norm() == 0.0
+    for a, b in zip(touched.compress(gradients(), 32), untouched.compress(gradients(), 32), strict=True):
+        assert np.array_equal(a.data, b.data)
+        assert not isinstance(a, QuantizedPayload) or np.array_equal(a.levels, b.levels)
+
+
+def test_huge_finite_gradients_are_not_taken_for_infinities() -> None:
+    huge = [torch.full(spec.shape, 3.4e38) for spec in SPECS]
+    compressor = model()
+    for _ in range(3):
+        compressor.compress(huge, 1)
+    assert np.isfinite(compressor.residual_norm())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda g: g[:-1], "expected 6 gradients, got 5"),
+        (
+            lambda g: [g[0].double(), *g[1:]],
+            r"'conv\.weight': expected torch\.float32 on cpu, got torch\.float64",
+        ),
+        (
+            lambda g: [g[0][1:], *g[1:]],
+            r"'conv\.weight': expected shape \(4, 3, 3, 3\), got shape \(3, 3, 3, 3\)",
+        ),
+    ],
+)
+def test_gradients_that_do_not_fit_are_refused(change: object, message: str) -> None:
+    assert callable(change)
+    with pytest.raises(ValueError, match=message):
+        model().compress(change(gradients()), 32)
+
+
+def test_samples_are_at_least_one() -> None:
+    with pytest.raises(ValueError, match="samples: expected at least 1, got 0"):
+        model().compress(gradients(), 0)
+
+
+@pytest.mark.parametrize("spec", ["4bit", "2bit", "bf16", "fp16"])
+def test_a_refused_push_is_sent_with_the_next(spec: str) -> None:
+    compressor = model(spec)
+    given = gradients()
+    refused = compressor.compress(given, 32)
+    compressor.restore(refused)
+    total = np.sqrt(sum(float((g.double() ** 2).sum()) for g in given))
+    assert compressor.residual_norm() == pytest.approx(total, rel=1e-6)
+    zeros = [torch.zeros_like(g) for g in given]
+    sent = [np.zeros(g.numel(), np.float32) for g in given]
+    for _ in range(400):
+        for values, payload in zip(sent, compressor.compress(zeros, 32), strict=True):
+            values += decode(payload)
+        if compressor.residual_norm() == 0.0:
+            break
+    for values, g, spec_of in zip(sent, given, SPECS, strict=True):
+        # Everything but what is below the lowest threshold has been sent.
+        lowest = 0.5 / 32 if spec == "2bit" else 0.01 / 32
+        assert np.abs(values - g.numpy().reshape(-1)).max() <= lowest * 1.01, spec_of.name
+
+
+def test_without_feedback_a_refused_push_is_lost() -> None:
+    compressor = model("none")
+    compressor.restore(compressor.compress(gradients(), 32))
+    assert compressor.residual_norm() == 0.0
+
+
+def test_residual_norm_covers_every_tensor() -> None:
+    compressor = model("2bit:threshold=1000")
+    given = gradients()
+    payloads = compressor.compress(given, 1)
+    squares = 0.0
+    for g, payload in zip(given, payloads, strict=True):
+        squares += float(((g.reshape(-1).numpy() - decode(payload)).astype(np.float64) ** 2).sum())
+    assert compressor.residual_norm() == pytest.approx(np.sqrt(squares), rel=1e-6)
+
+
+def test_the_seed_and_the_rank_go_into_the_random_numbers() -> None:
+    """No built-in compressor draws any; the payloads of two ranks differ only by their gradients."""
+    one, other = model(rank=0), model(rank=1)
+    for a, b in zip(one.compress(gradients(), 8), other.compress(gradients(), 8), strict=True):
+        assert np.array_equal(a.data, b.data)
+
+
+def test_dense_small_tensors_cost_two_bytes_an_element() -> None:
+    payload = model().compress(gradients(), 32)[1]
+    assert isinstance(payload, DensePayload)
+    assert payload.format is DenseFormat.BFLOAT16
+    assert payload.data.nbytes == 2 * 4

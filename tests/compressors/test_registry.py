@@ -1,0 +1,194 @@
+"""Specs, options and third parties: every refusal names what would have been accepted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from importlib.metadata import EntryPoint, EntryPoints
+from typing import Any
+
+import pytest
+from gradwire.compressors import CompressorEntry, CompressorError, DenseFormat, ErrorFeedback, create
+from gradwire.compressors import registry as registry_module
+from gradwire.compressors.dense import Dense
+from gradwire.compressors.four_bit import FourBit, FourBitOptions, Levels
+from gradwire.compressors.registry import BUILT_IN, check_entry, names
+from gradwire.compressors.spec import CompressorSpec, parse_options, parse_spec
+from gradwire.compressors.thresholds import Scale
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def test_the_built_in_compressors() -> None:
+    assert set(BUILT_IN) == {"none", "bf16", "fp16", "2bit", "4bit"}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_feedback_is_on_for_lossy_compressors_unless_told_otherwise(name: str) -> None:
+    assert isinstance(create(name), ErrorFeedback) == BUILT_IN[name].lossy
+    if BUILT_IN[name].lossy:
+        assert isinstance(create(f"{name}:feedback=on"), ErrorFeedback)
+        assert not isinstance(create(f"{name}:feedback=off"), ErrorFeedback)
+
+
+def test_options_reach_the_compressor() -> None:
+    options = FourBitOptions(levels=Levels.RUNNING, scale=Scale.MEAN)
+    expected = ErrorFeedback(compressor=FourBit(options=options))
+    assert create("4bit:levels=running,scale=mean") == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("5bit", "unknown compressor '5bit'; known compressors: 2bit, 4bit, bf16, fp16, none"),
+        ("4bit:size=3", "compressor '4bit': unknown key 'size'; known keys: feedback, levels, scale"),
+        ("none:feedback=on", "compressor 'none': unknown key 'feedback'; known keys: none"),
+        ("bf16:x=1", "compressor 'bf16': unknown key 'x'; known keys: feedback"),
+        (
+            "4bit:levels=many",
+            "compressor '4bit': levels: expected one of group1, group2, group3, groups, running, got 'many'",
+        ),
+        ("2bit:scale=max", "compressor '2bit': scale: expected one of mean, sum, got 'max'"),
+        ("2bit:threshold=big", "compressor '2bit': threshold: expected float, got 'big'"),
+        ("2bit:threshold=0", "compressor '2bit': threshold: expected a number from 1e-20 to 1e20, got 0.0"),
+        ("2bit:threshold=nan", "threshold: expected a number from 1e-20 to 1e20, got nan"),
+        ("2bit:threshold=1e300", "threshold: expected a number from 1e-20 to 1e20, got 1e+300"),
+        ("4bit:feedback=yes", "compressor '4bit': feedback: expected on or off, got 'yes'"),
+        ("4bit:", "compressor '4bit:': expected key=value after the colon, got ''"),
+        ("4bit:levels", "compressor '4bit:levels': expected key=value after the colon, got 'levels'"),
+        ("4bit:levels=", "compressor '4bit:levels=': expected key=value after the colon, got 'levels='"),
+        ("4bit:scale=sum,scale=sum", "the key 'scale' is given twice"),
+        ("", "expected name[:key=value,...], got the name ''"),
+        (" 4bit", "expected name[:key=value,...], got the name ' 4bit'"),
+    ],
+)
+def test_refusals(spec: str, message: str) -> None:
+    with pytest.raises(CompressorError) as refusal:
+        create(spec)
+    assert message in str(refusal.value)
+
+
+keys = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,8}", fullmatch=True)
+values = st.text(st.characters(exclude_characters=",", exclude_categories=["Cs"]), min_size=1, max_size=8)
+
+
+@given(keys, st.dictionaries(keys, values, max_size=4))
+def test_a_spec_reads_back_as_it_was_written(name: str, options: dict[str, str]) -> None:
+    spec = CompressorSpec(name=name, options=options)
+    assert parse_spec(str(spec)) == spec
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_parsed_or_refused(text: str) -> None:
+    with contextlib.suppress(CompressorError):
+        create(text)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryType:
+    switch: bool = False
+    count: int = 1
+    rate: float = 0.5
+    text: str = ""
+    colour: Colour = Colour.RED
+
+
+def test_option_types() -> None:
+    spec = parse_spec("toy:switch=on,count=3,rate=1e-3,text=a=b,colour=red")
+    expected = EveryType(switch=True, count=3, rate=1e-3, text="a=b", colour=Colour.RED)
+    assert parse_options(EveryType, spec) == expected
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyOptions:
+    rate: float = 1.0
+
+
+def build_toy(options: Any) -> Dense:
+    assert isinstance(options, ToyOptions)
+    return Dense(format=DenseFormat.FLOAT32)
+
+
+toy = CompressorEntry(summary="a toy", options=ToyOptions, build=build_toy)
+broken = "not an entry"
+
+Offer = Callable[..., None]
+
+
+@pytest.fixture
+def offer(monkeypatch: pytest.MonkeyPatch) -> Offer:
+    """Pretend that packages with these entry points (name, object) are installed."""
+
+    def pretend(*points: tuple[str, str]) -> None:
+        group = registry_module.ENTRY_POINT_GROUP
+        found = [EntryPoint(name, f"{__name__}:{attribute}", group) for name, attribute in points]
+
+        def entry_points(*, group: str) -> EntryPoints:
+            return EntryPoints(found).select(group=group)
+
+        monkeypatch.setattr(registry_module, "entry_points", entry_points)
+        for name, attribute in points:
+            monkeypatch.setattr(EntryPoint, "load", lambda self: globals()[self.attr])
+            del name, attribute
+
+    return pretend
+
+
+def test_a_third_party_compressor(offer: Offer) -> None:
+    offer(("toy", "toy"))
+    assert isinstance(create("toy:rate=0.5"), ErrorFeedback)
+    assert names() == ["2bit", "4bit", "bf16", "fp16", "none", "toy"]
+    with pytest.raises(CompressorError, match="known keys: feedback, rate"):
+        create("toy:speed=1")
+
+
+def test_a_third_party_cannot_replace_a_built_in_one(offer: Offer) -> None:
+    offer(("none", "toy"))
+    assert create("none") == Dense(format=DenseFormat.FLOAT32)
+
+
+def test_a_name_offered_twice_is_refused(offer: Offer) -> None:
+    offer(("toy", "toy"), ("toy", "toy"))
+    with pytest.raises(CompressorError, match="'toy' is offered by several packages"):
+        create("toy")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "message"),
+    [("broken", "is not a CompressorEntry"), ("missing", "failed to load: KeyError")],
+)
+def test_a_broken_third_party_is_named(offer: Offer, attribute: str, message: str) -> None:
+    offer(("toy", attribute))
+    create("none")  # nobody else is bothered by it
+    with pytest.raises(CompressorError, match=message):
+        create("toy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakesFeedback:
+    feedback: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakesList:
+    items: tuple[int, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (str, "options must be a dataclass"),
+        (TakesFeedback, "the key 'feedback' belongs to every compressor"),
+        (TakesList, "items: no way to read"),
+    ],
+)
+def test_an_entry_that_could_not_serve_is_refused(options: type[Any], message: str) -> None:
+    entry = CompressorEntry(summary="", options=options, build=build_toy)
+    with pytest.raises(CompressorError, match=message):
+        check_entry("toy", entry)
