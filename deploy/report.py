@@ -185,13 +185,17 @@ def _heading(result: Result) -> str:
 
 def _saving(ours: Result, theirs: Result, direction: Literal["up", "down"]) -> str:
     name = f"wire_bytes_{direction}"
-    text = ratio(getattr(theirs, name), getattr(ours, name))
-    return "same" if text == "1.00×" else f"{text} fewer"
+    return _fewer(getattr(theirs, name), getattr(ours, name))
 
 
 def _against_raw(result: Result, direction: Literal["up", "down"]) -> str:
     raw, wire = getattr(result, f"raw_bytes_{direction}"), getattr(result, f"wire_bytes_{direction}")
-    return f"{ratio(raw, wire)} fewer" if wire else "–"
+    return _fewer(raw, wire)
+
+
+def _fewer(more: int, fewer: int) -> str:
+    text = ratio(more, fewer)
+    return {"1.00×": "same", "–": "–"}.get(text, f"{text} fewer")
 
 
 def _number(value: float | None) -> str:

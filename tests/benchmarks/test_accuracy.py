@@ -1,0 +1,87 @@
+"""The arithmetic behind the accuracy table, on made-up runs."""
+
+from __future__ import annotations
+
+import pytest
+from gradwire.benchmarks.accuracy import ORDERS, area, check_order, estimate, markdown
+from gradwire.deploy.engine import RunError
+from gradwire.deploy.report import Result
+
+ORDER = ORDERS[0]
+
+
+def run(compressor: str, *accuracies: float | None, seed: int = 1) -> Result:
+    return Result(
+        task="digits",
+        mode="sync",
+        compressor=compressor,
+        downlink="none",
+        seed=seed,
+        workers=4,
+        steps=11 * len(accuracies),
+        epochs=len(accuracies),
+        seconds=1.0,
+        validation_accuracy=accuracies[-1],
+        validation_loss=0.5,
+        wire_bytes_up=100,
+        wire_bytes_down=800,
+        raw_bytes_up=770,
+        raw_bytes_down=800,
+        payload_bytes_up=95,
+        compressed_payload_bytes_up=90,
+        compressed_raw_bytes_up=720,
+        refused_pushes=0,
+        lost_workers=(),
+        parameters_sha256="ab" * 32,
+        accuracy_by_epoch=accuracies,
+    )
+
+
+def test_interval_is_students() -> None:
+    five = estimate([0.90, 0.91, 0.92, 0.93, 0.94])
+    assert five.mean == pytest.approx(0.92)
+    assert five.half_width == pytest.approx(2.776 * 0.0158114 / 5**0.5, rel=1e-4)
+    assert str(five) == "0.920 ± 0.020"
+
+
+def test_a_single_seed_has_no_interval() -> None:
+    assert str(estimate([0.9])) == "0.900"
+
+
+def test_a_lost_evaluation_is_not_averaged_over() -> None:
+    with pytest.raises(RunError, match="evaluation was lost"):
+        area(run("4bit", 0.5, None, 0.9))
+
+
+def test_order_is_judged_on_runs_with_the_same_seed() -> None:
+    # Between seeds the accuracy varies far more than between compressors.
+    runs = {
+        name: [run(name, 0.2 + seed / 10 - rank / 100, seed=seed) for seed in (1, 2, 3)]
+        for rank, name in enumerate(ORDER.compressors)
+    }
+    steps = check_order(ORDER, runs)
+    assert [step.holds for step in steps] == [True, True, True]
+    assert all(step.certain for step in steps)
+    _, four_bit, one_group, _ = ORDER.compressors
+    assert str(steps[1]) == f"{four_bit} > {one_group}: holds (0.010 ± 0.000)"
+
+
+def test_equal_is_enough_only_where_the_order_says_so() -> None:
+    runs = {name: [run(name, 0.5, seed=seed) for seed in (1, 2)] for name in ORDER.compressors}
+    equal_allowed, *others = check_order(ORDER, runs)
+    assert equal_allowed.holds
+    assert not any(step.holds for step in others)
+
+
+def test_worse_beyond_the_noise_fails_also_where_equal_is_enough() -> None:
+    runs = {name: [run(name, 0.5), run(name, 0.6)] for name in ORDER.compressors}
+    runs["none"] = [run("none", 0.4), run("none", 0.5)]
+    assert not check_order(ORDER, runs)[0].holds
+
+
+def test_table_has_a_row_per_compressor_and_says_what_became_of_the_order() -> None:
+    text = markdown({name: [run(name, 0.2, 0.5 - rank / 10)] for rank, name in enumerate(ORDER.compressors)})
+    assert "| compressor | epoch 1 | mean over epochs | bytes up |" in text
+    assert "| `none` | 0.200 | 0.350 | 1/7.70 |" in text
+    assert text.count(": holds") == 3
+    assert "summed gradient" not in text, "an order whose compressors were not run is left out"
