@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+
 from gradwire.compressors import (
     Compressor,
     Payload,

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+
 from gradwire.compressors import CodeScheme, DenseFormat, set_threads, warm_up
 from gradwire.compressors.kernels import cpu, reference, threads
 from gradwire.compressors.kernels.compiling import CHUNK

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+
 from gradwire.compressors import (
     CompressorError,
     DenseFormat,
@@ -121,7 +124,8 @@ def test_a_non_finite_gradient_is_refused_before_any_state_changes(spec: str, ba
     assert touched.residual_norm() == 0.0
     for a, b in zip(touched.compress(gradients(), 32), untouched.compress(gradients(), 32), strict=True):
         assert np.array_equal(a.data, b.data)
-        assert not isinstance(a, QuantizedPayload) or np.array_equal(a.levels, b.levels)
+        if isinstance(a, QuantizedPayload) and isinstance(b, QuantizedPayload):
+            assert np.array_equal(a.levels, b.levels)
 
 
 def test_huge_finite_gradients_are_not_taken_for_infinities() -> None:
@@ -132,22 +136,30 @@ def test_huge_finite_gradients_are_not_taken_for_infinities() -> None:
     assert np.isfinite(compressor.residual_norm())
 
 
+Tensors = list[torch.Tensor]
+
+
+def one_missing(tensors: Tensors) -> Tensors:
+    return tensors[:-1]
+
+
+def one_of_float64(tensors: Tensors) -> Tensors:
+    return [tensors[0].double(), *tensors[1:]]
+
+
+def one_too_small(tensors: Tensors) -> Tensors:
+    return [tensors[0][1:], *tensors[1:]]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda g: g[:-1], "expected 6 gradients, got 5"),
-        (
-            lambda g: [g[0].double(), *g[1:]],
-            r"'conv\.weight': expected torch\.float32 on cpu, got torch\.float64",
-        ),
-        (
-            lambda g: [g[0][1:], *g[1:]],
-            r"'conv\.weight': expected shape \(4, 3, 3, 3\), got shape \(3, 3, 3, 3\)",
-        ),
+        (one_missing, "expected 6 gradients, got 5"),
+        (one_of_float64, r"'conv\.weight': expected torch\.float32 on cpu, got torch\.float64 on cpu"),
+        (one_too_small, r"'conv\.weight': expected shape \(4, 3, 3, 3\), got shape \(3, 3, 3, 3\)"),
     ],
 )
-def test_gradients_that_do_not_fit_are_refused(change: object, message: str) -> None:
-    assert callable(change)
+def test_gradients_that_do_not_fit_are_refused(change: Callable[[Tensors], Tensors], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         model().compress(change(gradients()), 32)
 

@@ -8,6 +8,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gradwire.compressors import (
     CodeScheme,
     DenseFormat,
@@ -22,8 +25,6 @@ from gradwire.compressors import (
 )
 from gradwire.compressors.kernels import reference
 from gradwire.compressors.reduction import add_payloads
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 Array = npt.NDArray[np.float32]
 

@@ -10,6 +10,9 @@ from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gradwire.compressors import CompressorEntry, CompressorError, DenseFormat, ErrorFeedback, create
 from gradwire.compressors import registry as registry_module
 from gradwire.compressors.dense import Dense
@@ -17,8 +20,6 @@ from gradwire.compressors.four_bit import FourBit, FourBitOptions, Levels
 from gradwire.compressors.registry import BUILT_IN, check_entry, names
 from gradwire.compressors.spec import CompressorSpec, parse_options, parse_spec
 from gradwire.compressors.thresholds import Scale
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def test_the_built_in_compressors() -> None:
@@ -132,10 +133,11 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Offer:
         def entry_points(*, group: str) -> EntryPoints:
             return EntryPoints(found).select(group=group)
 
+        def load(point: EntryPoint) -> object:
+            return globals()[point.attr]  # this file is no module that importlib would find by name
+
         monkeypatch.setattr(registry_module, "entry_points", entry_points)
-        for name, attribute in points:
-            monkeypatch.setattr(EntryPoint, "load", lambda self: globals()[self.attr])
-            del name, attribute
+        monkeypatch.setattr(EntryPoint, "load", load)
 
     return pretend
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from gradwire.compressors import CodeScheme, QuantizedPayload, StepContext, TensorSpec, create, decode
 from gradwire.compressors.feedback import FeedbackState
 from gradwire.compressors.four_bit import GROUPS, Levels, choose_group
@@ -27,7 +28,7 @@ def compress(
         assert isinstance(payload, QuantizedPayload)
         assert isinstance(state, FeedbackState)
         payloads.append(payload)
-        residuals.append(state.residual.tolist())
+        residuals.append([float(value) for value in state.residual])
     return payloads, residuals
 
 
