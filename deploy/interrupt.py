@@ -41,7 +41,10 @@ class Interrupt:
             self._event.set()
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
+        for number in SIGNALS:
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: the run is meant to outlive its terminal
+            self._previous[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(

@@ -20,6 +20,7 @@ from gradwire.exits import Exit
 
 pytestmark = pytest.mark.timeout(300)  # a busy machine starts five processes slowly
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = ("--workers", "2", "--epochs", "2")
 LONG = ("--workers", "3", "--epochs", "2000", "--no-baseline")
 
@@ -105,6 +106,15 @@ def test_the_same_seed_ends_with_the_same_bits(ran: Ran, tmp_path: Path) -> None
     again = json.loads(report.read_text())
     assert again["baseline"] is None
     assert again["parameters_sha256"] == ran.report["parameters_sha256"]
+
+
+def test_a_task_of_ones_own_is_found_in_the_working_directory(tmp_path: Path) -> None:
+    arguments = ["--task", "spirals:task:points=640,width=16", "--compressor", "bf16", "--no-baseline"]
+    done = subprocess.run(
+        command(*SMALL, *arguments, "--out", str(tmp_path)), cwd=EXAMPLES, capture_output=True, text=True
+    )
+    assert done.returncode == Exit.DONE, done.stderr
+    assert json.loads((tmp_path / "report.json").read_text())["steps"] == 20
 
 
 def children_of(pid: int) -> dict[str, int]:

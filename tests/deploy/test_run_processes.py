@@ -178,6 +178,18 @@ def test_a_signal_ends_everything(tmp_path: Path, interrupt: Interrupt, number: 
     assert not any(is_running(pid) for pid in worker_pids(tmp_path))
 
 
+def test_hanging_up_ends_a_run_unless_it_is_under_nohup() -> None:
+    with Interrupt():
+        assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupt():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.3)
     with Children(tmp_path) as children:

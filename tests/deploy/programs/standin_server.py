@@ -10,12 +10,12 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import grpc.aio
-from gradwire.proto import service
 from gradwire.proto.channel import SERVER_OPTIONS
 from gradwire.proto.messages import EpochStatus, Job, Phase, StatusReply, Traffic
+from gradwire.proto.service import generic_handler
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,11 +41,8 @@ async def serve(arguments: dict[str, str]) -> int:
         raise NotImplementedError
 
     handlers: dict[str, Any] = dict.fromkeys(("Join", "Initialize", "Fetch", "Exchange"), unused)
-    aio, wire = (
-        cast("Any", grpc.aio),
-        cast("Any", service),
-    )  # gRPC's handlers are generic without saying of what
-    handler = wire.generic_handler({**handlers, "Status": status}, sent=ignore, received=ignore)
+    aio: Any = grpc.aio  # whose handlers are generic without saying of what
+    handler = generic_handler({**handlers, "Status": status}, sent=ignore, received=ignore)
     server = aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((handler,))
     try:
