@@ -160,16 +160,13 @@ def wait_until_gone(pids: list[int], *, seconds: float) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_no_process_and_no_report(
-    long_run: subprocess.Popen[str], tmp_path: Path, number: signal.Signals, code: int
-) -> None:
+def test_ctrl_c_leaves_no_process_and_no_report(long_run: subprocess.Popen[str], tmp_path: Path) -> None:
     children = children_of(long_run.pid)
     assert children.keys() == {"server", "worker-0", "worker-1", "worker-2"}
-    long_run.send_signal(number)
+    long_run.send_signal(signal.SIGINT)
     _, errors = long_run.communicate(timeout=30)
-    assert long_run.returncode == code
-    assert number.name in errors
+    assert long_run.returncode == Exit.INTERRUPTED
+    assert "SIGINT" in errors
     wait_until_gone(list(children.values()), seconds=0)
     assert not (tmp_path / "report.json").exists()
 
@@ -177,25 +174,24 @@ def test_a_signal_leaves_no_process_and_no_report(
 def test_a_killed_run_takes_its_processes_along(long_run: subprocess.Popen[str]) -> None:
     children = children_of(long_run.pid)
     long_run.kill()
-    wait_until_gone(list(children.values()), seconds=10)
+    wait_until_gone(list(children.values()), seconds=30)
 
 
-def test_a_killed_worker_is_named_and_the_run_goes_on(long_run: subprocess.Popen[str]) -> None:
+def test_a_killed_worker_is_named_and_the_run_goes_on_until_the_server_is_killed(
+    long_run: subprocess.Popen[str],
+) -> None:
     assert long_run.stdout is not None
-    os.kill(children_of(long_run.pid)["worker-1"], signal.SIGKILL)
+    children = children_of(long_run.pid)
+    os.kill(children["worker-1"], signal.SIGKILL)
     lines = iter(long_run.stdout)
-    before = next(line for line in lines if "worker-1 ended: SIGKILL" in line)
-    assert before.startswith("4bit: ")
-    epochs = [line for _, line in zip(range(40), lines, strict=False) if "epoch" in line]
-    assert len(epochs) >= 2
-    assert long_run.poll() is None
-
-
-def test_a_killed_server_ends_the_run(long_run: subprocess.Popen[str]) -> None:
-    os.kill(children_of(long_run.pid)["server"], signal.SIGKILL)
+    assert any(line.startswith("4bit: worker-1 ended: SIGKILL") for line in lines)
+    assert any("epoch" in line for line in lines)
+    assert any("epoch" in line for line in lines)
+    os.kill(children["server"], signal.SIGKILL)
     _, errors = long_run.communicate(timeout=30)
     assert long_run.returncode == Exit.INTERNAL
     assert "server ended: SIGKILL" in errors
+    wait_until_gone(list(children.values()), seconds=0)
 
 
 @pytest.mark.parametrize(

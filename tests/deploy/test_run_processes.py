@@ -208,7 +208,7 @@ def test_children_do_not_outlive_a_parent_that_is_killed(tmp_path: Path, behavio
     finally:
         parent.kill()
         parent.wait()
-    wait_until_gone(pids, seconds=15)
+    wait_until_gone(pids, seconds=30)
 
 
 def test_what_a_dead_process_has_started_is_ended_too(tmp_path: Path) -> None:
