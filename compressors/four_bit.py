@@ -9,7 +9,8 @@ Code 0 is zero, 1…7 are -X1…-X7, 9…15 are X1…X7; 8 is never sent. Which 
 
     groups    the paper: one of three fixed groups, by the mean of |g| (its table 1)
     group1 …  one group throughout, for comparison; group1 is the "one group" of the paper's figure 8
-    running   ours: multiples of a running mean of |g|, so no absolute scale is needed
+    running   ours: multiples of a running mean of |g|, so no absolute scale is needed; the default, because
+              it measured better than the groups (docs/compressors.md)
 
 Where the paper is silent: a mean of exactly 0.1 or 0.5 takes the first group. See `thresholds.Scale` for the
 factor between a summed and a mean gradient, which decides whether the fixed groups work at all.
@@ -56,7 +57,7 @@ RUNNING_DECAY = 0.9
 class FourBitOptions:
     """levels: how thresholds are chosen. scale: what fixed ones are compared with; no effect on running."""
 
-    levels: Levels = Levels.GROUPS
+    levels: Levels = Levels.RUNNING
     scale: Scale = Scale.SUM
 
 

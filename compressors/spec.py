@@ -1,4 +1,4 @@
-"""The text that names a compressor: `name[:key=value,...]`, for example `4bit:levels=running,feedback=on`."""
+"""The text that names a compressor: `name[:key=value,...]`, for example `4bit:levels=groups,feedback=on`."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ VARIANTS = [
     "4bit:levels=group1",
     "4bit:levels=group2",
     "4bit:levels=group3",
-    "4bit:levels=running",
-    "4bit:scale=mean",
+    "4bit:levels=groups",
+    "4bit:levels=groups,scale=mean",
     "2bit:threshold=0.01,scale=mean",
 ]
 WITHOUT_FEEDBACK = [f"{name}:feedback=off" for name, entry in BUILT_IN.items() if entry.lossy]

@@ -113,7 +113,7 @@ def test_gradients_may_have_any_layout() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("spec", ["4bit", "none", "4bit:levels=running"])
+@pytest.mark.parametrize("spec", ["4bit", "none", "4bit:levels=groups"])
 def test_a_non_finite_gradient_is_refused_before_any_state_changes(spec: str, bad: float) -> None:
     touched, untouched = model(spec), model(spec)
     poisoned = gradients()
@@ -169,7 +169,7 @@ def test_samples_are_at_least_one() -> None:
         model().compress(gradients(), 0)
 
 
-@pytest.mark.parametrize("spec", ["4bit", "2bit", "bf16", "fp16"])
+@pytest.mark.parametrize("spec", ["4bit:levels=groups", "2bit", "bf16", "fp16"])
 def test_a_refused_push_is_sent_with_the_next(spec: str) -> None:
     compressor = model(spec)
     given = gradients()

@@ -35,9 +35,9 @@ def test_feedback_is_on_for_lossy_compressors_unless_told_otherwise(name: str) -
 
 
 def test_options_reach_the_compressor() -> None:
-    options = FourBitOptions(levels=Levels.RUNNING, scale=Scale.MEAN)
+    options = FourBitOptions(levels=Levels.GROUPS, scale=Scale.MEAN)
     expected = ErrorFeedback(compressor=FourBit(options=options))
-    assert create("4bit:levels=running,scale=mean") == expected
+    assert create("4bit:levels=groups,scale=mean") == expected
 
 
 @pytest.mark.parametrize(

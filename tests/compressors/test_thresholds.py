@@ -40,7 +40,7 @@ SENT = [0.3, -0.3, 0.04, 0.0, 0.04, 0.6, 0.0, -0.1]
 
 
 def test_4bit_by_hand() -> None:
-    (payload,), (residual,) = compress("4bit", GRADIENT)
+    (payload,), (residual,) = compress("4bit:levels=groups", GRADIENT)
     assert payload.scheme is CodeScheme.SIGNED_4BIT
     assert payload.levels.tolist() == np.array(GROUPS[Levels.GROUP1], np.float32).tolist()
     assert payload.data.tolist() == PACKED
@@ -86,12 +86,12 @@ def test_the_group_follows_the_mean_magnitude(magnitude: float, group: Levels) -
 
 
 def test_the_group_is_chosen_by_the_gradient_and_not_by_the_residual() -> None:
-    (first, second), _ = compress("4bit", [3.0, -3.0], [0.01, -0.01])
+    (first, second), _ = compress("4bit:levels=groups", [3.0, -3.0], [0.01, -0.01])
     assert first.levels.tolist() == np.array(GROUPS[Levels.GROUP2], np.float32).tolist()
     assert second.levels.tolist() == np.array(GROUPS[Levels.GROUP3], np.float32).tolist()
 
 
-@pytest.mark.parametrize("spec", ["4bit", "4bit:levels=group1", "2bit"])
+@pytest.mark.parametrize("spec", ["4bit:levels=groups", "4bit:levels=group1", "2bit"])
 def test_the_scale_makes_a_mean_gradient_look_like_a_sum(spec: str) -> None:
     """The erratum: the gradient of 32 samples, as a mean, gets the codes of the sum. 32 divides exactly."""
     (by_sum,), (left_of_sum,) = compress(spec, GRADIENT, samples=1)
@@ -101,7 +101,7 @@ def test_the_scale_makes_a_mean_gradient_look_like_a_sum(spec: str) -> None:
     assert (np.array(left_of_mean) * 32).tolist() == left_of_sum
 
 
-@pytest.mark.parametrize("spec", ["4bit:scale=mean", "2bit:scale=mean"])
+@pytest.mark.parametrize("spec", ["4bit:levels=groups,scale=mean", "2bit:scale=mean"])
 def test_without_the_scale_thresholds_are_as_printed(spec: str) -> None:
     (one,), _ = compress(spec, GRADIENT, samples=1)
     (many,), _ = compress(spec, GRADIENT, samples=32)

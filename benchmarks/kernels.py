@@ -1,0 +1,203 @@
+"""How fast the compressor kernels are, as ratios within one run.
+
+    python -m gradwire.benchmarks.kernels [--elements 25000000] [--repeats 7] [--json FILE]
+
+Two peers: `torch.add_` on float32 tensors of the same size (12 bytes moved per element: two read, one
+written) for everything that passes over memory once, and adding up decoded float32 tensors with `add_` for the
+reductions. Repetitions are interleaved and medians compared. Absolute times mean nothing on another machine, or
+on this one tomorrow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..compressors import (
+    DensePayload,
+    LayerRule,
+    ModelCompressor,
+    Payload,
+    QuantizedPayload,
+    TensorSpec,
+    decode,
+    kernels,
+    reduce_payloads,
+    set_threads,
+    validate,
+    warm_up,
+)
+
+PUSHES = 16
+ADD_BYTES = 12.0
+# After a parallel region torch's OpenMP threads spin for some milliseconds before they sleep. Whoever is
+# measured next would share a core with them, so everyone waits until they are asleep.
+REST_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row: what is run, and what it is compared with.
+
+    moved: bytes per element that it must move; compared as bandwidth with `add_`, if given.
+    summed: float32 tensors that the peer adds up with `add_`; compared as time, if given.
+    goal: the ratio to reach, if there is one.
+    """
+
+    name: str
+    run: Callable[[], object]
+    moved: float | None = None
+    summed: int | None = None
+    goal: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A measured case. ratio: above 1 is better than the peer. time_ms and peer_ms: medians."""
+
+    name: str
+    peer: str
+    ratio: float
+    goal: float | None
+    time_ms: float
+    peer_ms: float
+
+
+def payload_of(spec: str, gradient: torch.Tensor) -> Payload:
+    """What a worker sends for this gradient, after a step that filled its residual."""
+    compressor = model_compressor(spec, gradient.numel())
+    compressor.compress([gradient], 32)
+    return compressor.compress([gradient], 32)[0]
+
+
+def model_compressor(spec: str, elements: int) -> ModelCompressor:
+    """Of a model that is a single matrix."""
+    return ModelCompressor([TensorSpec(name="w", shape=(1, elements))], spec, LayerRule(), seed=0, rank=0)
+
+
+def make_cases(elements: int, seed: int) -> list[Case]:
+    """All rows. The levels are the paper's third group, over gradients that use all of its codes."""
+    generator = torch.Generator().manual_seed(seed)
+    gradients = [torch.randn(elements, generator=generator) * 2e-3 for _ in range(2)]
+    gradient, residual = gradients[0], torch.zeros(elements)
+    out = torch.zeros(elements).numpy()
+    weights = [1 / PUSHES] * PUSHES
+
+    def quantize(spec: str) -> Callable[[], object]:
+        payload = payload_of(spec, gradient)
+        assert isinstance(payload, QuantizedPayload)
+        scheme, levels, data = payload.scheme, payload.levels, payload.data.copy()
+        return lambda: kernels.quantize(scheme, gradient.numpy(), residual.numpy(), levels, data)
+
+    def encode(spec: str) -> Callable[[], object]:
+        payload = payload_of(spec, gradient)
+        assert isinstance(payload, DensePayload)
+        format, data = payload.format, payload.data.copy()
+        return lambda: kernels.encode_dense(format, gradient.numpy(), residual.numpy(), data)
+
+    def reduce(spec: str) -> Callable[[], object]:
+        pushes = [payload_of(spec, gradients[w % 2].roll(w)) for w in range(PUSHES)]
+        return lambda: reduce_payloads(pushes, weights, out)
+
+    whole = model_compressor("4bit:levels=groups", elements)
+    four = payload_of("4bit:levels=groups", gradient)
+    return [
+        Case(name="4bit with feedback, one pass", run=quantize("4bit:levels=groups"), moved=12.5, goal=0.9),
+        Case(name="2bit with feedback, one pass", run=quantize("2bit"), moved=12.25),
+        Case(name="mean |g| and finite check", run=lambda: kernels.abs_sum(gradient.numpy()), moved=4),
+        Case(name="4bit, whole call: both passes", run=lambda: whole.compress([gradient], 32), moved=16.5),
+        Case(name="bf16 with feedback", run=encode("bf16"), moved=14),
+        Case(name="fp16 with feedback", run=encode("fp16"), moved=14),
+        Case(name="4bit decode", run=lambda: reduce_payloads([four], [1.0], out), moved=4.5),
+        Case(name="4bit validate", run=lambda: validate(four), moved=0.5),
+        Case(
+            name=f"reduce {PUSHES} pushes of 4bit", run=reduce("4bit:levels=groups"), summed=PUSHES, goal=10
+        ),
+        Case(name=f"reduce {PUSHES} pushes of 2bit", run=reduce("2bit"), summed=PUSHES),
+        Case(name=f"reduce {PUSHES} pushes of bf16", run=reduce("bf16"), summed=PUSHES),
+        Case(name=f"reduce {PUSHES} pushes of none", run=reduce("none"), summed=PUSHES),
+    ]
+
+
+def measure(cases: Sequence[Case], elements: int, repeats: int, seed: int) -> list[Row]:
+    """Each repetition runs both peers and every case once."""
+    generator = torch.Generator().manual_seed(seed)
+    total = torch.zeros(elements)
+    push = torch.randn(elements, generator=generator)
+    decoded = [
+        torch.from_numpy(decode(payload_of("4bit:levels=groups", push.roll(w)))) for w in range(PUSHES)
+    ]
+
+    def add_all() -> None:
+        for values in decoded:
+            total.add_(values)
+
+    runs = {"add_": lambda: total.add_(push), "sum": add_all} | {case.name: case.run for case in cases}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for repetition in range(repeats + 1):
+        for name, run in runs.items():
+            time.sleep(REST_S)
+            start = time.perf_counter()
+            run()
+            if repetition:  # the first touches memory for the first time
+                times[name].append(time.perf_counter() - start)
+    median_ms = {name: 1e3 * statistics.median(values) for name, values in times.items()}
+    return [_row(case, median_ms) for case in cases]
+
+
+def _row(case: Case, median_ms: dict[str, float]) -> Row:
+    if case.moved is not None:
+        peer, peer_ms, scale = "add_, as bandwidth", median_ms["add_"], case.moved / ADD_BYTES
+    else:
+        peer, peer_ms, scale = f"add_ of {case.summed} decoded tensors", median_ms["sum"], 1.0
+    time_ms = median_ms[case.name]
+    ratio = scale * peer_ms / time_ms
+    return Row(name=case.name, peer=peer, ratio=ratio, goal=case.goal, time_ms=time_ms, peer_ms=peer_ms)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--elements", type=int, default=25_000_000, help="per tensor (default: %(default)s)")
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="interleaved repetitions (default: %(default)s)"
+    )
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both sides")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
+    options = parser.parse_args(argv)
+
+    torch.set_num_threads(options.threads)
+    set_threads(options.threads)
+    warm_up()
+    rows = measure(
+        make_cases(options.elements, options.seed), options.elements, options.repeats, options.seed
+    )
+
+    conditions = {key: getattr(options, key) for key in ("elements", "repeats", "threads", "seed")}
+    conditions |= {"machine": platform.machine(), "torch": str(torch.__version__), "numpy": np.__version__}
+    print("  ".join(f"{key} {value}" for key, value in conditions.items()))
+    print(f"{'':32} {'ratio':>6}  {'goal':>5}  peer")
+    for row in rows:
+        goal = "" if row.goal is None else f"{row.goal:.2f}"
+        times = f"{row.time_ms:.1f} : {row.peer_ms:.1f} ms"
+        print(f"{row.name:32} {row.ratio:6.2f}  {goal:>5}  {row.peer} ({times})")
+    if options.json:
+        options.json.write_text(
+            json.dumps({"conditions": conditions, "rows": [asdict(r) for r in rows]}, indent=1)
+        )
+
+
+if __name__ == "__main__":
+    main()
