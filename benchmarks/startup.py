@@ -15,29 +15,28 @@ import time
 from collections.abc import Sequence
 
 COMMANDS = {
-    "gc-server --help": "gradwire.server.cli",
-    "gc-worker --help": "gradwire.worker.cli",
-    "gc-run --help": "gradwire.deploy.cli",
+    "empty Python": ("-c", "pass"),
+    "gc-server --help": ("-m", "gradwire.server.cli", "--help"),
+    "gc-worker --help": ("-m", "gradwire.worker.cli", "--help"),
+    "gc-run --help": ("-m", "gradwire.deploy.cli", "--help"),
 }
 
 
-def median_seconds(command: Sequence[str], runs: int) -> float:
-    """The median wall time of a command that must succeed."""
-    times: list[float] = []
-    for _ in range(runs):
-        started = time.perf_counter()
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+def wall_seconds(arguments: Sequence[str]) -> float:
+    """How long Python takes with these arguments; it must succeed."""
+    started = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - started
 
 
 def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 9
-    empty = median_seconds([sys.executable, "-c", "pass"], runs)
-    print(f"{'empty Python':<18}{empty * 1e3:7.0f} ms")
-    for name, module in COMMANDS.items():
-        seconds = median_seconds([sys.executable, "-m", module, "--help"], runs)
-        print(f"{name:<18}{seconds * 1e3:7.0f} ms{seconds / empty:6.1f} x")
+    # In turn, so that whatever else the machine does meets all of them alike.
+    rounds = [{name: wall_seconds(command) for name, command in COMMANDS.items()} for _ in range(runs)]
+    for name in COMMANDS:
+        seconds = statistics.median(one[name] for one in rounds)
+        ratio = statistics.median(one[name] / one["empty Python"] for one in rounds)
+        print(f"{name:<18}{seconds * 1e3:7.0f} ms{ratio:6.1f} x")
 
 
 if __name__ == "__main__":
