@@ -3,9 +3,9 @@
     python -m gradwire.benchmarks.kernels [--elements 25000000] [--repeats 7] [--json FILE]
 
 Two peers: `torch.add_` on float32 tensors of the same size (12 bytes moved per element: two read, one
-written) for everything that passes over memory once, and adding up decoded float32 tensors with `add_` for the
-reductions. Repetitions are interleaved and medians compared. Absolute times mean nothing on another machine, or
-on this one tomorrow.
+written) for everything that passes over memory once, and adding up decoded float32 tensors with `add_` for
+the reductions. Repetitions are interleaved and medians compared. Absolute times mean nothing on another
+machine, or on this one tomorrow.
 """
 
 from __future__ import annotations

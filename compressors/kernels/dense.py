@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
-"""Kernels over dense values and over raw bytes, compiled by numba: plain loops, which LLVM vectorizes well.
+"""Kernels over dense values and over raw bytes: mostly plain loops, which LLVM vectorizes well.
 
 Received data is read through addresses, because a payload may lie anywhere in a message: read-only, at any
 alignment. Formats are numbered as in `FORMATS`.
@@ -14,10 +14,24 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from .compiling import CHUNK, kernel, take
-from .vectors import LANES, add_widened, load, magnitude, no_doubles, sum_lanes
+from .vectors import (
+    LANES,
+    add,
+    add_widened,
+    all_floats,
+    load,
+    load_bfloats,
+    load_floats,
+    magnitude,
+    multiply,
+    no_doubles,
+    prefetch,
+    store,
+    sum_lanes,
+)
 
 FLOAT32, BFLOAT16, FLOAT16 = range(3)
-# Elements that are widened to float32 at a time, on the stack's scale: they stay in the first-level cache.
+# Elements of a sum that stay in the first-level cache while payload after payload is added to them.
 BLOCK = 2048
 # Elements per sum of magnitudes, as in `reference.abs_sum`.
 SUM_BLOCK = 4096
@@ -117,17 +131,13 @@ def _from_float16(bits):
 
 
 @njit
-def _widen(format, address, first, values, count):
-    """values[k] = element first + k, as float32."""
+def _read(format, address, i):
+    """Element i as float32."""
     if format == FLOAT32:
-        for k in range(count):
-            values[k] = float_of(read_uint32(address, first + k))
-    elif format == BFLOAT16:
-        for k in range(count):
-            values[k] = _from_bfloat16(read_uint16(address, first + k))
-    else:
-        for k in range(count):
-            values[k] = _from_float16(read_uint16(address, first + k))
+        return float_of(read_uint32(address, i))
+    if format == BFLOAT16:
+        return _from_bfloat16(read_uint16(address, i))
+    return _from_float16(read_uint16(address, i))
 
 
 @kernel
@@ -135,31 +145,41 @@ def widen(cursor, format, address, out):
     """`reference.decode_dense`."""
     start = take(cursor, CHUNK)
     while start < out.size:
-        stop = min(start + CHUNK, out.size)
-        _widen(format, address, start, out[start:stop], stop - start)
+        values = out[start : min(start + CHUNK, out.size)]
+        for k in range(values.size):
+            values[k] = _read(format, address, start + k)
         start = take(cursor, CHUNK)
+
+
+@njit
+def _add(format, address, weight, first, sums):
+    """sums[k] += weight * element first + k. Two roundings: LLVM may not fuse them unless told to."""
+    done = 0
+    if format != FLOAT16:
+        weights, size = all_floats(weight), 4 if format == FLOAT32 else 2
+        done = sums.size // LANES * LANES
+        for k in range(0, done, LANES):
+            here = np.uint64((first + k) * size)
+            # The same payload's next block; the processor itself follows only so many streams.
+            prefetch(address, np.uint64((first + k + BLOCK) * size))
+            values = load_floats(address, here) if format == FLOAT32 else load_bfloats(address, here)
+            store(sums, k, add(load(sums, k), multiply(weights, values)))
+    rest, first = sums[done:], first + done
+    for k in range(rest.size):
+        rest[k] += weight * _read(format, address, first + k)
 
 
 @kernel
 def sum_dense(cursor, format, addresses, weights, out, keep):
     """`reference.add_dense` on top of `out` if `keep`, otherwise of zero."""
-    values = np.empty(BLOCK, np.float32)
     start = take(cursor, CHUNK)
     while start < out.size:
         for first in range(start, min(start + CHUNK, out.size), BLOCK):
-            count = min(BLOCK, out.size - first)
-            sums = out[first : first + count]
+            sums = out[first : min(first + BLOCK, out.size)]
             if not keep:
                 sums[:] = np.float32(0.0)
             for w in range(addresses.size):
-                address, weight = addresses[w], weights[w]
-                if format == FLOAT32:
-                    for k in range(count):
-                        sums[k] += weight * float_of(read_uint32(address, first + k))
-                else:
-                    _widen(format, address, first, values, count)
-                    for k in range(count):
-                        sums[k] += weight * values[k]
+                _add(format, addresses[w], weights[w], first, sums)
         start = take(cursor, CHUNK)
 
 

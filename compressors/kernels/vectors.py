@@ -56,6 +56,7 @@ def _binary(emit, result=None):
 
 
 add = _binary(lambda builder, a, b: builder.fadd(a, b))
+multiply = _binary(lambda builder, a, b: builder.fmul(a, b))
 subtract = _binary(lambda builder, a, b: builder.fsub(a, b))
 above = _binary(lambda builder, a, b: builder.fcmp_ordered(">", a, b), MASK)
 at_least = _binary(lambda builder, a, b: builder.fcmp_ordered(">=", a, b), MASK)
@@ -160,6 +161,29 @@ def load_words(typingctx, address, offset):
         return builder.load(builder.inttoptr(builder.add(*args), WORDS.llvm.as_pointer()), align=1)
 
     return WORDS(types.uint64, types.uint64), codegen
+
+
+@intrinsic
+def load_floats(typingctx, address, offset):
+    """Sixteen float32 from `offset` bytes after an address, however aligned."""
+
+    def codegen(context, builder, signature, args):
+        return builder.load(builder.inttoptr(builder.add(*args), FLOATS.llvm.as_pointer()), align=1)
+
+    return FLOATS(types.uint64, types.uint64), codegen
+
+
+@intrinsic
+def load_bfloats(typingctx, address, offset):
+    """As `load_floats`, from bfloat16, which is the upper half of a float32."""
+    halves = ir.VectorType(ir.IntType(16), LANES)
+
+    def codegen(context, builder, signature, args):
+        loaded = builder.load(builder.inttoptr(builder.add(*args), halves.as_pointer()), align=1)
+        words = builder.shl(builder.zext(loaded, WORDS.llvm), WORDS.constant(16))
+        return builder.bitcast(words, FLOATS.llvm)
+
+    return FLOATS(types.uint64, types.uint64), codegen
 
 
 @intrinsic
