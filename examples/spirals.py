@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from gradwire.worker.tasks import Task
 from torch import Tensor, nn
 from torch.nn import functional
+
+from gradwire.worker.tasks import Task
 
 ARMS = 3
 VALIDATION_POINTS = 600

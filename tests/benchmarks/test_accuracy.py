@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from gradwire.benchmarks.accuracy import ORDERS, area, check_order, estimate, markdown
 from gradwire.deploy.engine import RunError
 from gradwire.deploy.report import Result

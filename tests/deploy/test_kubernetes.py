@@ -23,8 +23,9 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from gradwire.exits import Exit
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
+
+from gradwire.exits import Exit
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "deploy" / "kubernetes" / "base"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gradwire.deploy.cli import main
 from gradwire.exits import Exit
 

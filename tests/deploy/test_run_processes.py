@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from gradwire.deploy import engine, processes
 from gradwire.deploy.config import RunOptions
 from gradwire.deploy.engine import Plan, RunError, train

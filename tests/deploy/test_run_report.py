@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
 from gradwire.deploy.config import RunOptions
 from gradwire.deploy.plot import PlotError, write_plot
 from gradwire.deploy.progress import LineProgress, LiveProgress, progress
@@ -30,7 +32,6 @@ from gradwire.proto.messages import (
     StatusReply,
     Traffic,
 )
-from rich.console import Console
 
 PROMISED_KEYS = {
     *("task", "mode", "compressor", "downlink", "seed", "workers", "steps", "epochs", "seconds"),

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from gradwire.worker.tasks import BUILT_IN, TaskError, TaskSpecError, load
 
 MODULE = """

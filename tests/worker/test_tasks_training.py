@@ -9,8 +9,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from gradwire.worker.tasks import Task, load
 from torch import Tensor, nn
+
+from gradwire.worker.tasks import Task, load
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SPECS = ["digits", "digits:model=cnn", "spirals:task", "spirals:task:points=500,noise=0.1,width=16"]

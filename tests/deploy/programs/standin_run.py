@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from rich.console import Console
+
 from gradwire.deploy.config import RunOptions
 from gradwire.deploy.engine import Plan, train
 from gradwire.deploy.interrupt import Interrupt
 from gradwire.deploy.progress import LineProgress
-from rich.console import Console
 
 if __name__ == "__main__":
     plan = Plan(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
+
 from gradwire.proto.channel import SERVER_OPTIONS
 from gradwire.proto.messages import EpochStatus, Job, Phase, StatusReply, Traffic
 from gradwire.proto.service import generic_handler
