@@ -101,6 +101,7 @@ def _sum(bits, cursor, addresses, tables, out, keep, stream):
     elements = out.size
     start = take(cursor, CHUNK)
     while start < elements:
+        following = take(cursor, CHUNK)
         stop = min(start + CHUNK, elements)
         whole = start + (stop - start) // group * group
         for i in range(start, whole, group):
@@ -108,7 +109,8 @@ def _sum(bits, cursor, addresses, tables, out, keep, stream):
             # Processors follow only so many streams by themselves. While this block is summed, the next page
             # of each payload is asked for, one payload after the other: as many lines per group as payloads.
             line = (i % block) // group * addresses.size
-            ahead = np.uint64((i - i % block + block) * bits // 8)
+            page = i - i % block + block
+            ahead = np.uint64((page if page < stop else following) * bits // 8)
             for w in range(addresses.size):
                 prefetch(addresses[line // (AHEAD // 64)] + ahead, np.uint64(line % (AHEAD // 64) * 64))
                 line += 1
@@ -124,7 +126,7 @@ def _sum(bits, cursor, addresses, tables, out, keep, stream):
                 byte = load_byte(addresses[w], np.uint64(i * bits // 8))
                 total += tables[16 * w + ((byte >> (i * bits % 8)) & (2**bits - 1))]
             out[i] = total
-        start = take(cursor, CHUNK)
+        start = following
     if stream:
         fence()
 

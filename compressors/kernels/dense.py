@@ -71,7 +71,7 @@ float_of = _bitcast(types.uint32, types.float32, ir.FloatType())
 @kernel
 def abs_sums(cursor, values, sums):
     """`reference.abs_sum` of each block, to sums (float64)."""
-    padded = np.empty(LANES, np.float32)
+    padded, address = np.empty(LANES, np.float32), np.uint64(values.ctypes.data)
     start = take(cursor, CHUNK)
     while start < values.size:
         for first in range(start, min(start + CHUNK, values.size), SUM_BLOCK):
@@ -79,6 +79,7 @@ def abs_sums(cursor, values, sums):
             whole = first + (last - first) // LANES * LANES
             lanes = no_doubles()
             for i in range(first, whole, LANES):
+                prefetch(address, np.uint64(4 * (i + SUM_BLOCK)))
                 lanes = add_widened(lanes, magnitude(load(values, i)))
             if whole < last:
                 padded[:] = np.float32(0.0)
