@@ -88,24 +88,26 @@ def _deserializer(codec: _Codec, received: Meter) -> Callable[[bytes], Any]:
     return deserialize
 
 
+def _shape(method: Any) -> str:
+    """What gRPC calls a method with these directions: unary_stream and so on."""
+    sides = (method.client_streaming, method.server_streaming)
+    return "_".join("stream" if streaming else "unary" for streaming in sides)
+
+
 def generic_handler(
     handlers: dict[str, Callable[..., Awaitable[Any]]], *, sent: Meter, received: Meter
 ) -> Any:
     """gRPC handler for the five methods. Streams are read and written through the context."""
     methods: dict[str, Any] = {}
     for method in SERVICE.methods:
-        make: Any = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[(method.client_streaming, method.server_streaming)]
+        make = getattr(grpc, f"{_shape(method)}_rpc_method_handler")
         methods[method.name] = make(
             handlers[method.name],
             request_deserializer=_deserializer(_CODECS[method.input_type.name], received),
             response_serializer=_serializer(_CODECS[method.output_type.name], sent),
         )
-    return grpc.method_handlers_generic_handler(SERVICE.full_name, methods)
+    untyped: Any = grpc
+    return untyped.method_handlers_generic_handler(SERVICE.full_name, methods)
 
 
 class Stub:
@@ -114,12 +116,7 @@ class Stub:
     def __init__(self, channel: grpc.aio.Channel, *, sent: Meter, received: Meter) -> None:
         def callable_of(name: str) -> Any:
             method = SERVICE.methods_by_name[name]
-            make: Any = {
-                (False, False): channel.unary_unary,
-                (False, True): channel.unary_stream,
-                (True, False): channel.stream_unary,
-                (True, True): channel.stream_stream,
-            }[(method.client_streaming, method.server_streaming)]
+            make = getattr(channel, _shape(method))
             return make(
                 f"/{SERVICE.full_name}/{name}",
                 request_serializer=_serializer(_CODECS[method.input_type.name], sent),

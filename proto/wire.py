@@ -39,7 +39,7 @@ def crc32c(parts: Iterable[Bytes]) -> int:
     value = 0
     for part in parts:
         if part.size:
-            value = google_crc32c.extend(value, part)
+            value = int(google_crc32c.extend(value, part))  # pyright: ignore[reportUnknownArgumentType]
     return value
 
 

@@ -117,7 +117,7 @@ class Core:
     def _attached(self, event: e.Attached, now: float) -> list[e.Action]:
         self._refuse_when_over(event.worker)
         member = self.roster.find(event.worker, event.incarnation, now, revive=True)
-        member.attached, member.ready = True, False
+        member.attached, member.listening = True, False
         last_seq = max(member.last_seq.values(), default=0)
         return [e.Greet(worker=member.worker, rank=member.rank, version=self.version, last_seq=last_seq)]
 
@@ -125,7 +125,7 @@ class Core:
         member = self.roster.find(event.worker, event.incarnation, now)
         if self.fingerprint:
             self._check_model(event.worker, event.fingerprint)
-        member.ready = True
+        member.ready = member.listening = True
         member.fingerprint = event.fingerprint
         member.version = event.version
         if self.phase is Phase.FINISHING:
@@ -139,7 +139,7 @@ class Core:
     def _detached(self, event: e.Detached, now: float) -> list[e.Action]:
         member = self.roster.members.get(event.worker)
         if member is not None and member.incarnation == event.incarnation:
-            member.attached = member.ready = False
+            member.attached = member.listening = False
         return []
 
     def _heard(self, event: e.Heard, now: float) -> list[e.Action]:
@@ -246,7 +246,8 @@ class Core:
         )
         self.waiting_since = now
         self._reported = None
-        return [self._assign(member, member.rank, self.round) for member in members]
+        # Whoever is reconnecting hears of it when it is back.
+        return [self._assign(member, member.rank, self.round) for member in members if member.listening]
 
     def _assign(self, member: Member, rank: int, round_: Round) -> e.Assign:
         """The member's part in the round. Afterwards its replica is at the round's version."""
@@ -355,7 +356,7 @@ class Core:
         """
         if self.phase is not Phase.FINISHING:
             return []
-        members = self.roster.ready()
+        members = self.roster.listening()
         if not self.roster.members:
             self.phase = Phase.FINISHED
             return [e.Note(text="no member is left to evaluate the last version", warning=True), e.Finish()]

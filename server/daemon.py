@@ -11,16 +11,15 @@ from pathlib import Path
 
 import grpc.aio
 import uvloop
-from grpc_health.v1 import _async as health
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from .. import __version__
 from ..compressors import set_threads, warm_up
 from ..exits import Exit
 from ..options import Effective, UsageError
 from ..proto.channel import SERVER_OPTIONS
+from ..proto.health import Health
 from ..proto.messages import Job, Limits
-from ..proto.service import SERVICE, generic_handler
+from ..proto.service import generic_handler
 from ..proto.wire import CHUNK_BYTES
 from ..telemetry import HttpEndpoint, set_up_logging
 from .conductor import Conductor
@@ -107,8 +106,7 @@ async def _serve(effective: Effective[ServerConfig]) -> int:
     server = grpc.aio.server(options=SERVER_OPTIONS)
     handler = generic_handler(service.handlers(), sent=metrics.sent, received=metrics.received)
     server.add_generic_rpc_handlers((handler,))
-    probes = health.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(probes, server)
+    health = Health(server)
     port = _listen(server, config)
     http = None
     if config.http_port:
@@ -121,8 +119,7 @@ async def _serve(effective: Effective[ServerConfig]) -> int:
             fallback=effective.origins["http_port"] == "default",
         )
     await server.start()
-    for name in ("", SERVICE.full_name):
-        await probes.set(name, health_pb2.HealthCheckResponse.SERVING)
+    await health.serving()
 
     log.info(
         "gc-server %s listening on %s:%d, %s; job %s: %s, mode %s",
@@ -134,7 +131,7 @@ async def _serve(effective: Effective[ServerConfig]) -> int:
 
     ticker = asyncio.create_task(conductor.tick())
     code = await _until_stopped(conductor, stopping)
-    await probes.enter_graceful_shutdown()  # not ready first, then the rest
+    await health.stopping()  # not ready first, then the rest
     ticker.cancel()
     await conductor.stop(conductor.failure or "it was told to stop")
     await server.stop(GRACE_S)

@@ -27,7 +27,8 @@ class Member:
     compressor: str = ""
     activity: str = ""
     attached: bool = False  # its stream is open
-    ready: bool = False  # and it has its model
+    listening: bool = False  # and on it the worker has said which version it has: it can be given work
+    ready: bool = False  # it has its model; rounds count on it for as long as it keeps its lease
     fingerprint: bytes = b""
     version: int | None = None  # of its replica, once everything sent so far has arrived
     pushes: int = 0
@@ -113,7 +114,7 @@ class Roster:
     def remove(self, member: Member) -> None:
         """Set a member aside."""
         del self.members[member.worker]
-        member.attached = member.ready = False
+        member.attached = member.listening = member.ready = False
         self.departed[member.worker] = member
         self.departed.move_to_end(member.worker)
         while len(self.departed) > DEPARTED_MEMBERS:
@@ -127,8 +128,12 @@ class Roster:
         return [member for member in self.by_rank() if member.attached]
 
     def ready(self) -> list[Member]:
-        """Members that can be given work, in rank order."""
+        """Members that rounds count on, in rank order, also those that are reconnecting."""
         return [member for member in self.by_rank() if member.ready]
+
+    def listening(self) -> list[Member]:
+        """Members that can be told what to do now, in rank order."""
+        return [member for member in self.by_rank() if member.listening]
 
     def _revive(self, member: Member, now: float) -> Member:
         del self.departed[member.worker]

@@ -17,7 +17,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -124,7 +124,11 @@ class Client:
     def initialize(self, manifest: Manifest, values: Sequence[Any]) -> None:
         """Upload the initial parameters: one flat uint8 array of float32 bytes per tensor.
 
-        Another worker may have done so meanwhile; then this does nothing.
+        Where the server has them already, perhaps from an attempt of which the answer was lost, this does
+        nothing: a snapshot follows.
+
+        Raises:
+            Refused, UnreachableError.
         """
         assert self._reply is not None
         header = m.InitializeHeader(
@@ -137,14 +141,16 @@ class Client:
         messages: list[Any] = [header, *encode_chunks(0, 0, values)]
 
         async def upload() -> None:
-            async def stream() -> Any:
-                for message in messages:
-                    yield message
-
-            await self._stub.initialize(stream())
+            attempts = _Attempts(self._address, self._give_up_s)
+            while True:
+                try:
+                    await _translated(self._stub.initialize(_stream(messages)))
+                    return
+                except _BrokenError as broken:
+                    await attempts.pause(str(broken))
 
         try:
-            self._call(_translated(upload()))
+            self._call(upload())
             self._version = 0
         except Refused as refused:
             if refused.refusal.reason is not Reason.ALREADY_INITIALIZED:
@@ -411,6 +417,11 @@ class _Attempts:
             *(self._address, reason, self._count + 1, min(pause_s, max(0.0, remaining_s)), remaining_s),
         )
         await asyncio.sleep(min(pause_s, max(0.0, remaining_s)))
+
+
+async def _stream(messages: Sequence[Any]) -> AsyncIterator[Any]:
+    for message in messages:
+        yield message
 
 
 async def _translated(awaitable: Any) -> Any:

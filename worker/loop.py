@@ -125,6 +125,10 @@ class Trainer:
             return True
         if assignment.version <= self._last_pushed_version:
             return False  # told again after a reconnect; the push is on its way
+        if assignment.version != self._replica.version:
+            raise RuntimeError(
+                f"told to work at version {assignment.version} with a replica of {self._replica.version}"
+            )
         now = time.perf_counter()
         if self._assigned_at is not None:
             self._metrics.step_seconds.observe(now - self._assigned_at)

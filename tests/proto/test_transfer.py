@@ -16,7 +16,7 @@ from gradwire.proto.transfer import Assembly, announced_payloads, encode_chunks,
 from gradwire.proto.wire import CHUNK_BYTES, crc32c, decode_worker
 
 MANIFEST = Manifest((m.Tensor(name="weight", shape=(3, 7)), m.Tensor(name="bias", shape=(5,))), 100)
-LEVELS = np.arange(1, 8, dtype=np.float32) / 8
+LEVELS = np.linspace(0.125, 0.875, 7, dtype=np.float32)
 
 
 def payloads() -> list[Payload]:

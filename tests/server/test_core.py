@@ -49,6 +49,9 @@ class Job:
     def all(self, kind: type[A]) -> list[A]:
         return [action for action in self.actions if isinstance(action, kind)]
 
+    def phase(self) -> Phase:
+        return self.core.phase
+
     def one(self, kind: type[A]) -> A:
         (action,) = self.all(kind)
         return action
@@ -208,11 +211,11 @@ def test_a_model_that_was_announced_before_the_first_is_checked_afterwards() -> 
 
 def test_the_first_round_waits_for_enough_workers_and_says_so() -> None:
     job = Job(2, min_workers=3)
-    assert job.core.phase is Phase.GATHERING
+    assert job.phase() is Phase.GATHERING
     job.tick(1.5)
     assert "have 2 of 3" in job.one(e.Report).text
     job.bring("w2")
-    assert job.core.phase is Phase.RUNNING
+    assert job.phase() is Phase.RUNNING
     assert set(job.assignments) == {"w0", "w1", "w2"}
 
 
@@ -249,7 +252,7 @@ def test_the_next_round_opens_when_the_version_is_published() -> None:
 def test_an_epoch_uses_every_sample_once(samples: int, workers: int, batch: int) -> None:
     job = Job(workers, epochs=1, samples=samples, batch=batch)
     covered: list[int] = []
-    while job.core.phase is Phase.RUNNING:
+    while job.phase() is Phase.RUNNING:
         round_ = job.core.round
         assert round_ is not None
         covered += range(round_.start, round_.start + round_.samples)
@@ -390,6 +393,21 @@ def test_a_member_that_comes_back_within_its_lease_hears_what_to_do_again() -> N
     assert assign.assignment.position == 1
 
 
+def test_a_round_counts_on_a_member_that_is_reconnecting_when_it_opens() -> None:
+    job = Job(2)
+    job.push("w0")
+    job.push("w1")
+    job.step(e.Detached(worker="w1", incarnation=1))
+    job.publish()
+    assert set(job.assignments) == {"w0"}
+    assert job.assignments["w0"].world == 2
+    job.attach("w1")
+    assert not job.assignments
+    job.ready("w1", version=0)
+    assert job.assignments["w1"].version == 1
+    assert job.one(e.Assign).has == 0
+
+
 def test_a_member_that_comes_back_after_its_lease_hears_what_became_of_its_push() -> None:
     job = Job(2)
     job.push("w1", seq=1)
@@ -445,9 +463,9 @@ def test_when_everyone_is_lost_the_job_waits_and_goes_on_with_who_comes() -> Non
     job = Job(2)
     job.round(["w0", "w1"])
     job.tick(LEASE_S + 1)
-    assert job.core.phase is Phase.GATHERING
+    assert job.phase() is Phase.GATHERING
     job.bring("new")
-    assert job.core.phase is Phase.RUNNING
+    assert job.phase() is Phase.RUNNING
     assert job.assignments["new"].version == 1
     assert job.assignments["new"].start == 8
     job.round(["new"])
@@ -461,7 +479,7 @@ def test_a_round_that_everyone_left_with_pushes_made_is_applied() -> None:
     assert [c.content for c in job.one(e.Apply).contributions] == ["w0"]
     job.publish()
     assert job.core.version == 1
-    assert job.core.phase is Phase.GATHERING
+    assert job.phase() is Phase.GATHERING
 
 
 def test_a_lease_that_ran_out_while_the_round_is_applied_does_no_harm() -> None:
@@ -471,7 +489,7 @@ def test_a_lease_that_ran_out_while_the_round_is_applied_does_no_harm() -> None:
     job.tick(LEASE_S + 1)
     job.publish()
     assert job.core.version == 1
-    assert job.core.phase is Phase.GATHERING
+    assert job.phase() is Phase.GATHERING
 
 
 # ---- saying whom it waits for
@@ -481,7 +499,10 @@ def test_a_round_names_whom_it_waits_for_within_two_seconds() -> None:
     job = Job(3)
     job.push("w1")
     job.step(e.Heard(worker="w2", incarnation=1, activity="computing"))
-    reports = [job.all(e.Report) for _ in range(8) if job.tick(0.25) is not None]
+    reports: list[list[e.Report]] = []
+    for _ in range(8):
+        job.tick(0.25)
+        reports.append(job.all(e.Report))
     first = next(report for found in reports for report in found)
     assert first.ranks == (0, 2)
     assert first.seconds <= 2
@@ -513,12 +534,12 @@ def test_it_is_said_again_when_it_changes_and_every_ten_seconds() -> None:
 def test_after_the_last_epoch_rank_0_evaluates_and_the_job_is_finished() -> None:
     job = Job(2, epochs=1, samples=8)
     job.round(["w0", "w1"])
-    assert job.core.phase is Phase.FINISHING
+    assert job.phase() is Phase.FINISHING
     assert all(assignment.finished for assignment in job.assignments.values())
     assert [a.evaluate_epoch for a in job.assignments.values()] == [1, 0]
     job.step(e.Evaluated(worker="w0", incarnation=1, version=1, epoch=1, metrics={"accuracy": 0.5}))
     assert job.all(e.Finish)
-    assert job.core.phase is Phase.FINISHED
+    assert job.phase() is Phase.FINISHED
     job.join("w9")
     assert job.refused().reason is Reason.JOB_FINISHED
 
@@ -654,7 +675,7 @@ def test_random_histories_apply_every_acknowledged_push_exactly_once(seed: int) 
                 assert not isinstance(action, e.Apply)
     if pending is not None:
         applied += [str(contribution.content) for contribution in pending.contributions]
-    waiting = set()
+    waiting: set[str] = set()
     if job.core.round is not None and pending is None:
         waiting = {str(c.content) for c in job.core.round.contributions[0].values()}
     assert len(applied) == len(set(applied)), f"seed {seed}: applied twice"

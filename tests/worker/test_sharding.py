@@ -1,5 +1,7 @@
 """Shards: every sample once per epoch, whoever takes part."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,7 +20,7 @@ def test_shares_divide_the_samples_evenly_and_leave_none_out(samples: int, world
     edges = [share(samples, position, world) for position in range(world)]
     assert edges[0][0] == 0
     assert edges[-1][1] == samples
-    assert all(a[1] == b[0] for a, b in zip(edges, edges[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(edges))
     sizes = [end - start for start, end in edges]
     assert max(sizes) - min(sizes) <= 1
 
@@ -28,7 +30,8 @@ def test_an_epoch_with_changing_members_takes_every_sample_once(
     train_samples: int, epoch: int, worlds: list[int]
 ) -> None:
     order = epoch_order(7, epoch, train_samples)
-    start, taken = 0, []
+    start = 0
+    taken: list[int] = []
     for world in (*worlds, *[1] * train_samples):
         samples = min(8 * world, train_samples - start)
         for position in range(world):

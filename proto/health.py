@@ -1,0 +1,25 @@
+"""The standard grpc.health.v1 service, for probes that speak gRPC."""
+
+from __future__ import annotations
+
+import grpc.aio
+from grpc_health.v1 import _async as health
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from .service import SERVICE
+
+
+class Health:
+    """Answers for the whole server and for our service alike."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._servicer = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def serving(self) -> None:
+        for name in ("", SERVICE.full_name):
+            await self._servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def stopping(self) -> None:
+        """Not serving, for good."""
+        await self._servicer.enter_graceful_shutdown()

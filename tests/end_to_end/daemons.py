@@ -1,0 +1,312 @@
+"""Real gc-server and gc-worker processes, and a client that says what it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import numpy as np
+
+from gradwire.compressors import LayerRule, ModelCompressor, Payload
+from gradwire.proto import messages as m
+from gradwire.proto.channel import CLIENT_OPTIONS
+from gradwire.proto.manifest import Manifest
+from gradwire.proto.refusal import Refused
+from gradwire.proto.service import Stub, refusal_of
+from gradwire.proto.transfer import encode_chunks, tensor_header
+from gradwire.proto.wire import crc32c
+
+PATIENCE_S = 60.0
+TASKS = Path(__file__).parent / "programs"
+
+
+class Daemon:
+    """A process whose log is read as it comes."""
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], environ: Mapping[str, str] | None = None
+    ) -> None:
+        http = () if "--http-port" in arguments else ("--http-port", "0")
+        command = [sys.executable, "-m", module, *arguments, *http, "--log-format", "json"]
+        paths = [str(TASKS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environ or {})},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            self.lines.extend(iter(stream.readline, ""))
+
+    @property
+    def messages(self) -> list[str]:
+        """What was logged, without time and level; other lines as they are."""
+        texts: list[str] = []
+        for line in list(self.lines):
+            with contextlib.suppress(ValueError):
+                line = json.loads(line)["message"]
+            texts.append(line)
+        return texts
+
+    def wait_for(self, pattern: str, timeout_s: float = PATIENCE_S) -> re.Match[str]:
+        """The first log message that matches."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for text in self.messages:
+                if found := re.search(pattern, text):
+                    return found
+            assert time.monotonic() < deadline, f"no {pattern!r} in:\n{self.log}"
+            if self.process.poll() is not None and not self._reader.is_alive():
+                raise AssertionError(f"ended with {self.process.returncode} without {pattern!r}:\n{self.log}")
+            time.sleep(0.02)
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.messages)
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
+        """The exit code."""
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running:\n{self.log}") from None
+        self._reader.join(5)
+        return code
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(5)
+
+
+class Server(Daemon):
+    def __init__(self, *arguments: str) -> None:
+        super().__init__("gradwire.server.cli", ("--port", "0", "--host", "127.0.0.1", *arguments))
+        self.port = int(self.wait_for(r"listening on 127\.0\.0\.1:(\d+)").group(1))
+        self.address = f"127.0.0.1:{self.port}"
+
+
+class Daemons:
+    """Starts processes and ends them all."""
+
+    def __init__(self) -> None:
+        self._all: list[Daemon] = []
+
+    def server(self, *arguments: str) -> Server:
+        server = Server(*arguments)
+        self._all.append(server)
+        return server
+
+    def worker(self, address: str, *arguments: str, environ: Mapping[str, str] | None = None) -> Daemon:
+        arguments = ("--server", address, "--threads", "1", *arguments)
+        worker = Daemon("gradwire.worker.cli", arguments, environ)
+        self._all.append(worker)
+        return worker
+
+    def workers(self, server: Server, count: int, *arguments: str) -> list[Daemon]:
+        return [self.worker(server.address, "--worker-id", f"w{i}", *arguments) for i in range(count)]
+
+    def end(self) -> None:
+        for daemon in self._all:
+            daemon.end()
+
+
+TENSORS = (m.Tensor(name="weight", shape=(8, 6)), m.Tensor(name="bias", shape=(8,)))
+MANIFEST = Manifest(TENSORS, 64)
+
+
+@dataclass
+class Raw:
+    """A worker that sends exactly what a test tells it to."""
+
+    stub: Stub
+    worker: str = "raw"
+    incarnation: int = 1
+    job: str = ""
+    call: Any = None
+    rank: int = -1
+
+    async def join(self, **changes: Any) -> m.JoinReply:
+        fields: dict[str, Any] = {
+            "protocol_version": m.PROTOCOL_VERSION,
+            "worker": self.worker,
+            "incarnation": self.incarnation,
+            "compressor": "4bit",
+        }
+        reply: m.JoinReply = await refusing(
+            self.stub.join(m.JoinRequest(**{**fields, **changes}), timeout=20)
+        )
+        self.job, self.rank = reply.job.id, reply.rank
+        return reply
+
+    async def initialize(self, manifest: Manifest = MANIFEST, **changes: Any) -> m.InitializeReply:
+        values = [np.zeros(spec.elements * 4, np.uint8) for spec in manifest.specs]
+        fields: dict[str, Any] = {
+            "job": self.job,
+            "worker": self.worker,
+            "incarnation": self.incarnation,
+            "manifest": manifest.to_message(),
+            "crc32c": crc32c(values),
+        }
+        header = m.InitializeHeader(**{**fields, **changes})
+
+        async def stream() -> AsyncIterator[Any]:
+            yield header
+            for message in encode_chunks(0, 0, values):
+                yield message
+
+        reply: m.InitializeReply = await refusing(self.stub.initialize(stream(), timeout=20))
+        return reply
+
+    async def attach(self, **changes: Any) -> None:
+        """Open the stream and say hello."""
+        self.call = self.stub.exchange()
+        fields: dict[str, Any] = {"job": self.job, "worker": self.worker, "incarnation": self.incarnation}
+        await self.send(m.Hello(**{**fields, **changes}))
+
+    async def ready(self, fingerprint: bytes = MANIFEST.fingerprint, version: int | None = 0) -> None:
+        await self.send(m.Ready(fingerprint=fingerprint, version=version))
+
+    async def send(self, message: Any) -> None:
+        await self.call.write(message)
+
+    async def receive(self, kind: type[Any], timeout_s: float = 20) -> Any:
+        """The next message of this kind; others are passed over."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            read = self.call.read()
+            message = await refusing(_within(read, deadline - time.monotonic()))
+            if not message:  # the end of the stream
+                await refusing(_raise_status(self.call))
+            if isinstance(message, kind):
+                return message
+
+    async def train(self) -> None:
+        """Join, initialize if asked, and be ready for work."""
+        reply = await self.join()
+        await self.attach()
+        await self.receive(m.Welcome)
+        if reply.initialize:
+            await self.initialize()
+        await self.ready(version=0 if reply.initialize else None)
+
+    async def push(self, payloads: Sequence[Payload], **changes: Any) -> list[bytes]:
+        """Send a push header; returns the chunks, which are sent by whoever calls."""
+        parts = [payload.data for payload in payloads]
+        fields: dict[str, Any] = {
+            "seq": 1,
+            "base_version": 0,
+            "samples": 4,
+            "tensors": tuple(tensor_header(i, payload) for i, payload in enumerate(payloads)),
+            "crc32c": crc32c(parts),
+        }
+        header = m.Push(**{**fields, **changes})
+        await self.send(header)
+        return list(encode_chunks(header.seq, header.partition, parts))
+
+
+@contextlib.asynccontextmanager
+async def beating(raw: Raw) -> AsyncGenerator[None]:
+    """Send heartbeats meanwhile."""
+
+    async def beat() -> None:
+        while True:
+            await raw.send(m.Heartbeat(activity="testing"))
+            await asyncio.sleep(0.2)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _within(awaitable: Any, timeout_s: float) -> Any:
+    return await asyncio.wait_for(awaitable, max(0.01, timeout_s))
+
+
+async def _raise_status(call: Any) -> None:
+    if await call.code() is not grpc.StatusCode.OK:
+        await call  # raises it
+    raise AssertionError("the stream ended")
+
+
+async def refusing(awaitable: Any) -> Any:
+    """Await a call; a typed refusal is raised as Refused."""
+    try:
+        return await awaitable
+    except grpc.aio.AioRpcError as error:
+        refused = refusal_of(error)
+        raise refused if isinstance(refused, Refused) else error from None
+
+
+@contextlib.asynccontextmanager
+async def talk(address: str) -> AsyncGenerator[Callable[..., Raw]]:
+    """Makes raw workers that share a channel to the server."""
+
+    def nothing(size: int) -> None:
+        pass
+
+    async with grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS) as channel:
+        stub = Stub(channel, sent=nothing, received=nothing)
+
+        def make(worker: str = "raw", incarnation: int = 1) -> Raw:
+            return Raw(stub, worker, incarnation)
+
+        yield make
+
+
+async def status(raw: Raw) -> m.StatusReply:
+    reply: m.StatusReply = await raw.stub.status(m.StatusRequest(), timeout=20)
+    return reply
+
+
+def state_of(reply: m.StatusReply) -> tuple[Any, ...]:
+    """What must not change when something is refused."""
+    members = tuple((member.worker, member.rank, member.pushes) for member in reply.members)
+    return reply.phase, reply.version, reply.epoch, reply.pushes, members, reply.evaluations
+
+
+def gradient(spec: str = "4bit", seed: int = 0) -> list[Payload]:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    compressor = ModelCompressor(MANIFEST.specs, spec, LayerRule(), 1, 0)
+    return compressor.compress([torch.randn(t.shape, generator=generator) for t in TENSORS], 4)
+
+
+def poll(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def stop(server: Server, number: int = signal.SIGTERM) -> int:
+    server.signal(number)
+    return server.wait()

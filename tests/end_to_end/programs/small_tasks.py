@@ -1,0 +1,94 @@
+"""Tasks for the end-to-end tests: quick ones, and ones that misbehave."""
+
+import random
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from gradwire.worker.tasks import Task
+
+
+def regression(
+    samples: int = 96, jitter: float = 0.0, slow: float = 0.0, load: float = 0.0, dropout: float = 0.1
+) -> Task:
+    """A noisy linear problem.
+
+    Args:
+        jitter: up to so many seconds of delay per step, different in each process.
+        slow: seconds of delay per step.
+        load: seconds to load.
+    """
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(samples, 12, generator=generator)
+    targets = inputs @ torch.randn(12, 4, generator=generator)
+    clock = random.Random()
+    time.sleep(load)
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        time.sleep(slow + jitter * clock.random())
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    def batch(indices: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+        return inputs[indices], targets[indices]
+
+    def evaluate(model: nn.Module) -> Mapping[str, float]:
+        return {"loss": float(nn.functional.mse_loss(model(inputs), targets)), "accuracy": 0.5}
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 4))
+
+    return Task(
+        name="regression", train_samples=samples, model=model, batch=batch, loss=loss, evaluate=evaluate
+    )
+
+
+def raises_while_loading() -> Task:
+    raise OSError("the data set is not here")
+
+
+def raises_while_training() -> Task:
+    task = regression()
+
+    def loss(model: nn.Module, batch: object) -> torch.Tensor:
+        raise ZeroDivisionError("no such loss")
+
+    return Task(
+        name="broken",
+        train_samples=task.train_samples,
+        model=task.model,
+        batch=task.batch,
+        loss=loss,
+        evaluate=task.evaluate,
+    )
+
+
+def not_finite() -> Task:
+    task = regression()
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return torch.sum(model(batch[0])) * float("nan")
+
+    return Task(
+        name="nan",
+        train_samples=10_000,
+        model=task.model,
+        batch=lambda i: task.batch(i % 96),
+        loss=loss,
+        evaluate=task.evaluate,
+    )
+
+
+def doubles() -> Task:
+    task = regression()
+    return Task(
+        name="doubles",
+        train_samples=96,
+        model=lambda: task.model().double(),
+        batch=task.batch,
+        loss=task.loss,
+        evaluate=task.evaluate,
+    )
