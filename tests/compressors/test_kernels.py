@@ -227,8 +227,10 @@ def test_many_callers_at_once_do_not_disturb_each_other() -> None:
         assert all(executor.map(call, range(64)))
 
 
-def _sum_in_child(elements: int) -> float:
-    return cpu.abs_sum(gradient(elements))
+def _sum_in_child(elements: int) -> tuple[float, bool]:
+    """The sum, and whether the child had help of its own."""
+    total = cpu.abs_sum(gradient(elements))
+    return total, any(thread.name.startswith("gradwire-kernel") for thread in threading.enumerate())
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
@@ -239,7 +241,7 @@ def test_kernels_work_in_a_child_process(method: str) -> None:
         gradient(elements)
     )  # makes the pool, which a forked child inherits without threads
     with multiprocessing.get_context(method).Pool(1) as pool:
-        assert pool.apply_async(_sum_in_child, (elements,)).get(timeout=60) == expected
+        assert pool.apply_async(_sum_in_child, (elements,)).get(timeout=60) == (expected, True)
 
 
 def test_no_thread_is_started_by_importing() -> None:
