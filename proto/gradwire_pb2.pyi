@@ -217,26 +217,26 @@ class JoinReply(_message.Message):
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., rank: _Optional[int] = ..., version: _Optional[int] = ..., initialize: bool = ..., software: _Optional[str] = ...) -> None: ...
 
 class InitializeMessage(_message.Message):
-    __slots__ = ("chunk", "header")
+    __slots__ = ("chunk", "header", "crc32c")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
     header: InitializeHeader
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., header: _Optional[_Union[InitializeHeader, _Mapping]] = ...) -> None: ...
+    crc32c: int
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., header: _Optional[_Union[InitializeHeader, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class InitializeHeader(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "manifest", "crc32c")
+    __slots__ = ("job", "worker", "incarnation", "manifest")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
-    CRC32C_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: str
     incarnation: int
     manifest: Manifest
-    crc32c: int
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ...) -> None: ...
 
 class InitializeReply(_message.Message):
     __slots__ = ("version",)
@@ -251,26 +251,26 @@ class FetchRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class FetchMessage(_message.Message):
-    __slots__ = ("chunk", "header")
+    __slots__ = ("chunk", "header", "crc32c")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
     header: FetchHeader
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., header: _Optional[_Union[FetchHeader, _Mapping]] = ...) -> None: ...
+    crc32c: int
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., header: _Optional[_Union[FetchHeader, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class FetchHeader(_message.Message):
-    __slots__ = ("job", "manifest", "version", "crc32c", "chunk_bytes")
+    __slots__ = ("job", "manifest", "version", "chunk_bytes")
     JOB_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    CRC32C_FIELD_NUMBER: _ClassVar[int]
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     job: str
     manifest: Manifest
     version: int
-    crc32c: int
     chunk_bytes: int
-    def __init__(self, job: _Optional[str] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., version: _Optional[int] = ..., crc32c: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., version: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("transfer", "partition", "offset", "crc32c", "data")
@@ -313,7 +313,7 @@ class TensorHeader(_message.Message):
     def __init__(self, tensor: _Optional[int] = ..., elements: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("chunk", "push", "heartbeat", "hello", "evaluation", "leave", "ready")
+    __slots__ = ("chunk", "push", "heartbeat", "hello", "evaluation", "leave", "ready", "crc32c")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +321,7 @@ class WorkerMessage(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
     push: Push
     heartbeat: Heartbeat
@@ -328,7 +329,8 @@ class WorkerMessage(_message.Message):
     evaluation: Evaluation
     leave: Leave
     ready: Ready
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ...) -> None: ...
+    crc32c: int
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "worker", "incarnation")
@@ -349,22 +351,20 @@ class Ready(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("seq", "base_version", "partition", "samples", "tensors", "crc32c", "loss")
+    __slots__ = ("seq", "base_version", "partition", "samples", "tensors", "loss")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
-    CRC32C_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     base_version: int
     partition: int
     samples: int
     tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
-    crc32c: int
     loss: float
-    def __init__(self, seq: _Optional[int] = ..., base_version: _Optional[int] = ..., partition: _Optional[int] = ..., samples: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., crc32c: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+    def __init__(self, seq: _Optional[int] = ..., base_version: _Optional[int] = ..., partition: _Optional[int] = ..., samples: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("activity",)
@@ -398,7 +398,7 @@ class Leave(_message.Message):
     def __init__(self, failed: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("chunk", "update", "assignment", "outcome", "welcome", "waiting", "initialize")
+    __slots__ = ("chunk", "update", "assignment", "outcome", "welcome", "waiting", "initialize", "crc32c")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +406,7 @@ class ServerMessage(_message.Message):
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     INITIALIZE_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
     update: Update
     assignment: Assignment
@@ -413,7 +414,8 @@ class ServerMessage(_message.Message):
     welcome: Welcome
     waiting: Waiting
     initialize: InitializeRequest
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ...) -> None: ...
+    crc32c: int
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("rank", "version", "last_seq")
@@ -426,18 +428,16 @@ class Welcome(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., version: _Optional[int] = ..., last_seq: _Optional[int] = ...) -> None: ...
 
 class Update(_message.Message):
-    __slots__ = ("version", "partition", "content", "tensors", "crc32c")
+    __slots__ = ("version", "partition", "content", "tensors")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
-    CRC32C_FIELD_NUMBER: _ClassVar[int]
     version: int
     partition: int
     content: Content
     tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
-    crc32c: int
-    def __init__(self, version: _Optional[int] = ..., partition: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., partition: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("version", "epoch", "start", "samples", "position", "world", "evaluate_epoch", "finished")

@@ -81,7 +81,6 @@ class InitializeHeader:
     worker: str
     incarnation: int
     manifest: ManifestMessage
-    crc32c: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +98,6 @@ class FetchHeader:
     job: str
     manifest: ManifestMessage
     version: int
-    crc32c: int
     chunk_bytes: int
 
 
@@ -165,7 +163,6 @@ class Push:
     partition: int = 0
     samples: int
     tensors: tuple[TensorHeader, ...]
-    crc32c: int
     loss: float = 0.0
 
 
@@ -206,7 +203,6 @@ class Update:
     partition: int = 0
     content: Content
     tensors: tuple[TensorHeader, ...]
-    crc32c: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

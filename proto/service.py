@@ -30,9 +30,10 @@ Meter = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Bytes that are no message of this protocol."""
+    """Bytes that are no message of this protocol. damaged: they were one when they were sent."""
 
     text: str
+    damaged: bool = False
 
 
 def wire_bytes(message_bytes: int) -> int:
@@ -83,7 +84,7 @@ def _deserializer(codec: _Codec, received: Meter) -> Callable[[bytes], Any]:
         try:
             return codec.decode(data)
         except MalformedError as error:
-            return Malformed(str(error))
+            return Malformed(str(error), damaged=isinstance(error, wire.DamagedError))
 
     return deserialize
 

@@ -68,7 +68,7 @@ def encode_chunks(
     transfer: int, partition: int, parts: Sequence[Bytes], chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[bytes]:
     """Messages with the parts laid end to end, in chunks of `chunk_bytes` (the last may be shorter)."""
-    offset = filled = 0
+    offset = filled = checksum = 0
     pieces: list[Bytes] = []
     for part in parts:
         at = 0
@@ -78,11 +78,12 @@ def encode_chunks(
             at += piece.size
             filled += piece.size
             if filled == chunk_bytes:
-                yield encode_chunk(transfer, partition, offset, pieces)
+                checksum = crc32c(pieces, checksum)
+                yield encode_chunk(transfer, partition, offset, pieces, checksum)
                 offset += filled
                 pieces, filled = [], 0
     if filled:
-        yield encode_chunk(transfer, partition, offset, pieces)
+        yield encode_chunk(transfer, partition, offset, pieces, crc32c(pieces, checksum))
 
 
 def _empty_payload(header: TensorHeader) -> Payload:
@@ -150,21 +151,20 @@ def _refused(error: PayloadError, worker: str, field: str) -> Refused:
 class Assembly:
     """The bytes of one transfer while they arrive.
 
-    Chunks come in order and, but for the last, in full size; anything else is refused. The buffer is
-    allocated at construction, so check the header first (`announced_payloads`).
+    Chunks come in order and, but for the last, in full size, each with the checksum of everything up to its
+    end; anything else is refused. The buffer is allocated at construction, so check the header first
+    (`announced_payloads`).
     """
 
-    def __init__(
-        self, transfer: int, partition: int, payloads: Sequence[Payload], checksum: int, *, worker: str
-    ) -> None:
+    def __init__(self, transfer: int, partition: int, payloads: Sequence[Payload], *, worker: str) -> None:
         self.transfer = transfer
         self.partition = partition
         self._payloads = payloads
-        self._checksum = checksum
         self._worker = worker
         self._sizes = [payload_bytes(payload) for payload in payloads]
         self._buffer: Bytes = np.empty(sum(self._sizes), np.uint8)
         self._filled = 0
+        self._crc32c = 0
 
     @property
     def complete(self) -> bool:
@@ -178,25 +178,23 @@ class Assembly:
         if got != expected:
             text = "transfer {}, partition {}, offset {}, {} bytes"
             raise self._refuse(Reason.CHUNK, "chunk", text.format(*expected), text.format(*got))
-        actual = crc32c((chunk.data,))
+        actual = crc32c((chunk.data,), self._crc32c)
         if actual != chunk.crc32c:
             where = f"chunk at offset {chunk.offset}"
             raise self._refuse(Reason.CHECKSUM, where, f"crc32c {chunk.crc32c:08x}", f"{actual:08x}")
+        self._crc32c = actual
         self._buffer[self._filled : self._filled + chunk.data.size] = chunk.data
         self._filled += chunk.data.size
 
     def finish(self) -> list[Payload]:
-        """The payloads, checked: whole-transfer checksum, codes, padding, levels, finite values.
+        """The payloads, checked: codes, padding, levels, finite values.
 
-        Reads every byte once or twice in nogil code; call it off the event loop for large transfers.
+        Reads every byte once, in nogil code; call it off the event loop for large transfers.
 
         Raises:
-            Refused: CHECKSUM, PAYLOAD or NON_FINITE, naming the tensor by its place in the transfer.
+            Refused: PAYLOAD or NON_FINITE, naming the tensor by its place in the transfer.
         """
         assert self.complete
-        actual = crc32c((self._buffer,))
-        if actual != self._checksum:
-            raise self._refuse(Reason.CHECKSUM, "transfer", f"crc32c {self._checksum:08x}", f"{actual:08x}")
         whole: list[Payload] = []
         at = 0
         for place, (payload, size) in enumerate(zip(self._payloads, self._sizes, strict=True)):

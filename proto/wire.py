@@ -20,6 +20,8 @@ from . import gradwire_pb2 as pb
 from . import messages as m
 from .convert import MalformedError, member_of, to_message
 
+TRAILER_BYTES = 5  # tag and checksum
+
 Bytes = npt.NDArray[np.uint8]
 
 CHUNK_BYTES = 1 << 20
@@ -34,13 +36,21 @@ _TAG_CRC32C = 0x25  # field 4, fixed32
 _TAG_DATA = 0x2A  # field 5, length-delimited
 
 
-def crc32c(parts: Iterable[Bytes]) -> int:
-    """CRC-32C of the parts laid end to end."""
-    value = 0
+class DamagedError(MalformedError):
+    """A message that was changed on its way."""
+
+
+def crc32c(parts: Iterable[Bytes], value: int = 0) -> int:
+    """CRC-32C of the parts laid end to end; `value` is that of what comes before them."""
     for part in parts:
         if part.size:
             value = int(google_crc32c.extend(value, part))  # pyright: ignore[reportUnknownArgumentType]
     return value
+
+
+def _trailer(data: bytes) -> bytes:
+    """The field crc32c = 15 for a message that consists of `data` so far."""
+    return b"\x7d" + int(google_crc32c.value(data)).to_bytes(4, "little")
 
 
 def _varint(value: int) -> bytes:
@@ -52,8 +62,11 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def encode_chunk(transfer: int, partition: int, offset: int, parts: Sequence[Bytes]) -> bytes:
-    """A message whose body is a chunk with the parts laid end to end as its data."""
+def encode_chunk(transfer: int, partition: int, offset: int, parts: Sequence[Bytes], checksum: int) -> bytes:
+    """A message whose body is a chunk with the parts laid end to end as its data.
+
+    checksum: of the transfer up to the end of this chunk.
+    """
     size = sum(part.size for part in parts)
     head = bytearray()
     for tag, value in ((_TAG_TRANSFER, transfer), (_TAG_PARTITION, partition), (_TAG_OFFSET, offset)):
@@ -61,7 +74,7 @@ def encode_chunk(transfer: int, partition: int, offset: int, parts: Sequence[Byt
             head.append(tag)
             head += _varint(value)
     head.append(_TAG_CRC32C)
-    head += crc32c(parts).to_bytes(4, "little")
+    head += checksum.to_bytes(4, "little")
     head.append(_TAG_DATA)
     head += _varint(size)
     return b"".join(
@@ -111,6 +124,8 @@ def _decode_body(data: bytes, container: type[Message]) -> Any:
             fast = _fast_chunk(data)
             if fast is not None:
                 return fast
+    elif data[-TRAILER_BYTES:] != _trailer(data[:-TRAILER_BYTES]):
+        raise DamagedError(f"a {container.DESCRIPTOR.name} whose checksum is not that of its bytes")
     message: Any = container()
     try:
         message.ParseFromString(data)
@@ -134,7 +149,8 @@ def _encode_body(value: object, container: type[Message]) -> bytes:
     for field in container.DESCRIPTOR.oneofs_by_name["body"].fields:
         if field.message_type is member.DESCRIPTOR:
             getattr(message, field.name).CopyFrom(member)
-            return message.SerializeToString()
+            data = message.SerializeToString()
+            return data + _trailer(data)
     raise TypeError(f"{type(value).__name__} is no body of {container.DESCRIPTOR.name}")
 
 

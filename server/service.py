@@ -22,7 +22,7 @@ from ..proto.manifest import Manifest
 from ..proto.refusal import Reason, Refusal, Refused, refusal
 from ..proto.service import Malformed, abort
 from ..proto.transfer import Assembly, encode_chunks
-from ..proto.wire import CHUNK_BYTES, crc32c
+from ..proto.wire import CHUNK_BYTES
 from . import events as e
 from .conductor import Conductor, PushContent
 from .metrics import SENDER, compressor_label
@@ -75,7 +75,7 @@ class Service:
                 if self._settings.protected and not is_loopback(context.peer()):
                     raise Refused(_protected(context.peer()))
                 if isinstance(request, Malformed):
-                    raise Refused(Refusal(reason=Reason.MALFORMED, message=request.text))
+                    raise Refused(_unreadable(request))
                 return await handler(request, context)
             except Refused as refused:
                 self._metrics.refusal(refused.refusal.reason)
@@ -130,7 +130,7 @@ class Service:
             DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=np.empty(0, np.uint8))
             for spec in manifest.specs
         ]
-        assembly = Assembly(0, 0, payloads, header.crc32c, worker=header.worker)
+        assembly = Assembly(0, 0, payloads, worker=header.worker)
         while not assembly.complete:
             assembly.add(await _next(requests, m.Chunk))
         store = await self._conductor.on_reducer(self._build_store, manifest, assembly)
@@ -170,7 +170,6 @@ class Service:
                 job=self._settings.job.id,
                 manifest=store.manifest.to_message(),
                 version=store.version,
-                crc32c=crc32c(parts),
                 chunk_bytes=CHUNK_BYTES,
             )
             return header, list(encode_chunks(store.version, 0, parts))
@@ -285,8 +284,10 @@ class Service:
                         )
                     )
                     return
+                case Malformed():
+                    raise Refused(_unreadable(message, worker))
                 case _:
-                    text = message.text if isinstance(message, Malformed) else type(message).__name__
+                    text = f"{type(message).__name__} in the middle of a stream"
                     raise Refused(Refusal(reason=Reason.MALFORMED, worker=worker, message=text))
 
     async def _take(self, session: Session, message: m.Push | m.Chunk) -> None:
@@ -382,9 +383,16 @@ async def _next(requests: AsyncIterator[Any], expected: type[T]) -> T:
     message = await anext(aiter(requests), None)
     if isinstance(message, expected):
         return message
+    if isinstance(message, Malformed):
+        raise Refused(_unreadable(message))
     got = "the end of the stream" if message is None else type(message).__name__
-    text = message.text if isinstance(message, Malformed) else f"expected {expected.__name__}, got {got}"
+    text = f"expected {expected.__name__}, got {got}"
     raise Refused(Refusal(reason=Reason.MALFORMED, message=text))
+
+
+def _unreadable(message: Malformed, worker: str = "") -> Refusal:
+    reason = Reason.CHECKSUM if message.damaged else Reason.MALFORMED
+    return Refusal(reason=reason, worker=worker, message=message.text)
 
 
 def is_loopback(peer: str) -> bool:

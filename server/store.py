@@ -34,7 +34,7 @@ from ..compressors import (
 from ..proto.manifest import Manifest
 from ..proto.messages import Content, Update
 from ..proto.transfer import encode_chunks, tensor_header
-from ..proto.wire import crc32c, encode_server
+from ..proto.wire import encode_server
 
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -149,7 +149,6 @@ class Store:
             partition=partition,
             content=content,
             tensors=tuple(tensor_header(t, p) for t, p in zip(tensors, payloads, strict=True)),
-            crc32c=crc32c(parts),
         )
         messages = (encode_server(update), *encode_chunks(version, partition, parts))
         raw_bytes = sum(payload.elements for payload in payloads) * 4

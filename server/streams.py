@@ -87,7 +87,7 @@ class Inbox:
                 Reason.NON_FINITE, f"push {header.seq} loss", "a finite number", str(header.loss)
             )
         self.current, self._dropping = header, None
-        self._assembly = Assembly(header.seq, header.partition, payloads, header.crc32c, worker=self.worker)
+        self._assembly = Assembly(header.seq, header.partition, payloads, worker=self.worker)
 
     def _announced(self, header: Push, manifest: Manifest) -> Sequence[Payload]:
         if header.samples > 0:

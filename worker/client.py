@@ -4,8 +4,8 @@ gRPC runs on an event loop in a thread of its own, so that heartbeats go out whi
 computes. The training thread calls plain methods and takes what arrived from `next`.
 
 A stream that breaks is opened again, with pauses, for as long as `give_up_s`; each attempt is logged. A push
-is kept, as the bytes that were sent, until its outcome is known, and sent again on the new stream: the server
-recognises it. What the server refuses for good is raised from `next` as `Refused`.
+is kept until its outcome is known, and sent again as the same bytes on the new stream: the server recognises
+it. What the server refuses for good is raised from `next` as `Refused`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import queue
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+import numpy as np
+import numpy.typing as npt
 import uvloop
 
 from ..compressors import Payload
@@ -32,7 +34,7 @@ from ..proto.manifest import Manifest
 from ..proto.refusal import Reason, Refused
 from ..proto.service import Malformed, Meter, Stub, refusal_of
 from ..proto.transfer import Assembly, announced_payloads, encode_chunks
-from ..proto.wire import crc32c, encode_worker
+from ..proto.wire import encode_worker
 
 log = logging.getLogger("gradwire.worker")
 T = TypeVar("T")
@@ -57,12 +59,20 @@ class Received:
 Incoming = Received | m.Assignment | m.Outcome | m.Waiting | m.InitializeRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """A push that the server has not decided on."""
+    """A push that the server has not decided on. Its payloads stay as they are, so it can be sent again.
 
-    seq: int
-    messages: Sequence[bytes]
+    It is framed while it is sent, chunk by chunk: that overlaps with the network, and keeps no second copy.
+    """
+
+    header: m.Push
+    parts: Sequence[npt.NDArray[np.uint8]]
+    chunk_bytes: int
+
+    def messages(self) -> Iterator[bytes]:
+        yield encode_worker(self.header)
+        yield from encode_chunks(self.header.seq, self.header.partition, self.parts, self.chunk_bytes)
 
 
 class Client:
@@ -96,7 +106,7 @@ class Client:
         self._arrived: set[int] = set()  # partitions of the next version that are here
         self._pending: Pending | None = None
         self._evaluation: m.Evaluation | None = None
-        self._outbox: asyncio.Queue[bytes] | None = None
+        self._outbox: asyncio.Queue[bytes | Pending] | None = None
         self._exchange: asyncio.Task[None] | None = None
         self._left = False
 
@@ -136,7 +146,6 @@ class Client:
             worker=self.worker,
             incarnation=self.incarnation,
             manifest=manifest.to_message(),
-            crc32c=crc32c(values),
         )
         messages: list[Any] = [header, *encode_chunks(0, 0, values)]
 
@@ -176,12 +185,12 @@ class Client:
             raise item
         return item
 
-    def push(self, header: m.Push, payloads: Sequence[Payload], chunk_bytes: int) -> int:
-        """Send a push and keep its bytes until its outcome has come. Returns its size in bytes."""
+    def push(self, header: m.Push, payloads: Sequence[Payload]) -> None:
+        """Send a push. Nobody may write to the payloads until its outcome has come."""
+        assert self._reply is not None
         parts = [payload.data for payload in payloads]
-        messages = [encode_worker(header), *encode_chunks(header.seq, header.partition, parts, chunk_bytes)]
-        self._loop.call_soon_threadsafe(self._send_push, Pending(header.seq, messages))
-        return sum(map(len, messages))
+        pending = Pending(header, parts, self._reply.limits.chunk_bytes)
+        self._loop.call_soon_threadsafe(self._send_push, pending)
 
     def resend(self) -> None:
         """Send the pending push once more, after the server found it damaged."""
@@ -279,7 +288,7 @@ class Client:
         """One Exchange call from Hello to its end. Raises _BrokenError or Refused."""
         assert self._reply is not None
         call = self._stub.exchange()
-        outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        outbox: asyncio.Queue[bytes | Pending] = asyncio.Queue()
         hello = m.Hello(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation)
         outbox.put_nowait(encode_worker(hello))
         if self._arrived:  # a version that arrived in part: only a snapshot makes it whole
@@ -290,13 +299,14 @@ class Client:
         if self._evaluation is not None:
             outbox.put_nowait(encode_worker(self._evaluation))
         if self._pending is not None:
-            for message in self._pending.messages:
-                outbox.put_nowait(message)
+            outbox.put_nowait(self._pending)
         self._outbox = outbox
 
         async def write() -> None:
             while True:
-                await call.write(await outbox.get())
+                item = await outbox.get()
+                for message in (item,) if isinstance(item, bytes) else item.messages():
+                    await call.write(message)
 
         async def beat() -> None:
             assert self._reply is not None
@@ -328,9 +338,7 @@ class Client:
                     announced = announced_payloads(
                         message.tensors, self._manifest, message.partition, worker=self.worker
                     )
-                    assembly = Assembly(
-                        message.version, message.partition, announced, message.crc32c, worker=self.worker
-                    )
+                    assembly = Assembly(message.version, message.partition, announced, worker=self.worker)
                 case m.Chunk():
                     if assembly is None:
                         raise _BrokenError("a chunk came without an update")
@@ -338,15 +346,17 @@ class Client:
                 case m.Outcome():
                     # A refusal is settled by the training thread, which may want to send it again.
                     accepted = message.decision is m.Decision.ACCEPTED
-                    if accepted and self._pending is not None and self._pending.seq == message.seq:
+                    if accepted and self._pending is not None and self._pending.header.seq == message.seq:
                         self._pending = None
                     self._incoming.put(message)
                 case m.Assignment() | m.Waiting() | m.InitializeRequest():
                     self._incoming.put(message)
                 case m.Welcome():
                     log.info("connected as rank %d, server at version %d", message.rank, message.version)
+                case Malformed():
+                    raise _BrokenError(f"the server's message cannot be read: {message.text}")
                 case _:
-                    raise _BrokenError(f"the server sent something unknown: {message}")
+                    raise _BrokenError(f"the server sent a {type(message).__name__}")
             if assembly is not None and update is not None and assembly.complete:
                 payloads = await asyncio.to_thread(assembly.finish)
                 self._incoming.put(Received(update, payloads))
@@ -368,8 +378,7 @@ class Client:
         if pending is not None:
             self._pending = pending
         if self._pending is not None and self._outbox is not None:
-            for message in self._pending.messages:
-                self._outbox.put_nowait(message)
+            self._outbox.put_nowait(self._pending)
 
     def _send_soon(self, message: m.WorkerMessage) -> None:
         def send() -> None:
@@ -430,7 +439,7 @@ async def _translated(awaitable: Any) -> Any:
         return await awaitable
     except grpc.aio.AioRpcError as error:
         refused = refusal_of(error)
-        if refused is not None:
+        if refused is not None and refused.refusal.reason is not Reason.CHECKSUM:
             raise refused from None
         raise _BrokenError(f"{error.code().name}: {error.details()}") from None
     except Refused as refused:  # this side refused what the server sent: ask for it again

@@ -19,7 +19,6 @@ from ..compressors import LayerRule, ModelCompressor, NonFiniteGradient, Payload
 from ..proto import messages as m
 from ..proto.refusal import Reason, Refused
 from ..proto.transfer import tensor_header
-from ..proto.wire import crc32c
 from .client import Client, Received
 from .metrics import Metrics
 from .replica import Replica
@@ -55,7 +54,6 @@ class Trainer:
     ) -> None:
         self._client = client
         self._job = reply.job
-        self._chunk_bytes = reply.limits.chunk_bytes
         self._task = task
         self._replica = replica
         self._device = device
@@ -163,13 +161,12 @@ class Trainer:
             base_version=assignment.version,
             samples=samples,
             tensors=tuple(tensor_header(i, payload) for i, payload in enumerate(payloads)),
-            crc32c=crc32c([payload.data for payload in payloads]),
             loss=loss,
         )
         self._in_flight, self._resends = payloads, 0
         self._last_pushed_version = assignment.version
         with self._metrics.during("pushing"):
-            self._client.push(header, payloads, self._chunk_bytes)
+            self._client.push(header, payloads)
         self._metrics.loss.set(loss)
         if self._seq % RESIDUAL_EVERY == 1:
             self._metrics.residual_norm.set(self._compressor.residual_norm())

@@ -27,7 +27,6 @@ from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Refused
 from gradwire.proto.service import Stub, refusal_of
 from gradwire.proto.transfer import encode_chunks, tensor_header
-from gradwire.proto.wire import crc32c
 
 PATIENCE_S = 60.0
 TASKS = Path(__file__).parent / "programs"
@@ -170,7 +169,6 @@ class Raw:
             "worker": self.worker,
             "incarnation": self.incarnation,
             "manifest": manifest.to_message(),
-            "crc32c": crc32c(values),
         }
         header = m.InitializeHeader(**{**fields, **changes})
 
@@ -222,7 +220,6 @@ class Raw:
             "base_version": 0,
             "samples": 4,
             "tensors": tuple(tensor_header(i, payload) for i, payload in enumerate(payloads)),
-            "crc32c": crc32c(parts),
         }
         header = m.Push(**{**fields, **changes})
         await self.send(header)

@@ -121,7 +121,7 @@ def test_the_trained_parameters_can_be_fetched(daemons: Daemons) -> None:
                 for i, spec in enumerate(manifest.specs)
             ]
             announced = announced_payloads(headers, manifest, 0, worker="me")
-            assembly = Assembly(header.version, 0, announced, header.crc32c, worker="me")
+            assembly = Assembly(header.version, 0, announced, worker="me")
             while not assembly.complete:
                 assembly.add(await call.read())
             return b"".join(payload.data.tobytes() for payload in assembly.finish())

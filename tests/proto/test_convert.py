@@ -20,7 +20,6 @@ EXAMPLES: list[Any] = [
         seq=7,
         base_version=6,
         samples=32,
-        crc32c=0xFFFFFFFF,
         tensors=(
             m.TensorHeader(tensor=0, elements=9, kind=m.DenseHeader(format=m.DenseFormatCode.BFLOAT16)),
             m.TensorHeader(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gradwire.compressors import CodeScheme, DenseFormat, DensePayload, Payload, QuantizedPayload
 from gradwire.proto import messages as m
+from gradwire.proto.convert import MalformedError
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.transfer import Assembly, announced_payloads, encode_chunks, tensor_header
@@ -32,10 +33,8 @@ def headers() -> list[m.TensorHeader]:
     return [tensor_header(i, payload) for i, payload in enumerate(payloads())]
 
 
-def receive(
-    messages: list[bytes], announced: list[Payload], checksum: int, *, transfer: int = 4
-) -> list[Payload]:
-    assembly = Assembly(transfer, 0, announced, checksum, worker="w")
+def receive(messages: list[bytes], announced: list[Payload]) -> list[Payload]:
+    assembly = Assembly(4, 0, announced, worker="w")
     for message in messages:
         chunk = decode_worker(message)
         assert isinstance(chunk, m.Chunk)
@@ -47,7 +46,7 @@ def test_a_transfer_arrives_as_it_was_sent() -> None:
     sent = payloads()
     parts = [payload.data for payload in sent]
     announced = announced_payloads(headers(), MANIFEST, 0, worker="w")
-    got = receive(list(encode_chunks(4, 0, parts)), announced, crc32c(parts))
+    got = receive(list(encode_chunks(4, 0, parts)), announced)
 
     assert [payload.data.tobytes() for payload in got] == [part.tobytes() for part in parts]
     assert isinstance(got[0], QuantizedPayload)
@@ -117,7 +116,7 @@ def refused_content(sent: list[Payload], sent_headers: list[m.TensorHeader]) -> 
     parts = [payload.data for payload in sent]
     announced = announced_payloads(sent_headers, MANIFEST, 0, worker="w")
     with pytest.raises(Refused) as caught:
-        receive(list(encode_chunks(4, 0, parts)), announced, crc32c(parts))
+        receive(list(encode_chunks(4, 0, parts)), announced)
     assert caught.value.refusal.worker == "w"
     return caught.value.refusal.reason
 
@@ -154,18 +153,29 @@ def test_values_that_are_not_finite_are_refused(bad: float) -> None:
     assert refused_content(sent, headers()) is Reason.NON_FINITE
 
 
-def test_a_wrong_checksum_of_the_whole_is_refused() -> None:
-    parts = [payload.data for payload in payloads()]
-    announced = announced_payloads(headers(), MANIFEST, 0, worker="w")
-    with pytest.raises(Refused, match="checksum"):
-        receive(list(encode_chunks(4, 0, parts)), announced, crc32c(parts) ^ 1)
+@given(st.data())
+def test_no_changed_byte_of_a_transfer_goes_unnoticed(draw: st.DataObject) -> None:
+    messages = [bytearray(message) for message in encode_chunks(4, 0, [p.data for p in payloads()], 7)]
+    victim = messages[draw.draw(st.integers(0, len(messages) - 1))]
+    victim[draw.draw(st.integers(0, len(victim) - 1))] ^= draw.draw(st.integers(1, 255))
+    checksum = 0
+    for index, message in enumerate(messages):
+        try:
+            got = decode_worker(bytes(message))
+        except MalformedError:
+            return
+        if not isinstance(got, m.Chunk) or (got.transfer, got.partition, got.offset) != (4, 0, 7 * index):
+            return
+        checksum = crc32c((got.data,), checksum)
+        if checksum != got.crc32c:
+            return
+    raise AssertionError("the change went unnoticed")
 
 
 def chunk(offset: int, size: int, *, transfer: int = 4, damage: bool = False) -> m.Chunk:
-    data = np.full(size, 3, np.uint8)
-    return m.Chunk(
-        transfer=transfer, partition=0, offset=offset, crc32c=crc32c((data,)) ^ int(damage), data=data
-    )
+    data = np.full(offset + size, 3, np.uint8)
+    checksum = crc32c((data,)) ^ int(damage)
+    return m.Chunk(transfer=transfer, partition=0, offset=offset, crc32c=checksum, data=data[offset:])
 
 
 BIG = DensePayload(format=DenseFormat.FLOAT32, elements=CHUNK_BYTES // 4 + 10, data=np.empty(0, np.uint8))
@@ -185,7 +195,7 @@ BIG = DensePayload(format=DenseFormat.FLOAT32, elements=CHUNK_BYTES // 4 + 10, d
     ],
 )
 def test_chunks_come_in_order_and_in_full(chunks: list[m.Chunk], reason: Reason | None) -> None:
-    assembly = Assembly(4, 0, [BIG], 0, worker="w")
+    assembly = Assembly(4, 0, [BIG], worker="w")
     got: Reason | None = None
     try:
         for one in chunks:
@@ -196,6 +206,6 @@ def test_chunks_come_in_order_and_in_full(chunks: list[m.Chunk], reason: Reason 
 
 
 def test_an_empty_transfer_is_complete_at_once() -> None:
-    assembly = Assembly(1, 0, [], 0, worker="w")
+    assembly = Assembly(1, 0, [], worker="w")
     assert assembly.complete
     assert assembly.finish() == []

@@ -135,7 +135,7 @@ def receive(broadcast: Broadcast) -> tuple[Update, list[Payload]]:
     header, *chunks = [decode_server(message) for message in broadcast.messages]
     assert isinstance(header, Update)
     announced = announced_payloads(header.tensors, manifest(), 0, worker="w")
-    assembly = Assembly(header.version, 0, announced, header.crc32c, worker="w")
+    assembly = Assembly(header.version, 0, announced, worker="w")
     for chunk in chunks:
         assert isinstance(chunk, Chunk)
         assembly.add(chunk)

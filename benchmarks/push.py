@@ -1,0 +1,229 @@
+"""How fast a push is, from the worker's payloads to accepted at the server.
+
+    python -m gradwire.benchmarks.push [--mebibytes 64] [--repeats 7] [--json FILE]
+
+A push here is what gc-worker and gc-server do with it: framing, checksums on both ends, streaming in chunks
+over a loopback connection, assembly into the buffer that is reduced, and the scan for values that may not be
+there; it ends when the worker has read that the push is accepted. The payload is dense float32.
+
+Two peers, in processes of their own like the server, each in turn with a push so that the machine's drift
+meets all three alike:
+
+* raw TCP: the same bytes over one loopback stream into a buffer, until the other side answers one byte;
+* one unary protobuf: the same bytes as one `bytes` field of one message, over Python gRPC.
+
+Ratios of medians are printed. The goals are at least 0.60 of raw TCP and 6 times the unary message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from ..compressors import DenseFormat, DensePayload
+from ..proto import gradwire_pb2 as pb
+from ..proto import messages as m
+from ..proto.manifest import Manifest
+from ..proto.transfer import tensor_header
+from ..worker.client import Client, Received
+
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+METHOD = "/peer/Push"
+
+
+def tcp_peer(port: Any, size: int) -> None:
+    """Fills one buffer again and again, and answers each time it is full."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port.put(listener.getsockname()[1])
+    connection, _ = listener.accept()
+    buffer = memoryview(bytearray(size))
+    while True:
+        filled = 0
+        while filled < size:
+            got = connection.recv_into(buffer[filled:])
+            if not got:
+                return
+            filled += got
+        connection.sendall(b"!")
+
+
+def unary_peer(port: Any, size: int) -> None:
+    """Answers each message after it has read its bytes."""
+
+    async def push(request: pb.Chunk, context: Any) -> pb.Chunk:
+        return pb.Chunk(offset=len(request.data))
+
+    async def serve() -> None:
+        server = grpc.aio.server(options=UNLIMITED)
+        untyped: Any = grpc
+        handler = untyped.unary_unary_rpc_method_handler(
+            push, pb.Chunk.FromString, pb.Chunk.SerializeToString
+        )
+        server.add_generic_rpc_handlers((untyped.method_handlers_generic_handler("peer", {"Push": handler}),))
+        port.put(server.add_insecure_port("127.0.0.1:0"))
+        await server.start()
+        await server.wait_for_termination()
+
+    asyncio.run(serve())
+
+
+def raw_tcp(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
+    connection = socket.create_connection(("127.0.0.1", port))
+
+    def push() -> None:
+        connection.sendall(data)
+        assert connection.recv(1) == b"!"
+
+    return push
+
+
+def unary(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}", UNLIMITED)
+    call: Any = channel.unary_unary(METHOD, pb.Chunk.SerializeToString, pb.Chunk.FromString)
+
+    def push() -> None:
+        reply = call(pb.Chunk(data=data.tobytes()))
+        assert reply.offset == data.size
+
+    return push
+
+
+class Pusher:
+    """A worker of one tensor that pushes whatever it is given, and otherwise does as it is told."""
+
+    def __init__(self, port: int, data: np.ndarray[Any, Any]) -> None:
+        self._client = Client(
+            f"127.0.0.1:{port}",
+            worker="pusher",
+            incarnation=1,
+            connect_s=30,
+            give_up_s=0,
+            sent=lambda size: None,
+            received=lambda size: None,
+        )
+        elements = data.size // 4
+        self._client.join("benchmark", "none", ())
+        self._payload = DensePayload(format=DenseFormat.FLOAT32, elements=elements, data=data)
+        manifest = Manifest((m.Tensor(name="weight", shape=(elements,)),), 1 << 40)
+        self._client.initialize(manifest, [np.zeros_like(data)])
+        self._client.ready(manifest)
+        self._seq = 0
+        self._next_assignment()
+
+    def push(self) -> None:
+        """The part that is timed: until the server's answer is here."""
+        header = m.Push(
+            seq=self._seq,
+            base_version=self._seq - 1,
+            samples=1,
+            tensors=(tensor_header(0, self._payload),),
+        )
+        self._client.push(header, [self._payload])
+        outcome = self._wait_for(m.Outcome)
+        assert outcome.decision is m.Decision.ACCEPTED, outcome
+
+    def settle(self) -> None:
+        """Wait for the round that the push has closed."""
+        self._wait_for(Received)
+        self._next_assignment()
+
+    def _next_assignment(self) -> None:
+        self._wait_for(m.Assignment)
+        self._seq += 1
+
+    def _wait_for(self, kind: type[Any]) -> Any:
+        while True:
+            message = self._client.next(60)
+            assert message is not None, f"no {kind.__name__} within a minute"
+            if isinstance(message, kind):
+                return message
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def start_server() -> tuple[subprocess.Popen[str], int]:
+    command = (sys.executable, "-m", "gradwire.server.cli", "--port", "0", "--host", "127.0.0.1")
+    options = ("--http-port", "0", "--epochs", "1000000", "--batch-size", "1", "--log-format", "text")
+    process = subprocess.Popen((*command, *options), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "listening on" in line:
+            return process, int(line.split("127.0.0.1:")[1].split(",")[0])
+    raise RuntimeError("gc-server did not start")
+
+
+def timed(function: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def measure(size: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds per push of `size` bytes, by way."""
+    data = np.random.default_rng(0).random(size // 4, np.float32).view(np.uint8)
+    spawn = get_context("spawn")
+    ports = spawn.Queue()
+    peers = [spawn.Process(target=peer, args=(ports, size), daemon=True) for peer in (tcp_peer, unary_peer)]
+    ways: dict[str, Callable[[], None]] = {}
+    for name, peer, connect in zip(("raw TCP", "unary protobuf"), peers, (raw_tcp, unary), strict=True):
+        peer.start()
+        ways[name] = connect(ports.get(), data)
+    server, port = start_server()
+    pusher = Pusher(port, data)
+    seconds: dict[str, list[float]] = {"push": [], **{name: [] for name in ways}}
+    try:
+        for repeat in range(repeats + 2):
+            taken = {"push": timed(pusher.push)}
+            pusher.settle()
+            taken |= {name: timed(way) for name, way in ways.items()}
+            if repeat >= 2:  # the first ones open connections and touch pages
+                for name, value in taken.items():
+                    seconds[name].append(value)
+    finally:
+        pusher.close()
+        server.terminate()
+        server.communicate()
+        for peer in peers:
+            peer.terminate()
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time a push against raw TCP and one unary protobuf.")
+    parser.add_argument("--mebibytes", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    size = arguments.mebibytes << 20
+    seconds = measure(size, arguments.repeats)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    for name, value in medians.items():
+        print(f"{name:<16}{value * 1e3:9.1f} ms{size / value / 1e9:8.2f} GB/s")
+    ratios = {
+        "of raw TCP": medians["raw TCP"] / medians["push"],
+        "of unary protobuf": medians["unary protobuf"] / medians["push"],
+    }
+    for (name, ratio), goal in zip(ratios.items(), (0.60, 6.0), strict=True):
+        print(f"push at {ratio:.2f} {name} (goal {goal:.2f})")
+    if arguments.json:
+        report = {"bytes": size, "repeats": arguments.repeats, "seconds": seconds, "ratios": ratios}
+        arguments.json.write_text(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()
