@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 OptionsT = TypeVar("OptionsT")
 
 _KEY = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_FUNCTION = re.compile(r"[\w.:-]+")
 _SWITCH = {"on": True, "off": False}
 
 
@@ -37,15 +38,18 @@ class Spec:
         return f"{self.name}:{text}" if text else self.name
 
 
-def parse_spec(kind: str, text: str) -> Spec:
+def parse_spec(kind: str, text: str, *, functions: bool = False) -> Spec:
     """Split `name[:key=value,...]`; raise `SpecError` if the text has another form.
 
-    The name of something of the user's own is `module:function`, so the first colon that is followed by a
-    key and an equals sign is the one that ends the name.
+    functions: the name may also be `module:function`, so only a colon before `key=` ends it.
     """
-    match = re.search(r":(?=[^:,=]*=)", text)
-    name, rest = (text[: match.start()], text[match.end() :]) if match else (text, None)
-    if not name or not re.fullmatch(r"[\w.:-]+", name):
+    if functions:
+        end = re.search(r":(?=[^:,=]*=)", text)
+        name, rest = (text[: end.start()], text[end.end() :]) if end else (text, None)
+    else:
+        name, colon, after = text.partition(":")
+        rest = after if colon else None
+    if not (_FUNCTION if functions else _KEY).fullmatch(name):
         raise SpecError(f"{kind} {text!r}: expected name[:key=value,...], got the name {name!r}")
     options: dict[str, str] = {}
     for item in rest.split(",") if rest is not None else ():

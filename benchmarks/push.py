@@ -85,14 +85,14 @@ def raw_tcp(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
     connection = socket.create_connection(("127.0.0.1", port))
 
     def push() -> None:
-        connection.sendall(data)
+        connection.sendall(data.data)
         assert connection.recv(1) == b"!"
 
     return push
 
 
 def unary(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
-    channel = grpc.insecure_channel(f"127.0.0.1:{port}", UNLIMITED)
+    channel: Any = grpc.insecure_channel(f"127.0.0.1:{port}", UNLIMITED)
     call: Any = channel.unary_unary(METHOD, pb.Chunk.SerializeToString, pb.Chunk.FromString)
 
     def push() -> None:

@@ -24,14 +24,12 @@ from .payload import (
 )
 from .reduction import decode, reduce_payloads
 from .registry import CompressorEntry, create
-from .spec import CompressorError
 from .validation import validate
 
 __all__ = [
     "CodeScheme",
     "Compressor",
     "CompressorEntry",
-    "CompressorError",
     "DenseFormat",
     "DensePayload",
     "ErrorFeedback",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from ..spec import Spec, parse_spec
 from .base import TensorSpec
 from .registry import find
-from .spec import CompressorSpec, parse_spec
 
 # What the tensors outside the rule travel as.
 SMALL = "bf16"
@@ -41,8 +41,8 @@ class LayerRule:
         A dense compressor (none, bf16, fp16) is used for every tensor. Switching feedback off for the chosen
         one switches it off for the small tensors too, so that a comparison without feedback is one.
         """
-        parsed = parse_spec(chosen)
+        parsed = parse_spec("compressor", chosen)
         if find(parsed.name).dense or self.compresses(spec):
             return chosen
         feedback = {key: value for key, value in parsed.options.items() if key == "feedback"}
-        return str(CompressorSpec(name=SMALL, options=feedback))
+        return str(Spec(kind="compressor", name=SMALL, options=feedback))

@@ -44,7 +44,7 @@ class ModelCompressor:
     ) -> None:
         """
         specs: the model's tensors, in the order in which gradients will be given.
-        compressor_spec: `name[:key=value,...]`; raises `CompressorError` if there is no such compressor.
+        compressor_spec: `name[:key=value,...]`; raises `SpecError` if there is no such compressor.
         rule: which tensors it applies to.
         seed, rank: of the job and of this worker, at least 0; both go into every step's random numbers.
         """

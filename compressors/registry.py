@@ -13,20 +13,20 @@ from enum import Enum
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from .base import Compressor
-from .dense import Dense, DenseOptions
-from .feedback import ErrorFeedback
-from .four_bit import FourBit, FourBitOptions
-from .payload import DenseFormat
-from .spec import (
-    CompressorError,
-    CompressorSpec,
+from ..spec import (
+    Spec,
+    SpecError,
     known,
     option_types,
     parse_options,
     parse_spec,
     parse_switch,
 )
+from .base import Compressor
+from .dense import Dense, DenseOptions
+from .feedback import ErrorFeedback
+from .four_bit import FourBit, FourBitOptions
+from .payload import DenseFormat
 from .two_bit import TwoBit, TwoBitOptions
 
 ENTRY_POINT_GROUP = "gradwire.compressors"
@@ -86,16 +86,16 @@ BUILT_IN: Mapping[str, CompressorEntry] = {
 def create(spec: str) -> Compressor:
     """The compressor that `spec` names, with error feedback unless it is lossless or told not to.
 
-    Raise `CompressorError`, which lists what is known, for an unknown name or key or a bad value.
+    Raise `SpecError`, which lists what is known, for an unknown name or key or a bad value.
     """
-    parsed = parse_spec(spec)
+    parsed = parse_spec("compressor", spec)
     entry = find(parsed.name)
     own = dict(parsed.options)
     # A lossless compressor has no feedback to switch, so there the key is left in and found to be unknown.
     feedback = entry.lossy and _feedback(parsed.name, own.pop("feedback", "on"))
     options = parse_options(
         entry.options,
-        CompressorSpec(name=parsed.name, options=own),
+        Spec(kind="compressor", name=parsed.name, options=own),
         universal=("feedback",) if entry.lossy else (),
     )
     compressor = entry.build(options)
@@ -106,7 +106,7 @@ def _feedback(name: str, text: str) -> bool:
     try:
         return parse_switch(text)
     except ValueError as error:
-        raise CompressorError(f"compressor {name!r}: feedback: {error}") from None
+        raise SpecError(f"compressor {name!r}: feedback: {error}") from None
 
 
 def names() -> list[str]:
@@ -115,27 +115,27 @@ def names() -> list[str]:
 
 
 def find(name: str) -> CompressorEntry:
-    """The entry of a compressor; raise `CompressorError` if there is none."""
+    """The entry of a compressor; raise `SpecError` if there is none."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     points = _third_parties().get(name, [])
     if not points:
-        raise CompressorError(f"unknown compressor {name!r}; known compressors: {known(names())}")
+        raise SpecError(f"unknown compressor {name!r}; known compressors: {known(names())}")
     if len(points) > 1:
         givers = known(_giver(point) for point in points)
-        raise CompressorError(f"compressor {name!r} is offered by several packages: {givers}")
+        raise SpecError(f"compressor {name!r} is offered by several packages: {givers}")
     return _load(points[0])
 
 
 def check_entry(name: str, entry: CompressorEntry) -> None:
-    """Raise `CompressorError` if an entry could not serve. Built-in ones are checked at import."""
+    """Raise `SpecError` if an entry could not serve. Built-in ones are checked at import."""
     if not is_dataclass(entry.options):
-        raise CompressorError(f"compressor {name!r}: options must be a dataclass, got {entry.options}")
+        raise SpecError(f"compressor {name!r}: options must be a dataclass, got {entry.options}")
     for key, value_type in option_types(entry.options).items():
         if key == "feedback":
-            raise CompressorError(f"compressor {name!r}: the key 'feedback' belongs to every compressor")
+            raise SpecError(f"compressor {name!r}: the key 'feedback' belongs to every compressor")
         if value_type not in (bool, int, float, str) and not issubclass(value_type, Enum):
-            raise CompressorError(f"compressor {name!r}: {key}: no way to read a {value_type} from text")
+            raise SpecError(f"compressor {name!r}: {key}: no way to read a {value_type} from text")
     entry.build(entry.options())
 
 
@@ -152,9 +152,9 @@ def _load(point: EntryPoint) -> CompressorEntry:
         entry = point.load()
     except Exception as error:
         where = f"compressor {point.name!r} of {_giver(point)}"
-        raise CompressorError(f"{where} failed to load: {error!r}") from error
+        raise SpecError(f"{where} failed to load: {error!r}") from error
     if not isinstance(entry, CompressorEntry):
-        raise CompressorError(f"compressor {point.name!r} of {_giver(point)} is not a CompressorEntry")
+        raise SpecError(f"compressor {point.name!r} of {_giver(point)} is not a CompressorEntry")
     check_entry(point.name, entry)
     return entry
 

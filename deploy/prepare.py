@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..compressors import CompressorError, create, warm_up
+from ..compressors import create, warm_up
 from ..exits import Exit
+from ..spec import SpecError
 from ..worker.tasks import TaskError, TaskSpecError, load
 
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         create(compressor)
         load(task)
-    except (CompressorError, TaskSpecError) as error:
+    except (SpecError, TaskSpecError) as error:
         return _fail(Exit.USAGE, error)
     except TaskError as error:
         return _fail(Exit.TASK, error)

@@ -50,7 +50,7 @@ def crc32c(parts: Iterable[Bytes], value: int = 0) -> int:
 
 def _trailer(data: bytes) -> bytes:
     """The field crc32c = 15 for a message that consists of `data` so far."""
-    return b"\x7d" + int(google_crc32c.value(data)).to_bytes(4, "little")
+    return b"\x7d" + crc32c((np.frombuffer(data, np.uint8),)).to_bytes(4, "little")
 
 
 def _varint(value: int) -> bytes:

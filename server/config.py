@@ -37,7 +37,7 @@ class ServerConfig:
         "digits",
         "what to train: a built-in task or module:function, with options; only workers import it",
         metavar="NAME[:KEY=VALUE,...]",
-        check=_well_formed(lambda text: parse_spec("task", text)),
+        check=_well_formed(lambda text: parse_spec("task", text, functions=True)),
     )
     mode: str = option("sync", "how pushes become versions", choices=("sync",))
     min_workers: int = option(1, "workers to wait for before the first round", check=at_least(1))

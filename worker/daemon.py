@@ -13,11 +13,12 @@ from typing import NoReturn
 import torch
 
 from .. import __version__
-from ..compressors import CompressorError, LayerRule, create, set_threads
+from ..compressors import LayerRule, create, set_threads
 from ..compressors.registry import names
 from ..exits import Exit
 from ..options import Effective, UsageError
 from ..proto.refusal import Reason, Refused
+from ..spec import SpecError
 from ..telemetry import HttpEndpoint, set_up_logging
 from .client import Client, UnreachableError
 from .config import WorkerConfig, default_worker_id
@@ -133,7 +134,7 @@ def _load(spec: str, seed: int, device: torch.device) -> tuple[Task, Replica]:
 def _check_compressor(spec: str) -> str:
     try:
         create(spec)
-    except CompressorError as error:
+    except SpecError as error:
         raise UsageError(f"--compressor: {error}") from None
     return spec
 

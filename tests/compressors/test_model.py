@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from gradwire.compressors import (
-    CompressorError,
     DenseFormat,
     DensePayload,
     LayerRule,
@@ -20,6 +19,7 @@ from gradwire.compressors import (
     TensorSpec,
     decode,
 )
+from gradwire.spec import SpecError
 
 SPECS = [
     TensorSpec(name="conv.weight", shape=(4, 3, 3, 3)),
@@ -90,7 +90,7 @@ def test_payload_bytes_are_an_eighth_where_it_matters() -> None:
 
 
 def test_a_bad_spec_is_refused_even_if_no_tensor_would_use_it() -> None:
-    with pytest.raises(CompressorError):
+    with pytest.raises(SpecError):
         ModelCompressor([SPECS[1]], "4bit:levels=none", LayerRule(), 0, 0)
 
 

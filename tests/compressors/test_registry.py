@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.compressors import CompressorEntry, CompressorError, DenseFormat, ErrorFeedback, create
+from gradwire.compressors import CompressorEntry, DenseFormat, ErrorFeedback, create
 from gradwire.compressors import registry as registry_module
 from gradwire.compressors.dense import Dense
 from gradwire.compressors.four_bit import FourBit, FourBitOptions, Levels
 from gradwire.compressors.registry import BUILT_IN, check_entry, names
-from gradwire.compressors.spec import CompressorSpec, parse_options, parse_spec
 from gradwire.compressors.thresholds import Scale
+from gradwire.spec import Spec, SpecError, parse_options, parse_spec
 
 
 def test_the_built_in_compressors() -> None:
@@ -66,7 +66,7 @@ def test_options_reach_the_compressor() -> None:
     ],
 )
 def test_refusals(spec: str, message: str) -> None:
-    with pytest.raises(CompressorError) as refusal:
+    with pytest.raises(SpecError) as refusal:
         create(spec)
     assert message in str(refusal.value)
 
@@ -77,13 +77,13 @@ values = st.text(st.characters(exclude_characters=",", exclude_categories=["Cs"]
 
 @given(keys, st.dictionaries(keys, values, max_size=4))
 def test_a_spec_reads_back_as_it_was_written(name: str, options: dict[str, str]) -> None:
-    spec = CompressorSpec(name=name, options=options)
-    assert parse_spec(str(spec)) == spec
+    spec = Spec(kind="toy", name=name, options=options)
+    assert parse_spec("toy", str(spec)) == spec
 
 
 @given(st.text(max_size=20))
 def test_any_text_is_parsed_or_refused(text: str) -> None:
-    with contextlib.suppress(CompressorError):
+    with contextlib.suppress(SpecError):
         create(text)
 
 
@@ -101,7 +101,7 @@ class EveryType:
 
 
 def test_option_types() -> None:
-    spec = parse_spec("toy:switch=on,count=3,rate=1e-3,text=a=b,colour=red")
+    spec = parse_spec("toy", "toy:switch=on,count=3,rate=1e-3,text=a=b,colour=red")
     expected = EveryType(switch=True, count=3, rate=1e-3, text="a=b", colour=Colour.RED)
     assert parse_options(EveryType, spec) == expected
 
@@ -146,7 +146,7 @@ def test_a_third_party_compressor(offer: Offer) -> None:
     offer(("toy", "toy"))
     assert isinstance(create("toy:rate=0.5"), ErrorFeedback)
     assert names() == ["2bit", "4bit", "bf16", "fp16", "none", "toy"]
-    with pytest.raises(CompressorError, match="known keys: feedback, rate"):
+    with pytest.raises(SpecError, match="known keys: feedback, rate"):
         create("toy:speed=1")
 
 
@@ -157,7 +157,7 @@ def test_a_third_party_cannot_replace_a_built_in_one(offer: Offer) -> None:
 
 def test_a_name_offered_twice_is_refused(offer: Offer) -> None:
     offer(("toy", "toy"), ("toy", "toy"))
-    with pytest.raises(CompressorError, match="'toy' is offered by several packages"):
+    with pytest.raises(SpecError, match="'toy' is offered by several packages"):
         create("toy")
 
 
@@ -168,7 +168,7 @@ def test_a_name_offered_twice_is_refused(offer: Offer) -> None:
 def test_a_broken_third_party_is_named(offer: Offer, attribute: str, message: str) -> None:
     offer(("toy", attribute))
     create("none")  # nobody else is bothered by it
-    with pytest.raises(CompressorError, match=message):
+    with pytest.raises(SpecError, match=message):
         create("toy")
 
 
@@ -192,5 +192,5 @@ class TakesList:
 )
 def test_an_entry_that_could_not_serve_is_refused(options: type[Any], message: str) -> None:
     entry = CompressorEntry(summary="", options=options, build=build_toy)
-    with pytest.raises(CompressorError, match=message):
+    with pytest.raises(SpecError, match=message):
         check_entry("toy", entry)

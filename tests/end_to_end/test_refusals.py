@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import pytest
 from daemons import MANIFEST, Daemons, Raw, Server, gradient, state_of, status, talk
@@ -16,7 +15,7 @@ from gradwire.compressors import DensePayload, QuantizedPayload
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refusal, Refused
-from gradwire.proto.wire import encode_chunk, encode_worker
+from gradwire.proto.wire import crc32c, encode_chunk, encode_worker
 
 
 @pytest.fixture
@@ -181,7 +180,7 @@ def test_bytes_that_are_no_message_end_the_stream(address: str) -> None:
 
 
 def _with_trailer(data: bytes) -> bytes:
-    return data + b"\x7d" + int(google_crc32c.value(data)).to_bytes(4, "little")
+    return data + b"\x7d" + crc32c((np.frombuffer(data, np.uint8),)).to_bytes(4, "little")
 
 
 def test_a_header_with_one_byte_changed_ends_the_stream(address: str) -> None:

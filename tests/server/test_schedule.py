@@ -66,7 +66,7 @@ def test_good_optimizers() -> None:
         ("sgd:momentum=1", "momentum: expected at least 0 and below 1, got 1"),
         ("sgd:nesterov=on", "nesterov: expected a momentum above 0"),
         ("adam:weight_decay=-1", "weight_decay: expected a finite number of at least 0"),
-        ("sgd:momentum", "unknown optimizer 'sgd:momentum'"),
+        ("sgd:momentum", "expected key=value after the colon, got 'momentum'"),
     ],
 )
 def test_bad_optimizers(text: str, words: str) -> None:

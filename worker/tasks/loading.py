@@ -54,7 +54,7 @@ def load(spec: str) -> Task:
 def _parse(spec: str) -> tuple[str, str, Mapping[str, str]]:
     """Module (relative for a built-in task), function and options."""
     try:
-        parsed = parse_spec("task", spec)
+        parsed = parse_spec("task", spec, functions=True)
     except SpecError as error:
         raise TaskSpecError(str(error)) from None
     if parsed.name in BUILT_IN:
