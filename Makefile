@@ -1,7 +1,7 @@
 # Everything from a bare checkout, in environments of its own; needs make and Python 3.11 or newer.
 #
-# PyPI's torch for Linux brings gigabytes of CUDA. Without a GPU, take PyTorch's CPU build:
-#     make run PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+# The default torch for Linux may bring gigabytes of CUDA. Without a GPU, name PyTorch's index of CPU builds:
+#     make run PIP_EXTRA_INDEX_URL=<its address>
 
 PYTHON ?= python3
 ARGS ?=

@@ -22,8 +22,6 @@ import asyncio
 import json
 import socket
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -36,10 +34,7 @@ import numpy as np
 
 from ..compressors import DenseFormat, DensePayload
 from ..proto import gradwire_pb2 as pb
-from ..proto import messages as m
-from ..proto.manifest import Manifest
-from ..proto.transfer import tensor_header
-from ..worker.client import Client, Received
+from .pusher import Pusher, start_server
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 METHOD = "/peer/Push"
@@ -102,71 +97,6 @@ def unary(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
     return push
 
 
-class Pusher:
-    """A worker of one tensor that pushes whatever it is given, and otherwise does as it is told."""
-
-    def __init__(self, port: int, data: np.ndarray[Any, Any]) -> None:
-        self._client = Client(
-            f"127.0.0.1:{port}",
-            worker="pusher",
-            incarnation=1,
-            connect_s=30,
-            give_up_s=0,
-            sent=lambda size: None,
-            received=lambda size: None,
-        )
-        elements = data.size // 4
-        self._client.join("benchmark", "none", ())
-        self._payload = DensePayload(format=DenseFormat.FLOAT32, elements=elements, data=data)
-        manifest = Manifest((m.Tensor(name="weight", shape=(elements,)),), 1 << 40)
-        self._client.initialize(manifest, [np.zeros_like(data)])
-        self._client.ready(manifest)
-        self._seq = 0
-        self._next_assignment()
-
-    def push(self) -> None:
-        """The part that is timed: until the server's answer is here."""
-        header = m.Push(
-            seq=self._seq,
-            base_version=self._seq - 1,
-            samples=1,
-            tensors=(tensor_header(0, self._payload),),
-        )
-        self._client.push(header, [self._payload])
-        outcome = self._wait_for(m.Outcome)
-        assert outcome.decision is m.Decision.ACCEPTED, outcome
-
-    def settle(self) -> None:
-        """Wait for the round that the push has closed."""
-        self._wait_for(Received)
-        self._next_assignment()
-
-    def _next_assignment(self) -> None:
-        self._wait_for(m.Assignment)
-        self._seq += 1
-
-    def _wait_for(self, kind: type[Any]) -> Any:
-        while True:
-            message = self._client.next(60)
-            assert message is not None, f"no {kind.__name__} within a minute"
-            if isinstance(message, kind):
-                return message
-
-    def close(self) -> None:
-        self._client.close()
-
-
-def start_server() -> tuple[subprocess.Popen[str], int]:
-    command = (sys.executable, "-m", "gradwire.server.cli", "--port", "0", "--host", "127.0.0.1")
-    options = ("--http-port", "0", "--epochs", "1000000", "--batch-size", "1", "--log-format", "text")
-    process = subprocess.Popen((*command, *options), stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "listening on" in line:
-            return process, int(line.split("127.0.0.1:")[1].split(",")[0])
-    raise RuntimeError("gc-server did not start")
-
-
 def timed(function: Callable[[], None]) -> float:
     started = time.perf_counter()
     function()
@@ -183,8 +113,9 @@ def measure(size: int, repeats: int) -> dict[str, list[float]]:
     for name, peer, connect in zip(("raw TCP", "unary protobuf"), peers, (raw_tcp, unary), strict=True):
         peer.start()
         ways[name] = connect(ports.get(), data)
-    server, port = start_server()
-    pusher = Pusher(port, data)
+    server, port = start_server("--host", "127.0.0.1")
+    payload = DensePayload(format=DenseFormat.FLOAT32, elements=size // 4, data=data)
+    pusher = Pusher(f"127.0.0.1:{port}", payload)
     seconds: dict[str, list[float]] = {"push": [], **{name: [] for name in ways}}
     try:
         for repeat in range(repeats + 2):
@@ -197,7 +128,7 @@ def measure(size: int, repeats: int) -> dict[str, list[float]]:
     finally:
         pusher.close()
         server.terminate()
-        server.communicate()
+        server.wait()
         for peer in peers:
             peer.terminate()
     return seconds

@@ -120,8 +120,6 @@ def test_the_build_steps_work(tmp_path: Path) -> None:
     source = context(tmp_path / "src")
     for command in values(build, "RUN"):
         moved = re.sub(r"(?<![\w.])/(gradwire|wheels|kernels)\b", rf"{tmp_path}/\1", command)
-        # The image's index of CPU builds may be out of reach here; this machine's own will do.
-        moved = moved.replace("--extra-index-url=${TORCH_INDEX}", "--quiet")
         subprocess.run(["sh", "-euc", moved], cwd=source, check=True)
 
     for name in ("gc-server", "gc-worker", "gc-run"):

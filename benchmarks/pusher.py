@@ -1,0 +1,84 @@
+"""A worker that only pushes, and a server for it: what the benchmarks of the wire share."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..compressors import Payload
+from ..proto import messages as m
+from ..proto.manifest import Manifest
+from ..proto.transfer import tensor_header
+from ..worker.client import Client, Received
+
+
+class Pusher:
+    """A worker whose model is one tensor; it pushes the same payload again and again."""
+
+    def __init__(self, address: str, payload: Payload) -> None:
+        self._client = Client(
+            address,
+            worker="pusher",
+            incarnation=1,
+            connect_s=30,
+            give_up_s=0,
+            sent=lambda size: None,
+            received=lambda size: None,
+        )
+        self._client.join("benchmark", "none", ())
+        self._payload = payload
+        manifest = Manifest((m.Tensor(name="weight", shape=(payload.elements,)),), 1 << 40)
+        self._client.initialize(manifest, [np.zeros(payload.elements * 4, np.uint8)])
+        self._client.ready(manifest)
+        self._seq = 0
+        self._next_assignment()
+
+    def push(self) -> None:
+        """Push, and wait until the server's answer is here."""
+        header = m.Push(
+            seq=self._seq,
+            base_version=self._seq - 1,
+            samples=1,
+            tensors=(tensor_header(0, self._payload),),
+        )
+        self._client.push(header, [self._payload])
+        outcome = self._wait_for(m.Outcome)
+        assert outcome.decision is m.Decision.ACCEPTED, outcome
+
+    def settle(self) -> None:
+        """Wait for the round that the push has closed."""
+        self._wait_for(Received)
+        self._next_assignment()
+
+    def _next_assignment(self) -> None:
+        self._wait_for(m.Assignment)
+        self._seq += 1
+
+    def _wait_for(self, kind: type[Any]) -> Any:
+        while True:
+            message = self._client.next(60)
+            assert message is not None, f"no {kind.__name__} within a minute"
+            if isinstance(message, kind):
+                return message
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def start_server(*arguments: str, prefix: Sequence[str] = ()) -> tuple[subprocess.Popen[str], int]:
+    """A gc-server with a job that does not end, and its port. prefix: a command to run it under."""
+    command = (*prefix, sys.executable, "-m", "gradwire.server.cli", "--port", "0", "--http-port", "0")
+    options = ("--epochs", "1000000", "--batch-size", "1", "--log-format", "text", *arguments)
+    process = subprocess.Popen((*command, *options), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"listening on \S+:(\d+),", line):
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # or its log fills the pipe
+            return process, int(found.group(1))
+    raise RuntimeError("gc-server did not start")
