@@ -23,9 +23,7 @@ ARROWS = {
 
 # Pure numerics: no network, no clock, and threads in one file only.
 NOT_IN_COMPRESSORS = {"asyncio", "datetime", "grpc", "http", "multiprocessing", "socket", "time", "uvloop"}
-TH  # benchmarks/push.py times protobuf itself.
-PROTOBUF_ROOMS = {"proto", "benchmarks"}
-READS = {"concurrent", "threading"}
+THREADS = {"concurrent", "threading"}
 HAS_THREADS = PurePosixPath("compressors/kernels/threads.py")
 # What reads bytes by running them; nobody here may.
 NOWHERE = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
