@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 
 import grpc.aio
+import torch
 import uvloop
 
 from .. import __version__
@@ -41,7 +42,9 @@ def run(effective: Effective[ServerConfig]) -> int:
     """Serve until told to stop. Returns the exit code; raises UsageError for a port that is taken."""
     config = effective.config
     set_up_logging(config.log_format)
-    set_threads(config.threads or os.cpu_count() or 1)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+        set_threads(config.threads)
     warm_up()
     return uvloop.run(_serve(effective))
 

@@ -104,7 +104,7 @@ class Client:
         self._manifest: Manifest | None = None
         self._version: int | None = None
         self._arrived: set[int] = set()  # partitions of the next version that are here
-        self._pending: Pending | None = None
+        self._pending: dict[int, Pending] = {}  # pushes without an outcome, in order of seq
         self._evaluation: m.Evaluation | None = None
         self._outbox: asyncio.Queue[bytes | Pending] | None = None
         self._exchange: asyncio.Task[None] | None = None
@@ -193,16 +193,17 @@ class Client:
         self._loop.call_soon_threadsafe(self._send_push, pending)
 
     def resend(self) -> None:
-        """Send the pending push once more, after the server found it damaged."""
-        self._loop.call_soon_threadsafe(self._send_push, None)
+        """Send every push that has no outcome once more, after the server found one damaged."""
 
-    def drop_pending(self) -> None:
-        """Forget the push that the server refused."""
+        def send() -> None:
+            for pending in self._pending.values():
+                self._enqueue(pending)
 
-        def drop() -> None:
-            self._pending = None
+        self._loop.call_soon_threadsafe(send)
 
-        self._loop.call_soon_threadsafe(drop)
+    def settle(self, seq: int) -> None:
+        """Forget a push that the server has refused for good."""
+        self._loop.call_soon_threadsafe(self._pending.pop, seq, None)
 
     def report(self, evaluation: m.Evaluation) -> None:
         """Report what was measured; told again after a reconnect."""
@@ -298,8 +299,8 @@ class Client:
             outbox.put_nowait(encode_worker(self._ready_message()))
         if self._evaluation is not None:
             outbox.put_nowait(encode_worker(self._evaluation))
-        if self._pending is not None:
-            outbox.put_nowait(self._pending)
+        for pending in self._pending.values():
+            outbox.put_nowait(pending)
         self._outbox = outbox
 
         async def write() -> None:
@@ -345,9 +346,8 @@ class Client:
                     assembly.add(message)
                 case m.Outcome():
                     # A refusal is settled by the training thread, which may want to send it again.
-                    accepted = message.decision is m.Decision.ACCEPTED
-                    if accepted and self._pending is not None and self._pending.header.seq == message.seq:
-                        self._pending = None
+                    if message.decision is m.Decision.ACCEPTED:
+                        self._pending.pop(message.seq, None)
                     self._incoming.put(message)
                 case m.Assignment() | m.Waiting() | m.InitializeRequest():
                     self._incoming.put(message)
@@ -374,18 +374,16 @@ class Client:
         assert self._manifest is not None
         return m.Ready(fingerprint=self._manifest.fingerprint, version=self._version)
 
-    def _send_push(self, pending: Pending | None) -> None:
-        if pending is not None:
-            self._pending = pending
-        if self._pending is not None and self._outbox is not None:
-            self._outbox.put_nowait(self._pending)
+    def _send_push(self, pending: Pending) -> None:
+        self._pending[pending.header.seq] = pending
+        self._enqueue(pending)
+
+    def _enqueue(self, item: bytes | Pending) -> None:
+        if self._outbox is not None:  # otherwise it goes out when the stream is open again
+            self._outbox.put_nowait(item)
 
     def _send_soon(self, message: m.WorkerMessage) -> None:
-        def send() -> None:
-            if self._outbox is not None:  # otherwise it goes out when the stream is open again
-                self._outbox.put_nowait(encode_worker(message))
-
-        self._loop.call_soon_threadsafe(send)
+        self._loop.call_soon_threadsafe(self._enqueue, encode_worker(message))
 
     async def _leave(self, message: m.Leave) -> None:
         if self._outbox is None or self._exchange is None:

@@ -50,7 +50,8 @@ def run(effective: Effective[WorkerConfig]) -> int:
         set_threads(config.threads)
     metrics = Metrics(compressor.partition(":")[0])
     client: Client | None = None
-    http = _open_http(effective, metrics, lambda: client)
+    leaving = threading.Event()
+    http = _open_http(effective, metrics, leaving)
     _raise_on_signals()
     try:
         client = Client(
@@ -66,6 +67,7 @@ def run(effective: Effective[WorkerConfig]) -> int:
         client.leave(reason, failed=code not in (Exit.DONE, Exit.TERMINATED, Exit.INTERRUPTED))
         return code
     except _Signalled as signalled:
+        leaving.set()
         name = signal.Signals(signalled.number).name
         log.info("%s: leaving", name)
         if client is not None:
@@ -161,7 +163,9 @@ def _address(server: str) -> str:
     return server
 
 
-def _open_http(effective: Effective[WorkerConfig], metrics: Metrics, client: object) -> HttpEndpoint | None:
+def _open_http(
+    effective: Effective[WorkerConfig], metrics: Metrics, leaving: threading.Event
+) -> HttpEndpoint | None:
     if not effective.config.http_port:
         return None
     return HttpEndpoint(
@@ -169,7 +173,7 @@ def _open_http(effective: Effective[WorkerConfig], metrics: Metrics, client: obj
         effective.config.http_port,
         metrics.registry,
         alive=lambda: (True, "alive"),
-        ready=lambda: (True, "running"),
+        ready=lambda: (not leaving.is_set(), "shutting down" if leaving.is_set() else "running"),
         fallback=effective.origins["http_port"] == "default",
     )
 

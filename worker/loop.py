@@ -37,6 +37,10 @@ class TaskFailedError(Exception):
     """The user's task raised, or produces nothing to train with."""
 
 
+class _UnusableError(Exception):
+    """A step whose loss or gradient is not finite."""
+
+
 class Trainer:
     """One worker's training. Not for several threads."""
 
@@ -64,9 +68,10 @@ class Trainer:
         self._must_initialize = reply.initialize
         self._seq = 0
         self._last_pushed_version = -1
-        self._in_flight: list[Payload] = []
+        self._in_flight: dict[int, list[Payload]] = {}  # by seq, until the outcome is known
         self._resends = 0
         self._skipped = 0
+        self._seen_reconnects = 0
         self._order: tuple[int, Any] = (-1, None)
         self._assigned_at: float | None = None
 
@@ -99,7 +104,8 @@ class Trainer:
                     self._client.ready(self._replica.manifest)
                 case None:
                     pass
-            self._metrics.reconnects.set(self._client.reconnects)
+            self._metrics.reconnects.inc(self._client.reconnects - self._seen_reconnects)
+            self._seen_reconnects = self._client.reconnects
 
     def _initialize(self) -> None:
         log.info("uploading the initial parameters: %d elements", self._replica.manifest.elements)
@@ -147,12 +153,10 @@ class Trainer:
                 loss, gradients = self._gradients(assignment, indices)
             self._client.activity = "compressing"
             try:
-                if not math.isfinite(loss):
-                    raise NonFiniteGradient("the loss")
                 with self._metrics.during("compressing"):
-                    payloads = self._compressor.compress(gradients, samples)
+                    payloads = self._compress(gradients, samples, loss)
                 self._skipped = 0
-            except NonFiniteGradient as error:
+            except _UnusableError as error:
                 self._skip(assignment, error)
                 samples, loss = 0, 0.0
         self._seq += 1
@@ -163,7 +167,7 @@ class Trainer:
             tensors=tuple(tensor_header(i, payload) for i, payload in enumerate(payloads)),
             loss=loss,
         )
-        self._in_flight, self._resends = payloads, 0
+        self._in_flight[self._seq] = payloads
         self._last_pushed_version = assignment.version
         with self._metrics.during("pushing"):
             self._client.push(header, payloads)
@@ -188,7 +192,15 @@ class Trainer:
 
         return guarded(f"task {self._task.name!r}", compute), self._replica.gradients()
 
-    def _skip(self, assignment: m.Assignment, error: NonFiniteGradient) -> None:
+    def _compress(self, gradients: list[torch.Tensor], samples: int, loss: float) -> list[Payload]:
+        if not math.isfinite(loss):
+            raise _UnusableError(f"the loss is {loss}")
+        try:
+            return self._compressor.compress(gradients, samples)
+        except NonFiniteGradient as error:
+            raise _UnusableError(str(error)) from None
+
+    def _skip(self, assignment: m.Assignment, error: _UnusableError) -> None:
         self._skipped += 1
         self._metrics.skipped.inc()
         log.warning("version %d: %s; this step contributes nothing", assignment.version, error)
@@ -209,18 +221,22 @@ class Trainer:
 
         with self._metrics.during("evaluating"):
             metrics = guarded(f"task {self._task.name!r}: evaluate", compute)
-        log.info("epoch %d: %s", assignment.evaluate_epoch, metrics)
+        text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
+        log.info("epoch %d: %s", assignment.evaluate_epoch, text)
         self._client.report(
             m.Evaluation(version=assignment.version, epoch=assignment.evaluate_epoch, metrics=metrics)
         )
 
     def _outcome(self, outcome: m.Outcome) -> None:
-        if outcome.seq != self._seq:
-            return  # a repeated answer to an older push
+        """Settle a push. Its outcome may come when later pushes are on their way, or more than once."""
+        payloads = self._in_flight.get(outcome.seq)
+        if payloads is None:
+            return
         if outcome.decision is m.Decision.ACCEPTED:
+            del self._in_flight[outcome.seq]
+            self._resends = 0
             self._metrics.pushes.labels("accepted").inc()
-            self._metrics.raw_up.inc(sum(payload.elements for payload in self._in_flight) * 4)
-            self._in_flight = []
+            self._metrics.raw_up.inc(sum(payload.elements for payload in payloads) * 4)
             return
         assert outcome.refusal is not None
         self._metrics.pushes.labels("refused").inc()
@@ -228,11 +244,12 @@ class Trainer:
         log.warning("push %d was refused: %s", outcome.seq, outcome.refusal)
         match outcome.refusal.reason:
             case Reason.STALE:  # its round has closed: the gradient goes out with the next push
-                self._client.drop_pending()
-                if self._in_flight:
-                    self._compressor.restore(self._in_flight)
-                self._in_flight = []
-            case Reason.CHECKSUM if self._resends < MAX_RESENDS:
+                self._client.settle(outcome.seq)
+                if payloads:
+                    self._compressor.restore(payloads)
+                del self._in_flight[outcome.seq]
+            # Damaged on its way, or behind one that was: everything that is open goes out again, in order.
+            case Reason.CHECKSUM | Reason.SEQUENCE if self._resends < MAX_RESENDS:
                 self._resends += 1
                 self._client.resend()
             case _:
@@ -243,7 +260,7 @@ def guarded(what: str, compute: Callable[[], Any]) -> Any:
     """Run a user's code. Raises TaskFailedError with its exception as the cause."""
     try:
         return compute()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a task must not end the process without a word
         raise TaskFailedError(f"{what} raised {type(error).__name__}: {error}") from error
 
 

@@ -60,6 +60,6 @@ class Replica:
     def gradients(self) -> list[torch.Tensor]:
         """Gradients on the CPU, zeros where the loss did not reach a parameter."""
         return [
-            torch.zeros(p.shape) if p.grad is None else p.grad.detach().to("cpu", torch.float32)
+            torch.zeros(p.shape) if p.grad is None else p.grad.detach().to_dense().to("cpu", torch.float32)
             for p in self.parameters
         ]

@@ -1,0 +1,245 @@
+"""The training loop against a scripted client: what is pushed, and what becomes of a gradient that is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gradwire.compressors import DenseFormat, DensePayload, LayerRule, Payload
+from gradwire.proto import messages as m
+from gradwire.proto.refusal import Reason, Refusal, Refused
+from gradwire.proto.transfer import tensor_header
+from gradwire.worker.client import Client, Received
+from gradwire.worker.loop import MAX_RESENDS, TaskFailedError, Trainer
+from gradwire.worker.metrics import Metrics
+from gradwire.worker.replica import Replica
+from gradwire.worker.tasks import Task
+
+JOB = m.Job(
+    id="j", task="t", mode="sync", downlink="none", seed=1, batch_size=4, epochs=9, optimizer="sgd",
+    learning_rate=0.1, schedule="constant",
+)  # fmt: skip
+LIMITS = m.Limits(chunk_bytes=1 << 20, lease_seconds=10, heartbeat_seconds=2)
+REPLY = m.JoinReply(job=JOB, limits=LIMITS, rank=0, version=0, initialize=True)
+
+
+class Script:
+    """Stands in for the client: hands out messages and notes what is done."""
+
+    def __init__(self, *messages: Any) -> None:
+        self.messages = list(messages)
+        self.activity = ""
+        self.reconnects = 0
+        self.pushed: list[tuple[m.Push, list[Payload]]] = []
+        self.reports: list[m.Evaluation] = []
+        self.settled: list[int] = []
+        self.resends = 0
+
+    def initialize(self, manifest: Any, values: Any) -> None: ...
+
+    def ready(self, manifest: Any) -> None: ...
+
+    def next(self, timeout_s: float) -> Any:
+        message = self.messages.pop(0)
+        return message() if callable(message) else message
+
+    def push(self, header: m.Push, payloads: Sequence[Payload]) -> None:
+        self.pushed.append((header, list(payloads)))
+
+    def report(self, evaluation: m.Evaluation) -> None:
+        self.reports.append(evaluation)
+
+    def settle(self, seq: int) -> None:
+        self.settled.append(seq)
+
+    def resend(self) -> None:
+        self.resends += 1
+
+
+INPUTS = torch.randn(64, 6, generator=torch.Generator().manual_seed(2))
+
+
+def task(loss_scale: float = 1.0) -> Task:
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).square().mean() * loss_scale
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        return {"accuracy": 0.25, "loss": float(model(INPUTS).square().mean())}
+
+    return Task(
+        name="t",
+        train_samples=64,
+        model=lambda: nn.Linear(6, 5),
+        batch=lambda indices: INPUTS[indices],
+        loss=loss,
+        evaluate=evaluate,
+    )
+
+
+def assignment(version: int, *, samples: int = 4, **changes: Any) -> m.Assignment:
+    fields: dict[str, Any] = {"epoch": 0, "start": 4 * version, "position": 0, "world": 1}
+    return m.Assignment(version=version, samples=samples, **{**fields, **changes})
+
+
+def done(version: int) -> m.Assignment:
+    return assignment(version, samples=0, finished=True)
+
+
+def accepted(seq: int) -> m.Outcome:
+    return m.Outcome(seq=seq, decision=m.Decision.ACCEPTED, version=seq)
+
+
+def refused(seq: int, reason: Reason) -> m.Outcome:
+    why = Refusal(reason=reason, message="no")
+    return m.Outcome(seq=seq, decision=m.Decision.REFUSED, refusal=why)
+
+
+def trainer(script: Script, compressor: str = "4bit", loss_scale: float = 1.0) -> tuple[Trainer, Replica]:
+    torch.manual_seed(1)
+    chosen = task(loss_scale)
+    replica = Replica(chosen.model(), chosen.train_samples)
+    return (
+        Trainer(
+            cast("Client", script),
+            REPLY,
+            chosen,
+            replica,
+            device=torch.device("cpu"),
+            compressor=compressor,
+            rule=LayerRule(),
+            metrics=Metrics(compressor),
+        ),
+        replica,
+    )
+
+
+def update(replica: Replica, version: int) -> Received:
+    """An update that changes nothing but the version."""
+    payloads = [
+        DensePayload(format=DenseFormat.FLOAT32, elements=value.size // 4, data=value.copy())
+        for value in replica.values()
+    ]
+    headers = tuple(tensor_header(i, payload) for i, payload in enumerate(payloads))
+    return Received(m.Update(version=version, content=m.Content.VALUES, tensors=headers), payloads)
+
+
+@pytest.mark.parametrize("answer_first", [True, False])
+def test_a_stale_push_goes_back_into_the_residual_whatever_is_heard_first(answer_first: bool) -> None:
+    """After a slow upload the next assignment arrives before the refusal of the push that was too late."""
+    script = Script()
+    subject, replica = trainer(script)
+    stale, onward = refused(1, Reason.STALE), [lambda: update(replica, 2), assignment(2)]
+    heard = [stale, *onward] if answer_first else [*onward, stale]
+    script.messages = [
+        assignment(0),
+        *heard,
+        accepted(2),
+        lambda: update(replica, 3),
+        assignment(3),
+        done(3),
+    ]
+    subject.run()
+
+    calm = Script()
+    undisturbed, same = trainer(calm)
+    calm.messages = [
+        assignment(0),
+        accepted(1),
+        lambda: update(same, 2),
+        assignment(2),
+        accepted(2),
+        done(2),
+    ]
+    undisturbed.run()
+    # What the refused push carried has joined the residual, or was sent with a later push.
+    total = sum(sent(script, seq) for seq in range(2, 4)) + residual(subject)
+    third = gradient_of(script, 3)
+    expected = sum(sent(calm, seq) for seq in (1, 2)) + residual(undisturbed) + third
+    np.testing.assert_allclose(total, expected, atol=1e-5)
+    assert script.settled == [1]
+
+
+def residual(subject: Trainer) -> np.ndarray[Any, Any]:
+    layers: Any = subject._compressor._layers  # pyright: ignore[reportPrivateUsage]
+    return np.concatenate([layer.state.residual.numpy().copy() for layer in layers])
+
+
+def gradient_of(script: Script, seq: int) -> np.ndarray[Any, Any]:
+    """The gradient behind a push, computed anew: the parameters do not change in these scripts."""
+    alone = Script()
+    subject, replica = trainer(alone, "none")
+    version = script.pushed[seq - 1][0].base_version
+    alone.messages = [lambda: update(replica, version), assignment(version), done(version)]
+    subject.run()
+    return sent(alone, 1)
+
+
+def test_a_damaged_push_is_sent_again_but_not_for_ever() -> None:
+    script = Script(assignment(0), *[refused(1, Reason.CHECKSUM)] * (MAX_RESENDS + 1))
+    subject, _ = trainer(script)
+    with pytest.raises(Refused):
+        subject.run()
+    assert script.resends == MAX_RESENDS
+
+
+def test_any_other_refusal_ends_the_worker() -> None:
+    subject, _ = trainer(Script(assignment(0), refused(1, Reason.ELEMENTS)))
+    with pytest.raises(Refused):
+        subject.run()
+
+
+def test_an_answer_that_comes_twice_counts_once() -> None:
+    script = Script(assignment(0), refused(1, Reason.STALE), refused(1, Reason.STALE), done(0))
+    subject, _ = trainer(script)
+    subject.run()
+    np.testing.assert_allclose(residual(subject), gradient_of(script, 1), atol=1e-6)
+
+
+def test_an_assignment_that_is_repeated_is_done_once() -> None:
+    script = Script(assignment(0), assignment(0), accepted(1), assignment(0), done(0))
+    subject, _ = trainer(script)
+    subject.run()
+    assert len(script.pushed) == 1
+
+
+def test_a_worker_without_samples_says_so() -> None:
+    script = Script(assignment(0, samples=1, position=1, world=2), accepted(1), done(0))
+    subject, _ = trainer(script)
+    subject.run()
+    ((header, payloads),) = script.pushed
+    assert (header.samples, header.tensors, payloads) == (0, (), [])
+
+
+def test_a_step_without_a_finite_loss_contributes_nothing_and_ten_end_the_worker() -> None:
+    script = Script()
+    subject, replica = trainer(script, loss_scale=float("nan"))
+
+    def updates(version: int) -> Any:
+        return lambda: update(replica, version)
+
+    for version in range(12):
+        script.messages += [updates(version), assignment(version)]
+    with pytest.raises(TaskFailedError, match="the loss is nan in 10 steps in a row"):
+        subject.run()
+    assert [header.samples for header, _ in script.pushed] == [0] * 9
+    assert residual(subject).max() == 0
+
+
+def test_rank_0_evaluates_when_it_is_told_to() -> None:
+    script = Script(done(0))
+    subject, _ = trainer(script)
+    script.messages = [assignment(0, evaluate_epoch=3), accepted(1), done(0)]
+    subject.run()
+    (report,) = script.reports
+    assert (report.epoch, report.version, report.metrics["accuracy"]) == (3, 0, 0.25)
+
+
+def test_working_on_another_version_than_the_replicas_is_a_fault() -> None:
+    subject, _ = trainer(Script(assignment(7)))
+    with pytest.raises(RuntimeError, match="version 7 with a replica of 0"):
+        subject.run()
