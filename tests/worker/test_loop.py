@@ -1,4 +1,4 @@
-"""The training loop against a scripted client: what is pushed, and what becomes of a gradient that is refused."""
+"""The training loop against a scripted client: what is pushed, and what becomes of a refused gradient."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ INPUTS = torch.randn(64, 6, generator=torch.Generator().manual_seed(2))
 
 def task(loss_scale: float = 1.0) -> Task:
     def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        return model(batch).square().mean() * loss_scale
+        return torch.mean(torch.square(model(batch))) * loss_scale
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         return {"accuracy": 0.25, "loss": float(model(INPUTS).square().mean())}
@@ -126,6 +126,11 @@ def update(replica: Replica, version: int) -> Received:
     ]
     headers = tuple(tensor_header(i, payload) for i, payload in enumerate(payloads))
     return Received(m.Update(version=version, content=m.Content.VALUES, tensors=headers), payloads)
+
+
+def sent(script: Script, seq: int) -> np.ndarray[Any, Any]:
+    """What a push decodes to, all tensors in one."""
+    return np.concatenate([decode(payload) for payload in script.pushed[seq - 1][1]])
 
 
 @pytest.mark.parametrize("answer_first", [True, False])
