@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.compressors import DenseFormat, DensePayload, LayerRule, Payload
+from gradwire.compressors import DenseFormat, DensePayload, LayerRule, Payload, decode
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.proto.transfer import tensor_header
