@@ -114,7 +114,7 @@ def make_cases(elements: int, seed: int) -> list[Case]:
     return [
         Case(name="4bit with feedback, one pass", run=quantize("4bit:levels=groups"), moved=12.5, goal=0.9),
         Case(name="2bit with feedback, one pass", run=quantize("2bit"), moved=12.25),
-        Case(name="mean |g| and finite check", run=lambda: kernels.abs_sum(gradient.numpy()), moved=4),
+        Case(name="mean |g| and finite check", run=lambda: kernels.magnitudes(gradient.numpy()), moved=4),
         Case(name="4bit, whole call: both passes", run=lambda: whole.compress([gradient], 32), moved=16.5),
         Case(name="bf16 with feedback", run=encode("bf16"), moved=14),
         Case(name="fp16 with feedback", run=encode("fp16"), moved=14),

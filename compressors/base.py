@@ -5,8 +5,8 @@ A compressor is a pair of functions over explicit state, in the manner of an opt
     state = compressor.init(spec)
     payload, state = compressor.compress(gradient, state, context)
 
-It never touches the network, protobuf, threads or the clock. The gradient is a flat float32 tensor
-and is never written to. Arrays inside the state belong to the compressor and may be updated in place;
+It never touches the network, protobuf, threads or the clock. The gradient is a flat, contiguous float32
+tensor and is never written to. Arrays inside the state belong to the compressor and may be updated in place;
 the returned state replaces the one passed in.
 
 Error feedback is a wrapper (`feedback.ErrorFeedback`), so a compressor need not know about it. One that
@@ -22,6 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from .kernels import Magnitudes
 from .payload import Payload
 
 
@@ -44,14 +45,14 @@ class StepContext:
     samples: how many samples the mean gradient was taken over, at least 1.
     step: steps that this worker has pushed before, from 0.
     rng: seeded by job, rank and step, so that a run can be repeated bit for bit.
-    mean_magnitude: mean of |gradient| over the tensor at hand, before any residual is added, where the
-        caller knows it already; a compressor that needs it otherwise spends a read pass of its own.
+    magnitudes: of the gradient at hand, before any residual is added, where the caller knows them already;
+        a compressor that needs them otherwise spends a read pass of its own.
     """
 
     samples: int
     step: int
     rng: np.random.Generator
-    mean_magnitude: float | None = None
+    magnitudes: Magnitudes | None = None
 
 
 class Compressor(Protocol):

@@ -37,7 +37,7 @@ class Dense:
         values = gradient.numpy()
         if self.format is DenseFormat.FLOAT32:
             # A copy: the caller may overwrite its gradient while the payload waits to be acknowledged.
-            data = values.copy().view(np.uint8)
+            data = values.astype(np.float32).view(np.uint8)
             return DensePayload(format=self.format, elements=values.size, data=data), None
         return self.compress_with_residual(gradient, torch.zeros_like(gradient), state, context)
 

@@ -14,11 +14,10 @@ from typing import Any, cast
 import torch
 
 from .base import Compressor, FusedFeedback, StepContext, TensorSpec
+from .kernels import FLOAT32_MAX
 from .payload import Payload
 from .reduction import add_payloads, decode
-from .thresholds import mean_magnitude
-
-_FLOAT32_MAX = torch.finfo(torch.float32).max
+from .thresholds import magnitudes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +63,8 @@ class ErrorFeedback:
         self, gradient: torch.Tensor, state: FeedbackState, context: StepContext
     ) -> tuple[Payload, Any]:
         # The wrapped compressor sees r, but statistics that it asks for are those of the gradient.
-        context = replace(context, mean_magnitude=mean_magnitude(gradient, context))
-        total = (gradient + state.residual).clamp_(-_FLOAT32_MAX, _FLOAT32_MAX)
+        context = replace(context, magnitudes=magnitudes(gradient, context))
+        total = (gradient + state.residual).clamp_(-float(FLOAT32_MAX), float(FLOAT32_MAX))
         payload, inner = self.compressor.compress(total, state.inner, context)
         torch.sub(total, torch.from_numpy(decode(payload)), out=state.residual)
         return payload, inner

@@ -8,9 +8,9 @@ Source: Jiang, Fu, Peng, Zhu, "4Bit-based Gradient Compression Method for Distri
 Code 0 is zero, 1…7 are -X1…-X7, 9…15 are X1…X7; 8 is never sent. Which seven, is decided per tensor and step:
 
     groups    the paper: one of three fixed groups, by the mean of |g| (its table 1)
-    group1 …  one group throughout, for comparison; group1 is the "one group" of the paper's figure 8
-    running   ours: multiples of a running mean of |g|, so no absolute scale is needed; the default, because
-              it measured better than the groups (docs/compressors.md)
+    group1    the first group throughout, for comparison: the "one group" of the paper's figure 8
+    running   ours: multiples of a running mean of |g| where it is not 0, so no absolute scale is needed; the
+              default, because it measured better than the groups (docs/accuracy.md)
 
 Where the paper is silent: a mean of exactly 0.1 or 0.5 takes the first group. See `thresholds.Scale` for the
 factor between a summed and a mean gradient, which decides whether the fixed groups work at all.
@@ -26,8 +26,9 @@ import torch
 
 from . import kernels
 from .base import StepContext, TensorSpec
+from .kernels import Magnitudes
 from .payload import CodeScheme, Float32, QuantizedPayload
-from .thresholds import Scale, mean_magnitude
+from .thresholds import Scale, magnitudes
 
 
 class Levels(StrEnum):
@@ -35,17 +36,13 @@ class Levels(StrEnum):
 
     GROUPS = "groups"
     GROUP1 = "group1"
-    GROUP2 = "group2"
-    GROUP3 = "group3"
     RUNNING = "running"
 
 
 # Table 1 of the paper, in its numbering.
-GROUPS: dict[Levels, tuple[float, ...]] = {
-    Levels.GROUP1: (0.04, 0.07, 0.1, 0.2, 0.3, 0.4, 0.6),
-    Levels.GROUP2: (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9),
-    Levels.GROUP3: (0.01, 0.03, 0.05, 0.06, 0.07, 0.08, 0.09),
-}
+GROUP_1 = (0.04, 0.07, 0.1, 0.2, 0.3, 0.4, 0.6)
+GROUP_2 = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
+GROUP_3 = (0.01, 0.03, 0.05, 0.06, 0.07, 0.08, 0.09)
 
 # Levels of `running`, in units of the running mean magnitude. Gradients are heavy-tailed, so the levels grow
 # geometrically: truncation to the next lower one then loses at most half of any value above the first.
@@ -63,18 +60,24 @@ class FourBitOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningMagnitude:
-    """Exponentially decaying mean of a tensor's mean magnitude.
+    """Mean of |g| over the elements that were not 0, in all steps so far; those of older steps count less.
 
-    weighted: the decayed sum. weight: the sum of its weights, which corrects the bias of the first steps.
+    Zeros do not count, because a row of an embedding that no sample touched says nothing about the size of
+    the others: with it in the mean, the largest level would lie far below the rows that were touched. For the
+    same reason a step that touched nothing changes nothing.
+
+    total, elements: sum of |g| and number of elements, both decayed alike, so that their quotient is a mean.
     """
 
-    weighted: float = 0.0
-    weight: float = 0.0
+    total: float = 0.0
+    elements: float = 0.0
 
-    def updated(self, magnitude: float) -> RunningMagnitude:
+    def updated(self, magnitudes: Magnitudes) -> RunningMagnitude:
+        if not magnitudes.nonzero:
+            return self
         return RunningMagnitude(
-            weighted=RUNNING_DECAY * self.weighted + (1 - RUNNING_DECAY) * magnitude,
-            weight=RUNNING_DECAY * self.weight + (1 - RUNNING_DECAY),
+            total=RUNNING_DECAY * self.total + magnitudes.total,
+            elements=RUNNING_DECAY * self.elements + magnitudes.nonzero,
         )
 
     def levels(self) -> Float32:
@@ -82,7 +85,8 @@ class RunningMagnitude:
         limits = np.finfo(np.float32)
         smallest = float(limits.smallest_normal) / RUNNING_MULTIPLES[0]
         largest = float(limits.max) / RUNNING_MULTIPLES[-1]
-        unit = min(max(self.weighted / self.weight, smallest), largest)
+        mean = self.total / self.elements if self.elements else 0.0
+        unit = min(max(mean, smallest), largest)
         return np.array([multiple * unit for multiple in RUNNING_MULTIPLES], np.float32)
 
 
@@ -113,18 +117,18 @@ class FourBit:
         self, gradient: torch.Tensor, state: RunningMagnitude, context: StepContext
     ) -> tuple[Float32, RunningMagnitude]:
         if self.options.levels is Levels.RUNNING:
-            state = state.updated(mean_magnitude(gradient, context))
+            state = state.updated(magnitudes(gradient, context))
             return state.levels(), state
         factor = self.options.scale.factor(context)
+        group: tuple[float, ...] = GROUP_1
         if self.options.levels is Levels.GROUPS:
-            group = choose_group(mean_magnitude(gradient, context) * factor)
-        else:
-            group = self.options.levels
-        return np.array([level / factor for level in GROUPS[group]], np.float32), state
+            mean = magnitudes(gradient, context).total / max(1, gradient.numel())
+            group = choose_group(mean * factor)
+        return np.array([level / factor for level in group], np.float32), state
 
 
-def choose_group(magnitude: float) -> Levels:
+def choose_group(magnitude: float) -> tuple[float, ...]:
     """The paper's table 1: which group fits a tensor of this mean magnitude."""
     if magnitude < 0.1:
-        return Levels.GROUP3
-    return Levels.GROUP1 if magnitude <= 0.5 else Levels.GROUP2
+        return GROUP_3
+    return GROUP_1 if magnitude <= 0.5 else GROUP_2

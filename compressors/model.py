@@ -70,21 +70,16 @@ class ModelCompressor:
             raise ValueError(f"expected {len(self._layers)} gradients, got {len(gradients)}")
         pairs = zip(self._layers, gradients, strict=True)
         flat = [_flatten(layer.spec, gradient) for layer, gradient in pairs]
-        # One read pass serves twice: as the check for infinities and NaNs, and as the mean magnitude by which
+        # One read pass serves twice: as the check for infinities and NaNs, and for the magnitudes by which
         # thresholds are chosen. It must be over before the first tensor's state changes.
-        sums = [kernels.abs_sum(gradient.numpy()) for gradient in flat]
-        for layer, total in zip(self._layers, sums, strict=True):
-            if not math.isfinite(total):
+        magnitudes = [kernels.magnitudes(gradient.numpy()) for gradient in flat]
+        for layer, found in zip(self._layers, magnitudes, strict=True):
+            if not math.isfinite(found.total):
                 raise NonFiniteGradient(layer.spec.name)
         rng = np.random.default_rng([self._seed, self._rank, self._step])
         payloads: list[Payload] = []
-        for layer, gradient, total in zip(self._layers, flat, sums, strict=True):
-            context = StepContext(
-                samples=samples,
-                step=self._step,
-                rng=rng,
-                mean_magnitude=total / max(1, gradient.numel()),
-            )
+        for layer, gradient, found in zip(self._layers, flat, magnitudes, strict=True):
+            context = StepContext(samples=samples, step=self._step, rng=rng, magnitudes=found)
             payload, layer.state = layer.compressor.compress(gradient, layer.state, context)
             payloads.append(payload)
         self._step += 1

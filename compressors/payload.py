@@ -32,7 +32,7 @@ class PayloadError(ValueError):
 
 
 class DenseFormat(Enum):
-    """Element format of a dense payload; the value is the number of bytes per element and a tag."""
+    """Element format of a dense payload; the value is its name in messages and logs."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"

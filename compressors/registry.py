@@ -36,14 +36,12 @@ ENTRY_POINT_GROUP = "gradwire.compressors"
 class CompressorEntry:
     """One line of the registry.
 
-    summary: one line for `--help` and the documentation.
     options: a frozen dataclass whose fields, all with defaults, are the keys of the spec.
     build: options to compressor.
     lossy: wrap it in error feedback, unless the spec says `feedback=off`.
     dense: it is cheap and exact enough for small tensors too, so the layer rule sends them the same way.
     """
 
-    summary: str
     options: type[Any]
     build: Callable[[Any], Compressor]
     lossy: bool = True
@@ -52,31 +50,26 @@ class CompressorEntry:
 
 BUILT_IN: Mapping[str, CompressorEntry] = {
     "none": CompressorEntry(
-        summary="every element as float32",
         options=DenseOptions,
         build=lambda options: Dense(format=DenseFormat.FLOAT32),
         lossy=False,
         dense=True,
     ),
     "bf16": CompressorEntry(
-        summary="every element as bfloat16",
         options=DenseOptions,
         build=lambda options: Dense(format=DenseFormat.BFLOAT16),
         dense=True,
     ),
     "fp16": CompressorEntry(
-        summary="every element as float16, saturating",
         options=DenseOptions,
         build=lambda options: Dense(format=DenseFormat.FLOAT16),
         dense=True,
     ),
     "2bit": CompressorEntry(
-        summary="one threshold, three values (MXNet)",
         options=TwoBitOptions,
         build=lambda options: TwoBit(options=options),
     ),
     "4bit": CompressorEntry(
-        summary="seven thresholds, fifteen values",
         options=FourBitOptions,
         build=lambda options: FourBit(options=options),
     ),

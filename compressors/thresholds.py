@@ -8,6 +8,7 @@ import torch
 
 from . import kernels
 from .base import StepContext
+from .kernels import Magnitudes
 
 
 class Scale(StrEnum):
@@ -18,8 +19,8 @@ class Scale(StrEnum):
     too coarse by that factor. (Not in the paper: an erratum of ours.)
 
     SUM: thresholds apply to gradient * samples. We divide the thresholds instead of multiplying the
-        gradient: the same codes, the residual stays in the domain of the mean, and the receiver need not
-        know about it.
+        gradient: the residual stays in the domain of the mean, and the receiver need not know about it. The
+        codes are the same, but for values within a rounding of a threshold where samples is no power of two.
     MEAN: thresholds apply to the gradient as PyTorch gives it.
     """
 
@@ -31,8 +32,8 @@ class Scale(StrEnum):
         return float(context.samples) if self is Scale.SUM else 1.0
 
 
-def mean_magnitude(gradient: torch.Tensor, context: StepContext) -> float:
-    """Mean of |gradient|, 0 for an empty tensor: the caller's, if it has one, or a read pass of our own."""
-    if context.mean_magnitude is not None:
-        return context.mean_magnitude
-    return kernels.abs_sum(gradient.numpy()) / max(1, gradient.numel())
+def magnitudes(gradient: torch.Tensor, context: StepContext) -> Magnitudes:
+    """The gradient's: the caller's, if it has them, or a read pass of our own."""
+    if context.magnitudes is not None:
+        return context.magnitudes
+    return kernels.magnitudes(gradient.numpy())

@@ -7,26 +7,29 @@ equal bit for bit.
 from __future__ import annotations
 
 from .cpu import (
-    abs_sum,
     add_dense,
     add_quantized,
     all_finite,
     decode_dense,
     encode_dense,
     has_forbidden_code,
+    magnitudes,
     quantize,
     warm_up,
 )
+from .reference import FLOAT32_MAX, Magnitudes
 from .threads import set_threads
 
 __all__ = [
-    "abs_sum",
+    "FLOAT32_MAX",
+    "Magnitudes",
     "add_dense",
     "add_quantized",
     "all_finite",
     "decode_dense",
     "encode_dense",
     "has_forbidden_code",
+    "magnitudes",
     "quantize",
     "set_threads",
     "warm_up",

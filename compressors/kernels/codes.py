@@ -14,6 +14,7 @@ from numba import njit
 from numba.misc.special import literally
 
 from .compiling import CHUNK, kernel, take
+from .reference import FLOAT32_MAX
 from .vectors import (
     above,
     add,
@@ -41,7 +42,6 @@ from .vectors import (
 
 # Bytes ahead at which memory is asked for: one page, where the processor's own prefetching stops.
 AHEAD = 4096
-FLOAT32_MAX = np.finfo(np.float32).max
 
 
 @njit

@@ -1,7 +1,7 @@
 """The kernels of `reference`, compiled: the same functions, the same bits, on several threads.
 
 What stands here is the border between Python and machine code: compiled code trusts the sizes and addresses
-that it is given, so they are asserted on this side.
+that it is given, so every array is checked on this side.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..payload import Bytes, CodeScheme, DenseFormat, Float32
-from . import codes, dense, reference
+from . import codes, dense
+from .reference import SUM_BLOCK, Magnitudes
 from .threads import run
 from .vectors import LANES
 
@@ -26,30 +27,52 @@ _FORMATS = {
 }
 
 
+def _check(
+    name: str, array: npt.NDArray[np.generic], dtype: type[np.generic], size: int, *, written: bool = False
+) -> None:
+    """Raise `ValueError` unless machine code may take `array` for `size` consecutive elements of `dtype`.
+
+    Not by assertions: without these checks (`python -O`) memory that belongs to others would be read.
+    """
+    flags = array.flags
+    if array.dtype != dtype or array.shape != (size,) or not flags.c_contiguous or not flags.aligned:
+        layout = "contiguous" if flags.c_contiguous else "strided"
+        expected = f"contiguous {np.dtype(dtype)} of shape ({size},)"
+        raise ValueError(f"{name}: expected {expected}, got {layout} {array.dtype} of shape {array.shape}")
+    if written and not flags.writeable:
+        raise ValueError(f"{name}: expected an array that can be written to")
+
+
 def _address(array: npt.NDArray[np.generic]) -> np.uint64:
-    assert array.flags.c_contiguous
     return np.uint64(array.__array_interface__["data"][0])
 
 
-def abs_sum(values: Float32) -> float:
-    """See `reference.abs_sum`."""
-    assert values.dtype == np.float32
-    assert values.flags.c_contiguous
-    sums = np.zeros(-(-values.size // reference.BLOCK))
-    run(dense.abs_sums, values.size, values, sums)
+def _addresses(datas: Sequence[Bytes], size: int) -> npt.NDArray[np.uint64]:
+    for data in datas:
+        _check("data", data, np.uint8, size)
+    return np.array([_address(data) for data in datas], np.uint64)
+
+
+def magnitudes(values: Float32) -> Magnitudes:
+    """See `reference.magnitudes`."""
+    _check("values", values, np.float32, values.size)
+    blocks = -(-values.size // SUM_BLOCK)
+    sums, counts = np.zeros(blocks), np.zeros(blocks, np.int64)
+    run(dense.magnitudes, values.size, values, sums, counts)
     total = 0.0
     for block_sum in sums.tolist():
         total += block_sum
-    return total
+    return Magnitudes(total, int(counts.sum()))
 
 
 def quantize(scheme: CodeScheme, gradient: Float32, residual: Float32, levels: Float32, data: Bytes) -> None:
     """See `reference.quantize`."""
-    assert gradient.size == residual.size
-    assert data.size == scheme.code_bytes(gradient.size)
-    assert levels.shape == (scheme.level_count,)
+    _check("gradient", gradient, np.float32, gradient.size)
+    _check("residual", residual, np.float32, gradient.size, written=True)
+    _check("levels", levels, np.float32, scheme.level_count)
+    _check("data", data, np.uint8, scheme.code_bytes(gradient.size), written=True)
     kernel = codes.quantize_4bit if scheme is CodeScheme.SIGNED_4BIT else codes.quantize_2bit
-    table = _table_of_16(scheme.table(levels))
+    table = _table_of_16(scheme.table(levels), scheme)
     whole = gradient.size // LANES * LANES
     run(kernel, whole, gradient, residual, levels, table, data, whole)
     rest = gradient.size - whole
@@ -68,48 +91,54 @@ def add_quantized(
     scheme: CodeScheme, datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True
 ) -> None:
     """See `reference.add_quantized`."""
-    assert all(data.size == scheme.code_bytes(out.size) for data in datas)
+    _check("out", out, np.float32, out.size, written=True)
+    _check("tables", tables.reshape(-1), np.float32, len(datas) * 2**scheme.bits)
+    addresses = _addresses(datas, scheme.code_bytes(out.size))
     kernel = codes.sum_4bit if scheme is CodeScheme.SIGNED_4BIT else codes.sum_2bit
-    addresses = np.array([_address(data) for data in datas], np.uint64)
     stream = not keep and out.size >= STREAM_ELEMENTS and _address(out) % 64 == 0
-    run(kernel, out.size, addresses, _table_of_16(tables), out, keep, stream)
+    run(kernel, out.size, addresses, _table_of_16(tables, scheme), out, keep, stream)
 
 
 def add_dense(
     format: DenseFormat, datas: Sequence[Bytes], weights: Float32, out: Float32, *, keep: bool = True
 ) -> None:
     """See `reference.add_dense`."""
-    assert len(datas) == weights.size
-    assert all(data.size == format.element_bytes * out.size for data in datas)
-    addresses = np.array([_address(data) for data in datas], np.uint64)
+    _check("out", out, np.float32, out.size, written=True)
+    _check("weights", weights, np.float32, len(datas))
+    addresses = _addresses(datas, format.element_bytes * out.size)
     run(dense.sum_dense, out.size, _FORMATS[format], addresses, weights, out, keep)
 
 
 def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32, data: Bytes) -> None:
     """See `reference.encode_dense`."""
-    assert gradient.size == residual.size
-    assert data.size == format.element_bytes * gradient.size
-    assert format is not DenseFormat.FLOAT32, "nothing to round"
+    if format is DenseFormat.FLOAT32:
+        raise ValueError("format: expected one of 16 bits, float32 has nothing to round")
+    _check("gradient", gradient, np.float32, gradient.size)
+    _check("residual", residual, np.float32, gradient.size, written=True)
+    _check("data", data, np.uint8, format.element_bytes * gradient.size, written=True)
     run(dense.round_dense, gradient.size, _FORMATS[format], gradient, residual, data.view(np.uint16))
 
 
 def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
     """See `reference.decode_dense`."""
-    assert data.size == format.element_bytes * out.size
+    _check("out", out, np.float32, out.size, written=True)
+    _check("data", data, np.uint8, format.element_bytes * out.size)
     run(dense.widen, out.size, _FORMATS[format], _address(data), out)
 
 
 def has_forbidden_code(scheme: CodeScheme, data: Bytes) -> bool:
     """See `reference.has_forbidden_code`."""
-    assert data.size % 4 == 0
+    words = data.size // 4
+    _check("data", data, np.uint8, 4 * words)
     found = np.zeros(1, np.uint8)
-    run(dense.find_code, data.size // 4, scheme.bits, _address(data), data.size // 4, found)
+    run(dense.find_code, words, scheme.bits, _address(data), words, found)
     return bool(found[0])
 
 
 def all_finite(format: DenseFormat, data: Bytes) -> bool:
     """See `reference.all_finite`."""
     elements = data.size // format.element_bytes
+    _check("data", data, np.uint8, elements * format.element_bytes)
     found = np.zeros(1, np.uint8)
     run(dense.find_non_finite, elements, _FORMATS[format], _address(data), elements, found)
     return not found[0]
@@ -121,7 +150,7 @@ def warm_up() -> None:
     The first time takes some seconds. Call it before starting several processes: they would all compile.
     """
     ones = np.ones(17, np.float32)
-    abs_sum(ones)
+    magnitudes(ones)
     for scheme in CodeScheme:
         levels = np.arange(1, scheme.level_count + 1, dtype=np.float32)
         data = np.zeros(scheme.code_bytes(ones.size), np.uint8)
@@ -137,7 +166,7 @@ def warm_up() -> None:
         all_finite(format, data)
 
 
-def _table_of_16(tables: Float32) -> Float32:
+def _table_of_16(tables: Float32, scheme: CodeScheme) -> Float32:
     """Tables by code, flat, each repeated to 16 entries: a vector lookup sees a neighbour's bits, too."""
-    rows = tables.reshape(-1, tables.shape[-1])
-    return np.tile(rows, (1, LANES // rows.shape[1])).reshape(-1)
+    entries = 2**scheme.bits
+    return np.tile(tables.reshape(-1, entries), (1, LANES // entries)).reshape(-1)

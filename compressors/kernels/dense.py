@@ -3,7 +3,7 @@
 """Kernels over dense values and over raw bytes: mostly plain loops, which LLVM vectorizes well.
 
 Received data is read through addresses, because a payload may lie anywhere in a message: read-only, at any
-alignment. Formats are numbered as in `FORMATS`.
+alignment. `FLOAT32`, `BFLOAT16` and `FLOAT16` are their numbers in here.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from .compiling import CHUNK, kernel, take
+from .reference import BFLOAT16_MAX, FLOAT16_MAX, FLOAT32_MAX, SUM_BLOCK
 from .vectors import (
     LANES,
     add,
+    add_nonzero,
     add_widened,
     all_floats,
+    all_words,
     load,
     load_bfloats,
     load_floats,
@@ -27,17 +30,13 @@ from .vectors import (
     no_doubles,
     prefetch,
     store,
-    sum_lanes,
+    sum_doubles,
+    sum_words,
 )
 
 FLOAT32, BFLOAT16, FLOAT16 = range(3)
 # Elements of a sum that stay in the first-level cache while payload after payload is added to them.
 BLOCK = 2048
-# Elements per sum of magnitudes, as in `reference.abs_sum`.
-SUM_BLOCK = 4096
-FLOAT32_MAX = np.finfo(np.float32).max
-BFLOAT16_MAX = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
-FLOAT16_MAX = np.float32(65504.0)
 
 
 def _reader(numba_type, bits):
@@ -69,23 +68,26 @@ float_of = _bitcast(types.uint32, types.float32, ir.FloatType())
 
 
 @kernel
-def abs_sums(cursor, values, sums):
-    """`reference.abs_sum` of each block, to sums (float64)."""
+def magnitudes(cursor, values, sums, counts):
+    """`reference.magnitudes` of each block, to sums (float64) and counts (int64)."""
     padded, address = np.empty(LANES, np.float32), np.uint64(values.ctypes.data)
     start = take(cursor, CHUNK)
     while start < values.size:
         for first in range(start, min(start + CHUNK, values.size), SUM_BLOCK):
             last = min(first + SUM_BLOCK, values.size)
             whole = first + (last - first) // LANES * LANES
-            lanes = no_doubles()
+            lanes, nonzero = no_doubles(), all_words(0)
             for i in range(first, whole, LANES):
                 prefetch(address, np.uint64(4 * (i + SUM_BLOCK)))
-                lanes = add_widened(lanes, magnitude(load(values, i)))
+                here = load(values, i)
+                lanes, nonzero = add_widened(lanes, magnitude(here)), add_nonzero(nonzero, here)
             if whole < last:
                 padded[:] = np.float32(0.0)
                 padded[: last - whole] = values[whole:last]
-                lanes = add_widened(lanes, magnitude(load(padded, 0)))
-            sums[first // SUM_BLOCK] = sum_lanes(lanes)
+                here = load(padded, 0)
+                lanes, nonzero = add_widened(lanes, magnitude(here)), add_nonzero(nonzero, here)
+            sums[first // SUM_BLOCK] = sum_doubles(lanes)
+            counts[first // SUM_BLOCK] = sum_words(nonzero)
         start = take(cursor, CHUNK)
 
 

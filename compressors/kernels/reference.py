@@ -8,6 +8,7 @@ said otherwise. Sums and products are rounded to float32 after each operation, a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,9 @@ from ..payload import Bytes, CodeScheme, DenseFormat, Float32
 # The mean magnitude decides which thresholds a layer gets, so its sum must not depend on how many threads
 # or vector lanes took part. It is defined over blocks of 256 rows by 16 lanes.
 LANES = 16
-BLOCK = LANES * 256
+SUM_BLOCK = LANES * 256
 
+# Sums of gradient and residual saturate here, so that finite gradients leave finite residuals.
 FLOAT32_MAX = np.finfo(np.float32).max
 # Both 16-bit formats saturate at their largest finite value: an infinity would be refused by the receiver,
 # and what saturation cuts off stays in the residual.
@@ -26,15 +28,26 @@ BFLOAT16_MAX = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
 FLOAT16_MAX = np.float32(65504.0)
 
 
-def abs_sum(values: Float32) -> float:
-    """Sum of |values| in float64, by a fixed order of additions; not finite exactly if a value is not.
+class Magnitudes(NamedTuple):
+    """Of the elements of a tensor.
+
+    total: the sum of their absolute values; not finite exactly if one of them is not.
+    nonzero: how many are not zero.
+    """
+
+    total: float
+    nonzero: int
+
+
+def magnitudes(values: Float32) -> Magnitudes:
+    """See `Magnitudes`; the total is a float64, by a fixed order of additions.
 
     Within a block, lane j adds elements j, j + 16, j + 32, …; then lanes are added in order, then blocks.
     """
     total = 0.0
-    for start in range(0, values.size, BLOCK):
-        block = np.zeros(BLOCK)
-        block[: min(BLOCK, values.size - start)] = np.abs(values[start : start + BLOCK])
+    for start in range(0, values.size, SUM_BLOCK):
+        block = np.zeros(SUM_BLOCK)
+        block[: min(SUM_BLOCK, values.size - start)] = np.abs(values[start : start + SUM_BLOCK])
         lanes = np.zeros(LANES)
         for row in block.reshape(-1, LANES):
             lanes += row
@@ -42,7 +55,7 @@ def abs_sum(values: Float32) -> float:
         for lane in lanes:
             block_sum += float(lane)
         total += block_sum
-    return total
+    return Magnitudes(total, int(np.count_nonzero(values)))
 
 
 def add_saturating(gradient: Float32, residual: Float32) -> Float32:

@@ -10,10 +10,9 @@ only `lookup` is written once per kind of processor.
 
 from __future__ import annotations
 
-import llvmlite.binding
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import cgutils, codegen, config
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
@@ -90,17 +89,36 @@ def no_doubles(typingctx):
     return DOUBLES(), lambda context, builder, signature, args: DOUBLES.constant(0.0)
 
 
+def _sum_lanes(result, zero, add):
+    @intrinsic
+    def operation(typingctx, a):
+        def codegen(context, builder, signature, args):
+            total = zero
+            for lane in range(LANES):
+                total = add(builder, total, builder.extract_element(args[0], I32(lane)))
+            return total
+
+        return result(a), codegen
+
+    return operation
+
+
+# The lanes added up in their order, from zero.
+sum_doubles = _sum_lanes(
+    types.float64, ir.Constant(ir.DoubleType(), 0.0), lambda builder, a, b: builder.fadd(a, b)
+)
+sum_words = _sum_lanes(types.uint32, I32(0), lambda builder, a, b: builder.add(a, b))
+
+
 @intrinsic
-def sum_lanes(typingctx, a):
-    """The float64 lanes added up in their order, from zero."""
+def add_nonzero(typingctx, counts, a):
+    """counts + 1 in every lane where `a` is not zero; a NaN is not."""
 
     def codegen(context, builder, signature, args):
-        total = ir.Constant(ir.DoubleType(), 0.0)
-        for lane in range(LANES):
-            total = builder.fadd(total, builder.extract_element(args[0], I32(lane)))
-        return total
+        nonzero = builder.fcmp_unordered("!=", args[1], FLOATS.constant(0.0))
+        return builder.add(args[0], builder.zext(nonzero, WORDS.llvm))
 
-    return types.float64(a), codegen
+    return WORDS(counts, a), codegen
 
 
 @intrinsic
@@ -219,17 +237,18 @@ def fence(typingctx):
 # ---- codes ----
 
 
-def _cpu_has(feature):
-    if config.CPU_FEATURES is not None:  # what numba compiles for, if it was told
-        return f"+{feature}" in config.CPU_FEATURES.split(",")
-    return llvmlite.binding.get_host_cpu_features().get(feature, False)
+def _target_has(feature):
+    """Whether numba compiles for processors with it: not the same as whether this one has it, because numba
+    can be told to, and an instruction that the target lacks aborts the process."""
+    told = config.CPU_FEATURES
+    return f"+{feature}" in (codegen.get_host_cpu_features() if told is None else told).split(",")
 
 
 def _lookup(builder, table, index):
     """`table[index & 15]` for every lane of `index`."""
-    if _cpu_has("avx512f"):
+    if _target_has("avx512f"):
         return _permute(builder, "llvm.x86.avx512.permvar.sf.512", table, index)
-    if _cpu_has("avx2"):
+    if _target_has("avx2"):
         return _lookup_avx2(builder, table, index)
     memory = cgutils.alloca_once(builder, FLOATS.llvm)
     builder.store(table, memory)

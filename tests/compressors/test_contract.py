@@ -22,8 +22,6 @@ from gradwire.compressors.registry import BUILT_IN
 
 VARIANTS = [
     "4bit:levels=group1",
-    "4bit:levels=group2",
-    "4bit:levels=group3",
     "4bit:levels=groups",
     "4bit:levels=groups,scale=mean",
     "2bit:threshold=0.01,scale=mean",
@@ -75,6 +73,17 @@ def test_the_gradient_is_not_written_to(spec: str) -> None:
     given = original.clone()
     compress(create(spec), [given, given])
     assert torch.equal(given, original)
+
+
+@pytest.mark.parametrize("odd", [gradient(2000)[::2], gradient(1000).double()], ids=["strided", "float64"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_gradient_of_another_layout_or_type_is_refused_or_read_right(spec: str, odd: torch.Tensor) -> None:
+    (expected,), _ = compress(create(spec), [odd.float().contiguous()])
+    try:
+        (payload,), _ = compress(create(spec), [odd])
+    except ValueError:
+        return
+    assert np.array_equal(payload.data, expected.data)
 
 
 @pytest.mark.parametrize("spec", SPECS)

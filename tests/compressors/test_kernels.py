@@ -7,16 +7,17 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from gradwire.compressors import CodeScheme, DenseFormat, set_threads, warm_up
-from gradwire.compressors.kernels import cpu, reference, threads
+from gradwire.compressors.kernels import Magnitudes, cpu, reference, threads
 from gradwire.compressors.kernels.compiling import CHUNK
 
 Array = npt.NDArray[np.float32]
@@ -64,19 +65,20 @@ def unaligned(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize("elements", SIZES)
-def test_abs_sum(elements: int) -> None:
+def test_magnitudes(elements: int) -> None:
     values = gradient(elements)
-    assert cpu.abs_sum(values) == reference.abs_sum(values)
+    values[::3] = 0.0
+    assert cpu.magnitudes(values) == reference.magnitudes(values)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", [0, 100, 4999])
-def test_abs_sum_is_not_finite_if_a_value_is_not(bad: float, position: int) -> None:
+def test_the_total_is_not_finite_if_a_value_is_not(bad: float, position: int) -> None:
     values = np.zeros(5000, np.float32)
     values[position] = bad
-    assert not np.isfinite(cpu.abs_sum(values))
+    assert not np.isfinite(cpu.magnitudes(values).total)
     values[position] = np.finfo(np.float32).max
-    assert np.isfinite(cpu.abs_sum(values))
+    assert np.isfinite(cpu.magnitudes(values).total)
 
 
 @pytest.mark.parametrize("elements", SIZES)
@@ -197,15 +199,73 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_stands(format: DenseFor
         assert not cpu.all_finite(format, unaligned(data))
 
 
+FOUR = CodeScheme.SIGNED_4BIT
+HALF = DenseFormat.FLOAT16
+
+
+def zeros(size: int) -> Array:
+    return np.zeros(size, np.float32)
+
+
+def raw(size: int) -> npt.NDArray[np.uint8]:
+    return np.zeros(size, np.uint8)
+
+
+def read_only(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
+
+
+strided: Array = zeros(64)[::2]
+wide: Any = np.zeros(32)  # float64
+levels_4, table_4 = levels_of(FOUR), FOUR.table(levels_of(FOUR))[None]
+MISFITS: dict[str, tuple[Callable[[], object], str]] = {
+    "strided": (lambda: cpu.magnitudes(strided), r"values: expected .*, got strided float32"),
+    "float64": (lambda: cpu.magnitudes(wide), r"values: expected .*, got contiguous float64"),
+    "two dimensions": (lambda: cpu.magnitudes(zeros(32).reshape(4, 8)), r"of shape \(4, 8\)"),
+    "strided gradient": (lambda: cpu.quantize(FOUR, strided, zeros(32), levels_4, raw(16)), "gradient: "),
+    "float64 gradient": (lambda: cpu.quantize(FOUR, wide, zeros(32), levels_4, raw(16)), "gradient: "),
+    "strided residual": (lambda: cpu.quantize(FOUR, zeros(32), strided, levels_4, raw(16)), "residual: "),
+    "short residual": (lambda: cpu.quantize(FOUR, zeros(32), zeros(31), levels_4, raw(16)), "residual: "),
+    "fixed residual": (
+        lambda: cpu.quantize(FOUR, zeros(32), read_only(zeros(32)), levels_4, raw(16)),
+        "residual: expected an array that can be written to",
+    ),
+    "few levels": (lambda: cpu.quantize(FOUR, zeros(32), zeros(32), levels_4[:6], raw(16)), "levels: "),
+    "strided levels": (lambda: cpu.quantize(FOUR, zeros(32), zeros(32), zeros(14)[::2], raw(16)), "levels: "),
+    "short codes": (lambda: cpu.quantize(FOUR, zeros(32), zeros(32), levels_4, raw(12)), "data: "),
+    "strided codes": (lambda: cpu.add_quantized(FOUR, [raw(32)[::2]], table_4, zeros(32)), "data: "),
+    "few tables": (lambda: cpu.add_quantized(FOUR, [raw(16)] * 2, table_4, zeros(32)), "tables: "),
+    "strided sum": (lambda: cpu.add_quantized(FOUR, [raw(16)], table_4, strided), "out: "),
+    "few weights": (lambda: cpu.add_dense(HALF, [raw(64)] * 2, zeros(1), zeros(32)), "weights: "),
+    "float64 sum": (lambda: cpu.add_dense(HALF, [raw(64)], zeros(1), wide), "out: "),
+    "strided, to round": (lambda: cpu.encode_dense(HALF, strided, zeros(32), raw(64)), "gradient: "),
+    "nothing to round": (
+        lambda: cpu.encode_dense(DenseFormat.FLOAT32, zeros(32), zeros(32), raw(128)),
+        "float32 has nothing to round",
+    ),
+    "short values": (lambda: cpu.decode_dense(HALF, raw(62), zeros(32)), "data: "),
+    "half a word": (lambda: cpu.has_forbidden_code(FOUR, raw(18)), "data: "),
+    "half a value": (lambda: cpu.all_finite(HALF, raw(63)), "data: "),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_what_machine_code_would_misread_is_refused(case: str) -> None:
+    call, message = MISFITS[case]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
 def test_the_number_of_threads_does_not_show() -> None:
     values = gradient(5 * CHUNK + 123)
-    results: list[tuple[bytes, bytes, float]] = []
+    results: list[tuple[bytes, bytes, Magnitudes]] = []
     for count in (1, 2, 5):
         set_threads(count)
         residual = np.zeros_like(values)
         data = np.zeros(CodeScheme.SIGNED_4BIT.code_bytes(values.size), np.uint8)
         cpu.quantize(CodeScheme.SIGNED_4BIT, values, residual, levels_of(CodeScheme.SIGNED_4BIT), data)
-        results.append((data.tobytes(), residual.tobytes(), cpu.abs_sum(values)))
+        results.append((data.tobytes(), residual.tobytes(), cpu.magnitudes(values)))
     assert results[0] == results[1] == results[2]
 
 
@@ -216,32 +276,31 @@ def test_a_thread_count_below_one_is_refused() -> None:
 
 def test_many_callers_at_once_do_not_disturb_each_other() -> None:
     values = gradient(2 * CHUNK + 77)
-    expected = cpu.abs_sum(values)
+    expected = cpu.magnitudes(values)
 
     def call(index: int) -> bool:
         if index % 5 == 0:
             set_threads(1 + index % 3)  # resizing under way must not fail anyone's call
-        return cpu.abs_sum(values) == expected
+        return cpu.magnitudes(values) == expected
 
     with ThreadPoolExecutor(8) as executor:
         assert all(executor.map(call, range(64)))
 
 
-def _sum_in_child(elements: int) -> tuple[float, bool]:
-    """The sum, and whether the child had help of its own."""
-    total = cpu.abs_sum(gradient(elements))
-    return total, any(thread.name.startswith("gradwire-kernel") for thread in threading.enumerate())
+def _call_in_child(elements: int) -> tuple[Magnitudes, bool]:
+    """The result, and whether the child had help of its own."""
+    found = cpu.magnitudes(gradient(elements))
+    return found, any(thread.name.startswith("gradwire-kernel") for thread in threading.enumerate())
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_kernels_work_in_a_child_process(method: str) -> None:
     elements = 2 * CHUNK
-    expected = cpu.abs_sum(
-        gradient(elements)
-    )  # makes the pool, which a forked child inherits without threads
+    # This makes the pool, which a forked child inherits without threads.
+    expected = cpu.magnitudes(gradient(elements))
     with multiprocessing.get_context(method).Pool(1) as pool:
-        assert pool.apply_async(_sum_in_child, (elements,)).get(timeout=60) == (expected, True)
+        assert pool.apply_async(_call_in_child, (elements,)).get(timeout=60) == (expected, True)
 
 
 def test_no_thread_is_started_by_importing() -> None:
@@ -253,26 +312,32 @@ def test_a_helper_that_could_not_start_in_time_is_not_waited_for() -> None:
     release = threading.Event()
     busy = threads._pool.executor().submit(release.wait, 60)  # pyright: ignore[reportPrivateUsage]
     values = gradient(2 * CHUNK)
-    assert cpu.abs_sum(values) == reference.abs_sum(values)
+    assert cpu.magnitudes(values) == reference.magnitudes(values)
     assert not busy.done()
     release.set()
 
 
 PROCESSORS = {
-    "avx2": ("haswell", "+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+avx,+avx2,+fma,+f16c"),
-    "no vectors wider than 4": ("x86-64", "+sse2"),
+    "avx2": {
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+avx,+avx2,+fma,+f16c",
+    },
+    "no vectors wider than 4": {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2"},
+    # Numba then leaves out what this processor has: an instruction of it would abort the process.
+    "avx forbidden": {"NUMBA_ENABLE_AVX": "0"},
 }
 CHECK = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import test_kernels as t
-from gradwire.compressors import CodeScheme
+from gradwire.compressors import CodeScheme, DenseFormat
 for elements in (1, 16, 17, 257, 8193):
-    t.test_abs_sum(elements)
+    t.test_magnitudes(elements)
     for scheme in CodeScheme:
         t.test_quantize(scheme, elements)
         t.test_add_quantized(scheme, elements, False)
         t.test_add_quantized(scheme, elements, True)
+    t.test_encode_dense(DenseFormat.FLOAT16, elements)
 """
 
 
@@ -280,17 +345,13 @@ for elements in (1, 16, 17, 257, 8193):
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_other_processors_compute_the_same_bits(processor: str, tmp_path: Path) -> None:
     """Each kind has its own table lookup; numba can be told to compile for one that this machine includes."""
-    name, features = PROCESSORS[processor]
-    settings = {
-        "NUMBA_CPU_NAME": name,
-        "NUMBA_CPU_FEATURES": features,
-        "NUMBA_CACHE_DIR": str(tmp_path),
-    }
+    settings = PROCESSORS[processor] | {"NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", CHECK, str(Path(__file__).parent)]
     subprocess.run(command, env=os.environ | settings, check=True, timeout=110)
 
 
-def test_warm_up_leaves_nothing_to_compile() -> None:
+def test_warm_up_leaves_nothing_to_compile(tmp_path: Path) -> None:
+    """With an empty cache, or what `warm_up` forgot might be loaded from it instead of being compiled."""
     script = """
 from numba.core import event
 from gradwire.compressors import warm_up
@@ -299,7 +360,7 @@ import numpy as np
 warm_up()
 with event.install_recorder("numba:compile") as compiled:
     values = np.ones(300, np.float32)
-    cpu.abs_sum(values)
+    cpu.magnitudes(values)
     for scheme in cpu.CodeScheme:
         data = np.zeros(scheme.code_bytes(300), np.uint8)
         levels = np.arange(1, scheme.level_count + 1, dtype=np.float32)
@@ -308,12 +369,15 @@ with event.install_recorder("numba:compile") as compiled:
         cpu.has_forbidden_code(scheme, data)
     for format in cpu.DenseFormat:
         data = np.zeros(300 * format.element_bytes, np.uint8)
+        if format is not cpu.DenseFormat.FLOAT32:
+            cpu.encode_dense(format, values, values.copy(), data)
         cpu.add_dense(format, [data], values[:1], values.copy(), keep=False)
         cpu.decode_dense(format, data, values)
         cpu.all_finite(format, data)
 assert not compiled.buffer, compiled.buffer
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=110)
+    empty = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], env=empty, check=True, timeout=110)
 
 
 def test_without_a_writable_cache_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
@@ -323,7 +387,7 @@ from numba.core import caching
 caching.CacheImpl._locator_classes = []
 from gradwire.compressors.kernels import cpu
 import numpy as np
-assert cpu.abs_sum(np.ones(100, np.float32)) == 100.0
+assert cpu.magnitudes(np.ones(100, np.float32)) == (100.0, 100)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=110)
 

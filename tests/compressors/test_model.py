@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gradwire.compressors import (
+    CompressorEntry,
     DenseFormat,
     DensePayload,
     LayerRule,
@@ -16,9 +17,12 @@ from gradwire.compressors import (
     NonFiniteGradient,
     Payload,
     QuantizedPayload,
+    StepContext,
     TensorSpec,
     decode,
+    registry,
 )
+from gradwire.compressors.dense import DenseOptions
 from gradwire.spec import SpecError
 
 SPECS = [
@@ -206,11 +210,36 @@ def test_residual_norm_covers_every_tensor() -> None:
     assert compressor.residual_norm() == pytest.approx(np.sqrt(squares), rel=1e-6)
 
 
-def test_the_seed_and_the_rank_go_into_the_random_numbers() -> None:
-    """No built-in compressor draws any; the payloads of two ranks differ only by their gradients."""
-    one, other = model(rank=0), model(rank=1)
-    for a, b in zip(one.compress(gradients(), 8), other.compress(gradients(), 8), strict=True):
-        assert np.array_equal(a.data, b.data)
+class Drawn:
+    """Sends random numbers, which no built-in compressor draws."""
+
+    def init(self, spec: TensorSpec) -> None:
+        return None
+
+    def compress(
+        self, gradient: torch.Tensor, state: None, context: StepContext
+    ) -> tuple[DensePayload, None]:
+        values = context.rng.random(gradient.numel(), np.float32)
+        data = values.view(np.uint8)
+        return DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=data), None
+
+
+def build_drawn(options: DenseOptions) -> Drawn:
+    return Drawn()
+
+
+def test_the_seed_the_rank_and_the_step_go_into_the_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = CompressorEntry(options=DenseOptions, build=build_drawn, lossy=False, dense=True)
+    monkeypatch.setattr(registry, "BUILT_IN", {"drawn": entry})
+
+    def draw(seed: int, rank: int) -> list[bytes]:
+        """Of two steps."""
+        compressor = ModelCompressor(SPECS[:1], "drawn", LayerRule(), seed, rank)
+        return [compressor.compress(gradients()[:1], 8)[0].data.tobytes() for _ in range(2)]
+
+    assert draw(1, 0) == draw(1, 0)
+    drawn = [*draw(1, 0), *draw(1, 1), *draw(2, 0), *draw(0, 1)]
+    assert len(set(drawn)) == len(drawn)
 
 
 def test_dense_small_tensors_cost_two_bytes_an_element() -> None:

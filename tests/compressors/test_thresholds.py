@@ -8,7 +8,7 @@ import torch
 
 from gradwire.compressors import CodeScheme, QuantizedPayload, StepContext, TensorSpec, create, decode
 from gradwire.compressors.feedback import FeedbackState
-from gradwire.compressors.four_bit import GROUPS, Levels, choose_group
+from gradwire.compressors.four_bit import GROUP_1, GROUP_2, GROUP_3, choose_group
 
 
 def context(samples: int = 1, step: int = 0) -> StepContext:
@@ -42,7 +42,7 @@ SENT = [0.3, -0.3, 0.04, 0.0, 0.04, 0.6, 0.0, -0.1]
 def test_4bit_by_hand() -> None:
     (payload,), (residual,) = compress("4bit:levels=groups", GRADIENT)
     assert payload.scheme is CodeScheme.SIGNED_4BIT
-    assert payload.levels.tolist() == np.array(GROUPS[Levels.GROUP1], np.float32).tolist()
+    assert payload.levels.tolist() == np.array(GROUP_1, np.float32).tolist()
     assert payload.data.tolist() == PACKED
     assert decode(payload).tolist() == np.array(SENT, np.float32).tolist()
     assert residual == pytest.approx([0.05, -0.05, 0.01, -0.04, 0.0001, 0.1, 0.0, -0.05], abs=1e-7)
@@ -50,7 +50,7 @@ def test_4bit_by_hand() -> None:
 
 def test_4bit_sends_the_threshold_below_and_never_the_one_that_is_met() -> None:
     """Strictly greater: a value on a threshold takes the next lower one."""
-    on = np.array(GROUPS[Levels.GROUP1], np.float32)
+    on = np.array(GROUP_1, np.float32)
     above = np.nextafter(on, np.float32(np.inf))
     (payload,), _ = compress("4bit:levels=group1", [*on.tolist(), *above.tolist(), *(-above).tolist()])
     values = decode(payload)
@@ -73,22 +73,22 @@ def test_the_last_word_is_padded_with_zero() -> None:
 @pytest.mark.parametrize(
     ("magnitude", "group"),
     [
-        (0.0, Levels.GROUP3),
-        (0.099, Levels.GROUP3),
-        (0.1, Levels.GROUP1),
-        (0.5, Levels.GROUP1),
-        (0.501, Levels.GROUP2),
-        (1e30, Levels.GROUP2),
+        (0.0, GROUP_3),
+        (0.099, GROUP_3),
+        (0.1, GROUP_1),
+        (0.5, GROUP_1),
+        (0.501, GROUP_2),
+        (1e30, GROUP_2),
     ],
 )
-def test_the_group_follows_the_mean_magnitude(magnitude: float, group: Levels) -> None:
+def test_the_group_follows_the_mean_magnitude(magnitude: float, group: tuple[float, ...]) -> None:
     assert choose_group(magnitude) is group
 
 
 def test_the_group_is_chosen_by_the_gradient_and_not_by_the_residual() -> None:
     (first, second), _ = compress("4bit:levels=groups", [3.0, -3.0], [0.01, -0.01])
-    assert first.levels.tolist() == np.array(GROUPS[Levels.GROUP2], np.float32).tolist()
-    assert second.levels.tolist() == np.array(GROUPS[Levels.GROUP3], np.float32).tolist()
+    assert first.levels.tolist() == np.array(GROUP_2, np.float32).tolist()
+    assert second.levels.tolist() == np.array(GROUP_3, np.float32).tolist()
 
 
 @pytest.mark.parametrize("spec", ["4bit:levels=groups", "4bit:levels=group1", "2bit"])
@@ -114,9 +114,27 @@ def test_running_levels_follow_the_gradient() -> None:
     small, _ = compress("4bit:levels=running", (gradient / 1024).tolist())
     assert small[0].data.tolist() == payloads[0].data.tolist()  # no absolute scale: same codes at any
     assert payloads[0].levels[1] == pytest.approx(np.abs(gradient).mean())
-    # The mean after two steps: weights 0.1 and 0.9 * 0.1, made to add up to one.
-    expected = np.abs(gradient).mean() * (0.09 + 0.1 * 1000) / 0.19
+    # The mean after two steps: weights 0.9 and 1, made to add up to one.
+    expected = np.abs(gradient).mean() * (0.9 + 1000) / 1.9
     assert payloads[1].levels[1] == pytest.approx(expected)
+
+
+def test_running_levels_do_not_starve_the_rows_of_an_embedding() -> None:
+    """32 rows of 50 000 are touched: what they get in one step is most of their gradient, not 1 % of it."""
+    gradient = np.zeros((50_000, 16), np.float32)
+    gradient[:32] = np.random.default_rng(0).standard_normal((32, 16))
+    compressor = create("4bit:levels=running")
+    state = compressor.init(TensorSpec(name="embedding.weight", shape=gradient.shape))
+    payload, _ = compressor.compress(torch.from_numpy(gradient.reshape(-1)), state, context())
+    sent = decode(payload).reshape(gradient.shape)
+    assert not sent[32:].any()
+    assert np.abs(sent[:32]).sum() > 0.6 * np.abs(gradient[:32]).sum()
+
+
+def test_running_levels_are_the_mean_of_the_elements_that_are_not_zero() -> None:
+    payloads, _ = compress("4bit", [1.0, -3.0, 0.0, 0.0], [0.0] * 4, [0.0, 0.0, 8.0, 0.0])
+    # One element of 8 against two of 2 from the step before; the step of zeros between them does not count.
+    assert [payload.levels[1] for payload in payloads] == pytest.approx([2, 2, (0.9 * 4 + 8) / (0.9 * 2 + 1)])
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-45, 1e-30, 1e30, 3.4e38])
