@@ -46,6 +46,12 @@ def other():
     return 7
 
 constant = 7
+
+def leaves() -> Task:
+    raise SystemExit(0)
+
+def odd(size: 1 / 0 = 3, other: make.missing = 4) -> Task:
+    return make(int(size))
 """
 
 
@@ -55,9 +61,10 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_tasks.py").write_text(MODULE)
     (tmp_path / "broken_tasks.py").write_text("import a_module_that_is_not_there")
     (tmp_path / "wrong_tasks.py").write_text("this is no Python")
+    (tmp_path / "script_tasks.py").write_text("import sys\nsys.exit(0)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in ("own_tasks", "broken_tasks", "wrong_tasks"):
+    for name in ("own_tasks", "broken_tasks", "wrong_tasks", "script_tasks"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -68,6 +75,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("own_tasks:make:width=8,rate=1e-3,deep=on,kind=b,limit=2", "(8, 0.001, True, 'b', 2)"),
         ("own_tasks:unresolved:size=5", "(5, 0.5, False, 'a', None)"),
         ("own_tasks:anything:a=1,b=2", "(2, 0.5, False, 'a', None)"),
+        ("own_tasks:odd:size=5", "(5, 0.5, False, 'a', None)"),
     ],
 )
 def test_options_reach_the_function_as_it_annotates_them(spec: str, name: str) -> None:
@@ -86,6 +94,8 @@ def test_options_reach_the_function_as_it_annotates_them(spec: str, name: str) -
         ("own_tasks.inner:make", ["no module 'own_tasks.inner'"]),
         ("own_tasks:missing", ["own_tasks.py has no 'missing'"]),
         ("own_tasks:constant", ["constant must be a function, it is a int"]),
+        ("builtins:nothing", ["builtins has no 'nothing'"]),
+        ("builtins:dict", ["its parameters cannot be read", "name a function that returns a Task"]),
         ("own_tasks:make:depth=2", ["unknown option 'depth'", "width", "rate", "deep"]),
         ("own_tasks:make:width=wide", ["option width", "expected int, got 'wide'"]),
         ("own_tasks:make:deep=1", ["option deep", "expected on or off, got '1'"]),
@@ -117,6 +127,8 @@ def test_a_spec_to_correct_says_what_would_do(spec: str, words: list[str]) -> No
             ["importing broken_tasks raised", "No module named 'a_module_that_is_not_there'"],
         ),
         ("wrong_tasks:make", ["importing wrong_tasks raised SyntaxError"]),
+        ("script_tasks:make", ["importing script_tasks raised SystemExit: 0", "script_tasks.py:2"]),
+        ("own_tasks:leaves", ["'own_tasks:leaves' raised while loading", "SystemExit: 0"]),
     ],
 )
 def test_a_task_that_fails_is_told_from_a_wrong_spec(spec: str, words: list[str]) -> None:

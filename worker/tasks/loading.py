@@ -6,6 +6,7 @@ its annotations. So a task's options are its function's parameters, and need no 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import sys
@@ -21,6 +22,9 @@ from .task import Task, TaskError, TaskSpecError
 
 # Name to the module of this package that holds a function of the same name.
 BUILT_IN: Mapping[str, str] = {"digits": ".digits"}
+
+# What a task's code may raise. SystemExit too: a script that is no task must not end us without a word.
+_RAISED = (Exception, SystemExit)
 
 
 def load(spec: str) -> Task:
@@ -42,7 +46,7 @@ def load(spec: str) -> Task:
         task = function(**arguments)
     except TaskError:
         raise
-    except Exception as error:
+    except _RAISED as error:
         raise TaskError(f"task {spec!r} raised while loading: {_describe(error)}") from error
     if not isinstance(task, Task):
         raise TaskError(
@@ -74,16 +78,17 @@ def _find(spec: str, module_name: str, name: str) -> Callable[..., object]:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name, __package__)
-    except Exception as error:
+        function: object = getattr(module, name, None)
+    except _RAISED as error:
         if isinstance(error, ModuleNotFoundError) and _is_or_is_above(error.name, module_name):
             raise TaskSpecError(
                 f"task {spec!r}: there is no module {error.name!r} in {here} or among the installed packages"
                 "; run in the directory that holds it, or add that to PYTHONPATH"
             ) from None
         raise TaskError(f"task {spec!r}: importing {module_name} raised {_describe(error)}") from error
-    function: object = getattr(module, name, None)
     if function is None:
-        raise TaskSpecError(f"task {spec!r}: {module.__file__} has no {name!r}")
+        place = getattr(module, "__file__", None) or module_name
+        raise TaskSpecError(f"task {spec!r}: {place} has no {name!r}")
     if not callable(function):
         raise TaskSpecError(f"task {spec!r}: {name} must be a function, it is a {type(function).__name__}")
     return function
@@ -95,10 +100,7 @@ def _is_or_is_above(missing: str | None, module: str) -> bool:
 
 
 def _arguments(spec: str, function: Callable[..., object], options: Mapping[str, str]) -> dict[str, Any]:
-    try:
-        signature = inspect.signature(function, eval_str=True)
-    except NameError:  # an annotation that is only imported for type checkers
-        signature = inspect.signature(function)
+    signature = _signature(spec, function)
     parameters = {
         name: parameter
         for name, parameter in signature.parameters.items()
@@ -121,6 +123,17 @@ def _arguments(spec: str, function: Callable[..., object], options: Mapping[str,
     return arguments
 
 
+def _signature(spec: str, function: Callable[..., object]) -> inspect.Signature:
+    with contextlib.suppress(*_RAISED):  # an annotation may be imported for type checkers only, or be wrong
+        return inspect.signature(function, eval_str=True)
+    try:
+        return inspect.signature(function)
+    except _RAISED as error:
+        raise TaskSpecError(
+            f"task {spec!r}: its parameters cannot be read ({error}); name a function that returns a Task"
+        ) from None
+
+
 def _convert(hint: Any, text: str) -> Any:
     """Read the text as the annotation says: a str, int, float, bool (on, off) or Literal; else leave it."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):  # X | None counts as X
@@ -129,7 +142,7 @@ def _convert(hint: Any, text: str) -> Any:
         choices = {str(choice): choice for choice in typing.get_args(hint)}
     elif hint is bool:
         return parse_switch(text)
-    elif hint in (int, float):
+    elif hint is int or hint is float:
         try:
             return hint(text)
         except ValueError:
@@ -141,7 +154,7 @@ def _convert(hint: Any, text: str) -> Any:
     return choices[text]
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     """The exception with the place it came from: its traceback is not shown to people."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
