@@ -28,7 +28,7 @@ from pathlib import Path
 from ..deploy.config import RunOptions
 from ..deploy.engine import Plan, RunError, train
 from ..deploy.interrupt import Interrupt, Interrupted
-from ..deploy.report import Result, ratio, result_of, write_atomically
+from ..deploy.report import Result, ratio, result_of, to_plain, write_atomically
 from ..exits import Exit
 from ..proto.messages import StatusReply
 
@@ -71,7 +71,12 @@ COMPRESSORS = tuple(dict.fromkeys(name for order in ORDERS for name in order.com
 
 SHOWN_EPOCHS = (1, 5, 10, 20, 30)
 # Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+_STUDENT = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045),
+)
+MOST_SEEDS = len(_STUDENT) + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +91,13 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Of at least one value."""
+    """Of one value, up to `MOST_SEEDS`."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return Estimate(mean=mean, half_width=None)
-    freedom = len(values) - 1
-    quantile = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 1.96
+    if len(values) > MOST_SEEDS:
+        raise ValueError(f"expected at most {MOST_SEEDS} values, got {len(values)}; extend the quantiles")
+    quantile = _STUDENT[len(values) - 2]
     return Estimate(mean=mean, half_width=quantile * statistics.stdev(values) / len(values) ** 0.5)
 
 
@@ -211,6 +217,19 @@ def measure(options: RunOptions, seeds: Sequence[int], compressors: Sequence[str
     return runs
 
 
+def seed_list(text: str) -> list[int]:
+    """Read `1,2,3`: distinct numbers, and no more of them than there are quantiles for."""
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        seeds = []
+    if not 1 <= len(set(seeds)) == len(seeds) <= MOST_SEEDS or min(seeds) < 0:
+        raise argparse.ArgumentTypeError(
+            f"expected 1 to {MOST_SEEDS} distinct numbers with commas between, from 0 on, got {text!r}"
+        )
+    return seeds
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; exits with 1 when a claimed order does not hold."""
     parser = argparse.ArgumentParser(prog="python -m gradwire.benchmarks.accuracy", description=__doc__)
@@ -218,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--task", default="digits")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--seeds", default="1,2,3,4,5", help="comma-separated")
+    parser.add_argument("--seeds", type=seed_list, default="1,2,3,4,5", metavar="N,...")
     parser.add_argument("--compressors", nargs="+", default=list(COMPRESSORS), metavar="SPEC")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every run's report")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="what is printed")
@@ -226,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     options = RunOptions(task=given.task, workers=given.workers, epochs=given.epochs)
     try:
-        runs = measure(options, [int(seed) for seed in given.seeds.split(",")], given.compressors)
+        runs = measure(options, given.seeds, given.compressors)
         text = markdown(runs)
     except RunError as error:
         print(error, file=sys.stderr)
@@ -237,8 +256,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.markdown is not None:
         write_atomically(given.markdown, text)
     if given.json is not None:
-        reports = [dataclasses.asdict(result) for results in runs.values() for result in results]
-        write_atomically(given.json, json.dumps(reports, indent=2) + "\n")
+        reports = [to_plain(result) for results in runs.values() for result in results]
+        write_atomically(given.json, json.dumps(reports, indent=2, allow_nan=False) + "\n")
     claims = [step for order in measured_orders(runs) if order.claimed for step in check_order(order, runs)]
     return Exit.DONE if all(step.holds for step in claims) else 1
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import socket
 import statistics
@@ -113,11 +114,12 @@ def measure(size: int, repeats: int) -> dict[str, list[float]]:
     for name, peer, connect in zip(("raw TCP", "unary protobuf"), peers, (raw_tcp, unary), strict=True):
         peer.start()
         ways[name] = connect(ports.get(), data)
-    server, port = start_server("--host", "127.0.0.1")
     payload = DensePayload(format=DenseFormat.FLOAT32, elements=size // 4, data=data)
-    pusher = Pusher(f"127.0.0.1:{port}", payload)
     seconds: dict[str, list[float]] = {"push": [], **{name: [] for name in ways}}
-    try:
+    with (
+        start_server("--host", "127.0.0.1") as server_port,
+        contextlib.closing(Pusher(f"127.0.0.1:{server_port}", payload)) as pusher,
+    ):
         for repeat in range(repeats + 2):
             taken = {"push": timed(pusher.push)}
             pusher.settle()
@@ -125,12 +127,8 @@ def measure(size: int, repeats: int) -> dict[str, list[float]]:
             if repeat >= 2:  # the first ones open connections and touch pages
                 for name, value in taken.items():
                     seconds[name].append(value)
-    finally:
-        pusher.close()
-        server.terminate()
-        server.wait()
-        for peer in peers:
-            peer.terminate()
+    for peer in peers:
+        peer.terminate()
     return seconds
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,20 @@ class Pusher:
             sent=lambda size: None,
             received=lambda size: None,
         )
-        self._client.join("benchmark", "none", ())
         self._payload = payload
-        manifest = Manifest((m.Tensor(name="weight", shape=(payload.elements,)),), 1 << 40)
-        self._client.initialize(manifest, [np.zeros(payload.elements * 4, np.uint8)])
-        self._client.ready(manifest)
         self._seq = 0
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> None:
+        self._client.join("benchmark", "none", ())
+        elements = self._payload.elements
+        manifest = Manifest((m.Tensor(name="weight", shape=(elements,)),), 1 << 40)
+        self._client.initialize(manifest, [np.zeros(elements * 4, np.uint8)])
+        self._client.ready(manifest)
         self._next_assignment()
 
     def push(self) -> None:
@@ -71,14 +80,31 @@ class Pusher:
         self._client.close()
 
 
-def start_server(*arguments: str, prefix: Sequence[str] = ()) -> tuple[subprocess.Popen[str], int]:
-    """A gc-server with a job that does not end, and its port. prefix: a command to run it under."""
+@contextlib.contextmanager
+def start_server(*arguments: str, prefix: Sequence[str] = ()) -> Iterator[int]:
+    """The port of a gc-server that lives as long as the context, with a job that does not end.
+
+    prefix: a command to run it under.
+    """
     command = (*prefix, sys.executable, "-m", "gradwire.server.cli", "--port", "0", "--http-port", "0")
     options = ("--epochs", "1000000", "--batch-size", "1", "--log-format", "text", *arguments)
     process = subprocess.Popen((*command, *options), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.search(r"listening on \S+:(\d+),", line):
-            threading.Thread(target=process.stderr.read, daemon=True).start()  # or its log fills the pipe
-            return process, int(found.group(1))
-    raise RuntimeError("gc-server did not start")
+    # Reads on, or the log would fill the pipe.
+    reader = threading.Thread(target=process.stderr.read, daemon=True)
+    try:
+        said: list[str] = []
+        for line in process.stderr:
+            said.append(line)
+            if found := re.search(r"listening on \S+:(\d+),", line):
+                reader.start()
+                yield int(found.group(1))
+                break
+        else:
+            raise RuntimeError(f"gc-server did not start: {''.join(said)}")
+    finally:
+        process.terminate()
+        process.wait()
+        if reader.is_alive():
+            reader.join()
+        process.stderr.close()

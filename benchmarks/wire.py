@@ -68,20 +68,17 @@ def main() -> None:
     assert isinstance(payload, QuantizedPayload)
     size = int(payload.data.size) + payload.levels.nbytes
 
-    with namespace():
-        server, port = start_server("--insecure", prefix=("ip", "netns", "exec", SPACE))
-        pusher = Pusher(f"{FAR_ADDRESS}:{port}", payload)
-        try:
-            counts: list[int] = []
-            for _ in range(arguments.pushes):
-                before = sent_bytes()
-                pusher.push()
-                counts.append(sent_bytes() - before)
-                pusher.settle()
-        finally:
-            pusher.close()
-            server.terminate()
-            server.wait()
+    counts: list[int] = []
+    with (
+        namespace(),
+        start_server("--insecure", prefix=("ip", "netns", "exec", SPACE)) as port,
+        contextlib.closing(Pusher(f"{FAR_ADDRESS}:{port}", payload)) as pusher,
+    ):
+        for _ in range(arguments.pushes):
+            before = sent_bytes()
+            pusher.push()
+            counts.append(sent_bytes() - before)
+            pusher.settle()
     mean = sum(counts) / len(counts)
     print(f"{len(counts)} pushes of {size} payload bytes: {mean:.0f} bytes each on the interface")
     print(f"{mean / size:.4f} of the payload (goal 1.02), 1/{arguments.elements * 4 / mean:.2f} of float32")

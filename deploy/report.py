@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,9 +96,20 @@ def result_of(options: RunOptions, status: StatusReply) -> Result:
 
 def to_json(result: Result, baseline: Result | None) -> str:
     """One object: the result's fields, and `baseline` with the same fields or null."""
-    content: dict[str, Any] = dataclasses.asdict(result)
-    content["baseline"] = None if baseline is None else dataclasses.asdict(baseline)
-    return json.dumps(content, indent=2) + "\n"
+    content = to_plain(result)
+    content["baseline"] = None if baseline is None else to_plain(baseline)
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def to_plain(result: Result) -> dict[str, Any]:
+    """The fields as JSON can hold them: a figure that is not finite, as of a run that diverged, is None."""
+    fields = dataclasses.asdict(result)
+    fields["accuracy_by_epoch"] = [_finite(accuracy) for accuracy in result.accuracy_by_epoch]
+    return {name: _finite(value) for name, value in fields.items()}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_atomically(path: Path, text: str) -> None:

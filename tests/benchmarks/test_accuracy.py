@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
-from gradwire.benchmarks.accuracy import ORDERS, area, check_order, estimate, markdown
+from gradwire.benchmarks.accuracy import MOST_SEEDS, ORDERS, area, check_order, estimate, main, markdown
 from gradwire.deploy.engine import RunError
 from gradwire.deploy.report import Result
 
@@ -43,6 +45,24 @@ def test_interval_is_students() -> None:
     assert five.mean == pytest.approx(0.92)
     assert five.half_width == pytest.approx(2.776 * 0.0158114 / 5**0.5, rel=1e-4)
     assert str(five) == "0.920 ± 0.020"
+
+
+def test_quantiles_are_exact_for_as_many_seeds_as_are_taken() -> None:
+    student = pytest.importorskip("scipy.stats").t
+    for count in range(2, MOST_SEEDS + 1):
+        values = [float(value) for value in range(count)]
+        exact = student.ppf(0.975, count - 1) * statistics.stdev(values) / count**0.5
+        assert estimate(values).half_width == pytest.approx(exact, rel=3e-4)
+    with pytest.raises(ValueError, match="at most 30 values, got 31"):
+        estimate([0.5] * (MOST_SEEDS + 1))
+
+
+@pytest.mark.parametrize("text", ["", "1,2,x", "1,1", "-1", ",".join(map(str, range(31)))])
+def test_seeds_to_correct_are_said_before_any_run(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([f"--seeds={text}"])
+    assert caught.value.code == 2
+    assert "expected 1 to 30 distinct numbers" in capsys.readouterr().err
 
 
 def test_a_single_seed_has_no_interval() -> None:

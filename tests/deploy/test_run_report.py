@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -129,6 +130,20 @@ def test_a_lost_last_evaluation_is_null() -> None:
     report = json.loads(to_json(result_of(OPTIONS, status(evaluations=())), None))
     assert report["validation_accuracy"] is None
     assert report["accuracy_by_epoch"] == [None, None, None]
+
+
+def test_figures_that_are_not_finite_are_null() -> None:
+    evaluations = (
+        EpochStatus(epoch=1, version=11, metrics={"loss": math.inf, "accuracy": math.nan}),
+        EpochStatus(epoch=3, version=33, metrics={"loss": math.nan, "accuracy": 0.125}),
+    )
+    diverged = result_of(OPTIONS, status(evaluations=evaluations))
+    text = to_json(diverged, diverged)
+    report = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    for one in (report, report["baseline"]):
+        assert one["validation_loss"] is None
+        assert one["accuracy_by_epoch"] == [None, None, 0.125]
+    assert "nan" in shown(table_of(diverged, None)), "people are told"
 
 
 def test_bytes_by_epoch_ends_at_the_total() -> None:
