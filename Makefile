@@ -84,3 +84,4 @@ constraints: ## renew every pin except torch's
 
 clean: ## remove what make made, except runs/
 	rm -rf .venv $(CACHE) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf compressors/kernels/__pycache__  # where numba keeps the compiled kernels
