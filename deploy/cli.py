@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +15,7 @@ from ..exits import Exit
 from ..options import UsageError, resolve
 from .config import RunOptions
 from .daemons import check_daemon_options
+from .paths import json_path, run_directory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,29 +41,30 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             version=__version__,
         ).config
         check_daemon_options(options, environ)
-        json_path = _json_path(options)
-        directory = _directory(options)
+        with run_directory(options) as directory:
+            return _checked(options, directory, json_path(options))
     except UsageError as error:
         return _fail(Exit.USAGE, str(error))
 
+
+def _checked(options: RunOptions, directory: Path, json: Path | None) -> int:
     # Late, so that --help answers at once.
     from .engine import RunError
     from .interrupt import Interrupt, Interrupted
 
     with Interrupt() as interrupt:
         try:
-            return _run(options, directory, json_path, interrupt)
+            return _run(options, directory, json, interrupt)
         except RunError as error:
             return _fail(error.code, str(error))
         except Interrupted as interrupted:
             return _fail(128 + interrupted.number, f"stopped by {interrupted}; no process is left")
 
 
-def _run(options: RunOptions, directory: Path, json_path: Path | None, interrupt: Interrupt) -> int:
+def _run(options: RunOptions, directory: Path, json: Path | None, interrupt: Interrupt) -> int:
     from rich.console import Console
 
-    from .plot import PlotError, write_plot
-    from .report import table_of, to_json, write_atomically
+    from .report import table_of
 
     console = Console()
     console.out(
@@ -78,16 +78,28 @@ def _run(options: RunOptions, directory: Path, json_path: Path | None, interrupt
         uncompressed = dataclasses.replace(options, compressor="none", downlink="none")
         baseline = _train(uncompressed, directory / "baseline", console, interrupt)
 
+    console.print(table_of(result, baseline))  # first: a full disk must not keep the figures from people
+    try:
+        _write(result, baseline, directory, json, console)
+    except OSError as error:
+        return _fail(Exit.INTERNAL, f"the report or the plot cannot be written: {error}")
+    return Exit.DONE
+
+
+def _write(
+    result: Result, baseline: Result | None, directory: Path, json: Path | None, console: Console
+) -> None:
+    from .plot import PlotError, write_plot
+    from .report import to_json, write_atomically
+
     report = to_json(result, baseline)
     write_atomically(directory / "report.json", report)
-    if json_path is not None:
-        write_atomically(json_path, report)
-    console.print(table_of(result, baseline))
+    if json is not None:
+        write_atomically(json, report)
     try:
         write_plot(directory / "plot.png", [result, baseline] if baseline is not None else [result])
     except PlotError as error:
         console.out(error, highlight=False)
-    return Exit.DONE
 
 
 def _prepare(options: RunOptions, interrupt: Interrupt) -> None:
@@ -116,24 +128,6 @@ def _train(options: RunOptions, directory: Path, console: Console, interrupt: In
 
 def _is_baseline(options: RunOptions) -> bool:
     return options.compressor == "none" and options.downlink == "none"
-
-
-def _json_path(options: RunOptions) -> Path | None:
-    """Where the report goes; what cannot be written is said before hours of training, not after."""
-    if not options.json:
-        return None
-    path = Path(options.json)
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--json {path}: expected a file in a directory that exists and can be written to")
-    return path
-
-
-def _directory(options: RunOptions) -> Path:
-    name = re.sub(r"[^A-Za-z0-9]+", "-", f"{options.task} {options.compressor}")
-    path = Path(options.out) if options.out else Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"--out {path}: expected a directory")
-    return path
 
 
 def _fail(code: int, message: str) -> int:

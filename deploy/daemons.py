@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from .. import __version__
 from ..options import resolve
@@ -16,8 +17,12 @@ HOST = "127.0.0.1"
 _COMMON = ("--http-port=0", "--log-format=text", "--threads=1")
 
 
-def server_arguments(options: RunOptions, port: int) -> list[str]:
-    """Of gc-server."""
+def server_arguments(options: RunOptions, port: int, output: Path) -> list[str]:
+    """Of gc-server.
+
+    output: for the final parameters. A flag of its own, because GC_OUTPUT reaches every server of a
+        comparison, and the last one would overwrite what the first one wrote.
+    """
     return [
         *_COMMON,
         f"--host={HOST}",
@@ -32,6 +37,7 @@ def server_arguments(options: RunOptions, port: int) -> list[str]:
         f"--learning-rate={options.learning_rate}",
         f"--schedule={options.schedule}",
         f"--downlink={options.downlink}",
+        f"--output={output}",
     ]
 
 
@@ -51,6 +57,7 @@ def check_daemon_options(options: RunOptions, environ: Mapping[str, str]) -> Non
     Raises:
         UsageError: from the daemon's own rules; gc-run's options have the names of theirs.
     """
-    server, worker = server_arguments(options, port=0), worker_arguments(options, port=1, index=0)
+    server = server_arguments(options, port=0, output=Path("parameters"))
+    worker = worker_arguments(options, port=1, index=0)
     resolve(ServerConfig, prog="gc-server", description="", argv=server, environ=environ, version=__version__)
     resolve(WorkerConfig, prog="gc-worker", description="", argv=worker, environ=environ, version=__version__)

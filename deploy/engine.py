@@ -3,8 +3,9 @@
     start the server on a free port -> start the workers -> poll both kinds of news -> end everything
 
 News are the ends of processes and the server's Status. A worker that dies is named, and the run goes on with
-the others, as a real job would; it stops when the server dies, when no worker is left, or when a worker ends
-for a reason that the others share: it was refused, misused, or the task raised.
+the others, as a real job would; it stops when the server dies, when no worker is left, when one ends before
+the first round, which waits for all of them, or when one ends for a reason that the others share: it was
+refused, misused, or the task raised.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from .status import StatusClient
 POLL_SECONDS = 0.2
 START_SECONDS = 120.0  # for a server to answer; importing torch on a busy machine takes its time
 LEAVE_SECONDS = 10.0  # for workers to end by themselves once the job is done
-LAST_WORD_SECONDS = 2.0  # for the server to call the job done after the last worker has left
+LAST_WORD_SECONDS = 2.0  # for the server to speak of the end after the last worker has left
+SILENCE_SECONDS = 2.0  # without an answer of the server, before people are told
+DEAF_SECONDS = 120.0  # for a server that answers nothing to speak, once the last worker has left
 START_ATTEMPTS = 3
+PARAMETERS = "parameters.safetensors"
 
 # Ends of a worker after which there is no point in going on without it.
 FATAL = (Exit.USAGE, Exit.REFUSED, Exit.TASK)
@@ -57,7 +61,7 @@ class Watcher(Protocol):
 class Plan:
     """One run.
 
-    directory: for the logs of its processes.
+    directory: for the logs of its processes and the final parameters.
     server, worker: the modules that are run; other ones in tests.
     """
 
@@ -77,7 +81,7 @@ def train(plan: Plan, watcher: Watcher, interrupt: Interrupt) -> StatusReply:
         Interrupted: a signal came.
     """
     with Children(plan.directory) as children:
-        server, port = _start_server(plan, children, interrupt)
+        server, port = _start_server(plan, children, watcher, interrupt)
         with StatusClient(f"{HOST}:{port}") as client:
             workers = [
                 children.start(f"worker-{rank}", plan.worker, worker_arguments(plan.options, port, rank))
@@ -94,16 +98,39 @@ def run_to_end(child: Child, interrupt: Interrupt) -> None:
         interrupt.pause(POLL_SECONDS / 4)
 
 
+class _Silence:
+    """Tells people that the server does not answer, once each time, and when it does again."""
+
+    def __init__(self, server: Child, watcher: Watcher) -> None:
+        self._server = server
+        self._watcher = watcher
+        self._since = time.monotonic()
+        self._told = False
+
+    def asked(self, *, answered: bool) -> None:
+        seconds = time.monotonic() - self._since
+        name = f"{self._server.name} (pid {self._server.pid})"
+        if answered:
+            if self._told:
+                self._watcher.note(f"{name} answers, after {seconds:.1f} s")
+            self._since, self._told = time.monotonic(), False
+        elif not self._told and seconds >= SILENCE_SECONDS:
+            self._told = True
+            self._watcher.note(f"{name} has not answered for {seconds:.1f} s; its log is {self._server.log}")
+
+
 def _supervise(
     server: Child, workers: list[Child], client: StatusClient, watcher: Watcher, interrupt: Interrupt
 ) -> StatusReply:
-    running = list(workers)
-    deserted_at = float("inf")
+    running, dead = list(workers), list[Child]()
+    silence = _Silence(server, watcher)
+    staffed_at = time.monotonic()
     while True:
         interrupt.pause(POLL_SECONDS)
         # First who has ended, then the status: a job that was done before its last worker left says so.
         ended = [worker for worker in running if worker.code is not None]
         running = [worker for worker in running if worker not in ended]
+        dead += ended
         status = client.ask()
         if status is not None:
             watcher.update(status, len(running))
@@ -111,28 +138,47 @@ def _supervise(
                 return status
         if server.code is not None:
             raise RunError(Exit.INTERNAL, _obituary(server))
+        silence.asked(answered=status is not None)
+        finishing = status is not None and status.phase is Phase.FINISHING
         for worker in ended:
             if worker.code in FATAL:
                 raise RunError(Exit(worker.code), _obituary(worker))
-            watcher.note(_obituary(worker))
-        if ended and not running:
-            deserted_at = time.monotonic()
-        if time.monotonic() - deserted_at > LAST_WORD_SECONDS:
+            # Done is what a worker says that has heard of the end, which a silent server could not tell us.
+            if worker.code != Exit.DONE or not (finishing or status is None):
+                watcher.note(_obituary(worker))
+        if status is not None and dead and not _has_begun(status):
+            have = f"waits for {len(workers)} workers, and {len(running)} are left"
+            raise RunError(Exit.INTERNAL, f"{_obituary(dead[0])}\nthe first round {have}; run it again")
+        if running or finishing:  # what finishing takes, such as writing the parameters, is up to the server
+            staffed_at = time.monotonic()
+        elif time.monotonic() - staffed_at > (DEAF_SECONDS if status is None else LAST_WORD_SECONDS):
             raise RunError(Exit.INTERNAL, "no worker is left, and the job is not done")
 
 
-def _start_server(plan: Plan, children: Children, interrupt: Interrupt) -> tuple[Child, int]:
+def _has_begun(status: StatusReply) -> bool:
+    """Whether the first round was opened; later ones make do with fewer workers."""
+    waits = status.phase in (Phase.EMPTY, Phase.GATHERING) and status.version == 0
+    return not waits or status.training_seconds > 0
+
+
+def _start_server(
+    plan: Plan, children: Children, watcher: Watcher, interrupt: Interrupt
+) -> tuple[Child, int]:
     """The server and its port, once it answers.
 
     Between choosing a free port and listening on it, someone else may take it; then another one is tried.
     """
     for attempt in range(1, START_ATTEMPTS + 1):
         port = _free_port()
-        server = children.start("server", plan.server, server_arguments(plan.options, port))
+        arguments = server_arguments(plan.options, port, plan.directory / PARAMETERS)
+        server = children.start("server", plan.server, arguments)
+        silence = _Silence(server, watcher)
         with StatusClient(f"{HOST}:{port}") as client:
             deadline = time.monotonic() + START_SECONDS
             while server.code is None and time.monotonic() < deadline:
-                if client.ask() is not None:
+                answered = client.ask() is not None
+                silence.asked(answered=answered)
+                if answered:
                     return server, port
                 interrupt.pause(POLL_SECONDS)
         if server.code is None:

@@ -9,17 +9,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
+from gradwire.deploy import paths
 from gradwire.deploy.cli import main
+from gradwire.deploy.config import RunOptions
 from gradwire.exits import Exit
 
 pytestmark = pytest.mark.timeout(300)  # a busy machine starts five processes slowly
+
+WaitUntilGone = Callable[[list[int], float], None]  # the fixture in conftest.py
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = ("--workers", "2", "--epochs", "2")
@@ -44,6 +49,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     done = subprocess.run(
         command(*SMALL, "--out", "here", "--json", "report.json"),
         cwd=directory,
+        env={**os.environ, "GC_OUTPUT": "shared.safetensors"},
         capture_output=True,
         text=True,
     )
@@ -89,7 +95,15 @@ def test_directory_holds_report_plot_and_logs(ran: Ran) -> None:
     assert json.loads((here / "report.json").read_text()) == ran.report
     assert (here / "plot.png").read_bytes().startswith(b"\x89PNG")
     for run in ("run", "baseline"):
-        assert {log.name for log in (here / run).iterdir()} == {"server.log", "worker-0.log", "worker-1.log"}
+        logs = {"server.log", "worker-0.log", "worker-1.log"}
+        assert {file.name for file in (here / run).iterdir()} == {*logs, "parameters.safetensors"}
+
+
+def test_each_run_keeps_its_own_parameters(ran: Ran) -> None:
+    for report, run in ((ran.report, "run"), (ran.report["baseline"], "baseline")):
+        with safe_open(ran.directory / "here" / run / "parameters.safetensors", "numpy") as parameters:
+            assert parameters.metadata()["sha256"] == report["parameters_sha256"]
+    assert not (ran.directory / "shared.safetensors").exists()
 
 
 def test_printed_lines_and_table_say_the_same(ran: Ran) -> None:
@@ -154,32 +168,29 @@ def long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subpro
     process.communicate()
 
 
-def wait_until_gone(pids: list[int], *, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < deadline, f"still running: {alive}"
-        time.sleep(0.05)
-
-
-def test_ctrl_c_leaves_no_process_and_no_report(long_run: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process_and_no_report(
+    long_run: subprocess.Popen[str], tmp_path: Path, wait_until_gone: WaitUntilGone
+) -> None:
     children = children_of(long_run.pid)
     assert children.keys() == {"server", "worker-0", "worker-1", "worker-2"}
     long_run.send_signal(signal.SIGINT)
     _, errors = long_run.communicate(timeout=30)
     assert long_run.returncode == Exit.INTERRUPTED
     assert "SIGINT" in errors
-    wait_until_gone(list(children.values()), seconds=0)
+    wait_until_gone(list(children.values()), 0)
     assert not (tmp_path / "report.json").exists()
 
 
-def test_a_killed_run_takes_its_processes_along(long_run: subprocess.Popen[str]) -> None:
+def test_a_killed_run_takes_its_processes_along(
+    long_run: subprocess.Popen[str], wait_until_gone: WaitUntilGone
+) -> None:
     children = children_of(long_run.pid)
     long_run.kill()
-    wait_until_gone(list(children.values()), seconds=30)
+    wait_until_gone(list(children.values()), 30)
 
 
 def test_a_killed_worker_is_named_and_the_run_goes_on_until_the_server_is_killed(
-    long_run: subprocess.Popen[str],
+    long_run: subprocess.Popen[str], wait_until_gone: WaitUntilGone
 ) -> None:
     assert long_run.stdout is not None
     children = children_of(long_run.pid)
@@ -192,7 +203,7 @@ def test_a_killed_worker_is_named_and_the_run_goes_on_until_the_server_is_killed
     _, errors = long_run.communicate(timeout=30)
     assert long_run.returncode == Exit.INTERNAL
     assert "server ended: SIGKILL" in errors
-    wait_until_gone(list(children.values()), seconds=0)
+    wait_until_gone(list(children.values()), 0)
 
 
 @pytest.mark.parametrize(
@@ -209,22 +220,52 @@ def test_a_killed_worker_is_named_and_the_run_goes_on_until_the_server_is_killed
         (["--workers", "0"], ["--workers", "at least 1", "'0'"]),
         (["--epochs", "many"], ["--epochs", "whole number", "'many'"]),
         (["--workerz", "3"], ["--workerz"]),
-        (["--json", "nowhere/report.json"], ["--json nowhere/report.json", "directory"]),
+        (["--json", "nowhere/report.json"], ["--json nowhere/report.json", "No such file", "directory"]),
+        (["--json", "{file}/report.json"], ["--json {file}/report.json", "Not a directory"]),
+        (["--json", "."], ["--json .", "not a file"]),
+        (["--out", "{file}"], ["--out {file}", "File exists", "directory"]),
+        (["--out", "{file}/sub"], ["--out {file}/sub", "Not a directory"]),
+        (["--out", "/proc/sub"], ["--out /proc/sub", "directory"]),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(
     arguments: list[str],
     words: list[str],
     tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    file = tmp_path_factory.mktemp("other") / "file"
+    file.touch()
     monkeypatch.chdir(tmp_path)
-    assert main(arguments, dict(os.environ)) == Exit.USAGE
+    given = [argument.replace("{file}", str(file)) for argument in arguments]
+    assert main(given, dict(os.environ)) == Exit.USAGE
     errors = capsys.readouterr().err
     assert errors.startswith("gc-run: ")
-    assert [word for word in words if word not in errors] == []
+    assert [word for word in words if word.replace("{file}", str(file)) not in errors] == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_of_the_same_second_have_directories_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strftime(_: str) -> str:
+        return "20261120-230820"
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", strftime)
+    with paths.run_directory(RunOptions()) as one, paths.run_directory(RunOptions()) as other:
+        (one / "report.json").touch()
+        assert str(one) == "runs/20261120-230820-digits-4bit"
+        assert str(other) == "runs/20261120-230820-digits-4bit-2"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [one.name], "an empty one is removed"
+
+
+def test_a_directory_that_was_there_stays(tmp_path: Path) -> None:
+    with paths.run_directory(RunOptions(out=str(tmp_path))):
+        pass
+    assert tmp_path.is_dir()
 
 
 RAISING_TASKS = """
@@ -263,7 +304,14 @@ def test_a_task_that_raises_has_its_own_exit_code(
 
 
 def test_help_answers_at_once() -> None:
-    program = (
-        "import sys, gradwire.deploy.cli; sys.exit(bool({'torch', 'grpc', 'rich'} & sys.modules.keys()))"
+    """The time itself is in benchmarks/startup.py; here, what would take it is not imported."""
+    shown = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "gradwire.deploy.cli", "--help"],
+        capture_output=True,
+        text=True,
     )
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    assert shown.returncode == Exit.DONE
+    assert "usage: gc-run" in shown.stdout
+    imported = {line.rpartition("|")[2].strip() for line in shown.stderr.splitlines()}
+    assert "gradwire.deploy.config" in imported
+    assert not {"torch", "grpc", "numpy", "rich"} & imported

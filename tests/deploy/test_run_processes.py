@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,8 @@ from gradwire.deploy.interrupt import Interrupt, Interrupted
 from gradwire.deploy.processes import Child, Children
 from gradwire.exits import Exit
 from gradwire.proto.messages import Phase, StatusReply
+
+WaitUntilGone = Callable[[list[int], float], None]  # the fixture in conftest.py
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -61,14 +63,6 @@ def plan(directory: Path, *, server: str = "finish", worker: str = "sleep") -> P
     )
 
 
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-
-
 def worker_pids(directory: Path) -> list[int]:
     return [int(re.findall(r"pid (\d+)", log.read_text())[0]) for log in directory.glob("worker-*.log")]
 
@@ -83,15 +77,11 @@ def wait_for_workers(directory: Path, count: int = 2) -> list[int]:
     raise AssertionError(f"no {count} workers in {directory}")
 
 
-def wait_until_gone(pids: list[int], *, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while any(is_running(pid) for pid in pids):
-        assert time.monotonic() < deadline, f"still running: {[pid for pid in pids if is_running(pid)]}"
-        time.sleep(0.05)
-
-
 def test_a_finished_job_gives_its_last_status_and_leaves_no_process(
-    tmp_path: Path, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    interrupt: Interrupt,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until_gone: WaitUntilGone,
 ) -> None:
     monkeypatch.setattr(engine, "LEAVE_SECONDS", 0.2)  # the stand-ins never leave by themselves
     watcher = Notes()
@@ -99,7 +89,7 @@ def test_a_finished_job_gives_its_last_status_and_leaves_no_process(
     assert status.phase is Phase.FINISHED
     assert status.parameters_sha256
     assert watcher.alive[-1] == 2
-    assert not any(is_running(pid) for pid in worker_pids(tmp_path))
+    wait_until_gone(worker_pids(tmp_path), 0)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +129,47 @@ def test_a_run_without_workers_stops(
     assert sorted(note.split()[0] for note in watcher.notes) == ["worker-0", "worker-1"]
 
 
-def test_a_server_that_dies_is_named(tmp_path: Path, interrupt: Interrupt) -> None:
+def test_finishing_may_take_longer_than_the_workers_stay(
+    tmp_path: Path, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LAST_WORD_SECONDS", 0.3)
+    watcher = Notes()
+    status = train(plan(tmp_path, server="finishing", worker="all-0"), watcher, interrupt)
+    assert status.phase is Phase.FINISHED
+    assert watcher.notes == [], "a worker that is done is no news"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "ending"), [("leaves-1", "exit code 1 (internal)"), ("killed", "SIGKILL")]
+)
+def test_a_job_that_can_never_begin_stops(
+    tmp_path: Path, interrupt: Interrupt, behaviour: str, ending: str
+) -> None:
+    with pytest.raises(RunError) as caught:
+        train(plan(tmp_path, server="gathering", worker=behaviour), Notes(), interrupt)
+    assert caught.value.code is Exit.INTERNAL
+    assert f"worker-0 ended: {ending}" in str(caught.value)
+    assert "the first round waits for 2 workers, and 1 are left" in str(caught.value)
+
+
+def test_a_server_that_does_not_answer_is_named(
+    tmp_path: Path, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LEAVE_SECONDS", 0.2)
+    watcher = Notes()
+    assert train(plan(tmp_path, server="silent"), watcher, interrupt).phase is Phase.FINISHED
+    silent, again = watcher.notes[-2:]
+    assert re.match(rf"server \(pid \d+\) has not answered for 2\.\d s; its log is {tmp_path}", silent)
+    assert re.match(r"server \(pid \d+\) answers, after 2\.\d s", again)
+
+
+def test_a_server_that_dies_is_named(
+    tmp_path: Path, interrupt: Interrupt, wait_until_gone: WaitUntilGone
+) -> None:
     with pytest.raises(RunError, match=r"(?s)server ended: exit code 7;.*out of luck") as caught:
         train(plan(tmp_path, server="dies"), Notes(), interrupt)
     assert caught.value.code is Exit.INTERNAL
-    assert not any(is_running(pid) for pid in worker_pids(tmp_path))
+    wait_until_gone(worker_pids(tmp_path), 0)
 
 
 def test_a_server_that_does_not_start_passes_its_reason_on(tmp_path: Path, interrupt: Interrupt) -> None:
@@ -165,7 +191,9 @@ def test_a_port_that_someone_else_takes_is_replaced(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_everything(tmp_path: Path, interrupt: Interrupt, number: signal.Signals) -> None:
+def test_a_signal_ends_everything(
+    tmp_path: Path, interrupt: Interrupt, number: signal.Signals, wait_until_gone: WaitUntilGone
+) -> None:
     def send() -> None:
         wait_for_workers(tmp_path)
         os.kill(os.getpid(), number)
@@ -176,7 +204,7 @@ def test_a_signal_ends_everything(tmp_path: Path, interrupt: Interrupt, number: 
         train(plan(tmp_path, server="forever"), Notes(), interrupt)
     sender.join()
     assert caught.value.number is number
-    assert not any(is_running(pid) for pid in worker_pids(tmp_path))
+    wait_until_gone(worker_pids(tmp_path), 0)
 
 
 def test_hanging_up_ends_a_run_unless_it_is_under_nohup() -> None:
@@ -202,24 +230,67 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("behaviour", ["sleep", "stubborn"])
-def test_children_do_not_outlive_a_parent_that_is_killed(tmp_path: Path, behaviour: str) -> None:
+def test_children_do_not_outlive_a_parent_that_is_killed(
+    tmp_path: Path, behaviour: str, wait_until_gone: WaitUntilGone
+) -> None:
     parent = subprocess.Popen([sys.executable, PROGRAMS / "standin_run.py", tmp_path, behaviour])
     try:
         pids = wait_for_workers(tmp_path)
     finally:
         parent.kill()
         parent.wait()
-    wait_until_gone(pids, seconds=30)
+    wait_until_gone(pids, 30)
 
 
-def test_what_a_dead_process_has_started_is_ended_too(tmp_path: Path) -> None:
-    program = "import subprocess, sys; print('pid', subprocess.Popen(['sleep', '600']).pid, flush=True)"
-    (tmp_path / "parent_of_sleep.py").write_text(f"def main(argv):\n    {program}\n    return 0\n")
-    with pytest.MonkeyPatch.context() as patch, Children(tmp_path) as children:
-        patch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
-        child = children.start("worker-0", "parent_of_sleep", [])
+PARENT = """
+import signal, subprocess, sys, time
+
+def main(argv):
+    print("pid", subprocess.Popen(["sleep", "600"]).pid, flush=True)
+    if argv == ["polite"]:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if argv:
+        time.sleep(600)
+    return 0
+"""
+
+
+@pytest.fixture
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module that starts a process of its own."""
+    (tmp_path / "parent_of_sleep.py").write_text(PARENT)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    return "parent_of_sleep"
+
+
+def test_what_a_dead_process_has_started_is_ended_too(
+    tmp_path: Path, parent: str, wait_until_gone: WaitUntilGone
+) -> None:
+    with Children(tmp_path) as children:
+        child = children.start("worker-0", parent, [])
         assert processes.wait([child], seconds=30)
-        wait_until_gone(worker_pids(tmp_path), seconds=5)
+        wait_until_gone(worker_pids(tmp_path), 5)
+
+
+@pytest.mark.parametrize("manners", ["polite", "rude"])
+def test_what_a_child_has_started_does_not_outlive_gc_run_either(
+    parent: str, manners: str, wait_until_gone: WaitUntilGone
+) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "gradwire.deploy.child", parent, manners],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with child.stdin, child.stdout:
+        pid = int(child.stdout.readline().split()[1])
+        time.sleep(0.2)  # for the handler
+        child.stdin.close()  # as the kernel does when gc-run is killed
+        child.wait(timeout=30)
+    wait_until_gone([pid], 5)
 
 
 def test_a_log_is_shown_from_its_end(tmp_path: Path) -> None:

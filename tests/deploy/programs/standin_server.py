@@ -1,7 +1,8 @@
 """Stands in for gc-server: answers Status as its task says, and trains nothing.
 
 finish: done at the eighth question. forever: never done. dies: exits with 7 at the fifth. usage: does not
-start. Exits with 2 when it cannot listen, like the real one.
+start. gathering: waits for workers. finishing: writes parameters from the second to the eighth. silent: done
+at the eighth, and takes its time for the third. Exits with 2 when it cannot listen, like the real one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ async def serve(arguments: dict[str, str]) -> int:
         if arguments["task"] == "dies" and questions == 5:
             print("out of luck", flush=True)
             os._exit(7)
-        return reply(arguments, finished=arguments["task"] == "finish" and questions >= 8)
+        if arguments["task"] == "silent" and questions == 3:
+            await asyncio.sleep(600)  # the one who asked will not wait for it
+        return reply(arguments, phase(arguments["task"], questions))
 
     async def unused(*_: Any) -> Any:
         raise NotImplementedError
@@ -56,11 +59,21 @@ async def serve(arguments: dict[str, str]) -> int:
     return 0
 
 
+def phase(task: str, questions: int) -> Phase:
+    if task == "gathering":
+        return Phase.GATHERING
+    if task == "finishing" and 2 <= questions < 8:
+        return Phase.FINISHING
+    return Phase.RUNNING if questions < 8 or task == "forever" else Phase.FINISHED
+
+
 def ignore(size: int) -> None:
     pass
 
 
-def reply(arguments: dict[str, str], *, finished: bool) -> StatusReply:
+def reply(arguments: dict[str, str], phase: Phase) -> StatusReply:
+    begun = phase is not Phase.GATHERING
+    finished = phase is Phase.FINISHED
     return StatusReply(
         job=Job(
             id="standin",
@@ -74,10 +87,10 @@ def reply(arguments: dict[str, str], *, finished: bool) -> StatusReply:
             learning_rate=float(arguments["learning-rate"]),
             schedule=arguments["schedule"],
         ),
-        phase=Phase.FINISHED if finished else Phase.RUNNING,
+        phase=phase,
         waiting="" if finished else "waiting for worker-1 since 3.1 s",
-        version=11,
-        epoch=1,
+        version=11 if begun else 0,
+        epoch=1 if begun else 0,
         epoch_progress=0.0,
         members=(),
         lost=(),
@@ -86,7 +99,7 @@ def reply(arguments: dict[str, str], *, finished: bool) -> StatusReply:
         pushes=22,
         refused_pushes=0,
         train_loss=0.6,
-        training_seconds=1.5,
+        training_seconds=1.5 if begun else 0.0,
         parameters_sha256="ab" * 32 if finished else "",
         software="0",
     )
