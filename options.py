@@ -59,6 +59,11 @@ def at_least(minimum: float) -> Callable[[float], str | None]:
     return lambda value: None if value >= minimum else f"at least {minimum:g}"
 
 
+def between(minimum: int, maximum: int) -> Callable[[int], str | None]:
+    """A check for whole numbers that travel in a field of limited size."""
+    return lambda value: None if minimum <= value <= maximum else f"{minimum} to {maximum}"
+
+
 def port_number(value: int) -> str | None:
     """A check for TCP ports, 0 included."""
     return None if 0 <= value <= 65535 else "a port from 0 to 65535"
@@ -199,7 +204,7 @@ def _convert(name: str, kind: type[Any], raw: Any, origin: str, info: _Option) -
             value = kind(raw) if isinstance(raw, str) or kind is float or isinstance(raw, int) else None
         except (TypeError, ValueError):
             value = None
-        if value is None or not math.isfinite(value):
+        if value is None or (isinstance(value, float) and not math.isfinite(value)):
             raise wrong("a whole number" if kind is int else "a number")
     else:
         if not isinstance(raw, str):

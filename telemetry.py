@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import socket
 import sys
 import threading
 import time
@@ -58,6 +60,10 @@ class _ThreadingServer(WSGIServer):
         threading.Thread(target=serve, daemon=True, name="http-request").start()
 
 
+class _ThreadingServerV6(_ThreadingServer):
+    address_family = socket.AF_INET6
+
+
 class _QuietHandler(WSGIRequestHandler):
     timeout = 10  # seconds for a peer to send its request
 
@@ -98,17 +104,18 @@ class HttpEndpoint:
             start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
             return [f"{text}\n".encode()]
 
+        kind = _ThreadingServerV6 if ":" in host else _ThreadingServer
         try:
-            self._server = make_server(host, port, app, _ThreadingServer, _QuietHandler)
+            self._server = make_server(host, port, app, kind, _QuietHandler)
         except OSError as error:
-            if not fallback:
+            if not fallback or error.errno != errno.EADDRINUSE:
                 raise UsageError(
-                    f"--http-port {port}: {error.strerror}; choose another port, or 0 for no HTTP"
+                    f"--http-port {port} on {host}: {error.strerror}; choose another port, or 0 for no HTTP"
                 ) from None
             logging.getLogger("gradwire.http").warning(
-                "port %d is taken (%s); metrics go to a free port instead", port, error.strerror
+                "port %d is taken; metrics go to a free port instead", port
             )
-            self._server = make_server(host, 0, app, _ThreadingServer, _QuietHandler)
+            self._server = make_server(host, 0, app, kind, _QuietHandler)
         self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="http")
         self._thread.start()

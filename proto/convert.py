@@ -24,6 +24,8 @@ from .refusal import Refusal
 
 T = TypeVar("T")
 
+MAX_REPEATED = 1 << 14  # messages in one repeated field; more tensors than any model has
+
 
 class MalformedError(ValueError):
     """Bytes that are not a message of this protocol."""
@@ -142,7 +144,7 @@ def _message_field(name: str, cls: type[Any], optional: bool, repeated: bool) ->
         return _Field(
             name,
             lambda message, value: getattr(message, name).extend([to_message(item) for item in value]),
-            lambda message: tuple(from_message(item, cls) for item in getattr(message, name)),
+            lambda message: tuple(from_message(item, cls) for item in _bounded(message, name)),
         )
 
     def write(message: Any, value: Any) -> None:
@@ -157,6 +159,15 @@ def _message_field(name: str, cls: type[Any], optional: bool, repeated: bool) ->
         raise MalformedError(f"{message.DESCRIPTOR.name} without {name}")
 
     return _Field(name, write, read)
+
+
+def _bounded(message: Any, name: str) -> Any:
+    """A repeated field, refused before its members are turned into objects if there are too many."""
+    members = getattr(message, name)
+    if len(members) > MAX_REPEATED:
+        kind = message.DESCRIPTOR.name
+        raise MalformedError(f"{kind}.{name}: expected up to {MAX_REPEATED} members, got {len(members)}")
+    return members
 
 
 def _scalar_field(name: str, hint: Any) -> _Field:

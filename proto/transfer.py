@@ -156,11 +156,28 @@ class Assembly:
     (`announced_payloads`).
     """
 
-    def __init__(self, transfer: int, partition: int, payloads: Sequence[Payload], *, worker: str) -> None:
+    def __init__(
+        self,
+        transfer: int,
+        partition: int,
+        payloads: Sequence[Payload],
+        *,
+        chunk_bytes: int,
+        worker: str,
+        names: Sequence[str],
+    ) -> None:
+        """
+        Args:
+            payloads: as announced, without bytes.
+            chunk_bytes: of every chunk but the last.
+            worker, names: whom and which tensors to name in a refusal.
+        """
         self.transfer = transfer
         self.partition = partition
         self._payloads = payloads
         self._worker = worker
+        self._names = names
+        self._chunk_bytes = chunk_bytes
         self._sizes = [payload_bytes(payload) for payload in payloads]
         self._buffer: Bytes = np.empty(sum(self._sizes), np.uint8)
         self._filled = 0
@@ -173,7 +190,7 @@ class Assembly:
     def add(self, chunk: Chunk) -> None:
         """Take the next chunk. Raises Refused: CHUNK or CHECKSUM."""
         remaining = self._buffer.size - self._filled
-        expected = (self.transfer, self.partition, self._filled, min(CHUNK_BYTES, remaining))
+        expected = (self.transfer, self.partition, self._filled, min(self._chunk_bytes, remaining))
         got = (chunk.transfer, chunk.partition, chunk.offset, int(chunk.data.size))
         if got != expected:
             text = "transfer {}, partition {}, offset {}, {} bytes"
@@ -192,18 +209,18 @@ class Assembly:
         Reads every byte once, in nogil code; call it off the event loop for large transfers.
 
         Raises:
-            Refused: PAYLOAD or NON_FINITE, naming the tensor by its place in the transfer.
+            Refused: PAYLOAD or NON_FINITE, naming the tensor.
         """
         assert self.complete
         whole: list[Payload] = []
         at = 0
-        for place, (payload, size) in enumerate(zip(self._payloads, self._sizes, strict=True)):
+        for name, payload, size in zip(self._names, self._payloads, self._sizes, strict=True):
             filled = dataclasses.replace(payload, data=self._buffer[at : at + size])
             at += size
             try:
                 validate(filled)
             except PayloadError as error:
-                raise _refused(error, self._worker, f"tensor {place} of the transfer") from None
+                raise _refused(error, self._worker, f"tensor {name!r}") from None
             whole.append(filled)
         return whole
 

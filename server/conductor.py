@@ -50,11 +50,11 @@ class Conductor:
         *,
         schedule: Constant,
         epochs: int,
-        on_finished: Callable[[Store], None],
+        on_finished: Callable[[Store, str], None],
     ) -> None:
         """
         Args:
-            on_finished: called on the reducer thread with the final parameters.
+            on_finished: called on the reducer thread with the final parameters and their SHA-256.
         """
         self.core = core
         self.metrics = metrics
@@ -72,7 +72,7 @@ class Conductor:
         self._working: set[asyncio.Task[None]] = set()
         self._started_at: float | None = None
         self._ended_at: float | None = None
-        self._round_opened_at = 0.0
+        self._ticker: asyncio.Task[None] | None = None
 
     @property
     def training_seconds(self) -> float:
@@ -143,10 +143,8 @@ class Conductor:
         if session is None:
             return
         assignment = action.assignment
-        if assignment.position == 0:
-            self._round_opened_at = time.monotonic()
-            if self._started_at is None:
-                self._started_at = self._round_opened_at
+        if self._started_at is None:
+            self._started_at = time.monotonic()
         if action.has != assignment.version:
             assert self.store is not None
             for partition in range(len(self.store.manifest.partitions)):
@@ -187,7 +185,8 @@ class Conductor:
         self._latest[action.partition] = broadcast
         if action.partition == 0:
             mean_loss = loss / samples if samples else math.nan
-            self.metrics.round_closed(self._ended_at - self._round_opened_at, samples, mean_loss)
+            assert self.core.round is not None
+            self.metrics.round_closed(self._ended_at - self.core.round.opened_at, samples, mean_loss)
         self.happen(e.Published(partition=action.partition, version=action.version))
 
     async def _finish(self) -> None:
@@ -196,8 +195,15 @@ class Conductor:
             return
 
         def conclude() -> str:
-            self._on_finished(store)
-            return store.sha256()
+            digest = store.sha256()
+            try:
+                self._on_finished(store, digest)
+            except Exception as error:
+                # The parameters are still here: whoever wants them can fetch them.
+                log.error(
+                    "the parameters could not be saved: %s; fetch them before stopping the server", error
+                )
+            return digest
 
         self.parameters_sha256 = await self.on_reducer(conclude)
         log.info("the job is finished at version %d", self.core.version)
@@ -208,7 +214,7 @@ class Conductor:
         task.add_done_callback(self._worked)
 
     def _worked(self, task: asyncio.Task[None]) -> None:
-        """A round that cannot be applied would never close, so it ends the job."""
+        """A round that cannot be applied would never close, and without ticks no lease would end: give up."""
         self._working.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
@@ -231,16 +237,23 @@ class Conductor:
         """Run on the reducer thread, after everything that was handed to it before."""
         return await asyncio.get_running_loop().run_in_executor(self._reducer, function, *arguments)
 
-    async def tick(self) -> None:
-        """Let time pass, until cancelled."""
+    def start(self) -> None:
+        """Let time pass from now on."""
+        self._ticker = asyncio.create_task(self._tick())
+        self._ticker.add_done_callback(self._worked)
+
+    async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             self.happen(e.Tick())
-            if self.core.waiting(time.monotonic())[1]:
+            waiting = self.core.waiting(time.monotonic())
+            if waiting.text and waiting.for_others:
                 self.metrics.waiting_seconds.labels(self.core.phase.name.lower()).inc(TICK_S)
 
     async def stop(self, reason: str) -> None:
         """Finish what is being applied, tell the members, and let them go."""
+        if self._ticker is not None:
+            self._ticker.cancel()
         self.happen(e.Stopping(reason=reason))
         while self._working:
             await asyncio.wait(set(self._working))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..options import DEFAULT_HTTP_PORT, LOG_FORMATS, at_least, option, port_number
+from ..options import DEFAULT_HTTP_PORT, LOG_FORMATS, at_least, between, option, port_number
 from ..spec import SpecError, parse_spec
 from .optimizer import parse_optimizer
 from .schedule import parse_schedule
 
 DEFAULT_PORT = 50051
+MAX_UINT32 = 2**32 - 1
 
 
 def _well_formed(parse: Callable[[str], object]) -> Callable[[str], str | None]:
@@ -41,9 +42,9 @@ class ServerConfig:
     )
     mode: str = option("sync", "how pushes become versions", choices=("sync",))
     min_workers: int = option(1, "workers to wait for before the first round", check=at_least(1))
-    epochs: int = option(30, "passes over the training samples", check=at_least(1))
-    batch_size: int = option(32, "samples per worker and step", check=at_least(1))
-    seed: int = option(0, "of initial parameters, sample order and compressors", check=at_least(0))
+    epochs: int = option(30, "passes over the training samples", check=between(1, MAX_UINT32))
+    batch_size: int = option(32, "samples per worker and step", check=between(1, MAX_UINT32))
+    seed: int = option(0, "of initial parameters, sample order and compressors", check=between(0, 2**63 - 1))
     optimizer: str = option(
         "sgd",
         "sgd, adam or adamw, with options such as sgd:momentum=0.9,weight_decay=1e-4",

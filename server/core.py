@@ -30,7 +30,7 @@ from . import events as e
 from . import refusals
 from .roster import Member, Roster
 from .rounds import Round
-from .waiting import describe_waiting
+from .waiting import Waiting, describe_waiting
 
 LOST_REMEMBERED = 256
 REPORT_AFTER_S = 1.0  # a round that waits longer names whom it waits for
@@ -45,6 +45,15 @@ class Rules:
     batch_size: int
     epochs: int
     lease_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """Who was asked to evaluate what."""
+
+    by: tuple[str, int]
+    epoch: int
+    version: int
 
 
 class Core:
@@ -63,13 +72,13 @@ class Core:
         self.start = 0  # samples of the running epoch consumed
         self.round: Round | None = None
         self.started = False  # the first round has opened: from then on any number of members will do
-        self.evaluator: tuple[str, int] | None = None
+        self.evaluation: Evaluation | None = None  # asked for and not yet reported
         self.evaluations: list[EpochStatus] = []
         self.lost: deque[LostStatus] = deque(maxlen=LOST_REMEMBERED)
         self.accepted_pushes = 0
         self.stale_pushes = 0
         self.waiting_since: float | None = None  # when whatever is waited for began
-        self._reported: tuple[tuple[int, ...], float] | None = None
+        self._reported: tuple[str, float] | None = None
         self._handlers: dict[type[Any], Callable[[Any, float], list[e.Action]]] = {
             e.Joined: self._joined,
             e.Initialized: self._initialized,
@@ -128,7 +137,9 @@ class Core:
         member.ready = member.listening = True
         member.fingerprint = event.fingerprint
         member.version = event.version
-        if self.phase is Phase.FINISHING:
+        if self.phase is Phase.EMPTY and self.initializer in (None, (member.worker, member.incarnation)):
+            return self._request_initialize(member)
+        if self.phase in (Phase.FINISHING, Phase.FINISHED):
             return self._finish(now)
         if self.round is None:
             return self._open_round_if_possible(now)
@@ -167,18 +178,16 @@ class Core:
         identity = (member.worker, member.incarnation)
         if self.phase is Phase.EMPTY and self.initializer == identity:
             self.initializer = None
-            for candidate in self.roster.attached():
-                self.initializer = (candidate.worker, candidate.incarnation)
-                actions.append(e.RequestInitialize(worker=candidate.worker))
-                break
-        if self.evaluator == identity:
-            self.evaluator = None
+            for candidate in self.roster.listening()[:1]:  # otherwise the next one to get ready
+                actions += self._request_initialize(candidate)
+        if self.evaluation is not None and self.evaluation.by == identity:
+            self.evaluation = None
         if self.round is not None:
             rank = self.round.rank_of(member)
             if rank is not None:
                 self.round.lost.add(rank)
                 actions += self._close_complete_partitions(now)
-        if self.phase is Phase.FINISHING and self.evaluator is None:
+        if self.phase is Phase.FINISHING:
             actions += self._finish(now)
         return actions
 
@@ -192,7 +201,7 @@ class Core:
         self.fingerprint = event.fingerprint
         self.train_samples = event.train_samples
         self.partitions = event.partitions
-        self.waiting_since = now
+        self._wait_from(now)
         actions: list[e.Action] = []
         for member in self.roster.ready():  # they said so before there was anything to compare with
             try:
@@ -208,6 +217,10 @@ class Core:
                 )
                 actions += self._give_up(member, "has another model", now)
         return actions + self._open_round_if_possible(now)
+
+    def _request_initialize(self, member: Member) -> list[e.Action]:
+        self.initializer = (member.worker, member.incarnation)
+        return [e.RequestInitialize(worker=member.worker)]
 
     def check_initialize(self, worker: str, incarnation: int) -> Refusal | None:
         """Whether this worker may upload the initial parameters now."""
@@ -231,7 +244,7 @@ class Core:
         if len(members) < needed:
             if self.phase is Phase.RUNNING:
                 self.phase = Phase.GATHERING
-                self.waiting_since = now
+                self._wait_from(now)
             return []
         self.phase = Phase.RUNNING
         self.started = True
@@ -244,15 +257,14 @@ class Core:
             members={member.rank: (member.worker, member.incarnation) for member in members},
             contributions=[{} for _ in range(self.partitions)],
         )
-        self.waiting_since = now
-        self._reported = None
+        self._wait_from(now)
         # Whoever is reconnecting hears of it when it is back.
         return [self._assign(member, member.rank, self.round) for member in members if member.listening]
 
     def _assign(self, member: Member, rank: int, round_: Round) -> e.Assign:
         """The member's part in the round. Afterwards its replica is at the round's version."""
         position = sorted(round_.members).index(rank)
-        evaluate = round_.start == 0 and round_.epoch > 0 and position == 0
+        evaluate = position == 0 and self._ask_for_evaluation(member, round_.epoch, round_.version)
         assignment = Assignment(
             version=round_.version,
             epoch=round_.epoch,
@@ -266,6 +278,8 @@ class Core:
         return e.Assign(worker=member.worker, assignment=assignment, has=has)
 
     def _pushed(self, event: e.Pushed, now: float) -> list[e.Action]:
+        if self.phase is Phase.STOPPING:
+            raise Refused(refusals.stopping(event.worker, "no more pushes"))
         member = self.roster.find(event.worker, event.incarnation, now)
         known = member.outcomes.get((event.seq, event.partition))
         if known is not None:
@@ -308,20 +322,22 @@ class Core:
         if round_ is None:
             return []
         if not any(round_.contributions) and set(round_.members) <= round_.lost:
-            self.round = None  # everyone is gone and nothing came: the round is drawn anew
-            return self._open_round_if_possible(now)
+            # Everyone is gone and nothing came. The samples are drawn again, but under a new version, so that
+            # a push for the old division of them is recognised as stale.
+            round_.samples = 0
         actions: list[e.Action] = []
         for partition in range(self.partitions):
             if partition in round_.closed or round_.missing(partition):
                 continue
             round_.closed.add(partition)
+            self._wait_from(now)
             in_rank_order = sorted(round_.contributions[partition].items())
             actions.append(
                 e.Apply(
                     partition=partition,
                     version=round_.version + 1,
                     contributions=tuple(contribution for _, contribution in in_rank_order),
-                    epoch=round_.epoch + round_.start / self.train_samples,
+                    epoch=round_.epoch + (round_.start + round_.samples / 2) / self.train_samples,
                 )
             )
         return actions
@@ -344,53 +360,70 @@ class Core:
             return self._open_round_if_possible(now)
         if self.phase is Phase.RUNNING:
             self.phase = Phase.FINISHING
-            self.waiting_since = now
+            self._wait_from(now)
         return self._finish(now)
 
-    # ---- the end
+    # ---- evaluations and the end
+
+    def _ask_for_evaluation(self, member: Member, epoch: int, version: int) -> bool:
+        """Whether this member shall evaluate the epoch: once, unless who was asked before is lost."""
+        if epoch == 0 or any(done.epoch == epoch for done in self.evaluations):
+            return False
+        identity = (member.worker, member.incarnation)
+        if self.evaluation is not None and self.evaluation.epoch == epoch:
+            return self.evaluation.by == identity  # asked before; perhaps it did not hear
+        self.evaluation = Evaluation(by=identity, epoch=epoch, version=version)
+        return True
 
     def _finish(self, now: float) -> list[e.Action]:
-        """Send everybody home; the lowest rank evaluates first, and if it is lost the next one.
+        """Have the last version evaluated, then send everybody home.
 
-        Called again when members come back or are lost; telling a member twice does no harm.
+        Called again whenever a member comes back or is lost; telling one twice does no harm. Nobody leaves
+        before the evaluation is in, so that another can do it if the evaluator is lost.
         """
+        if self.phase is Phase.FINISHED:
+            return [self._last_assignment(member, finished=True) for member in self.roster.listening()]
         if self.phase is not Phase.FINISHING:
             return []
-        members = self.roster.listening()
         if not self.roster.members:
             self.phase = Phase.FINISHED
             return [e.Note(text="no member is left to evaluate the last version", warning=True), e.Finish()]
-        evaluator = next((m for m in members if (m.worker, m.incarnation) == self.evaluator), None)
-        if evaluator is None and self.evaluator is None and members:
-            evaluator = members[0]
-            self.evaluator = (evaluator.worker, evaluator.incarnation)
-        actions: list[e.Action] = []
-        for position, member in enumerate(members):
-            assignment = Assignment(
-                version=self.version,
-                epoch=self.epoch,
-                start=0,
-                samples=0,
-                position=position,
-                world=len(members),
-                evaluate_epoch=self.epoch if member is evaluator else 0,
-                finished=True,
-            )
-            has, member.version = member.version, self.version
-            actions.append(e.Assign(worker=member.worker, assignment=assignment, has=has))
-        return actions
+        return [
+            self._last_assignment(member, finished=False)
+            for member in self.roster.listening()
+            if self._ask_for_evaluation(member, self.epoch, self.version)
+        ]
+
+    def _last_assignment(self, member: Member, *, finished: bool) -> e.Assign:
+        assignment = Assignment(
+            version=self.version,
+            epoch=self.epoch,
+            start=0,
+            samples=0,
+            position=0,
+            world=1,
+            evaluate_epoch=0 if finished else self.epoch,
+            finished=finished,
+        )
+        has, member.version = member.version, self.version
+        return e.Assign(worker=member.worker, assignment=assignment, has=has)
 
     def _evaluated(self, event: e.Evaluated, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
         if any(done.epoch == event.epoch for done in self.evaluations):
             return []  # told again after a reconnect
+        asked = Evaluation(by=(member.worker, member.incarnation), epoch=event.epoch, version=event.version)
+        if self.evaluation != asked:
+            text = f"an evaluation of epoch {event.epoch} by {member.name} was not asked for and is ignored"
+            return [e.Note(text=text, warning=True)]
+        self.evaluation = None
         self.evaluations.append(EpochStatus(epoch=event.epoch, version=event.version, metrics=event.metrics))
         self.evaluations.sort(key=lambda done: done.epoch)
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(event.metrics.items()))
         note = e.Note(text=f"epoch {event.epoch}, version {event.version}: {text} (by {member.name})")
-        if self.phase is Phase.FINISHING and event.version == self.version:
+        if self.phase is Phase.FINISHING and event.epoch == self.epoch:
             self.phase = Phase.FINISHED
-            return [note, e.Finish()]
+            return [note, e.Finish(), *self._finish(now)]
         return [note]
 
     def _stopping(self, event: e.Stopping, now: float) -> list[e.Action]:
@@ -422,26 +455,31 @@ class Core:
                         worker=member.worker, incarnation=member.incarnation, refusal=why, final=False
                     )
                 )
-            actions += self._give_up(member, reason, now)
+            actions += self._give_up(member, reason, now, expected=self.phase is Phase.FINISHED)
         return actions + self._report(now)
 
-    def waiting(self, now: float) -> tuple[tuple[int, ...], str]:
-        """Ranks that everything waits for, and the whole story; empty while nothing is outstanding."""
+    def waiting(self, now: float) -> Waiting:
+        """Whom or what everything waits for."""
         return describe_waiting(self, now)
+
+    def _wait_from(self, now: float) -> None:
+        """Something new is waited for."""
+        self.waiting_since = now
+        self._reported = None
 
     def _report(self, now: float) -> list[e.Action]:
         if self.waiting_since is None:
-            self.waiting_since = now
-        waited = now - self.waiting_since
-        ranks, text = self.waiting(now)
-        if not text or waited < REPORT_AFTER_S:
+            self._wait_from(now)
+        waiting = self.waiting(now)
+        waited = now - (self.waiting_since or now)
+        if not waiting.text or waited < (REPORT_AFTER_S if waiting.for_others else REPORT_EVERY_S):
             return []
         if self._reported is not None:
-            same, at = self._reported
-            if same == ranks and now - at < REPORT_EVERY_S:
+            subject, at = self._reported
+            if subject == waiting.subject and now - at < REPORT_EVERY_S:
                 return []
-        self._reported = (ranks, now)
-        return [e.Report(ranks=ranks, seconds=waited, text=text)]
+        self._reported = (waiting.subject, now)
+        return [e.Report(ranks=waiting.ranks, seconds=waited, text=waiting.text)]
 
     # ---- for the shell
 

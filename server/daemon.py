@@ -42,11 +42,19 @@ def run(effective: Effective[ServerConfig]) -> int:
     """Serve until told to stop. Returns the exit code; raises UsageError for a port that is taken."""
     config = effective.config
     set_up_logging(config.log_format)
+    _check_output(config.output)
     if config.threads:
         torch.set_num_threads(config.threads)
         set_threads(config.threads)
     warm_up()
     return uvloop.run(_serve(effective))
+
+
+def _check_output(output: str) -> None:
+    """Now, and not when the training is over. Raises UsageError."""
+    folder = Path(output).absolute().parent
+    if output and (Path(output).is_dir() or not os.access(folder, os.W_OK | os.X_OK)):
+        raise UsageError(f"--output {output}: expected a file in a folder that exists and can be written to")
 
 
 def _settings(config: ServerConfig) -> Settings:
@@ -84,9 +92,9 @@ def _conductor(config: ServerConfig) -> Conductor:
         lease_s=config.lease_seconds,
     )
 
-    def on_finished(store: Store) -> None:
+    def on_finished(store: Store, digest: str) -> None:
         if config.output:
-            store.save(Path(config.output))
+            store.save(Path(config.output), digest)
             log.info("parameters of version %d written to %s", store.version, config.output)
 
     return Conductor(
@@ -132,10 +140,9 @@ async def _serve(effective: Effective[ServerConfig]) -> int:
     if not config.insecure:
         log.info("protected mode: only peers on this machine are answered (--insecure lifts it)")
 
-    ticker = asyncio.create_task(conductor.tick())
+    conductor.start()
     code = await _until_stopped(conductor, stopping)
     await health.stopping()  # not ready first, then the rest
-    ticker.cancel()
     await conductor.stop(conductor.failure or "it was told to stop")
     await server.stop(GRACE_S)
     if http is not None:

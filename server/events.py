@@ -202,7 +202,7 @@ class Apply:
     partition: int
     version: int
     contributions: tuple[Contribution, ...]
-    epoch: float  # epochs completed when the round opened, for the learning-rate schedule
+    epoch: float  # epochs completed by the middle of the round, for the learning-rate schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

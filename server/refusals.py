@@ -67,6 +67,7 @@ def not_the_initializer(worker: str, initializer: str | None) -> Refusal:
         field="initial parameters",
         limit=f"those of {initializer!r}" if initializer else "those of a worker that has joined",
         value=f"those of {worker!r}",
+        remedy="get ready instead; the server asks for them if it needs them",
     )
 
 

@@ -101,6 +101,9 @@ class Roster:
             if departed is not None and departed.incarnation == incarnation:
                 member = self._revive(departed, now)
         if member is None:
+            departed = self.departed.get(worker)
+            if departed is not None and departed.incarnation == incarnation:
+                raise Refused(refusals.lease_over(worker, now - departed.heard_at, self.lease_s))
             raise Refused(refusals.not_a_member(worker))
         if member.incarnation != incarnation:
             raise Refused(refusals.fenced(worker, incarnation, member.incarnation))

@@ -24,8 +24,9 @@ class Constant:
             raise ValueError(f"warmup: expected at least 0 epochs, got {self.warmup:g}")
 
     def factor(self, epoch: float, epochs: int) -> float:
-        """What the base rate is multiplied with after `epoch` (fractional) of `epochs`."""
-        ramp = min(1.0, (epoch + 1e-9) / self.warmup) if self.warmup else 1.0
+        """What the base rate is multiplied with when `epoch` (fractional, the middle of a round) of `epochs`
+        have passed."""
+        ramp = min(1.0, epoch / self.warmup) if self.warmup else 1.0
         return ramp * self.decay(epoch, epochs)
 
     def decay(self, epoch: float, epochs: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ Handler = Callable[[Any, Context], Awaitable[Any]]
 SMALL_PUSH_ELEMENTS = 1 << 18  # below this a thread costs more than the scan that it takes off the loop
 MAX_EVALUATION_METRICS = 32
 MAX_NAME_CHARACTERS = 128
+FAREWELL_S = 2.0  # for a worker to take what is still queued for it before its stream is ended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +56,7 @@ class Service:
         self._core = conductor.core
         self._metrics = conductor.metrics
         self._settings = settings
+        self._fetching = asyncio.Lock()
 
     def handlers(self) -> dict[str, Handler]:
         """For `proto.service.generic_handler`."""
@@ -100,8 +103,16 @@ class Service:
             )
         for field, value in (("worker id", request.worker), ("compressor", request.compressor)):
             if not 0 < len(value) <= MAX_NAME_CHARACTERS:
-                limit, got = f"1 to {MAX_NAME_CHARACTERS} characters", f"{len(value)} characters"
-                raise Refused(refusal(Reason.SIZE, field=field, limit=limit, value=got))
+                raise Refused(
+                    refusal(
+                        Reason.SIZE,
+                        worker=request.worker[:MAX_NAME_CHARACTERS],
+                        field=field,
+                        limit=f"1 to {MAX_NAME_CHARACTERS} characters",
+                        value=f"{len(value)} characters",
+                        remedy=f"choose another --{field.replace(' ', '-')}",
+                    )
+                )
         event = e.Joined(
             worker=request.worker, incarnation=request.incarnation, compressor=request.compressor
         )
@@ -130,9 +141,10 @@ class Service:
             DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=np.empty(0, np.uint8))
             for spec in manifest.specs
         ]
-        assembly = Assembly(0, 0, payloads, worker=header.worker)
+        names = [spec.name for spec in manifest.specs]
+        assembly = Assembly(0, 0, payloads, chunk_bytes=CHUNK_BYTES, worker=header.worker, names=names)
         while not assembly.complete:
-            assembly.add(await _next(requests, m.Chunk))
+            assembly.add(await self._next_in_time(requests, header.worker))
         store = await self._conductor.on_reducer(self._build_store, manifest, assembly)
         actions = self._conductor.decide(
             e.Initialized(
@@ -151,6 +163,17 @@ class Service:
         )
         self._conductor.perform(actions)
         return m.InitializeReply(version=0)
+
+    async def _next_in_time(self, requests: AsyncIterator[Any], worker: str) -> m.Chunk:
+        """The next chunk of an upload; whoever stops sending does not keep the memory."""
+        lease_s = self._settings.limits.lease_seconds
+        try:
+            return await asyncio.wait_for(_next(requests, m.Chunk), lease_s)
+        except TimeoutError:
+            limit, got = f"a chunk every {lease_s:g} s", "none"
+            raise Refused(
+                refusal(Reason.CHUNK, worker=worker, field="initial parameters", limit=limit, value=got)
+            ) from None
 
     def _build_store(self, manifest: Manifest, assembly: Assembly) -> Store:
         # Copies, because the optimizer writes to the parameters and the buffer is one for all tensors.
@@ -174,10 +197,11 @@ class Service:
             )
             return header, list(encode_chunks(store.version, 0, parts))
 
-        header, chunks = await self._conductor.on_reducer(encode)
-        await context.write(header)
-        for chunk in chunks:
-            await context.write(chunk)
+        async with self._fetching:  # each holds a copy of the parameters
+            header, chunks = await self._conductor.on_reducer(encode)
+            await context.write(header)
+            for chunk in chunks:
+                await context.write(chunk)
         self._metrics.sent_raw(store.manifest.raw_bytes)
 
     async def _status(self, request: m.StatusRequest, context: Context) -> m.StatusReply:
@@ -187,7 +211,7 @@ class Service:
         return m.StatusReply(
             job=self._settings.job,
             phase=m.Phase.FINISHING if saving else core.phase,
-            waiting=core.waiting(now)[1],
+            waiting=core.waiting(now).text,
             version=core.version,
             epoch=core.epoch,
             epoch_progress=core.epoch_progress,
@@ -225,35 +249,48 @@ class Service:
         self._conductor.sessions[hello.worker] = session
         if previous is not None:
             text = f"worker {hello.worker!r} has opened another stream"
-            previous.outbox.end(Refusal(reason=Reason.FENCED, worker=hello.worker, message=text), final=True)
+            previous.outbox.end(Refusal(reason=Reason.FENCED, worker=hello.worker, message=text), final=False)
         SENDER.set(compressor_label(self._core.roster.members[hello.worker].compressor))
         self._conductor.perform(actions)
         writer = asyncio.create_task(
             session.outbox.pump(context, lambda broadcast: self._metrics.sent_raw(broadcast.raw_bytes))
         )
         reader = asyncio.create_task(self._read(session, requests))
+        ended = asyncio.create_task(session.outbox.ended.wait())
         try:
-            await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((writer, reader, ended), return_when=asyncio.FIRST_COMPLETED)
+            if session.outbox.final:
+                await asyncio.wait((writer,), timeout=FAREWELL_S)
         finally:
-            for task in (writer, reader):
+            for task in (writer, reader, ended):
                 task.cancel()
             ends = await asyncio.gather(writer, reader, return_exceptions=True)
             if self._conductor.sessions.get(session.worker) is session:
                 del self._conductor.sessions[session.worker]
                 self._conductor.happen(e.Detached(worker=session.worker, incarnation=session.incarnation))
-        for end in ends:
-            if isinstance(end, Exception):
-                raise end
-        if session.outbox.ended_with is not None:
-            if session.outbox.final:
-                raise Refused(session.outbox.ended_with)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(session.outbox.ended_with))
+        # Why the stream was ended explains whatever else went wrong on it.
+        why = session.outbox.ended_with
+        if why is not None and session.outbox.final:
+            raise Refused(why)
+        failures = [end for end in ends if isinstance(end, Exception)]
+        if why is None and failures:
+            lapsed = isinstance(failures[0], Refused) and failures[0].refusal.reason is Reason.NOT_A_MEMBER
+            if not lapsed:
+                raise failures[0]
+            text = str(failures[0])  # its lease is over; it was a member and may be one again
+        elif why is not None:
+            text = str(why)
+        else:
+            return
+        await context.abort(grpc.StatusCode.UNAVAILABLE, text)
 
     async def _read(self, session: Session, requests: AsyncIterator[Any]) -> None:
         """Take in messages until the worker is done. Raises Refused where the stream cannot go on."""
         worker, incarnation = session.worker, session.incarnation
         conductor = self._conductor
         async for message in requests:
+            if session.outbox.ended_with is not None:
+                return
             match message:
                 case m.Chunk():
                     conductor.happen(e.Heard(worker=worker, incarnation=incarnation))
@@ -307,7 +344,8 @@ class Service:
                 payloads = assembly.finish()
             else:
                 payloads = await asyncio.to_thread(assembly.finish)
-            self._pushed(session, push, payloads)
+            if session.outbox.ended_with is None:  # it may have been ended during the scan
+                self._pushed(session, push, payloads)
         except Refused as refused:
             # Without a push to answer for, or without a membership, the stream itself is at fault.
             if push is None or refused.refusal.reason in (Reason.FENCED, Reason.NOT_A_MEMBER):
@@ -351,6 +389,19 @@ class Service:
             raise Refused(
                 refusal(Reason.SIZE, worker=session.worker, field="evaluation", limit=limit, value=got)
             )
+        for name, value in names.items():
+            if not math.isfinite(value):
+                field, got = f"evaluation metric {name!r}", str(value)
+                raise Refused(
+                    refusal(
+                        Reason.NON_FINITE,
+                        worker=session.worker,
+                        field=field,
+                        limit="a finite number",
+                        value=got,
+                        remedy="leave it out",
+                    )
+                )
         self._conductor.happen(
             e.Evaluated(
                 worker=session.worker,

@@ -165,10 +165,10 @@ class Store:
             digest.update(value.data)
         return digest.hexdigest()
 
-    def save(self, path: Path) -> None:
-        """Write the parameters as safetensors, under a temporary name first."""
+    def save(self, path: Path, digest: str) -> None:
+        """Write the parameters as safetensors, under a temporary name first. digest: their SHA-256."""
         tensors = {spec.name: p for spec, p in zip(self.manifest.specs, self.parameters, strict=True)}
-        metadata = {"version": str(self.version), "sha256": self.sha256()}
+        metadata = {"version": str(self.version), "sha256": digest}
         temporary = path.with_name(path.name + ".partial")
         save_file({name: p.contiguous() for name, p in tensors.items()}, temporary, metadata)
         temporary.replace(path)

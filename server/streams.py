@@ -14,7 +14,7 @@ from ..proto.manifest import Manifest
 from ..proto.messages import Chunk, Push, ServerMessage
 from ..proto.refusal import Reason, Refusal, Refused, refusal
 from ..proto.transfer import Assembly, announced_payloads
-from ..proto.wire import encode_server
+from ..proto.wire import CHUNK_BYTES, encode_server
 from .store import Broadcast
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -35,6 +35,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[bytes | Broadcast | Awaitable[Broadcast] | None] = asyncio.Queue()
+        self.ended = asyncio.Event()
         self.ended_with: Refusal | None = None
         self.final = False
 
@@ -45,10 +46,11 @@ class Outbox:
         self._queue.put_nowait(broadcast)
 
     def end(self, why: Refusal, *, final: bool) -> None:
-        """Write what is queued, then end the stream. final: the worker shall not come back."""
+        """End the stream. final: the worker shall not come back, and gets what is queued first if it can."""
         if self.ended_with is None:
             self.ended_with, self.final = why, final
             self._queue.put_nowait(None)
+            self.ended.set()
 
     async def pump(self, context: Context, on_broadcast: Callable[[Broadcast], None]) -> None:
         """Write until the end. `on_broadcast` is told of each broadcast that has gone out."""
@@ -87,7 +89,10 @@ class Inbox:
                 Reason.NON_FINITE, f"push {header.seq} loss", "a finite number", str(header.loss)
             )
         self.current, self._dropping = header, None
-        self._assembly = Assembly(header.seq, header.partition, payloads, worker=self.worker)
+        names = [manifest.specs[tensor].name for tensor in manifest.partitions[header.partition]]
+        self._assembly = Assembly(
+            header.seq, header.partition, payloads, chunk_bytes=CHUNK_BYTES, worker=self.worker, names=names
+        )
 
     def _announced(self, header: Push, manifest: Manifest) -> Sequence[Payload]:
         if header.samples > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..proto.messages import Phase
@@ -10,34 +11,56 @@ if TYPE_CHECKING:
     from .core import Core
 
 
-def describe_waiting(core: Core, now: float) -> tuple[tuple[int, ...], str]:
-    """Ranks that everything waits for, and the whole story; empty while nothing is outstanding."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """ranks: who is missing. subject: what it is about, without times, to tell news from repetition.
+
+    text: the whole story; empty while nothing is outstanding.
+    for_others: whether it is for somebody else than this server.
+    """
+
+    ranks: tuple[int, ...] = ()
+    subject: str = ""
+    text: str = ""
+    for_others: bool = True
+
+
+def describe_waiting(core: Core, now: float) -> Waiting:
     waited = 0.0 if core.waiting_since is None else now - core.waiting_since
     since = f"since {waited:.1f} s"
     members = core.roster.members
     match core.phase:
         case Phase.EMPTY:
             if core.initializer is None:
-                return (), f"waiting {since} for a first worker to bring the initial parameters"
+                return _of("a first worker to bring the initial parameters", since)
             member = members.get(core.initializer[0])
             who = member.name if member else core.initializer[0]
-            return (), f"waiting {since} for {who} to upload the initial parameters"
+            return _of(f"{who} to upload the initial parameters", since)
         case Phase.GATHERING:
             have = core.roster.ready()
             needed = 1 if core.started else core.rules.min_workers
             names = ", ".join(member.name for member in have) or "none"
-            return (), f"waiting {since} for workers: have {len(have)} of {needed} ({names})"
-        case Phase.FINISHING if core.evaluator is not None:
-            member = members[core.evaluator[0]]
-            return (member.rank,), f"waiting {since} for {member.name} to evaluate the last version"
+            return _of(f"workers: have {len(have)} of {needed} ({names})", since)
+        case Phase.FINISHING if core.evaluation is not None:
+            member = members[core.evaluation.by[0]]
+            return _of(f"{member.name} to evaluate the last version", since, (member.rank,))
+        case Phase.FINISHING:
+            names = ", ".join(member.name for member in core.roster.by_rank())
+            return _of(f"{names} to come back and evaluate the last version", since)
         case Phase.RUNNING if core.round is not None:
             missing = sorted({rank for p in range(core.partitions) for rank in core.round.missing(p)})
             if not missing:
-                return (), ""
+                text = f"version {core.version + 1} is being computed {since}"
+                return Waiting(subject="computed", text=text, for_others=False)
             names = ", ".join(_describe(core, rank, now) for rank in missing)
-            return tuple(missing), f"version {core.version + 1} waits {since} for {names}"
+            text = f"version {core.version + 1} waits {since} for {names}"
+            return Waiting(ranks=tuple(missing), subject=f"{missing}", text=text)
         case _:
-            return (), ""
+            return Waiting()
+
+
+def _of(subject: str, since: str, ranks: tuple[int, ...] = ()) -> Waiting:
+    return Waiting(ranks=ranks, subject=subject, text=f"waiting {since} for {subject}")
 
 
 def _describe(core: Core, rank: int, now: float) -> str:

@@ -42,6 +42,11 @@ T = TypeVar("T")
 CALL_TIMEOUT_S = 10.0
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts; the last one repeats, each with jitter
 LEAVE_TIMEOUT_S = 5.0
+LAST_WORD_S = 1.0
+
+
+# What a server says to bytes that were changed on their way: worth another stream, and attempts are bounded.
+DAMAGED = (Reason.CHECKSUM, Reason.CHUNK, Reason.MALFORMED)
 
 
 class UnreachableError(Exception):
@@ -131,11 +136,12 @@ class Client:
         self._exchange = self._call(self._start(self._keep_exchanging()))
         return reply
 
-    def initialize(self, manifest: Manifest, values: Sequence[Any]) -> None:
+    def initialize(self, manifest: Manifest, values: Sequence[Any]) -> bool:
         """Upload the initial parameters: one flat uint8 array of float32 bytes per tensor.
 
-        Where the server has them already, perhaps from an attempt of which the answer was lost, this does
-        nothing: a snapshot follows.
+        Returns:
+            Whether they are the job's now. Where another worker was asked meanwhile, or the server has them
+            already, perhaps from an attempt of which the answer was lost, a snapshot follows.
 
         Raises:
             Refused, UnreachableError.
@@ -161,9 +167,11 @@ class Client:
         try:
             self._call(upload())
             self._version = 0
+            return True
         except Refused as refused:
-            if refused.refusal.reason is not Reason.ALREADY_INITIALIZED:
-                raise
+            if refused.refusal.reason in (Reason.ALREADY_INITIALIZED, Reason.NOT_A_MEMBER):
+                return False
+            raise
 
     def ready(self, manifest: Manifest) -> None:
         """Say that work may come."""
@@ -267,15 +275,17 @@ class Client:
         try:
             attempts = _Attempts(self._address, self._give_up_s)
             while True:
-                heard = asyncio.Event()
+                progress = asyncio.Event()
+                opened_at = time.monotonic()
                 try:
-                    await self._one_stream(heard)
+                    await self._one_stream(progress)
                     if self._left:
                         return
                     reason = "the server closed the stream"
                 except _BrokenError as broken:
                     reason = str(broken)
-                if heard.is_set():
+                # A stream that only ever breaks, such as one too slow for the lease, is not progress.
+                if progress.is_set() or time.monotonic() - opened_at > self._give_up_s:
                     attempts = _Attempts(self._address, self._give_up_s)
                 self.reconnects += 1
                 await attempts.pause(reason)
@@ -285,7 +295,7 @@ class Client:
             log.exception("the client failed")
             self._incoming.put(error)
 
-    async def _one_stream(self, heard: asyncio.Event) -> None:
+    async def _one_stream(self, progress: asyncio.Event) -> None:
         """One Exchange call from Hello to its end. Raises _BrokenError or Refused."""
         assert self._reply is not None
         call = self._stub.exchange()
@@ -316,9 +326,14 @@ class Client:
                 if outbox.empty():  # otherwise the server hears of us anyway
                     outbox.put_nowait(encode_worker(m.Heartbeat(activity=self.activity)))
 
-        tasks = [asyncio.create_task(write()), asyncio.create_task(beat())]
+        reader = asyncio.create_task(self._read(call, progress))
+        tasks = [reader, asyncio.create_task(write()), asyncio.create_task(beat())]
         try:
-            await _translated(self._read(call, heard))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not reader.done():
+                # Where the call has ended, reading it tells why; another fault is the writer's own.
+                await asyncio.wait((reader,), timeout=LAST_WORD_S)
+            await _translated(next(task for task in tasks if task.done()))
         finally:
             self._outbox = None
             for task in tasks:
@@ -326,11 +341,11 @@ class Client:
             await asyncio.gather(*tasks, return_exceptions=True)
             call.cancel()
 
-    async def _read(self, call: Any, heard: asyncio.Event) -> None:
+    async def _read(self, call: Any, progress: asyncio.Event) -> None:
+        assert self._reply is not None
         assembly: Assembly | None = None
         update: m.Update | None = None
         async for message in call:
-            heard.set()
             match message:
                 case m.Update():
                     if self._manifest is None:
@@ -339,17 +354,29 @@ class Client:
                     announced = announced_payloads(
                         message.tensors, self._manifest, message.partition, worker=self.worker
                     )
-                    assembly = Assembly(message.version, message.partition, announced, worker=self.worker)
+                    partition = self._manifest.partitions[message.partition]
+                    assembly = Assembly(
+                        message.version,
+                        message.partition,
+                        announced,
+                        chunk_bytes=self._reply.limits.chunk_bytes,
+                        worker=self.worker,
+                        names=[self._manifest.specs[tensor].name for tensor in partition],
+                    )
                 case m.Chunk():
                     if assembly is None:
                         raise _BrokenError("a chunk came without an update")
                     assembly.add(message)
                 case m.Outcome():
+                    progress.set()
                     # A refusal is settled by the training thread, which may want to send it again.
                     if message.decision is m.Decision.ACCEPTED:
                         self._pending.pop(message.seq, None)
                     self._incoming.put(message)
-                case m.Assignment() | m.Waiting() | m.InitializeRequest():
+                case m.Assignment():
+                    progress.set()
+                    self._incoming.put(message)
+                case m.Waiting() | m.InitializeRequest():
                     self._incoming.put(message)
                 case m.Welcome():
                     log.info("connected as rank %d, server at version %d", message.rank, message.version)
@@ -437,7 +464,7 @@ async def _translated(awaitable: Any) -> Any:
         return await awaitable
     except grpc.aio.AioRpcError as error:
         refused = refusal_of(error)
-        if refused is not None and refused.refusal.reason is not Reason.CHECKSUM:
+        if refused is not None and refused.refusal.reason not in DAMAGED:
             raise refused from None
         raise _BrokenError(f"{error.code().name}: {error.details()}") from None
     except Refused as refused:  # this side refused what the server sent: ask for it again

@@ -72,6 +72,7 @@ class Trainer:
         self._resends = 0
         self._skipped = 0
         self._seen_reconnects = 0
+        self._evaluated_epoch = 0
         self._order: tuple[int, Any] = (-1, None)
         self._assigned_at: float | None = None
 
@@ -110,9 +111,9 @@ class Trainer:
     def _initialize(self) -> None:
         log.info("uploading the initial parameters: %d elements", self._replica.manifest.elements)
         self._client.activity = "uploading initial parameters"
-        self._client.initialize(self._replica.manifest, self._replica.values())
-        self._replica.version = 0
-        self._metrics.raw_up.inc(self._replica.manifest.raw_bytes)
+        if self._client.initialize(self._replica.manifest, self._replica.values()):
+            self._replica.version = 0
+            self._metrics.raw_up.inc(self._replica.manifest.raw_bytes)
 
     def _apply(self, received: Received) -> None:
         with self._metrics.during("applying"):
@@ -122,17 +123,18 @@ class Trainer:
 
     def _assignment(self, assignment: m.Assignment) -> bool:
         """Returns whether the job is done."""
-        self._metrics.epoch.set(assignment.epoch)
-        if assignment.evaluate_epoch:
-            self._evaluate(assignment)
         if assignment.finished:
             return True
-        if assignment.version <= self._last_pushed_version:
-            return False  # told again after a reconnect; the push is on its way
         if assignment.version != self._replica.version:
             raise RuntimeError(
                 f"told to work at version {assignment.version} with a replica of {self._replica.version}"
             )
+        self._metrics.epoch.set(assignment.epoch)
+        if assignment.evaluate_epoch > self._evaluated_epoch:  # told again after a reconnect otherwise
+            self._evaluate(assignment)
+            self._evaluated_epoch = assignment.evaluate_epoch
+        if assignment.samples == 0 or assignment.version <= self._last_pushed_version:
+            return False  # nothing to compute, or told again; the push is on its way
         now = time.perf_counter()
         if self._assigned_at is not None:
             self._metrics.step_seconds.observe(now - self._assigned_at)
@@ -217,12 +219,13 @@ class Trainer:
         def compute() -> dict[str, float]:
             model.eval()
             with torch.no_grad():
-                return {name: float(value) for name, value in self._task.evaluate(model).items()}
+                return {str(name): float(value) for name, value in self._task.evaluate(model).items()}
 
         with self._metrics.during("evaluating"):
             metrics = guarded(f"task {self._task.name!r}: evaluate", compute)
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
         log.info("epoch %d: %s", assignment.evaluate_epoch, text)
+        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self._client.report(
             m.Evaluation(version=assignment.version, epoch=assignment.evaluate_epoch, metrics=metrics)
         )
@@ -249,7 +252,7 @@ class Trainer:
                     self._compressor.restore(payloads)
                 del self._in_flight[outcome.seq]
             # Damaged on its way, or behind one that was: everything that is open goes out again, in order.
-            case Reason.CHECKSUM | Reason.SEQUENCE if self._resends < MAX_RESENDS:
+            case Reason.CHECKSUM | Reason.CHUNK | Reason.SEQUENCE if self._resends < MAX_RESENDS:
                 self._resends += 1
                 self._client.resend()
             case _:

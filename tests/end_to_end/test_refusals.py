@@ -12,6 +12,7 @@ import pytest
 from daemons import MANIFEST, Daemons, Raw, Server, gradient, state_of, status, talk
 
 from gradwire.compressors import DensePayload, QuantizedPayload
+from gradwire.proto import gradwire_pb2 as pb
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refusal, Refused
@@ -194,6 +195,30 @@ def test_a_header_with_one_byte_changed_ends_the_stream(address: str) -> None:
                 await raw.receive(m.Outcome)
             assert caught.value.refusal.reason is Reason.CHECKSUM
             assert state_of(await status(raw)) == before
+
+    asyncio.run(run())
+
+
+def test_an_evaluation_is_finite_and_of_what_was_asked(address: str) -> None:
+    async def run() -> None:
+        async for raw in in_training(address):
+            before = state_of(await status(raw))
+            await raw.send(m.Evaluation(version=77, epoch=30, metrics={"accuracy": 1.0}))
+            await raw.send(m.Evaluation(version=0, epoch=1, metrics={"loss": float("nan")}))
+            with pytest.raises(Refused, match=r"evaluation metric 'loss': expected a finite number, got nan"):
+                await raw.receive(m.Outcome)
+            assert state_of(await status(raw)) == before
+
+    asyncio.run(run())
+
+
+def test_a_header_of_countless_tensors_is_refused_before_it_becomes_objects(address: str) -> None:
+    async def run() -> None:
+        async for raw in in_training(address):
+            bomb = pb.WorkerMessage(push=pb.Push(seq=1, tensors=[pb.TensorHeader()] * 200_000))
+            await raw.send(_with_trailer(bomb.SerializeToString()))
+            with pytest.raises(Refused, match=r"Push.tensors: expected up to 16384 members, got 200000"):
+                await raw.receive(m.Outcome)
 
     asyncio.run(run())
 

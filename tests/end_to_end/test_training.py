@@ -121,7 +121,10 @@ def test_the_trained_parameters_can_be_fetched(daemons: Daemons) -> None:
                 for i, spec in enumerate(manifest.specs)
             ]
             announced = announced_payloads(headers, manifest, 0, worker="me")
-            assembly = Assembly(header.version, 0, announced, worker="me")
+            names = [spec.name for spec in manifest.specs]
+            assembly = Assembly(
+                header.version, 0, announced, chunk_bytes=header.chunk_bytes, worker="me", names=names
+            )
             while not assembly.complete:
                 assembly.add(await call.read())
             return b"".join(payload.data.tobytes() for payload in assembly.finish())
@@ -178,6 +181,30 @@ def test_a_killed_worker_is_given_up_after_its_lease_and_the_run_goes_on(daemons
     workers[0].wait_for(r"the server says: version \d+ waits since .* rank \d \(w1")
 
 
+def test_when_the_last_evaluator_is_killed_another_evaluates(daemons: Daemons) -> None:
+    task = f"{SMALL}:evaluation=1.5"
+    server = small_job(daemons, "--lease-seconds", "2", "--epochs", "1", workers=2, task=task)
+    workers = daemons.workers(server, 2)
+    by = server.wait_for(r"waiting since .* rank \d \((w\d)\) to evaluate the last version").group(1)
+    workers[int(by[1])].signal(signal.SIGKILL)
+    reply = finished(server)
+    assert workers[1 - int(by[1])].wait() == 0
+    assert [done.epoch for done in reply.evaluations] == [1]
+    assert [lost.worker for lost in reply.lost] == [by]
+
+
+def test_a_worker_that_is_ready_only_when_the_job_is_over_may_go(daemons: Daemons) -> None:
+    server = small_job(daemons, workers=1, task=f"{SMALL}:load=2,samples=16")
+    quick = daemons.worker(server.address, "--worker-id", "quick")
+    server.wait_for(r"\(quick\) joined")
+    time.sleep(1.5)
+    slow = daemons.worker(server.address, "--worker-id", "slow")
+    server.wait_for(r"\(slow\) joined")
+    finished(server)
+    assert quick.wait() == 0
+    assert slow.wait() == 0
+
+
 def test_a_worker_that_joins_late_takes_part_from_the_next_round_on(daemons: Daemons) -> None:
     server = small_job(daemons, workers=1, task=f"{SMALL}:slow=0.1,samples=480")
     first = daemons.worker(server.address, "--worker-id", "first")
@@ -199,29 +226,46 @@ def test_after_the_job_a_worker_has_nothing_to_do(daemons: Daemons) -> None:
     late.wait_for("the job has finished its 2 epochs; nothing left to do")
 
 
-def test_connections_that_break_cost_no_gradient(daemons: Daemons) -> None:
-    """Every connection is cut again and again; the result is that of an undisturbed run, to the bit."""
-    digests: list[str] = []
+@pytest.mark.parametrize(
+    ("compressor", "task"),
+    [("4bit", f"{SMALL}:slow=0.02,samples=320"), ("none", f"{SMALL}:width=20000,slow=0.02,samples=160")],
+)
+def test_connections_that_break_cost_nothing(daemons: Daemons, compressor: str, task: str) -> None:
+    """Every connection is cut again and again, also in pushes of several chunks; the bits are the same."""
+    replies: list[m.StatusReply] = []
     for disturbed in (False, True):
-        server = small_job(daemons, workers=2, task=f"{SMALL}:slow=0.02,samples=320")
+        server = small_job(daemons, "--learning-rate", "0.01", workers=2, task=task)
         relay = Relay(server.port)
+        arguments = ("--give-up-seconds", "60", "--compressor", compressor)
         workers = [
-            daemons.worker(f"127.0.0.1:{relay.port}", "--worker-id", f"w{i}", "--give-up-seconds", "30")
-            for i in range(2)
+            daemons.worker(f"127.0.0.1:{relay.port}", "--worker-id", f"w{i}", *arguments) for i in range(2)
         ]
         server.wait_for("training samples from")
         cuts = 0
         while disturbed and not any("the job is finished" in text for text in server.messages):
             time.sleep(0.4)
             cuts += relay.cut()
-        reply = finished(server)
+        replies.append(finished(server))
         assert [worker.wait() for worker in workers] == [0, 0]
-        digests.append(reply.parameters_sha256)
-        assert reply.lost == ()
         assert cuts >= 4 or not disturbed
         relay.close()
         stop(server)
-    assert digests[0] == digests[1]
+    calm, broken = replies
+    assert broken.parameters_sha256 == calm.parameters_sha256
+    assert [done.metrics for done in broken.evaluations] == [done.metrics for done in calm.evaluations]
+    assert len(broken.evaluations) == 2
+
+
+def test_a_server_that_was_paused_past_the_leases_goes_on_with_its_workers(daemons: Daemons) -> None:
+    server = small_job(daemons, "--lease-seconds", "1", workers=2, task=f"{SMALL}:slow=0.05,samples=480")
+    workers = daemons.workers(server, 2)
+    poll(lambda: final_status(server).version > 3, "no progress")
+    server.signal(signal.SIGSTOP)
+    time.sleep(3)
+    server.signal(signal.SIGCONT)
+    reply = finished(server)
+    assert [worker.wait() for worker in workers] == [0, 0]
+    assert reply.epoch == 2
 
 
 def test_a_frozen_worker_is_fenced_by_its_lease_and_comes_back(daemons: Daemons) -> None:
@@ -293,12 +337,18 @@ def test_a_port_in_use_is_said(daemons: Daemons) -> None:
     assert f"--port {server.port}: cannot listen on 127.0.0.1:{server.port}" in second.log
 
 
+def test_an_output_that_cannot_be_written_is_said_at_once() -> None:
+    server = Daemon("gradwire.server.cli", ("--port", "0", "--output", "/no/such/folder/model.safetensors"))
+    assert server.wait() == 2
+    assert "--output /no/such/folder/model.safetensors: expected a file in a folder that exists" in server.log
+
+
 def test_an_http_port_in_use_is_said_if_it_was_chosen() -> None:
     taken = Relay(1)
     arguments = ("--host", "127.0.0.1", "--port", "0", "--http-port", str(taken.port))
     server = Daemon("gradwire.server.cli", arguments)
     assert server.wait() == 2
-    assert f"--http-port {taken.port}: Address already in use; choose another port" in server.log
+    assert f"--http-port {taken.port} on 127.0.0.1: Address already in use; choose another port" in server.log
     taken.close()
 
 

@@ -33,8 +33,13 @@ def headers() -> list[m.TensorHeader]:
     return [tensor_header(i, payload) for i, payload in enumerate(payloads())]
 
 
+def assemble(transfer: int, announced: list[Payload]) -> Assembly:
+    names = ["weight", "bias"][: len(announced)]
+    return Assembly(transfer, 0, announced, chunk_bytes=CHUNK_BYTES, worker="w", names=names)
+
+
 def receive(messages: list[bytes], announced: list[Payload]) -> list[Payload]:
-    assembly = Assembly(4, 0, announced, worker="w")
+    assembly = assemble(4, announced)
     for message in messages:
         chunk = decode_worker(message)
         assert isinstance(chunk, m.Chunk)
@@ -118,6 +123,7 @@ def refused_content(sent: list[Payload], sent_headers: list[m.TensorHeader]) -> 
     with pytest.raises(Refused) as caught:
         receive(list(encode_chunks(4, 0, parts)), announced)
     assert caught.value.refusal.worker == "w"
+    assert "tensor '" in caught.value.refusal.message
     return caught.value.refusal.reason
 
 
@@ -195,7 +201,7 @@ BIG = DensePayload(format=DenseFormat.FLOAT32, elements=CHUNK_BYTES // 4 + 10, d
     ],
 )
 def test_chunks_come_in_order_and_in_full(chunks: list[m.Chunk], reason: Reason | None) -> None:
-    assembly = Assembly(4, 0, [BIG], worker="w")
+    assembly = assemble(4, [BIG])
     got: Reason | None = None
     try:
         for one in chunks:
@@ -206,6 +212,6 @@ def test_chunks_come_in_order_and_in_full(chunks: list[m.Chunk], reason: Reason 
 
 
 def test_an_empty_transfer_is_complete_at_once() -> None:
-    assembly = Assembly(1, 0, [], worker="w")
+    assembly = assemble(1, [])
     assert assembly.complete
     assert assembly.finish() == []

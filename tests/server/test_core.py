@@ -180,6 +180,20 @@ def test_when_the_initialiser_is_lost_another_is_asked() -> None:
     assert refused.reason is Reason.NOT_A_MEMBER
 
 
+def test_who_gets_ready_is_asked_for_the_parameters_if_nobody_else_is() -> None:
+    job = Job()
+    for worker in ("a", "b"):
+        job.join(worker)
+    job.attach("a")
+    job.step(e.Left(worker="a", incarnation=1, failed=True, reason="crashed"))
+    assert not job.all(e.RequestInitialize)  # nobody to ask yet
+    job.attach("b")
+    job.ready("b")
+    assert job.one(e.RequestInitialize).worker == "b"
+    job.ready("b")  # its stream broke before it heard
+    assert job.one(e.RequestInitialize).worker == "b"
+
+
 def test_parameters_are_initialised_once() -> None:
     job = Job(2)
     before = job.core.snapshot()
@@ -422,6 +436,35 @@ def test_a_member_that_comes_back_after_its_lease_hears_what_became_of_its_push(
     assert job.outcome() == accepted
 
 
+def test_messages_of_a_member_whose_lease_is_over_are_refused_with_that_reason() -> None:
+    job = Job(2)
+    job.tick(LEASE_S - 1)
+    job.heartbeat("w0")
+    job.tick(2)
+    job.step(e.Heard(worker="w1", incarnation=1))
+    assert job.refused().field == "lease"
+    assert job.refused().remedy == "reconnect"
+
+
+def test_who_comes_back_to_find_its_rank_taken_gets_another() -> None:
+    job = Job(2)
+    job.tick(LEASE_S - 1)
+    job.heartbeat("w0")
+    job.tick(2)
+    job.bring("new")
+    assert job.core.roster.members["new"].rank == 1
+    job.attach("w1")
+    assert job.one(e.Greet).rank == 2
+
+
+def test_what_a_member_was_sent_counts_as_what_it_has() -> None:
+    job = Job(1, samples=400)
+    for version in range(3):
+        job.round(["w0"])
+        assert job.one(e.Assign).has == version
+        assert job.assignments["w0"].version == version + 1
+
+
 def test_a_new_incarnation_fences_the_old_one() -> None:
     job = Job(2)
     job.step(e.Detached(worker="w1", incarnation=1))
@@ -463,13 +506,32 @@ def test_when_everyone_is_lost_the_job_waits_and_goes_on_with_who_comes() -> Non
     job = Job(2)
     job.round(["w0", "w1"])
     job.tick(LEASE_S + 1)
+    assert job.one(e.Apply).contributions == ()
+    job.publish()
     assert job.phase() is Phase.GATHERING
     job.bring("new")
     assert job.phase() is Phase.RUNNING
-    assert job.assignments["new"].version == 1
-    assert job.assignments["new"].start == 8
+    assert (job.assignments["new"].version, job.assignments["new"].start) == (2, 8)
     job.round(["new"])
-    assert job.core.version == 2
+    assert job.core.version == 3
+
+
+def test_samples_that_are_drawn_again_get_a_new_version_so_that_old_pushes_are_stale() -> None:
+    """The old division among two and the new one for whoever comes back first do not mix."""
+    job = Job(2)
+    job.tick(LEASE_S + 1)
+    job.publish()
+    job.attach("w1")
+    job.ready("w1", version=0)
+    assert (job.assignments["w1"].version, job.assignments["w1"].start, job.assignments["w1"].world) == (
+        1,
+        0,
+        1,
+    )
+    job.push("w1", base=0)
+    assert job.outcome().decision is Decision.REFUSED
+    job.push("w1", base=1)
+    assert job.outcome().decision is Decision.ACCEPTED
 
 
 def test_a_round_that_everyone_left_with_pushes_made_is_applied() -> None:
@@ -511,6 +573,33 @@ def test_a_round_names_whom_it_waits_for_within_two_seconds() -> None:
     assert "computing" in first.text
 
 
+def test_a_round_that_takes_long_to_apply_is_said() -> None:
+    job = Job(1)
+    job.push("w0")
+    job.heartbeat("w0")
+    job.tick(5)
+    assert not job.all(e.Report)
+    job.heartbeat("w0")
+    job.tick(5.5)
+    assert "version 1 is being computed since 10.5 s" in job.one(e.Report).text
+
+
+def test_a_new_reason_to_wait_is_said_within_two_seconds_of_its_beginning() -> None:
+    job = Job(2, epochs=1, samples=8)
+    job.push("w1")
+    job.tick(1.5)
+    assert job.one(e.Report).ranks == (0,)
+    job.push("w0")
+    job.publish()
+    job.tick(1.5)
+    assert "w0) to evaluate the last version" in job.one(e.Report).text
+    job.step(e.Detached(worker="w0", incarnation=1))
+    job.step(e.Left(worker="w0", incarnation=1, failed=True, reason="x"))
+    job.step(e.Detached(worker="w1", incarnation=1))
+    job.tick(1.5)
+    assert "to evaluate the last version" in job.one(e.Report).text
+
+
 def test_it_is_said_again_when_it_changes_and_every_ten_seconds() -> None:
     job = Job(3)
     job.tick(1.5)
@@ -531,17 +620,52 @@ def test_it_is_said_again_when_it_changes_and_every_ten_seconds() -> None:
 # ---- the end
 
 
-def test_after_the_last_epoch_rank_0_evaluates_and_the_job_is_finished() -> None:
+def test_after_the_last_epoch_rank_0_evaluates_and_then_everybody_may_go() -> None:
     job = Job(2, epochs=1, samples=8)
     job.round(["w0", "w1"])
     assert job.phase() is Phase.FINISHING
-    assert all(assignment.finished for assignment in job.assignments.values())
-    assert [a.evaluate_epoch for a in job.assignments.values()] == [1, 0]
+    told = job.assignments
+    assert set(told) == {"w0"}
+    assert (told["w0"].evaluate_epoch, told["w0"].finished, told["w0"].samples) == (1, False, 0)
     job.step(e.Evaluated(worker="w0", incarnation=1, version=1, epoch=1, metrics={"accuracy": 0.5}))
     assert job.all(e.Finish)
     assert job.phase() is Phase.FINISHED
+    assert {worker: a.finished for worker, a in job.assignments.items()} == {"w0": True, "w1": True}
     job.join("w9")
     assert job.refused().reason is Reason.JOB_FINISHED
+
+
+def test_who_gets_ready_when_the_job_is_over_may_go() -> None:
+    job = Job(1, epochs=1, samples=4)
+    job.join("slow")
+    job.attach("slow")
+    job.round(["w0"])
+    job.step(e.Evaluated(worker="w0", incarnation=1, version=1, epoch=1, metrics={}))
+    job.ready("slow")
+    assert job.assignments["slow"].finished
+
+
+def test_an_epoch_whose_evaluator_is_lost_is_evaluated_in_the_next_round() -> None:
+    job = Job(2, epochs=3, samples=16)
+    job.round(["w0", "w1"])
+    job.round(["w0", "w1"])
+    assert job.assignments["w0"].evaluate_epoch == 1
+    job.step(e.Left(worker="w0", incarnation=1, failed=True, reason="crashed"))
+    job.push("w1")
+    job.publish()
+    assert job.assignments["w1"].evaluate_epoch == 1
+    job.step(e.Evaluated(worker="w1", incarnation=1, version=3, epoch=1, metrics={"loss": 1.0}))
+    assert [done.epoch for done in job.core.evaluations] == [1]
+
+
+@pytest.mark.parametrize(("worker", "version", "epoch"), [("w1", 1, 1), ("w0", 2, 1), ("w0", 1, 3)])
+def test_an_evaluation_that_was_not_asked_for_changes_nothing(worker: str, version: int, epoch: int) -> None:
+    job = Job(2, epochs=3, samples=8)
+    job.round(["w0", "w1"])
+    before = job.core.snapshot()
+    job.step(e.Evaluated(worker=worker, incarnation=1, version=version, epoch=epoch, metrics={"loss": 1.0}))
+    assert job.core.snapshot() == before
+    assert "not asked for" in job.one(e.Note).text
 
 
 def test_an_epochs_evaluation_is_asked_of_the_first_position_at_its_start() -> None:
@@ -562,12 +686,11 @@ def test_when_the_evaluator_is_lost_the_next_one_evaluates() -> None:
 def test_an_evaluator_that_reconnects_is_told_again() -> None:
     job = Job(2, epochs=1, samples=8)
     job.round(["w0", "w1"])
-    job.step(e.Left(worker="w1", incarnation=1, failed=False, reason="done"))
     job.step(e.Detached(worker="w0", incarnation=1))
     job.attach("w0")
     job.ready("w0", version=1)
-    assert job.assignments["w0"].finished
     assert job.assignments["w0"].evaluate_epoch == 1
+    assert job.one(e.Assign).has == 1
     assert not job.core.lost
 
 
@@ -579,8 +702,11 @@ def test_a_repeated_evaluation_counts_once() -> None:
     assert len(job.core.evaluations) == 1
 
 
-def test_stopping_sends_everybody_home() -> None:
+def test_stopping_sends_everybody_home_and_takes_no_more_pushes() -> None:
     job = Job(2)
+    job.step(e.Stopping(reason="maintenance"))
+    job.push("w0")
+    assert job.refused().reason is Reason.STOPPING
     job.step(e.Stopping(reason="maintenance"))
     assert {action.worker for action in job.all(e.Disconnect)} == {"w0", "w1"}
     assert all(action.refusal.reason is Reason.STOPPING for action in job.all(e.Disconnect))

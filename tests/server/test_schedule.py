@@ -29,10 +29,6 @@ def test_factors(text: str, epoch: float, factor: float) -> None:
     assert math.isclose(parse_schedule(text).factor(epoch, 30), factor, abs_tol=1e-6)
 
 
-def test_the_very_first_step_of_a_warm_up_is_not_lost() -> None:
-    assert 0 < parse_schedule("constant:warmup=5").factor(0.0, 30) < 1e-6
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -13,7 +13,7 @@ from gradwire.compressors import LayerRule, ModelCompressor, Payload
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, Content, Tensor, Update
 from gradwire.proto.transfer import Assembly, announced_payloads
-from gradwire.proto.wire import decode_server
+from gradwire.proto.wire import CHUNK_BYTES, decode_server
 from gradwire.server.optimizer import build_optimizer, parse_optimizer
 from gradwire.server.store import Broadcast, DivergedError, Share, Store
 from gradwire.worker.replica import Replica
@@ -135,7 +135,8 @@ def receive(broadcast: Broadcast) -> tuple[Update, list[Payload]]:
     header, *chunks = [decode_server(message) for message in broadcast.messages]
     assert isinstance(header, Update)
     announced = announced_payloads(header.tensors, manifest(), 0, worker="w")
-    assembly = Assembly(header.version, 0, announced, worker="w")
+    names = [spec.name for spec in manifest().specs]
+    assembly = Assembly(header.version, 0, announced, chunk_bytes=CHUNK_BYTES, worker="w", names=names)
     for chunk in chunks:
         assert isinstance(chunk, Chunk)
         assembly.add(chunk)
@@ -214,7 +215,7 @@ def test_parameters_that_leave_the_range_of_floats_end_the_job() -> None:
 
 def test_the_saved_file_holds_the_parameters_and_their_digest(tmp_path: Path) -> None:
     ours = store()
-    ours.save(tmp_path / "model.safetensors")
+    ours.save(tmp_path / "model.safetensors", ours.sha256())
     assert list(tmp_path.iterdir()) == [tmp_path / "model.safetensors"]
     saved = load_file(tmp_path / "model.safetensors")
     for (name, _), parameter in zip(MODEL.named_parameters(), ours.parameters, strict=True):

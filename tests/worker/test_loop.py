@@ -40,7 +40,8 @@ class Script:
         self.settled: list[int] = []
         self.resends = 0
 
-    def initialize(self, manifest: Any, values: Any) -> None: ...
+    def initialize(self, manifest: Any, values: Any) -> bool:
+        return True
 
     def ready(self, manifest: Any) -> None: ...
 
@@ -238,10 +239,28 @@ def test_a_step_without_a_finite_loss_contributes_nothing_and_ten_end_the_worker
 def test_rank_0_evaluates_when_it_is_told_to() -> None:
     script = Script(done(0))
     subject, _ = trainer(script)
-    script.messages = [assignment(0, evaluate_epoch=3), accepted(1), done(0)]
+    asked = assignment(0, evaluate_epoch=3)
+    script.messages = [asked, asked, accepted(1), done(0)]
     subject.run()
-    (report,) = script.reports
+    (report,) = script.reports  # asked twice, done once
     assert (report.epoch, report.version, report.metrics["accuracy"]) == (3, 0, 0.25)
+
+
+def test_it_evaluates_without_computing_when_there_are_no_samples_and_waits_to_be_dismissed() -> None:
+    script = Script(assignment(0, samples=0, evaluate_epoch=9), done(0))
+    subject, _ = trainer(script)
+    subject.run()
+    assert [report.epoch for report in script.reports] == [9]
+    assert script.pushed == []
+
+
+def test_a_metric_that_is_not_finite_is_not_reported() -> None:
+    script = Script(assignment(0, samples=0, evaluate_epoch=1), done(0))
+    subject, replica = trainer(script)
+    with torch.no_grad():
+        replica.parameters[0].fill_(1e30)
+    subject.run()
+    assert script.reports[0].metrics == {"accuracy": 0.25}
 
 
 def test_working_on_another_version_than_the_replicas_is_a_fault() -> None:

@@ -13,14 +13,19 @@ from gradwire.worker.tasks import Task
 
 
 def regression(
-    samples: int = 96, jitter: float = 0.0, slow: float = 0.0, load: float = 0.0, dropout: float = 0.1
+    samples: int = 96,
+    width: int = 16,
+    dropout: float = 0.1,
+    jitter: float = 0.0,
+    slow: float = 0.0,
+    load: float = 0.0,
+    evaluation: float = 0.0,
 ) -> Task:
     """A noisy linear problem.
 
     Args:
         jitter: up to so many seconds of delay per step, different in each process.
-        slow: seconds of delay per step.
-        load: seconds to load.
+        slow, load, evaluation: seconds of delay per step, for loading, and per evaluation.
     """
     generator = torch.Generator().manual_seed(5)
     inputs = torch.randn(samples, 12, generator=generator)
@@ -36,10 +41,11 @@ def regression(
         return inputs[indices], targets[indices]
 
     def evaluate(model: nn.Module) -> Mapping[str, float]:
+        time.sleep(evaluation)
         return {"loss": float(nn.functional.mse_loss(model(inputs), targets)), "accuracy": 0.5}
 
     def model() -> nn.Module:
-        return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 4))
+        return nn.Sequential(nn.Linear(12, width), nn.Tanh(), nn.Dropout(dropout), nn.Linear(width, 4))
 
     return Task(
         name="regression", train_samples=samples, model=model, batch=batch, loss=loss, evaluate=evaluate
