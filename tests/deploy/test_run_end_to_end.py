@@ -101,7 +101,10 @@ def test_directory_holds_report_plot_and_logs(ran: Ran) -> None:
 
 def test_each_run_keeps_its_own_parameters(ran: Ran) -> None:
     for report, run in ((ran.report, "run"), (ran.report["baseline"], "baseline")):
-        with safe_open(ran.directory / "here" / run / "parameters.safetensors", "numpy") as parameters:
+        opened: Any = safe_open(
+            ran.directory / "here" / run / "parameters.safetensors", "numpy"
+        )  # without annotations
+        with opened as parameters:
             assert parameters.metadata()["sha256"] == report["parameters_sha256"]
     assert not (ran.directory / "shared.safetensors").exists()
 
