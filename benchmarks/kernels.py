@@ -49,21 +49,26 @@ REST_S = 0.02
 class Case:
     """One row: what is run, and what it is compared with.
 
-    moved: bytes per element that it must move; compared as bandwidth with `add_`, if given.
+    moved: bytes per element to count; compared as bandwidth with `add_`, one row for each count.
     summed: float32 tensors that the peer adds up with `add_`; compared as time, if given.
-    goal: the ratio to reach, if there is one.
+    goal: the ratio to reach, if there is one; in every row of it.
     """
 
     name: str
     run: Callable[[], object]
-    moved: float | None = None
+    moved: tuple[float, ...] = ()
     summed: int | None = None
     goal: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A measured case. ratio: above 1 is better than the peer. time_ms and peer_ms: medians."""
+    """A measured case.
+
+    peer: what it is compared with, and as what.
+    ratio: above 1 is better than the peer.
+    time_ms, peer_ms: medians.
+    """
 
     name: str
     peer: str
@@ -109,17 +114,22 @@ def make_cases(elements: int, seed: int) -> list[Case]:
         pushes = [payload_of(spec, gradients[w % 2].roll(w)) for w in range(PUSHES)]
         return lambda: reduce_payloads(pushes, weights, out)
 
-    whole = model_compressor("4bit:levels=groups", elements)
+    whole = model_compressor("4bit", elements)
     four = payload_of("4bit:levels=groups", gradient)
     return [
-        Case(name="4bit with feedback, one pass", run=quantize("4bit:levels=groups"), moved=12.5, goal=0.9),
-        Case(name="2bit with feedback, one pass", run=quantize("2bit"), moved=12.25),
-        Case(name="mean |g| and finite check", run=lambda: kernels.magnitudes(gradient.numpy()), moved=4),
-        Case(name="4bit, whole call: both passes", run=lambda: whole.compress([gradient], 32), moved=16.5),
-        Case(name="bf16 with feedback", run=encode("bf16"), moved=14),
-        Case(name="fp16 with feedback", run=encode("fp16"), moved=14),
-        Case(name="4bit decode", run=lambda: reduce_payloads([four], [1.0], out), moved=4.5),
-        Case(name="4bit validate", run=lambda: validate(four), moved=0.5),
+        Case(
+            name="4bit with feedback, one pass", run=quantize("4bit:levels=groups"), moved=(12.5,), goal=0.9
+        ),
+        Case(name="2bit with feedback, one pass", run=quantize("2bit"), moved=(12.25,)),
+        Case(name="mean |g| and finite check", run=lambda: kernels.magnitudes(gradient.numpy()), moved=(4,)),
+        # What its passes move, and what a single pass would have to.
+        Case(
+            name="4bit, whole call", run=lambda: whole.compress([gradient], 32), moved=(16.5, 12.5), goal=0.9
+        ),
+        Case(name="bf16 with feedback", run=encode("bf16"), moved=(14,)),
+        Case(name="fp16 with feedback", run=encode("fp16"), moved=(14,)),
+        Case(name="4bit decode", run=lambda: reduce_payloads([four], [1.0], out), moved=(4.5,)),
+        Case(name="4bit validate", run=lambda: validate(four), moved=(0.5,)),
         Case(
             name=f"reduce {PUSHES} pushes of 4bit", run=reduce("4bit:levels=groups"), summed=PUSHES, goal=10
         ),
@@ -152,17 +162,21 @@ def measure(cases: Sequence[Case], elements: int, repeats: int, seed: int) -> li
             if repetition:  # the first touches memory for the first time
                 times[name].append(time.perf_counter() - start)
     median_ms = {name: 1e3 * statistics.median(values) for name, values in times.items()}
-    return [_row(case, median_ms) for case in cases]
+    return [row for case in cases for row in _rows(case, median_ms)]
 
 
-def _row(case: Case, median_ms: dict[str, float]) -> Row:
-    if case.moved is not None:
-        peer, peer_ms, scale = "add_, as bandwidth", median_ms["add_"], case.moved / ADD_BYTES
-    else:
-        peer, peer_ms, scale = f"add_ of {case.summed} decoded tensors", median_ms["sum"], 1.0
+def _rows(case: Case, median_ms: dict[str, float]) -> list[Row]:
+    def row(peer: str, peer_ms: float, scale: float = 1.0) -> Row:
+        ratio = scale * peer_ms / time_ms
+        return Row(name=case.name, peer=peer, ratio=ratio, goal=case.goal, time_ms=time_ms, peer_ms=peer_ms)
+
     time_ms = median_ms[case.name]
-    ratio = scale * peer_ms / time_ms
-    return Row(name=case.name, peer=peer, ratio=ratio, goal=case.goal, time_ms=time_ms, peer_ms=peer_ms)
+    if case.summed is not None:
+        return [row(f"add_ of {case.summed} decoded tensors", median_ms["sum"])]
+    return [
+        row(f"add_, as bandwidth at {moved:g} B/element", median_ms["add_"], moved / ADD_BYTES)
+        for moved in case.moved
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -188,6 +202,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     conditions = {key: getattr(options, key) for key in ("elements", "repeats", "threads", "seed")}
     conditions |= {"machine": platform.machine(), "torch": str(torch.__version__), "numpy": np.__version__}
     print("  ".join(f"{key} {value}" for key, value in conditions.items()))
+    # Which rows are limited by memory and which by arithmetic depends on it.
+    print(f"add_ moves {ADD_BYTES * options.elements / rows[0].peer_ms / 1e6:.0f} GB/s")
     print(f"{'':32} {'ratio':>6}  {'goal':>5}  peer")
     for row in rows:
         goal = "" if row.goal is None else f"{row.goal:.2f}"
