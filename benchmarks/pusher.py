@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,7 @@ class Pusher:
 
 
 @contextlib.contextmanager
-def start_server(*arguments: str, prefix: Sequence[str] = ()) -> Iterator[int]:
+def start_server(*arguments: str, prefix: Sequence[str] = ()) -> Generator[int]:
     """The port of a gc-server that lives as long as the context, with a job that does not end.
 
     prefix: a command to run it under.

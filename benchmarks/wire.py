@@ -18,7 +18,7 @@ import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import torch
@@ -36,7 +36,7 @@ def run(*command: str) -> None:
 
 
 @contextlib.contextmanager
-def namespace() -> Iterator[None]:
+def namespace() -> Generator[None]:
     """A network namespace behind a veth pair."""
     run("ip", "netns", "add", SPACE)
     try:

@@ -6,7 +6,7 @@ import contextlib
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from ..options import UsageError
@@ -16,7 +16,7 @@ RUNS = Path("runs")
 
 
 @contextlib.contextmanager
-def run_directory(options: RunOptions) -> Iterator[Path]:
+def run_directory(options: RunOptions) -> Generator[Path]:
     """The directory for everything that a run leaves, made at once; if for nothing, it is removed again.
 
     Raises:
