@@ -143,12 +143,13 @@ def _supervise(
         for worker in ended:
             if worker.code in FATAL:
                 raise RunError(Exit(worker.code), _obituary(worker))
+        if status is not None and dead and not _has_begun(status):
+            have = f"waits for {len(workers)} workers, and only {len(running)} can come"
+            raise RunError(Exit.INTERNAL, f"{_obituary(dead[0])}\nthe first round {have}; run it again")
+        for worker in ended:
             # Done is what a worker says that has heard of the end, which a silent server could not tell us.
             if worker.code != Exit.DONE or not (finishing or status is None):
                 watcher.note(_obituary(worker))
-        if status is not None and dead and not _has_begun(status):
-            have = f"waits for {len(workers)} workers, and {len(running)} are left"
-            raise RunError(Exit.INTERNAL, f"{_obituary(dead[0])}\nthe first round {have}; run it again")
         if running or finishing:  # what finishing takes, such as writing the parameters, is up to the server
             staffed_at = time.monotonic()
         elif time.monotonic() - staffed_at > (DEAF_SECONDS if status is None else LAST_WORD_SECONDS):

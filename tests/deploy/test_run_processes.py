@@ -145,11 +145,13 @@ def test_finishing_may_take_longer_than_the_workers_stay(
 def test_a_job_that_can_never_begin_stops(
     tmp_path: Path, interrupt: Interrupt, behaviour: str, ending: str
 ) -> None:
+    watcher = Notes()
     with pytest.raises(RunError) as caught:
-        train(plan(tmp_path, server="gathering", worker=behaviour), Notes(), interrupt)
+        train(plan(tmp_path, server="gathering", worker=behaviour), watcher, interrupt)
     assert caught.value.code is Exit.INTERNAL
     assert f"worker-0 ended: {ending}" in str(caught.value)
-    assert "the first round waits for 2 workers, and 1 are left" in str(caught.value)
+    assert "the first round waits for 2 workers, and only 1 can come" in str(caught.value)
+    assert watcher.notes == [], "it is said once"
 
 
 def test_a_server_that_does_not_answer_is_named(
