@@ -133,7 +133,10 @@ Runs = Mapping[str, Sequence[Result]]  # by compressor; one result per seed, in 
 
 
 def accuracies(run: Result) -> list[float]:
-    """One per epoch; raise `RunError` if an evaluation was lost, which would bias the means."""
+    """One per epoch; raise `RunError` if a worker or an evaluation was lost, which would bias the means."""
+    if run.lost_workers:
+        lost = ", ".join(run.lost_workers)
+        raise RunError(Exit.INTERNAL, f"{run.compressor}, seed {run.seed}: lost {lost}; run it again")
     known = [accuracy for accuracy in run.accuracy_by_epoch if accuracy is not None]
     if len(known) != run.epochs:
         raise RunError(Exit.INTERNAL, f"{run.compressor}, seed {run.seed}: an evaluation was lost")
@@ -193,14 +196,14 @@ def markdown(runs: Runs) -> str:
     return "\n".join(lines) + "\n"
 
 
-class _Quiet:
-    """Watches a run for the one thing that would spoil a measurement."""
+class _Notes:
+    """Shows of a run only what is out of the ordinary."""
 
     def update(self, status: StatusReply, alive: int) -> None:
         pass
 
     def note(self, text: str) -> None:
-        raise RunError(Exit.INTERNAL, text)
+        print(text, file=sys.stderr)
 
 
 def measure(options: RunOptions, seeds: Sequence[int], compressors: Sequence[str]) -> dict[str, list[Result]]:
@@ -211,7 +214,7 @@ def measure(options: RunOptions, seeds: Sequence[int], compressors: Sequence[str
             for compressor in compressors:
                 run = dataclasses.replace(options, compressor=compressor, seed=seed)
                 directory = Path(logs) / f"{seed}-{compressor.replace(':', '-')}"
-                result = result_of(run, train(Plan(options=run, directory=directory), _Quiet(), interrupt))
+                result = result_of(run, train(Plan(options=run, directory=directory), _Notes(), interrupt))
                 runs[compressor].append(result)
                 print(f"seed {seed}, {compressor}: {accuracies(result)[-1]:.4f}", file=sys.stderr)
     return runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 
 import pytest
@@ -72,6 +73,11 @@ def test_a_single_seed_has_no_interval() -> None:
 def test_a_lost_evaluation_is_not_averaged_over() -> None:
     with pytest.raises(RunError, match="evaluation was lost"):
         area(run("4bit", 0.5, None, 0.9))
+
+
+def test_a_run_that_lost_a_worker_is_not_counted() -> None:
+    with pytest.raises(RunError, match="4bit, seed 1: lost worker-3"):
+        area(dataclasses.replace(run("4bit", 0.5, 0.9), lost_workers=("worker-3",)))
 
 
 def test_order_is_judged_on_runs_with_the_same_seed() -> None:
