@@ -89,7 +89,7 @@ class Inbox:
                 Reason.NON_FINITE, f"push {header.seq} loss", "a finite number", str(header.loss)
             )
         self.current, self._dropping = header, None
-        names = [manifest.specs[tensor].name for tensor in manifest.partitions[header.partition]]
+        names = [manifest.specs[tensor.tensor].name for tensor in header.tensors]
         self._assembly = Assembly(
             header.seq, header.partition, payloads, chunk_bytes=CHUNK_BYTES, worker=self.worker, names=names
         )

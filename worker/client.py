@@ -114,6 +114,7 @@ class Client:
         self._outbox: asyncio.Queue[bytes | Pending] | None = None
         self._exchange: asyncio.Task[None] | None = None
         self._left = False
+        self._assigned = -1  # version of the last assignment
 
     # ---- for the training thread
 
@@ -374,7 +375,9 @@ class Client:
                         self._pending.pop(message.seq, None)
                     self._incoming.put(message)
                 case m.Assignment():
-                    progress.set()
+                    if message.version > self._assigned:
+                        progress.set()
+                    self._assigned = message.version
                     self._incoming.put(message)
                 case m.Waiting() | m.InitializeRequest():
                     self._incoming.put(message)

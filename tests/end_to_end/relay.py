@@ -53,5 +53,7 @@ class Relay:
         return len(pairs)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts, which holds it open
         self._listener.close()
         self.cut()

@@ -142,6 +142,16 @@ def test_bad_pushes_are_refused_and_a_good_one_under_the_same_number_is_accepted
     asyncio.run(run())
 
 
+def test_a_push_without_samples_is_accepted(address: str) -> None:
+    async def run() -> None:
+        async for raw in in_training(address):
+            await raw.push([], samples=0)
+            assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
+            assert (await raw.receive(m.Assignment)).version == 1
+
+    asyncio.run(run())
+
+
 def test_a_damaged_chunk_is_refused_and_the_same_bytes_are_accepted(address: str) -> None:
     async def run() -> None:
         async for raw in in_training(address):

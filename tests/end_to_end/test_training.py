@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import signal
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -411,9 +412,8 @@ def sample(text: str, name: str) -> float:
 
 
 def free_port() -> int:
-    relay = Relay(1)
-    relay.close()
-    return relay.port
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def test_probes_and_metrics_of_server_and_worker(daemons: Daemons) -> None:
@@ -444,8 +444,6 @@ def test_probes_and_metrics_of_server_and_worker(daemons: Daemons) -> None:
 
 def test_protected_mode_answers_only_this_machine(daemons: Daemons) -> None:
     """Over an address of this machine that is not a loopback one, the server sees a remote peer."""
-    import socket
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing; chooses the address that packets would leave from
         mine = str(probe.getsockname()[0])
