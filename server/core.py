@@ -19,9 +19,7 @@ too late for its round is refused as stale, and its worker takes the gradient ba
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from ..proto.messages import Assignment, Decision, EpochStatus, LostStatus, Outcome, Phase
@@ -29,55 +27,18 @@ from ..proto.refusal import Refusal, Refused
 from . import events as e
 from . import refusals
 from .roster import Member, Roster
-from .rounds import Round
+from .state import Evaluation, JobState, Round, Rules
 from .waiting import Waiting, describe_waiting
 
-LOST_REMEMBERED = 256
 REPORT_AFTER_S = 1.0  # a round that waits longer names whom it waits for
 REPORT_EVERY_S = 10.0  # and says so again
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rules:
-    """What the job's configuration means for decisions."""
-
-    min_workers: int
-    batch_size: int
-    epochs: int
-    lease_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
-    """Who was asked to evaluate what."""
-
-    by: tuple[str, int]
-    epoch: int
-    version: int
-
-
-class Core:
+class Core(JobState):
     """The state of one job and the one function that changes it."""
 
     def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-        self.roster = Roster(lease_s=rules.lease_s)
-        self.phase = Phase.EMPTY
-        self.initializer: tuple[str, int] | None = None
-        self.fingerprint = b""
-        self.train_samples = 0
-        self.partitions = 1
-        self.version = 0
-        self.epoch = 0  # epochs completed
-        self.start = 0  # samples of the running epoch consumed
-        self.round: Round | None = None
-        self.started = False  # the first round has opened: from then on any number of members will do
-        self.evaluation: Evaluation | None = None  # asked for and not yet reported
-        self.evaluations: list[EpochStatus] = []
-        self.lost: deque[LostStatus] = deque(maxlen=LOST_REMEMBERED)
-        self.accepted_pushes = 0
-        self.stale_pushes = 0
-        self.waiting_since: float | None = None  # when whatever is waited for began
+        super().__init__(rules=rules, roster=Roster(lease_s=rules.lease_s))
         self._reported: tuple[str, float] | None = None
         self._handlers: dict[type[Any], Callable[[Any, float], list[e.Action]]] = {
             e.Joined: self._joined,
@@ -480,27 +441,3 @@ class Core:
                 return []
         self._reported = (waiting.subject, now)
         return [e.Report(ranks=waiting.ranks, seconds=waited, text=waiting.text)]
-
-    # ---- for the shell
-
-    @property
-    def epoch_progress(self) -> float:
-        """Part of the running epoch that is done, 0 to 1."""
-        return self.start / self.train_samples if self.train_samples else 0.0
-
-    def snapshot(self) -> Mapping[str, object]:
-        """Everything that decides what happens next, as plain values, to compare two states."""
-        return {
-            "phase": self.phase,
-            "version": self.version,
-            "epoch": self.epoch,
-            "start": self.start,
-            "fingerprint": self.fingerprint,
-            "initializer": self.initializer,
-            "round": repr(self.round),
-            "members": {
-                m.worker: (m.incarnation, m.rank, m.attached, m.version, dict(m.last_seq), list(m.outcomes))
-                for m in self.roster.by_rank()
-            },
-            "evaluations": list(self.evaluations),
-        }

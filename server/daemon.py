@@ -25,11 +25,12 @@ from ..proto.wire import CHUNK_BYTES
 from ..telemetry import HttpEndpoint, set_up_logging
 from .conductor import Conductor
 from .config import ServerConfig
-from .core import Core, Rules
+from .core import Core
 from .metrics import Metrics
 from .optimizer import build_optimizer, parse_optimizer
 from .schedule import parse_schedule
 from .service import Service, Settings
+from .state import Rules
 from .store import Store
 
 log = logging.getLogger("gradwire.server")

@@ -8,13 +8,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import grpc
 import numpy as np
 
 from ..compressors import DenseFormat, DensePayload, Payload
@@ -25,19 +23,16 @@ from ..proto.service import Malformed, abort
 from ..proto.transfer import Assembly, encode_chunks
 from ..proto.wire import CHUNK_BYTES
 from . import events as e
-from .conductor import Conductor, PushContent
-from .metrics import SENDER, compressor_label
+from .conductor import Conductor
+from .exchange import Exchange, expect, unreadable
 from .store import BuildOptimizer, Store
-from .streams import Context, Inbox, Outbox, Session
+from .streams import Context
 
 log = logging.getLogger("gradwire.server")
 T = TypeVar("T")
 Handler = Callable[[Any, Context], Awaitable[Any]]
 
-SMALL_PUSH_ELEMENTS = 1 << 18  # below this a thread costs more than the scan that it takes off the loop
-MAX_EVALUATION_METRICS = 32
 MAX_NAME_CHARACTERS = 128
-FAREWELL_S = 2.0  # for a worker to take what is still queued for it before its stream is ended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +73,7 @@ class Service:
                 if self._settings.protected and not is_loopback(context.peer()):
                     raise Refused(_protected(context.peer()))
                 if isinstance(request, Malformed):
-                    raise Refused(_unreadable(request))
+                    raise Refused(unreadable(request))
                 return await handler(request, context)
             except Refused as refused:
                 self._metrics.refusal(refused.refusal.reason)
@@ -86,8 +81,6 @@ class Service:
                 await abort(context, refused.refusal)
 
         return guarded
-
-    # ---- Join, Initialize, Fetch, Status
 
     async def _join(self, request: m.JoinRequest, context: Context) -> m.JoinReply:
         if request.protocol_version != m.PROTOCOL_VERSION:
@@ -129,7 +122,7 @@ class Service:
         )
 
     async def _initialize(self, requests: AsyncIterator[Any], context: Context) -> m.InitializeReply:
-        header = await _next(requests, m.InitializeHeader)
+        header = await expect(requests, m.InitializeHeader)
         self._check_job(header.job, header.worker)
         refused = self._core.check_initialize(header.worker, header.incarnation)
         if refused is not None:
@@ -168,7 +161,7 @@ class Service:
         """The next chunk of an upload; whoever stops sending does not keep the memory."""
         lease_s = self._settings.limits.lease_seconds
         try:
-            return await asyncio.wait_for(_next(requests, m.Chunk), lease_s)
+            return await asyncio.wait_for(expect(requests, m.Chunk), lease_s)
         except TimeoutError:
             limit, got = f"a chunk every {lease_s:g} s", "none"
             raise Refused(
@@ -238,182 +231,10 @@ class Service:
             software=self._settings.software,
         )
 
-    # ---- Exchange
-
     async def _exchange(self, requests: AsyncIterator[Any], context: Context) -> None:
-        hello = await _next(requests, m.Hello)
+        hello = await expect(requests, m.Hello)
         self._check_job(hello.job, hello.worker)
-        actions = self._conductor.decide(e.Attached(worker=hello.worker, incarnation=hello.incarnation))
-        session = Session(hello.worker, hello.incarnation, Outbox(), Inbox(hello.worker))
-        previous = self._conductor.sessions.get(hello.worker)
-        self._conductor.sessions[hello.worker] = session
-        if previous is not None:
-            text = f"worker {hello.worker!r} has opened another stream"
-            previous.outbox.end(Refusal(reason=Reason.FENCED, worker=hello.worker, message=text), final=False)
-        SENDER.set(compressor_label(self._core.roster.members[hello.worker].compressor))
-        self._conductor.perform(actions)
-        writer = asyncio.create_task(
-            session.outbox.pump(context, lambda broadcast: self._metrics.sent_raw(broadcast.raw_bytes))
-        )
-        reader = asyncio.create_task(self._read(session, requests))
-        ended = asyncio.create_task(session.outbox.ended.wait())
-        try:
-            await asyncio.wait((writer, reader, ended), return_when=asyncio.FIRST_COMPLETED)
-            if session.outbox.final:
-                await asyncio.wait((writer,), timeout=FAREWELL_S)
-        finally:
-            for task in (writer, reader, ended):
-                task.cancel()
-            ends = await asyncio.gather(writer, reader, return_exceptions=True)
-            if self._conductor.sessions.get(session.worker) is session:
-                del self._conductor.sessions[session.worker]
-                self._conductor.happen(e.Detached(worker=session.worker, incarnation=session.incarnation))
-        # Why the stream was ended explains whatever else went wrong on it.
-        why = session.outbox.ended_with
-        if why is not None and session.outbox.final:
-            raise Refused(why)
-        failures = [end for end in ends if isinstance(end, Exception)]
-        if why is None and failures:
-            lapsed = isinstance(failures[0], Refused) and failures[0].refusal.reason is Reason.NOT_A_MEMBER
-            if not lapsed:
-                raise failures[0]
-            text = str(failures[0])  # its lease is over; it was a member and may be one again
-        elif why is not None:
-            text = str(why)
-        else:
-            return
-        await context.abort(grpc.StatusCode.UNAVAILABLE, text)
-
-    async def _read(self, session: Session, requests: AsyncIterator[Any]) -> None:
-        """Take in messages until the worker is done. Raises Refused where the stream cannot go on."""
-        worker, incarnation = session.worker, session.incarnation
-        conductor = self._conductor
-        async for message in requests:
-            if session.outbox.ended_with is not None:
-                return
-            match message:
-                case m.Chunk():
-                    conductor.happen(e.Heard(worker=worker, incarnation=incarnation))
-                    await self._take(session, message)
-                case m.Push():
-                    await self._take(session, message)
-                case m.Heartbeat():
-                    activity = message.activity[:MAX_NAME_CHARACTERS]
-                    conductor.happen(e.Heard(worker=worker, incarnation=incarnation, activity=activity))
-                case m.Ready():
-                    conductor.happen(
-                        e.Prepared(
-                            worker=worker,
-                            incarnation=incarnation,
-                            fingerprint=message.fingerprint,
-                            version=message.version,
-                        )
-                    )
-                case m.Evaluation():
-                    self._evaluated(session, message)
-                case m.Leave():
-                    conductor.happen(
-                        e.Left(
-                            worker=worker,
-                            incarnation=incarnation,
-                            failed=message.failed,
-                            reason=message.reason[:1024] or "no reason given",
-                        )
-                    )
-                    return
-                case Malformed():
-                    raise Refused(_unreadable(message, worker))
-                case _:
-                    text = f"{type(message).__name__} in the middle of a stream"
-                    raise Refused(Refusal(reason=Reason.MALFORMED, worker=worker, message=text))
-
-    async def _take(self, session: Session, message: m.Push | m.Chunk) -> None:
-        """Take in a part of a push, and hand it on when it is complete."""
-        push = message if isinstance(message, m.Push) else session.inbox.current
-        try:
-            if isinstance(message, m.Push):
-                store = self._conductor.store
-                session.inbox.begin(message, store.manifest if store else None)
-            else:
-                session.inbox.add(message)
-            complete = session.inbox.take()
-            if complete is None:
-                return
-            push, assembly = complete
-            if sum(header.elements for header in push.tensors) <= SMALL_PUSH_ELEMENTS:
-                payloads = assembly.finish()
-            else:
-                payloads = await asyncio.to_thread(assembly.finish)
-            if session.outbox.ended_with is None:  # it may have been ended during the scan
-                self._pushed(session, push, payloads)
-        except Refused as refused:
-            # Without a push to answer for, or without a membership, the stream itself is at fault.
-            if push is None or refused.refusal.reason in (Reason.FENCED, Reason.NOT_A_MEMBER):
-                raise
-            session.inbox.drop(push)
-            self._metrics.push_refused(refused.refusal.reason)
-            log.warning("refused push %d: %s", push.seq, refused)
-            session.outbox.send(
-                m.Outcome(
-                    seq=push.seq,
-                    partition=push.partition,
-                    decision=m.Decision.REFUSED,
-                    refusal=refused.refusal,
-                )
-            )
-
-    def _pushed(self, session: Session, push: m.Push, payloads: list[Payload]) -> None:
-        accepted, stale = self._core.accepted_pushes, self._core.stale_pushes
-        actions = self._conductor.decide(
-            e.Pushed(
-                worker=session.worker,
-                incarnation=session.incarnation,
-                seq=push.seq,
-                partition=push.partition,
-                base_version=push.base_version,
-                samples=push.samples,
-                content=PushContent(payloads, push.loss),
-            )
-        )
-        if self._core.accepted_pushes > accepted:  # neither changes for a duplicate
-            self._metrics.push_accepted(payloads)
-        elif self._core.stale_pushes > stale:
-            self._metrics.push_stale(max(0, self._core.version - push.base_version))
-        self._conductor.perform(actions)
-
-    def _evaluated(self, session: Session, message: m.Evaluation) -> None:
-        names = message.metrics
-        if len(names) > MAX_EVALUATION_METRICS or any(len(name) > MAX_NAME_CHARACTERS for name in names):
-            limit = f"up to {MAX_EVALUATION_METRICS} metrics, names of up to {MAX_NAME_CHARACTERS} characters"
-            got = f"{len(names)} metrics"
-            raise Refused(
-                refusal(Reason.SIZE, worker=session.worker, field="evaluation", limit=limit, value=got)
-            )
-        for name, value in names.items():
-            if not math.isfinite(value):
-                field, got = f"evaluation metric {name!r}", str(value)
-                raise Refused(
-                    refusal(
-                        Reason.NON_FINITE,
-                        worker=session.worker,
-                        field=field,
-                        limit="a finite number",
-                        value=got,
-                        remedy="leave it out",
-                    )
-                )
-        self._conductor.happen(
-            e.Evaluated(
-                worker=session.worker,
-                incarnation=session.incarnation,
-                version=message.version,
-                epoch=message.epoch,
-                metrics=message.metrics,
-            )
-        )
-        for name in ("accuracy", "loss"):  # a bounded set of labels, whatever a task reports
-            if name in message.metrics:
-                self._metrics.validation.labels(name).set(message.metrics[name])
+        await Exchange(self._conductor).run(hello, requests, context)
 
     def _check_job(self, job: str, worker: str) -> None:
         if job and job != self._settings.job.id:
@@ -427,23 +248,6 @@ class Service:
                     remedy="the server was restarted or runs another job; start the worker anew",
                 )
             )
-
-
-async def _next(requests: AsyncIterator[Any], expected: type[T]) -> T:
-    """The next message of a stream. Raises Refused: MALFORMED if it is another kind or there is none."""
-    message = await anext(aiter(requests), None)
-    if isinstance(message, expected):
-        return message
-    if isinstance(message, Malformed):
-        raise Refused(_unreadable(message))
-    got = "the end of the stream" if message is None else type(message).__name__
-    text = f"expected {expected.__name__}, got {got}"
-    raise Refused(Refusal(reason=Reason.MALFORMED, message=text))
-
-
-def _unreadable(message: Malformed, worker: str = "") -> Refusal:
-    reason = Reason.CHECKSUM if message.damaged else Reason.MALFORMED
-    return Refusal(reason=reason, worker=worker, message=message.text)
 
 
 def is_loopback(peer: str) -> bool:

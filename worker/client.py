@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 import queue
-import random
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
@@ -32,25 +31,17 @@ from ..proto import messages as m
 from ..proto.channel import CLIENT_OPTIONS
 from ..proto.manifest import Manifest
 from ..proto.refusal import Reason, Refused
-from ..proto.service import Malformed, Meter, Stub, refusal_of
+from ..proto.service import Malformed, Meter, Stub
 from ..proto.transfer import Assembly, announced_payloads, encode_chunks
 from ..proto.wire import encode_worker
+from .attempts import Attempts, BrokenError, UnreachableError, translated
 
 log = logging.getLogger("gradwire.worker")
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 10.0
-PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts; the last one repeats, each with jitter
 LEAVE_TIMEOUT_S = 5.0
 LAST_WORD_S = 1.0
-
-
-# What a server says to bytes that were changed on their way: worth another stream, and attempts are bounded.
-DAMAGED = (Reason.CHECKSUM, Reason.CHUNK, Reason.MALFORMED)
-
-
-class UnreachableError(Exception):
-    """No server could be talked to for as long as was allowed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,12 +148,12 @@ class Client:
         messages: list[Any] = [header, *encode_chunks(0, 0, values)]
 
         async def upload() -> None:
-            attempts = _Attempts(self._address, self._give_up_s)
+            attempts = Attempts(self._address, self._give_up_s)
             while True:
                 try:
-                    await _translated(self._stub.initialize(_stream(messages)))
+                    await translated(self._stub.initialize(_stream(messages)))
                     return
-                except _BrokenError as broken:
+                except BrokenError as broken:
                     await attempts.pause(str(broken))
 
         try:
@@ -254,16 +245,16 @@ class Client:
         return Stub(self._channel, sent=self._meters[0], received=self._meters[1])
 
     async def _join(self, request: m.JoinRequest) -> m.JoinReply:
-        attempts = _Attempts(self._address, self._connect_s)
+        attempts = Attempts(self._address, self._connect_s)
         while True:
             try:
-                reply: m.JoinReply | Malformed = await _translated(
+                reply: m.JoinReply | Malformed = await translated(
                     self._stub.join(request, timeout=CALL_TIMEOUT_S)
                 )
                 if isinstance(reply, Malformed):
                     raise UnreachableError(f"{self._address} answers, but not as a gc-server: {reply.text}")
                 return reply
-            except _BrokenError as broken:
+            except BrokenError as broken:
                 await attempts.pause(str(broken))
             except Refused as refused:
                 # Perhaps the same worker, restarted: its old stream may take a moment to be missed.
@@ -274,7 +265,7 @@ class Client:
     async def _keep_exchanging(self) -> None:
         """Keep a stream open until the worker leaves or there is no hope; then tell the training thread."""
         try:
-            attempts = _Attempts(self._address, self._give_up_s)
+            attempts = Attempts(self._address, self._give_up_s)
             while True:
                 progress = asyncio.Event()
                 opened_at = time.monotonic()
@@ -283,11 +274,11 @@ class Client:
                     if self._left:
                         return
                     reason = "the server closed the stream"
-                except _BrokenError as broken:
+                except BrokenError as broken:
                     reason = str(broken)
                 # A stream that only ever breaks, such as one too slow for the lease, is not progress.
                 if progress.is_set() or time.monotonic() - opened_at > self._give_up_s:
-                    attempts = _Attempts(self._address, self._give_up_s)
+                    attempts = Attempts(self._address, self._give_up_s)
                 self.reconnects += 1
                 await attempts.pause(reason)
         except (Refused, UnreachableError) as error:
@@ -297,7 +288,7 @@ class Client:
             self._incoming.put(error)
 
     async def _one_stream(self, progress: asyncio.Event) -> None:
-        """One Exchange call from Hello to its end. Raises _BrokenError or Refused."""
+        """One Exchange call from Hello to its end. Raises BrokenError or Refused."""
         assert self._reply is not None
         call = self._stub.exchange()
         outbox: asyncio.Queue[bytes | Pending] = asyncio.Queue()
@@ -334,7 +325,7 @@ class Client:
             if not reader.done():
                 # Where the call has ended, reading it tells why; another fault is the writer's own.
                 await asyncio.wait((reader,), timeout=LAST_WORD_S)
-            await _translated(next(task for task in tasks if task.done()))
+            await translated(next(task for task in tasks if task.done()))
         finally:
             self._outbox = None
             for task in tasks:
@@ -350,7 +341,7 @@ class Client:
             match message:
                 case m.Update():
                     if self._manifest is None:
-                        raise _BrokenError("an update came before this worker was ready")
+                        raise BrokenError("an update came before this worker was ready")
                     update = message
                     announced = announced_payloads(
                         message.tensors, self._manifest, message.partition, worker=self.worker
@@ -366,7 +357,7 @@ class Client:
                     )
                 case m.Chunk():
                     if assembly is None:
-                        raise _BrokenError("a chunk came without an update")
+                        raise BrokenError("a chunk came without an update")
                     assembly.add(message)
                 case m.Outcome():
                     progress.set()
@@ -384,9 +375,9 @@ class Client:
                 case m.Welcome():
                     log.info("connected as rank %d, server at version %d", message.rank, message.version)
                 case Malformed():
-                    raise _BrokenError(f"the server's message cannot be read: {message.text}")
+                    raise BrokenError(f"the server's message cannot be read: {message.text}")
                 case _:
-                    raise _BrokenError(f"the server sent a {type(message).__name__}")
+                    raise BrokenError(f"the server sent a {type(message).__name__}")
             if assembly is not None and update is not None and assembly.complete:
                 payloads = await asyncio.to_thread(assembly.finish)
                 self._incoming.put(Received(update, payloads))
@@ -422,55 +413,6 @@ class Client:
         await asyncio.wait((self._exchange,), timeout=LEAVE_TIMEOUT_S - 1)
 
 
-class _BrokenError(Exception):
-    """The connection failed in a way that another attempt may mend."""
-
-
-class _Attempts:
-    """Pauses between attempts, and an end to them."""
-
-    def __init__(self, address: str, allowed_s: float) -> None:
-        self._address = address
-        self._allowed_s = allowed_s
-        self._began = time.monotonic()
-        self._count = 0
-
-    @property
-    def over(self) -> bool:
-        return time.monotonic() - self._began >= self._allowed_s
-
-    async def pause(self, reason: str) -> None:
-        """Wait before the next attempt. Raises UnreachableError when there shall be none."""
-        if self.over:
-            raise UnreachableError(
-                f"cannot reach {self._address} after {self._allowed_s:g} s and {self._count + 1} attempts: "
-                f"{reason}; is gc-server running there, and is its port open to this machine?"
-            )
-        pause_s = PAUSES_S[min(self._count, len(PAUSES_S) - 1)] * random.uniform(0.8, 1.2)
-        self._count += 1
-        remaining_s = self._allowed_s - (time.monotonic() - self._began)
-        log.warning(
-            "%s: %s; attempt %d in %.1f s, giving up in %.0f s",
-            *(self._address, reason, self._count + 1, min(pause_s, max(0.0, remaining_s)), remaining_s),
-        )
-        await asyncio.sleep(min(pause_s, max(0.0, remaining_s)))
-
-
 async def _stream(messages: Sequence[Any]) -> AsyncIterator[Any]:
     for message in messages:
         yield message
-
-
-async def _translated(awaitable: Any) -> Any:
-    """Await a call. Raises Refused for a typed refusal, _BrokenError for anything that may pass."""
-    try:
-        return await awaitable
-    except grpc.aio.AioRpcError as error:
-        refused = refusal_of(error)
-        if refused is not None and refused.refusal.reason not in DAMAGED:
-            raise refused from None
-        raise _BrokenError(f"{error.code().name}: {error.details()}") from None
-    except Refused as refused:  # this side refused what the server sent: ask for it again
-        raise _BrokenError(str(refused)) from None
-    except asyncio.InvalidStateError as error:
-        raise _BrokenError(str(error)) from None

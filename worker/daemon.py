@@ -20,7 +20,8 @@ from ..options import Effective, UsageError
 from ..proto.refusal import Reason, Refused
 from ..spec import SpecError
 from ..telemetry import HttpEndpoint, set_up_logging
-from .client import Client, UnreachableError
+from .attempts import UnreachableError
+from .client import Client
 from .config import WorkerConfig, default_worker_id
 from .loop import TaskFailedError, Trainer, guarded
 from .metrics import Metrics

@@ -12,8 +12,9 @@ import pytest
 from gradwire.proto.messages import Assignment, Decision, Outcome, Phase
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.server import events as e
-from gradwire.server.core import Core, Rules
+from gradwire.server.core import Core
 from gradwire.server.roster import OUTCOMES_PER_MEMBER
+from gradwire.server.state import Rules
 
 A = TypeVar("A")
 MODEL = b"model"

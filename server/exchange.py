@@ -1,0 +1,233 @@
+"""One worker's Exchange stream: what it sends becomes events, what is decided goes back.
+
+A push is taken in only when all of it is here and valid; one that is not is answered with a refusal, and the
+stream goes on. What makes no sense on the stream itself ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import grpc
+
+from ..compressors import Payload
+from ..proto import messages as m
+from ..proto.refusal import Reason, Refusal, Refused, refusal
+from ..proto.service import Malformed
+from . import events as e
+from .conductor import Conductor, PushContent
+from .metrics import SENDER, compressor_label
+from .streams import Context, Inbox, Outbox, Session
+
+log = logging.getLogger("gradwire.server")
+T = TypeVar("T")
+
+SMALL_PUSH_ELEMENTS = 1 << 18  # below this a thread costs more than the scan that it takes off the loop
+MAX_EVALUATION_METRICS = 32
+FAREWELL_S = 2.0  # for a worker to take what is still queued for it before its stream is ended
+MAX_TEXT_CHARACTERS = 128  # of what a worker says about itself
+
+
+class Exchange:
+    """One stream; `run` serves it from its Hello to its end."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self._conductor = conductor
+        self._core = conductor.core
+        self._metrics = conductor.metrics
+
+    async def run(self, hello: m.Hello, requests: AsyncIterator[Any], context: Context) -> None:
+        """Raises Refused where the stream cannot go on."""
+        actions = self._conductor.decide(e.Attached(worker=hello.worker, incarnation=hello.incarnation))
+        session = Session(hello.worker, hello.incarnation, Outbox(), Inbox(hello.worker))
+        previous = self._conductor.sessions.get(hello.worker)
+        self._conductor.sessions[hello.worker] = session
+        if previous is not None:
+            text = f"worker {hello.worker!r} has opened another stream"
+            previous.outbox.end(Refusal(reason=Reason.FENCED, worker=hello.worker, message=text), final=False)
+        SENDER.set(compressor_label(self._core.roster.members[hello.worker].compressor))
+        self._conductor.perform(actions)
+        writer = asyncio.create_task(
+            session.outbox.pump(context, lambda broadcast: self._metrics.sent_raw(broadcast.raw_bytes))
+        )
+        reader = asyncio.create_task(self._read(session, requests))
+        ended = asyncio.create_task(session.outbox.ended.wait())
+        try:
+            await asyncio.wait((writer, reader, ended), return_when=asyncio.FIRST_COMPLETED)
+            if session.outbox.final:
+                await asyncio.wait((writer,), timeout=FAREWELL_S)
+        finally:
+            for task in (writer, reader, ended):
+                task.cancel()
+            ends = await asyncio.gather(writer, reader, return_exceptions=True)
+            if self._conductor.sessions.get(session.worker) is session:
+                del self._conductor.sessions[session.worker]
+                self._conductor.happen(e.Detached(worker=session.worker, incarnation=session.incarnation))
+        # Why the stream was ended explains whatever else went wrong on it.
+        why = session.outbox.ended_with
+        if why is not None and session.outbox.final:
+            raise Refused(why)
+        failures = [end for end in ends if isinstance(end, Exception)]
+        if why is None and failures:
+            lapsed = isinstance(failures[0], Refused) and failures[0].refusal.reason is Reason.NOT_A_MEMBER
+            if not lapsed:
+                raise failures[0]
+            text = str(failures[0])  # its lease is over; it was a member and may be one again
+        elif why is not None:
+            text = str(why)
+        else:
+            return
+        await context.abort(grpc.StatusCode.UNAVAILABLE, text)
+
+    async def _read(self, session: Session, requests: AsyncIterator[Any]) -> None:
+        """Take in messages until the worker is done. Raises Refused where the stream cannot go on."""
+        worker, incarnation = session.worker, session.incarnation
+        conductor = self._conductor
+        async for message in requests:
+            if session.outbox.ended_with is not None:
+                return
+            match message:
+                case m.Chunk():
+                    conductor.happen(e.Heard(worker=worker, incarnation=incarnation))
+                    await self._take(session, message)
+                case m.Push():
+                    await self._take(session, message)
+                case m.Heartbeat():
+                    activity = message.activity[:MAX_TEXT_CHARACTERS]
+                    conductor.happen(e.Heard(worker=worker, incarnation=incarnation, activity=activity))
+                case m.Ready():
+                    conductor.happen(
+                        e.Prepared(
+                            worker=worker,
+                            incarnation=incarnation,
+                            fingerprint=message.fingerprint,
+                            version=message.version,
+                        )
+                    )
+                case m.Evaluation():
+                    self._evaluated(session, message)
+                case m.Leave():
+                    conductor.happen(
+                        e.Left(
+                            worker=worker,
+                            incarnation=incarnation,
+                            failed=message.failed,
+                            reason=message.reason[:1024] or "no reason given",
+                        )
+                    )
+                    return
+                case Malformed():
+                    raise Refused(unreadable(message, worker))
+                case _:
+                    text = f"{type(message).__name__} in the middle of a stream"
+                    raise Refused(Refusal(reason=Reason.MALFORMED, worker=worker, message=text))
+
+    async def _take(self, session: Session, message: m.Push | m.Chunk) -> None:
+        """Take in a part of a push, and hand it on when it is complete."""
+        push = message if isinstance(message, m.Push) else session.inbox.current
+        try:
+            if isinstance(message, m.Push):
+                store = self._conductor.store
+                session.inbox.begin(message, store.manifest if store else None)
+            else:
+                session.inbox.add(message)
+            complete = session.inbox.take()
+            if complete is None:
+                return
+            push, assembly = complete
+            if sum(header.elements for header in push.tensors) <= SMALL_PUSH_ELEMENTS:
+                payloads = assembly.finish()
+            else:
+                payloads = await asyncio.to_thread(assembly.finish)
+            if session.outbox.ended_with is None:  # it may have been ended during the scan
+                self._pushed(session, push, payloads)
+        except Refused as refused:
+            # Without a push to answer for, or without a membership, the stream itself is at fault.
+            if push is None or refused.refusal.reason in (Reason.FENCED, Reason.NOT_A_MEMBER):
+                raise
+            session.inbox.drop(push)
+            self._metrics.push_refused(refused.refusal.reason)
+            log.warning("refused push %d: %s", push.seq, refused)
+            session.outbox.send(
+                m.Outcome(
+                    seq=push.seq,
+                    partition=push.partition,
+                    decision=m.Decision.REFUSED,
+                    refusal=refused.refusal,
+                )
+            )
+
+    def _pushed(self, session: Session, push: m.Push, payloads: list[Payload]) -> None:
+        accepted, stale = self._core.accepted_pushes, self._core.stale_pushes
+        actions = self._conductor.decide(
+            e.Pushed(
+                worker=session.worker,
+                incarnation=session.incarnation,
+                seq=push.seq,
+                partition=push.partition,
+                base_version=push.base_version,
+                samples=push.samples,
+                content=PushContent(payloads, push.loss),
+            )
+        )
+        if self._core.accepted_pushes > accepted:  # neither changes for a duplicate
+            self._metrics.push_accepted(payloads)
+        elif self._core.stale_pushes > stale:
+            self._metrics.push_stale(max(0, self._core.version - push.base_version))
+        self._conductor.perform(actions)
+
+    def _evaluated(self, session: Session, message: m.Evaluation) -> None:
+        names = message.metrics
+        if len(names) > MAX_EVALUATION_METRICS or any(len(name) > MAX_TEXT_CHARACTERS for name in names):
+            limit = f"up to {MAX_EVALUATION_METRICS} metrics, names of up to {MAX_TEXT_CHARACTERS} characters"
+            got = f"{len(names)} metrics"
+            raise Refused(
+                refusal(Reason.SIZE, worker=session.worker, field="evaluation", limit=limit, value=got)
+            )
+        for name, value in names.items():
+            if not math.isfinite(value):
+                field, got = f"evaluation metric {name!r}", str(value)
+                raise Refused(
+                    refusal(
+                        Reason.NON_FINITE,
+                        worker=session.worker,
+                        field=field,
+                        limit="a finite number",
+                        value=got,
+                        remedy="leave it out",
+                    )
+                )
+        self._conductor.happen(
+            e.Evaluated(
+                worker=session.worker,
+                incarnation=session.incarnation,
+                version=message.version,
+                epoch=message.epoch,
+                metrics=message.metrics,
+            )
+        )
+        for name in ("accuracy", "loss"):  # a bounded set of labels, whatever a task reports
+            if name in message.metrics:
+                self._metrics.validation.labels(name).set(message.metrics[name])
+
+
+async def expect(requests: AsyncIterator[Any], expected: type[T]) -> T:
+    """The next message of a stream. Raises Refused: MALFORMED if it is another kind or there is none."""
+    message = await anext(aiter(requests), None)
+    if isinstance(message, expected):
+        return message
+    if isinstance(message, Malformed):
+        raise Refused(unreadable(message))
+    got = "the end of the stream" if message is None else type(message).__name__
+    text = f"expected {expected.__name__}, got {got}"
+    raise Refused(Refusal(reason=Reason.MALFORMED, message=text))
+
+
+def unreadable(message: Malformed, worker: str = "") -> Refusal:
+    """The refusal of bytes that are no message, or no longer one."""
+    reason = Reason.CHECKSUM if message.damaged else Reason.MALFORMED
+    return Refusal(reason=reason, worker=worker, message=message.text)
