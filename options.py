@@ -48,7 +48,8 @@ def option(
 
     Args:
         default: without one the option is required.
-        check: returns what would be accepted ("at least 1"), or None when the value is fine.
+        check: returns what would be accepted ("at least 1"), or None when the value is fine; or raises
+            ValueError that says everything.
     """
     info = _Option(help, metavar, tuple(choices) if choices else None, check)
     return dataclasses.field(default=default, metadata={"option": info})
@@ -121,7 +122,11 @@ def resolve(
     for name, field in fields.items():
         info: _Option = field.metadata["option"]
         text = info.help.replace("%", "%%")
-        if field.default not in (dataclasses.MISSING, "", False):
+        if (
+            field.default is not dataclasses.MISSING
+            and field.default not in ("", None)
+            and kinds[name] is not bool
+        ):
             text += f" (default: {field.default})"
         if kinds[name] is bool:
             parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=None, help=text)
@@ -205,14 +210,17 @@ def _convert(name: str, kind: type[Any], raw: Any, origin: str, info: _Option) -
         except (TypeError, ValueError):
             value = None
         if value is None or (isinstance(value, float) and not math.isfinite(value)):
-            raise wrong("a whole number" if kind is int else "a number")
+            raise wrong("a whole number" if kind is int else "a finite number")
     else:
         if not isinstance(raw, str):
             raise wrong("text")
         value = kind(raw)
     if info.choices and value not in info.choices:
         raise wrong(f"one of {', '.join(info.choices)}")
-    accepted = info.check(value) if info.check else None
+    try:
+        accepted = info.check(value) if info.check else None
+    except ValueError as error:
+        raise UsageError(f"{_flag(name)} ({origin}): {error}") from None
     if accepted is not None:
         raise wrong(accepted)
     return value

@@ -112,10 +112,10 @@ class HttpEndpoint:
                 raise UsageError(
                     f"--http-port {port} on {host}: {error.strerror}; choose another port, or 0 for no HTTP"
                 ) from None
-            logging.getLogger("gradwire.http").warning(
-                "port %d is taken; metrics go to a free port instead", port
-            )
             self._server = make_server(host, 0, app, kind, _QuietHandler)
+            logging.getLogger("gradwire.http").warning(
+                "port %d is taken; metrics and probes are on port %d", port, self._server.server_port
+            )
         self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="http")
         self._thread.start()

@@ -83,6 +83,7 @@ def _run(options: RunOptions, directory: Path, json: Path | None, interrupt: Int
         _write(result, baseline, directory, json, console)
     except OSError as error:
         return _fail(Exit.INTERNAL, f"the report or the plot cannot be written: {error}")
+    console.out(f"plot, report, parameters and logs: {directory}", highlight=False)
     return Exit.DONE
 
 

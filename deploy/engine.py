@@ -135,6 +135,7 @@ def _supervise(
         if status is not None:
             watcher.update(status, len(running))
             if status.phase is Phase.FINISHED:
+                _hear_the_lost(status, [*ended, *running], watcher, interrupt)
                 return status
         if server.code is not None:
             raise RunError(Exit.INTERNAL, _obituary(server))
@@ -154,6 +155,18 @@ def _supervise(
             staffed_at = time.monotonic()
         elif time.monotonic() - staffed_at > (DEAF_SECONDS if status is None else LAST_WORD_SECONDS):
             raise RunError(Exit.INTERNAL, "no worker is left, and the job is not done")
+
+
+def _hear_the_lost(status: StatusReply, unheard: list[Child], watcher: Watcher, interrupt: Interrupt) -> None:
+    """A worker that failed in the last round may still be ending when the job is done: say why it did."""
+    lost = {member.worker for member in status.lost}
+    deadline = time.monotonic() + LAST_WORD_SECONDS
+    for worker in (child for child in unheard if child.name in lost):
+        while worker.code is None and time.monotonic() < deadline:
+            interrupt.pause(POLL_SECONDS / 4)
+        if worker.code in FATAL:
+            raise RunError(Exit(worker.code), _obituary(worker))
+        watcher.note(_obituary(worker) if worker.code is not None else f"{worker.name} was lost")
 
 
 def _has_begun(status: StatusReply) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.table import Table
+from rich.text import Text
 
 from ..proto.messages import StatusReply
 from .config import RunOptions
@@ -124,9 +125,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 def table_of(result: Result, baseline: Result | None) -> Table:
     """The run, next to the baseline if there is one, with what the difference amounts to."""
-    table = Table(
-        title=f"{result.task}: {result.workers} workers, {result.epochs} epochs, seed {result.seed}"
-    )
+    workers, epochs = _count(result.workers, "worker"), _count(result.epochs, "epoch")
+    # Text, because a task such as my:fire:x=1 is no markup.
+    table = Table(title=Text(f"{result.task}: {workers}, {epochs}, seed {result.seed}"))
     table.add_column("")
     table.add_column(_heading(result), justify="right")
     if baseline is not None:
@@ -205,9 +206,16 @@ def _against_raw(result: Result, direction: Literal["up", "down"]) -> str:
     return _fewer(raw, wire)
 
 
-def _fewer(more: int, fewer: int) -> str:
-    text = ratio(more, fewer)
-    return {"1.00×": "same", "–": "–"}.get(text, f"{text} fewer")
+def _fewer(theirs: int, ours: int) -> str:
+    """How many times fewer ours are, or more."""
+    text, inverse = ratio(theirs, ours), ratio(ours, theirs)
+    if text in ("1.00×", "–"):
+        return "same" if text == "1.00×" else text
+    return f"{text} fewer" if ours < theirs else f"{inverse} more"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _number(value: float | None) -> str:

@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             environ=os.environ,
             version=__version__,
         )
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in our own messages
         from .daemon import run  # only now: it imports torch and grpc
 
         return run(effective)

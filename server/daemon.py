@@ -160,8 +160,8 @@ def _listen(server: grpc.aio.Server, config: ServerConfig) -> int:
         port = 0
     if port == 0:
         raise UsageError(
-            f"--port {config.port}: cannot listen on {config.host}:{config.port}; "
-            "another server may be using it: choose another port, or 0 for a free one"
+            f"--port {config.port}: cannot listen on {config.host}:{config.port}; is --host an address "
+            "of this machine, and the port free? Choose another port, or 0 for a free one"
         )
     return port
 

@@ -154,7 +154,13 @@ def _patterns(text: str) -> tuple[str, ...]:
 
 
 def _address(server: str) -> str:
-    """host[:port] with the port filled in; IPv6 hosts with a port are written [host]:port."""
+    """host[:port] with the port filled in; IPv6 hosts with a port are written [host]:port.
+
+    Raises:
+        UsageError: anything else, such as a URL.
+    """
+    if "/" in server or any(c.isspace() for c in server) or server.count("[") != server.count("]"):
+        raise UsageError(f"--server: expected host or host:port, got {server!r}")
     host, colon, port = server.rpartition(":")
     if not colon or server.endswith("]") or (":" in host and not host.endswith("]")):
         bare = f"[{server}]" if ":" in server and not server.startswith("[") else server

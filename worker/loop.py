@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -219,7 +219,11 @@ class Trainer:
         def compute() -> dict[str, float]:
             model.eval()
             with torch.no_grad():
-                return {str(name): float(value) for name, value in self._task.evaluate(model).items()}
+                found: Any = self._task.evaluate(model)
+            if not isinstance(found, Mapping):
+                raise TypeError(f"it must return numbers by name, not a {type(found).__name__}")
+            measured: Mapping[Any, Any] = found
+            return {str(name): float(value) for name, value in measured.items()}
 
         with self._metrics.during("evaluating"):
             metrics = guarded(f"task {self._task.name!r}: evaluate", compute)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -266,4 +267,12 @@ def test_a_metric_that_is_not_finite_is_not_reported() -> None:
 def test_working_on_another_version_than_the_replicas_is_a_fault() -> None:
     subject, _ = trainer(Script(assignment(7)))
     with pytest.raises(RuntimeError, match="version 7 with a replica of 0"):
+        subject.run()
+
+
+def test_an_evaluation_that_is_no_mapping_is_said_to_be_none() -> None:
+    script = Script(assignment(0, samples=0, evaluate_epoch=1))
+    subject, _ = trainer(script)
+    subject._task = dataclasses.replace(task(), evaluate=lambda model: cast("Any", 3))  # pyright: ignore
+    with pytest.raises(TaskFailedError, match="evaluate raised TypeError: it must return numbers by name"):
         subject.run()
