@@ -222,7 +222,7 @@ class Trainer:
                 found: Any = self._task.evaluate(model)
             if not isinstance(found, Mapping):
                 raise TypeError(f"it must return numbers by name, not a {type(found).__name__}")
-            measured: Mapping[Any, Any] = found
+            measured: Mapping[Any, Any] = found  # pyright: ignore[reportUnknownVariableType]
             return {str(name): float(value) for name, value in measured.items()}
 
         with self._metrics.during("evaluating"):
