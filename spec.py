@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 OptionsT = TypeVar("OptionsT")
 
@@ -74,10 +74,17 @@ def parse_switch(text: str) -> bool:
     return _SWITCH[text]
 
 
-def parse_options(options_type: type[OptionsT], spec: Spec, *, universal: Iterable[str] = ()) -> OptionsT:
+def parse_options(
+    options_type: type[OptionsT],
+    spec: Spec,
+    *,
+    defaults: OptionsT | None = None,
+    universal: Iterable[str] = (),
+) -> OptionsT:
     """Make the options dataclass; a field is a bool (`on` or `off`), int, float, str or Enum (by value).
 
-    `universal` keys are read elsewhere and only listed among the known ones.
+    defaults: where what is not given comes from, instead of the class.
+    universal: keys that are read elsewhere and only listed among the known ones.
     Raise `SpecError` that names the key and says what would have been accepted.
     """
     types = option_types(options_type)
@@ -91,7 +98,9 @@ def parse_options(options_type: type[OptionsT], spec: Spec, *, universal: Iterab
         except ValueError as error:
             raise SpecError(f"{spec.kind} {spec.name!r}: {key}: {error}") from None
     try:
-        return options_type(**values)
+        if defaults is None:
+            return options_type(**values)
+        return cast(OptionsT, replace(cast(Any, defaults), **values))
     except ValueError as error:
         raise SpecError(f"{spec.kind} {spec.name!r}: {error}") from None
 

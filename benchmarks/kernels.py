@@ -81,8 +81,8 @@ class Row:
 def payload_of(spec: str, gradient: torch.Tensor) -> Payload:
     """What a worker sends for this gradient, after a step that filled its residual."""
     compressor = model_compressor(spec, gradient.numel())
-    compressor.compress([gradient], 32)
-    return compressor.compress([gradient], 32)[0]
+    compressor.compress([gradient], 32, version=0)
+    return compressor.compress([gradient], 32, version=1)[0]
 
 
 def model_compressor(spec: str, elements: int) -> ModelCompressor:
@@ -124,7 +124,10 @@ def make_cases(elements: int, seed: int) -> list[Case]:
         Case(name="mean |g| and finite check", run=lambda: kernels.magnitudes(gradient.numpy()), moved=(4,)),
         # What its passes move, and what a single pass would have to.
         Case(
-            name="4bit, whole call", run=lambda: whole.compress([gradient], 32), moved=(16.5, 12.5), goal=0.9
+            name="4bit, whole call",
+            run=lambda: whole.compress([gradient], 32, version=0),
+            moved=(16.5, 12.5),
+            goal=0.9,
         ),
         Case(name="bf16 with feedback", run=encode("bf16"), moved=(14,)),
         Case(name="fp16 with feedback", run=encode("fp16"), moved=(14,)),

@@ -42,7 +42,7 @@ def train(task: Task, spec: str, seed: int, epochs: int) -> list[float]:
         rounds = rounds[: len(rounds) // (WORKERS * BATCH) * WORKERS * BATCH].reshape(-1, WORKERS, BATCH)
         for shares in rounds:
             pushes = [
-                worker.compress(_gradients(task, network, share), BATCH)
+                worker.compress(_gradients(task, network, share), BATCH, version=0)
                 for worker, share in zip(workers, shares, strict=True)
             ]
             for parameter, *payloads in zip(parameters.values(), *pushes, strict=True):

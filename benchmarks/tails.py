@@ -43,7 +43,7 @@ def shares_beyond(task_name: str, seed: int, epochs: int) -> list[dict[str, floa
             for worker, indices in zip(workers, step, strict=True):
                 loss = task.loss(model, task.batch(indices))
                 gradients = torch.autograd.grad(loss, list(parameters.values()))
-                pushes.append(worker.compress(gradients, BATCH))
+                pushes.append(worker.compress(gradients, BATCH, version=0))
                 for name, gradient, payload in zip(parameters, gradients, pushes[-1], strict=True):
                     if isinstance(payload, QuantizedPayload):
                         beyond = gradient.abs() > float(payload.levels[-1])

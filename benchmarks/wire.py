@@ -64,7 +64,7 @@ def main() -> None:
     spec = TensorSpec(name="weight", shape=(arguments.elements // 1000, 1000))
     compressor = ModelCompressor([spec], "4bit", LayerRule(), 1, 0)
     gradient = torch.randn(spec.shape, generator=torch.Generator().manual_seed(1))
-    (payload,) = compressor.compress([gradient], 32)
+    (payload,) = compressor.compress([gradient], 32, version=0)
     assert isinstance(payload, QuantizedPayload)
     size = int(payload.data.size) + payload.levels.nbytes
 

@@ -9,13 +9,15 @@ It never touches the network, protobuf, threads or the clock. The gradient is a 
 tensor and is never written to. Arrays inside the state belong to the compressor and may be updated in place;
 the returned state replaces the one passed in.
 
-Error feedback is a wrapper (`feedback.ErrorFeedback`), so a compressor need not know about it. One that
-can do both in a single pass over memory says so by also offering `compress_with_residual`.
+Error feedback and momentum correction are a wrapper (`feedback.ErrorFeedback`), so a compressor need not know
+about them. One that can do both in a single pass over memory says so by also offering
+`compress_with_residual`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,10 +30,14 @@ from .payload import Payload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
-    """A parameter tensor as the compressor knows it."""
+    """A parameter tensor as the compressor knows it.
+
+    flops: of its layer's forward pass, per sample; 0 where nobody has measured them.
+    """
 
     name: str
     shape: tuple[int, ...]
+    flops: float = 0.0
 
     @property
     def elements(self) -> int:
@@ -39,20 +45,31 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NoOptions:
+    """Of a compressor with nothing to choose."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepContext:
     """What a compressor may know about the step.
 
     samples: how many samples the mean gradient was taken over, at least 1.
-    step: steps that this worker has pushed before, from 0.
-    rng: seeded by job, rank and step, so that a run can be repeated bit for bit.
+    version: of the parameters that the gradient was computed at, from 0; the same for all workers of a round.
+    epoch: passes over the training samples so far, fractional; infinite where nothing is to be warmed up.
+    rng: seeded by job, rank and version, so that a run can be repeated bit for bit.
+    shared_seed: below 2**64; for this tensor and version the same on every worker.
     magnitudes: of the gradient at hand, before any residual is added, where the caller knows them already;
         a compressor that needs them otherwise spends a read pass of its own.
+    keep: how many elements a plan for the whole model leaves this tensor (`ModelWide`); None without one.
     """
 
     samples: int
-    step: int
+    version: int
+    epoch: float = 0.0
     rng: np.random.Generator
+    shared_seed: int = 0
     magnitudes: Magnitudes | None = None
+    keep: int | None = None
 
 
 class Compressor(Protocol):
@@ -76,4 +93,18 @@ class FusedFeedback(Protocol):
     ) -> tuple[Payload, Any]:
         """As `compress` of `gradient + residual`; afterwards `residual` (float32, in place) holds
         `gradient + residual - decode(payload)`. Bit for bit what the unfused path leaves."""
+        ...
+
+
+@runtime_checkable
+class ModelWide(Protocol):
+    """A compressor that divides what may be sent among the tensors of the model, before any is compressed."""
+
+    def plan(
+        self, totals: Sequence[torch.Tensor], specs: Sequence[TensorSpec], context: StepContext
+    ) -> list[int]:
+        """How many elements each tensor may keep; it finds its number in `context.keep`.
+
+        totals: what is there to be sent of each tensor, residual included: float32, shape (elements,).
+        """
         ...

@@ -18,11 +18,6 @@ from .payload import DenseFormat, DensePayload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DenseOptions:
-    """There is nothing to choose."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Dense:
     """Send every element in `format`. Stateless."""
 

@@ -1,9 +1,18 @@
-"""Error feedback: what a step could not send is added to the next step's gradient.
+"""Error feedback and momentum correction: what a step could not send is added to the next step's gradient.
 
-    r = g + e;  send p = compress(r);  e = r - decode(p)
+In this order, for each tensor, with gradient g, velocity u, residual e:
 
-so that over time everything is sent. A wrapper around any compressor; one that offers
-`compress_with_residual` does the same in a single pass over memory.
+    u = momentum * u + g;  u is what takes the place of g below      (only with momentum correction)
+    r = u + decay * e;  send p = compress(r);  e = r - decode(p)     (decay 1: nothing is ever forgotten)
+    u = 0 at the elements that a sparse p holds                      (masking: their momentum has been sent)
+
+What comes before, once for the whole model, is in `model`: clipping first, then the delay. What comes after
+is the server's: the weighted mean, then weight decay and the step of its optimizer. With momentum correction
+that has to be plain SGD, or momentum would be applied twice.
+
+Sources: error feedback, Seide et al., "1-Bit Stochastic Gradient Descent" (Interspeech 2014); momentum
+correction and masking, Lin et al., "Deep Gradient Compression" (ICLR 2018), sections 3.1 and 3.3. Deviation:
+the velocity of a payload that is not sparse is not masked, because nothing of it was left behind.
 """
 
 from __future__ import annotations
@@ -14,17 +23,22 @@ from typing import Any, cast
 import torch
 
 from .base import Compressor, FusedFeedback, StepContext, TensorSpec
+from .indices import decode_indices
 from .kernels import FLOAT32_MAX
-from .payload import Payload
-from .reduction import add_payloads, decode
+from .payload import Payload, SparsePayload
+from .reduction import add_payloads, subtract
 from .thresholds import magnitudes
+
+_LARGEST = float(FLOAT32_MAX)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedbackState:
-    """residual: float32, shape (elements,), updated in place. inner: the wrapped compressor's state."""
+    """residual, and velocity if there is momentum correction: float32, shape (elements,), updated in place.
+    inner: the wrapped compressor's state."""
 
     residual: torch.Tensor
+    velocity: torch.Tensor | None
     inner: Any
 
     def restore(self, payload: Payload) -> None:
@@ -40,31 +54,65 @@ class FeedbackState:
 class ErrorFeedback:
     """A compressor that never forgets, made of one that does.
 
-    The sum r saturates at the largest finite float32, so that finite gradients leave a finite residual.
+    decay: what a residual is multiplied with at each step, 1 to keep all of it. momentum: of the correction,
+    0 for none. Sums saturate at the largest finite float32, so that finite gradients leave a finite residual.
     """
 
     compressor: Compressor
+    decay: float = 1.0
+    momentum: float = 0.0
 
     def init(self, spec: TensorSpec) -> FeedbackState:
-        return FeedbackState(residual=torch.zeros(spec.elements), inner=self.compressor.init(spec))
+        return FeedbackState(
+            residual=torch.zeros(spec.elements),
+            velocity=torch.zeros(spec.elements) if self.momentum else None,
+            inner=self.compressor.init(spec),
+        )
 
     def compress(
         self, gradient: torch.Tensor, state: FeedbackState, context: StepContext
     ) -> tuple[Payload, FeedbackState]:
-        if isinstance(self.compressor, FusedFeedback):
-            payload, inner = self.compressor.compress_with_residual(
-                gradient, state.residual, state.inner, context
-            )
-        else:
-            payload, inner = self._compress_unfused(gradient, state, context)
-        return payload, FeedbackState(residual=state.residual, inner=inner)
+        if not isinstance(self.compressor, FusedFeedback):
+            velocity = self.accumulate(gradient, state)
+            if velocity is not gradient:
+                context = replace(context, magnitudes=None)
+            # The wrapped compressor sees r, but statistics that it asks for are those of what was added.
+            context = replace(context, magnitudes=magnitudes(velocity, context))
+            return self.send(state, context)
+        velocity = self._advance(gradient, state)
+        if velocity is not gradient:
+            context = replace(context, magnitudes=None)
+        payload, inner = self.compressor.compress_with_residual(
+            velocity, state.residual, state.inner, context
+        )
+        if isinstance(payload, SparsePayload):
+            self._mask(state, payload)
+        return payload, replace(state, inner=inner)
 
-    def _compress_unfused(
-        self, gradient: torch.Tensor, state: FeedbackState, context: StepContext
-    ) -> tuple[Payload, Any]:
-        # The wrapped compressor sees r, but statistics that it asks for are those of the gradient.
-        context = replace(context, magnitudes=magnitudes(gradient, context))
-        total = (gradient + state.residual).clamp_(-float(FLOAT32_MAX), float(FLOAT32_MAX))
-        payload, inner = self.compressor.compress(total, state.inner, context)
-        torch.sub(total, torch.from_numpy(decode(payload)), out=state.residual)
-        return payload, inner
+    def accumulate(self, gradient: torch.Tensor, state: FeedbackState) -> torch.Tensor:
+        """Half of `compress`: take the gradient into the residual, and return what was added to it."""
+        velocity = self._advance(gradient, state)
+        torch.add(velocity, state.residual, out=state.residual).clamp_(-_LARGEST, _LARGEST)
+        return velocity
+
+    def send(self, state: FeedbackState, context: StepContext) -> tuple[Payload, FeedbackState]:
+        """Compress what has been accumulated: the other half. context: the magnitudes, if given, are those
+        of what was added last."""
+        payload, inner = self.compressor.compress(state.residual, state.inner, context)
+        subtract(payload, state.residual.numpy())
+        if isinstance(payload, SparsePayload):
+            self._mask(state, payload)
+        return payload, replace(state, inner=inner)
+
+    def _advance(self, gradient: torch.Tensor, state: FeedbackState) -> torch.Tensor:
+        """One step of velocity and decay; returns what takes the gradient's place."""
+        if self.decay != 1.0:
+            state.residual.mul_(self.decay)
+        if state.velocity is None:
+            return gradient
+        return state.velocity.mul_(self.momentum).add_(gradient).clamp_(-_LARGEST, _LARGEST)
+
+    @staticmethod
+    def _mask(state: FeedbackState, payload: SparsePayload) -> None:
+        if state.velocity is not None:
+            state.velocity.numpy()[decode_indices(payload)] = 0.0

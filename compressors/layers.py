@@ -11,7 +11,8 @@ from fnmatch import fnmatchcase
 
 from ..spec import Spec, parse_spec
 from .base import TensorSpec
-from .registry import find
+from .registry import find, wrapping_of
+from .wrapping import Wrapping
 
 # What the tensors outside the rule travel as.
 SMALL = "bf16"
@@ -38,11 +39,21 @@ class LayerRule:
     def choose(self, spec: TensorSpec, chosen: str) -> str:
         """The compressor spec for this tensor, if `chosen` is the job's.
 
-        A dense compressor (none, bf16, fp16) is used for every tensor. Switching feedback off for the chosen
-        one switches it off for the small tensors too, so that a comparison without feedback is one.
+        A dense compressor (none, bf16, fp16) is used for every tensor. What goes around the chosen one goes
+        around that of the small tensors too: feedback that is switched off is off for both, so that a
+        comparison without feedback is one, and momentum is corrected for both or for neither.
         """
-        parsed = parse_spec("compressor", chosen)
-        if find(parsed.name).dense or self.compresses(spec):
+        if find(parse_spec("compressor", chosen).name).dense or self.compresses(spec):
             return chosen
-        feedback = {key: value for key, value in parsed.options.items() if key == "feedback"}
-        return str(Spec(kind="compressor", name=SMALL, options=feedback))
+        wrapping, neutral = wrapping_of(chosen), Wrapping()
+        assert wrapping is not None  # only what is lossless has none, and that is dense
+        options = {
+            key: _text(getattr(wrapping, key))
+            for key in ("feedback", "decay", "momentum")
+            if getattr(wrapping, key) != getattr(neutral, key)
+        }
+        return str(Spec(kind="compressor", name=SMALL, options=options))
+
+
+def _text(value: bool | float) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else repr(value)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from . import kernels
-from .base import Compressor, StepContext, TensorSpec
-from .feedback import FeedbackState
+from .base import Compressor, ModelWide, StepContext, TensorSpec
+from .feedback import ErrorFeedback, FeedbackState
 from .layers import LayerRule
 from .payload import Payload
-from .registry import create
+from .registry import create, create_bare, wrapping_of
+from .wrapping import Wrapping
 
 
 class NonFiniteGradient(ValueError):
@@ -40,29 +41,51 @@ class ModelCompressor:
     """
 
     def __init__(
-        self, specs: Sequence[TensorSpec], compressor_spec: str, rule: LayerRule, seed: int, rank: int
+        self,
+        specs: Sequence[TensorSpec],
+        compressor_spec: str,
+        rule: LayerRule,
+        seed: int,
+        rank: int,
+        *,
+        bare: bool = False,
     ) -> None:
         """
         specs: the model's tensors, in the order in which gradients will be given.
         compressor_spec: `name[:key=value,...]`; raises `SpecError` if there is no such compressor.
         rule: which tensors it applies to.
         seed, rank: of the job and of this worker, at least 0; both go into every step's random numbers.
+        bare: keep no residuals and do without clipping and delay: the caller sees to what was not sent.
         """
-        create(compressor_spec)  # a bad spec is refused even if no tensor would use it
+        make = create_bare if bare else create
+        make(compressor_spec)  # a bad spec is refused even if no tensor would use it
+        self._wrapping = (None if bare else wrapping_of(compressor_spec)) or Wrapping()
         self._seed = seed
         self._rank = rank
-        self._step = 0
         self._layers: list[_Layer] = []
         for spec in specs:
-            compressor = create(rule.choose(spec, compressor_spec))
+            chosen = rule.choose(spec, compressor_spec)
+            compressor = make(chosen.partition(":")[0] if bare and chosen != compressor_spec else chosen)
             self._layers.append(_Layer(spec, compressor, compressor.init(spec)))
 
-    def compress(self, gradients: Sequence[torch.Tensor], samples: int) -> list[Payload]:
-        """Compress one step's mean gradients, in the order of the specs.
+    def compress(
+        self,
+        gradients: Sequence[torch.Tensor],
+        samples: int,
+        *,
+        version: int,
+        epoch: float = 0.0,
+        workers: int = 1,
+    ) -> list[Payload]:
+        """Compress one step's mean gradients over `samples` samples (at least 1).
 
-        gradients: float32 on the CPU, as many elements each as its spec says; never written to.
-        samples: how many samples the mean was taken over, at least 1.
-        Raises `NonFiniteGradient` or `ValueError` before any state is touched.
+        version: of the parameters they were computed at. epoch: passes over the training samples so far.
+        workers: that take part in the round, at least 1.
+        Returns payloads in the order of the specs; none at all at a version that a delay passes over.
+
+        Raises:
+            NonFiniteGradient: nothing was changed; the next step goes on as if this one had not been.
+            ValueError: gradients of other number, shape, type or device than the specs say.
         """
         if samples < 1:
             raise ValueError(f"samples: expected at least 1, got {samples}")
@@ -76,14 +99,55 @@ class ModelCompressor:
         for layer, found in zip(self._layers, magnitudes, strict=True):
             if not math.isfinite(found.total):
                 raise NonFiniteGradient(layer.spec.name)
-        rng = np.random.default_rng([self._seed, self._rank, self._step])
+        if self._wrapping.clip:
+            flat = _clipped(flat, self._wrapping.clip / math.sqrt(workers))
+            magnitudes = [kernels.magnitudes(gradient.numpy()) for gradient in flat]
+        if (version + 1) % self._wrapping.delay:
+            for layer, gradient in zip(self._layers, flat, strict=True):
+                assert isinstance(layer.compressor, ErrorFeedback)  # `Wrapping` sees to that
+                layer.compressor.accumulate(gradient, layer.state)
+            return []
+        rng = np.random.default_rng([self._seed, self._rank, version])
+        shared = np.random.SeedSequence([self._seed, version]).generate_state(len(flat), np.uint64)
+        contexts = [
+            StepContext(
+                samples=samples,
+                version=version,
+                epoch=epoch,
+                rng=rng,
+                shared_seed=int(shared_seed),
+                magnitudes=found,
+            )
+            for found, shared_seed in zip(magnitudes, shared, strict=True)
+        ]
+        planned = [place for place, layer in enumerate(self._layers) if isinstance(_inner(layer), ModelWide)]
+        if planned:
+            self._plan(planned, flat, contexts)
         payloads: list[Payload] = []
-        for layer, gradient, found in zip(self._layers, flat, magnitudes, strict=True):
-            context = StepContext(samples=samples, step=self._step, rng=rng, magnitudes=found)
-            payload, layer.state = layer.compressor.compress(gradient, layer.state, context)
+        for place, (layer, gradient, context) in enumerate(zip(self._layers, flat, contexts, strict=True)):
+            if place in planned and isinstance(layer.compressor, ErrorFeedback):
+                payload, layer.state = layer.compressor.send(layer.state, context)
+            else:
+                payload, layer.state = layer.compressor.compress(gradient, layer.state, context)
             payloads.append(payload)
-        self._step += 1
         return payloads
+
+    def _plan(
+        self, places: Sequence[int], gradients: Sequence[torch.Tensor], contexts: list[StepContext]
+    ) -> None:
+        """Let the compressor see what all tensors have to send, and note in the contexts what it allots."""
+        totals: list[torch.Tensor] = []
+        for place in places:
+            layer, gradient = self._layers[place], gradients[place]
+            if isinstance(layer.compressor, ErrorFeedback):
+                layer.compressor.accumulate(gradient, layer.state)
+                gradient = layer.state.residual
+            totals.append(gradient)
+        planner = _inner(self._layers[places[0]])
+        assert isinstance(planner, ModelWide)
+        specs = [self._layers[place].spec for place in places]
+        for place, keep in zip(places, planner.plan(totals, specs, contexts[places[0]]), strict=True):
+            contexts[place] = replace(contexts[place], keep=keep)
 
     def restore(self, payloads: Sequence[Payload]) -> None:
         """Take back the payloads of a push that the server refused: what they carried joins the residuals
@@ -100,6 +164,24 @@ class ModelCompressor:
         """Euclidean norm of everything that is still to be sent, over all tensors; 0 without feedback."""
         states = [layer.state for layer in self._layers if isinstance(layer.state, FeedbackState)]
         return math.hypot(*(state.residual_norm() for state in states))
+
+
+def model_wide(compressor_spec: str) -> bool:
+    """Whether the compressor divides what is sent among all tensors, and wants to know their FLOPs for it."""
+    compressor = create(compressor_spec)
+    return isinstance(getattr(compressor, "compressor", compressor), ModelWide)
+
+
+def _inner(layer: _Layer) -> Compressor:
+    return layer.compressor.compressor if isinstance(layer.compressor, ErrorFeedback) else layer.compressor
+
+
+def _clipped(gradients: Sequence[torch.Tensor], largest_norm: float) -> list[torch.Tensor]:
+    """Scaled to at most this Euclidean norm over all of them together."""
+    norms = [float(cast(torch.Tensor, torch.linalg.vector_norm(g, dtype=torch.float64))) for g in gradients]
+    norm = math.hypot(*norms)
+    factor = largest_norm / norm if norm > largest_norm else 1.0
+    return [gradient * factor for gradient in gradients]
 
 
 def _flatten(spec: TensorSpec, gradient: torch.Tensor) -> torch.Tensor:

@@ -5,13 +5,15 @@ algorithm that made it, so a new compressor needs no change on the server. The k
 
 * `DensePayload`: every element, as float32, bfloat16 or float16.
 * `QuantizedPayload`: a fixed number of bits per element that index a small table of levels.
+* `LinearPayload`: signed integers of a fixed number of bits, times a scale per bucket of elements.
+* `SparsePayload`: some of the elements: which, and their values as a payload of one of the kinds above.
 
 Byte order is little-endian throughout.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -52,23 +54,31 @@ class CodeScheme(Enum):
     SIGNED_2BIT: 00 is zero, 10 is -levels[0], 11 is +levels[0]; 01 is never sent.
     Sixteen codes fill a 32-bit word, the lowest index in the lowest bits.
 
+    BINARY: 0 is levels[0], 1 is levels[1]. Thirty-two codes fill a word, the lowest index in the lowest bit.
+
+    VOTE: as BINARY, for -levels[0] and levels[0]. Votes are not added but counted: each element of their sum
+    has the sign of the majority, 0 if there is none, and the weighted mean of the levels as its magnitude.
+
     The last word is padded with code 0.
     """
 
     SIGNED_4BIT = "signed-4bit"
     SIGNED_2BIT = "signed-2bit"
+    BINARY = "binary"
+    VOTE = "vote"
 
     @property
     def bits(self) -> int:
-        return 4 if self is CodeScheme.SIGNED_4BIT else 2
+        return {CodeScheme.SIGNED_4BIT: 4, CodeScheme.SIGNED_2BIT: 2}.get(self, 1)
 
     @property
     def level_count(self) -> int:
-        return 7 if self is CodeScheme.SIGNED_4BIT else 1
+        return {CodeScheme.SIGNED_4BIT: 7, CodeScheme.BINARY: 2}.get(self, 1)
 
     @property
-    def forbidden_code(self) -> int:
-        return 8 if self is CodeScheme.SIGNED_4BIT else 1
+    def forbidden_code(self) -> int | None:
+        """The code that is never sent; None where every code names a level."""
+        return {CodeScheme.SIGNED_4BIT: 8, CodeScheme.SIGNED_2BIT: 1}.get(self)
 
     def code_bytes(self, elements: int) -> int:
         """Bytes of the packed codes of `elements` values, whole 32-bit words."""
@@ -78,13 +88,30 @@ class CodeScheme(Enum):
     def table(self, levels: Float32) -> Float32:
         """What each code is worth: float32, shape (2**bits,). The forbidden code gets a 0."""
         table = np.zeros(2**self.bits, np.float32)
-        if self is CodeScheme.SIGNED_4BIT:
-            table[1:8] = -levels
-            table[9:16] = levels
-        else:
-            table[2] = -levels[0]
-            table[3] = levels[0]
+        match self:
+            case CodeScheme.SIGNED_4BIT:
+                table[1:8] = -levels
+                table[9:16] = levels
+            case CodeScheme.SIGNED_2BIT:
+                table[2:] = -levels[0], levels[0]
+            case CodeScheme.BINARY:
+                table[:] = levels
+            case CodeScheme.VOTE:
+                table[:] = -levels[0], levels[0]
         return table
+
+
+class IndexCoding(Enum):
+    """How a sparse payload says which elements it holds; formats in `kernels.sparse`.
+
+    GAPS: Golomb-Rice codes of the distances between neighbours.
+    BITMAP: a bit per element.
+    SEEDED: nothing travels; one index in each of `count` equal parts, drawn from a seed.
+    """
+
+    GAPS = "gaps"
+    BITMAP = "bitmap"
+    SEEDED = "seeded"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -103,8 +130,8 @@ class DensePayload:
 class QuantizedPayload:
     """Packed codes and the table of magnitudes that they index.
 
-    levels: float32, `scheme.level_count` positive finite magnitudes, ascending. They are what a
-        code decodes to: any scale (such as the division by the batch size) is already in them.
+    levels: float32, `scheme.level_count` finite values, ascending; but for BINARY positive magnitudes. They
+        are what a code decodes to: any scale (such as the division by the batch size) is already in them.
     data: uint8, `scheme.code_bytes(elements)` long.
     """
 
@@ -114,7 +141,71 @@ class QuantizedPayload:
     data: Bytes
 
 
-Payload = DensePayload | QuantizedPayload
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LinearPayload:
+    """Integer codes, and what a step of one is worth in each bucket of consecutive elements.
+
+    bits: of a code, `LINEAR_BITS` at least and at most; two's complement, so that codes and worth have the
+        same sign. The most negative code is never sent.
+    bucket: elements that share a scale, a multiple of 32 up to `MAX_BUCKET`; the last may be shorter.
+    data: uint8: a float32 scale per bucket, finite and not negative; then the codes, element i at bit
+        i * bits, lowest bits first, padded with zeros to a whole 32-bit word.
+    """
+
+    elements: int
+    bits: int
+    bucket: int
+    data: Bytes
+
+    @property
+    def buckets(self) -> int:
+        return -(-self.elements // self.bucket)
+
+    @property
+    def code_bytes(self) -> int:
+        return -(-self.elements * self.bits // 32) * 4
+
+    def scales(self) -> Float32:
+        """A copy: received data may lie at any alignment."""
+        return self.data[: 4 * self.buckets].copy().view(np.float32)
+
+    def codes(self) -> Bytes:
+        return self.data[4 * self.buckets :]
+
+
+LINEAR_BITS = (2, 8)
+MAX_BUCKET = 1 << 24
+ValuePayload = DensePayload | QuantizedPayload | LinearPayload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SparsePayload:
+    """`count` of the elements of a tensor; the others are 0.
+
+    low_bits: of GAPS, the bits of a gap that are not in unary. index_bytes: of the indices at the head of
+        `data`; 0 for SEEDED. seed: of SEEDED, below 2**64.
+    values: how the values travel: a payload of `count` elements, itself without data.
+    data: uint8: the indices, then the data of the values.
+    """
+
+    elements: int
+    count: int
+    coding: IndexCoding
+    low_bits: int = 0
+    index_bytes: int = 0
+    seed: int = 0
+    values: ValuePayload
+    data: Bytes
+
+    def index_data(self) -> Bytes:
+        return self.data[: self.index_bytes]
+
+    def value_payload(self) -> ValuePayload:
+        """The values as a payload of their own, over the memory of this one."""
+        return replace(self.values, data=self.data[self.index_bytes :])
+
+
+Payload = ValuePayload | SparsePayload
 
 
 def payload_bytes(payload: Payload) -> int:
@@ -124,3 +215,14 @@ def payload_bytes(payload: Payload) -> int:
             return payload.elements * payload.format.element_bytes
         case QuantizedPayload():
             return payload.scheme.code_bytes(payload.elements)
+        case LinearPayload():
+            return 4 * payload.buckets + payload.code_bytes
+        case SparsePayload():
+            return payload.index_bytes + payload_bytes(payload.values)
+
+
+def wire_bytes(payload: Payload) -> int:
+    """What a payload takes on the wire, but for counts and kinds: its data and its levels."""
+    values = payload.values if isinstance(payload, SparsePayload) else payload
+    levels = values.levels.nbytes if isinstance(values, QuantizedPayload) else 0
+    return payload.data.size + levels

@@ -6,29 +6,55 @@ The sum is what a server computes each round. It is accumulated in float32, stri
 
 where product and sum are each rounded to float32, so the bits of the result depend on the order of the list
 and on nothing else: not on when a payload arrived, on threads, or on the processor. The weight is multiplied
-into the few levels of a quantized payload rather than into its elements, which is the same product.
+into the few levels or scales of a quantized payload rather than into its elements: for levels that is the
+same product, for a scale it is float32(float32(weight) * scale) times the integer code.
+
+Votes (`CodeScheme.VOTE`) are the exception. Neighbouring votes are counted, each as one whatever its weight:
+the sign of the majority, or 0 where there is none, times the sum of weight * level is what they add to `out`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
 
 from . import kernels
-from .payload import CodeScheme, DenseFormat, DensePayload, Float32, Payload, QuantizedPayload, payload_bytes
+from .indices import Indices, decode_indices
+from .payload import (
+    Bytes,
+    CodeScheme,
+    DenseFormat,
+    DensePayload,
+    Float32,
+    LinearPayload,
+    Payload,
+    QuantizedPayload,
+    SparsePayload,
+    payload_bytes,
+)
 
 
 def decode(payload: Payload) -> Float32:
     """The values of a valid payload: float32, shape (elements,), freshly allocated."""
     out = np.empty(payload.elements, np.float32)
-    match payload:
-        case DensePayload():
-            kernels.decode_dense(payload.format, payload.data, out)
-        case QuantizedPayload():
-            reduce_payloads([payload], [1.0], out)
+    if isinstance(payload, DensePayload):
+        kernels.decode_dense(payload.format, payload.data, out)
+    else:
+        reduce_payloads([payload], [1.0], out)
     return out
+
+
+def subtract(payload: Payload, residual: Float32) -> Indices | None:
+    """Take from `residual`, in place, what the payload delivers; return its indices if it is sparse."""
+    if isinstance(payload, SparsePayload):
+        indices = decode_indices(payload)
+        kernels.sparse.scatter_subtract(residual, indices, decode(payload.value_payload()))
+        return indices
+    np.subtract(residual, decode(payload), out=residual)
+    return None
 
 
 def reduce_payloads(payloads: Sequence[Payload], weights: Sequence[float], out: Float32) -> None:
@@ -62,15 +88,61 @@ def _accumulate(payloads: Sequence[Payload], weights: Sequence[float], out: Floa
     pairs = zip(payloads, weights, strict=True)
     for kind, run in groupby(pairs, key=lambda pair: _kind(pair[0])):
         members = list(run)
-        datas = [payload.data for payload, _ in members]
         factors = np.array([weight for _, weight in members], np.float32)
-        if isinstance(kind, CodeScheme):
-            tables = [kind.table(p.levels) for p, _ in members if isinstance(p, QuantizedPayload)]
-            kernels.add_quantized(kind, datas, np.stack(tables) * factors[:, None], out, keep=keep)
-        else:
-            kernels.add_dense(kind, datas, factors, out, keep=keep)
+        _add_run(kind, [payload for payload, _ in members], factors, out, keep=keep)
         keep = True
 
 
-def _kind(payload: Payload) -> CodeScheme | DenseFormat:
-    return payload.scheme if isinstance(payload, QuantizedPayload) else payload.format
+# What neighbours must have in common to be added in one pass.
+_Kind = DenseFormat | CodeScheme | tuple[int, int] | type[SparsePayload]
+
+
+def _kind(payload: Payload) -> _Kind:
+    match payload:
+        case DensePayload():
+            return payload.format
+        case QuantizedPayload():
+            return payload.scheme
+        case LinearPayload():
+            return payload.bits, payload.bucket
+        case SparsePayload():
+            return SparsePayload
+
+
+def _add_run(kind: _Kind, payloads: Sequence[Payload], weights: Float32, out: Float32, *, keep: bool) -> None:
+    datas = [payload.data for payload in payloads]
+    if isinstance(kind, DenseFormat):
+        kernels.add_dense(kind, datas, weights, out, keep=keep)
+    elif isinstance(kind, CodeScheme):
+        levels = [payload.levels for payload in payloads if isinstance(payload, QuantizedPayload)]
+        if kind is CodeScheme.VOTE:
+            _add_votes(datas, np.concatenate(levels), weights, out, keep=keep)
+            return
+        tables = np.stack([kind.table(each) for each in levels]) * weights[:, None]
+        if kind is CodeScheme.BINARY:
+            kernels.linear.add_binary(datas, tables, out, keep=keep)
+        else:
+            kernels.add_quantized(kind, datas, tables, out, keep=keep)
+    elif isinstance(kind, tuple):
+        linear = [payload for payload in payloads if isinstance(payload, LinearPayload)]
+        codes, scales = [payload.codes() for payload in linear], [payload.scales() for payload in linear]
+        kernels.linear.add_linear(*kind, codes, scales, weights, out, keep=keep)
+    else:
+        sparse = [payload for payload in payloads if isinstance(payload, SparsePayload)]
+        indices = [decode_indices(payload) for payload in sparse]
+        values = [decode(payload.value_payload()) for payload in sparse]
+        kernels.sparse.add_sparse(indices, values, weights, out, keep=keep)
+
+
+def _add_votes(
+    datas: Sequence[Bytes], levels: Float32, weights: Float32, out: Float32, *, keep: bool
+) -> None:
+    # Counted as whole numbers, which float32 holds exactly, so that a draw is one.
+    count = out if not keep else np.empty_like(out)
+    kernels.linear.add_binary(
+        datas, np.tile(np.array([-1, 1], np.float32), (len(datas), 1)), count, keep=False
+    )
+    np.sign(count, out=count)
+    count *= np.float32(math.fsum(weights.astype(np.float64) * levels))
+    if keep:
+        out += count

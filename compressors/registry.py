@@ -20,16 +20,27 @@ from ..spec import (
     option_types,
     parse_options,
     parse_spec,
-    parse_switch,
 )
-from .base import Compressor
-from .dense import Dense, DenseOptions
+from .base import Compressor, NoOptions
+from .dense import Dense
+from .dgc import DgcOptions, dgc
 from .feedback import ErrorFeedback
-from .four_bit import FourBit, FourBitOptions
+from .four_bit import FourBit, FourBitOptions, Levels
+from .k_reciprocal import KReciprocalOptions, k_reciprocal
+from .linear import Norm, QsgdOptions, TernGrad, TernGradOptions, eight_bit, qsgd
+from .near_centroid import near_centroid
+from .one_bit import OneBit, SignOptions, SignVote
 from .payload import DenseFormat
+from .sparse import SparseOptions
+from .top_k import ThresholdOptions, rand_k, threshold, top_k
 from .two_bit import TwoBit, TwoBitOptions
+from .wrapping import WRAPPING_KEYS, Wrapping
 
 ENTRY_POINT_GROUP = "gradwire.compressors"
+
+
+WITH_FEEDBACK = Wrapping()
+WITHOUT_FEEDBACK = Wrapping(feedback=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,68 +49,127 @@ class CompressorEntry:
 
     options: a frozen dataclass whose fields, all with defaults, are the keys of the spec.
     build: options to compressor.
-    lossy: wrap it in error feedback, unless the spec says `feedback=off`.
+    wrapping: what goes around it unless the spec says otherwise; None for a lossless compressor, around which
+        nothing can go.
     dense: it is cheap and exact enough for small tensors too, so the layer rule sends them the same way.
+    downlink: whether with these options it suits updates of parameters: no thresholds that are meant for
+        gradients, and an error that is surely smaller than the update.
     """
 
     options: type[Any]
     build: Callable[[Any], Compressor]
-    lossy: bool = True
+    wrapping: Wrapping | None = WITH_FEEDBACK
     dense: bool = False
+    downlink: Callable[[Any], bool] = lambda options: True
 
 
 BUILT_IN: Mapping[str, CompressorEntry] = {
+    # Every element, in floats.
     "none": CompressorEntry(
-        options=DenseOptions,
+        options=NoOptions,
         build=lambda options: Dense(format=DenseFormat.FLOAT32),
-        lossy=False,
+        wrapping=None,
         dense=True,
     ),
     "bf16": CompressorEntry(
-        options=DenseOptions,
-        build=lambda options: Dense(format=DenseFormat.BFLOAT16),
-        dense=True,
+        options=NoOptions, build=lambda options: Dense(format=DenseFormat.BFLOAT16), dense=True
     ),
     "fp16": CompressorEntry(
-        options=DenseOptions,
-        build=lambda options: Dense(format=DenseFormat.FLOAT16),
-        dense=True,
+        options=NoOptions, build=lambda options: Dense(format=DenseFormat.FLOAT16), dense=True
     ),
+    # Every element, in few bits.
+    "1bit": CompressorEntry(options=NoOptions, build=lambda options: OneBit()),
     "2bit": CompressorEntry(
-        options=TwoBitOptions,
-        build=lambda options: TwoBit(options=options),
+        options=TwoBitOptions, build=lambda options: TwoBit(options=options), downlink=lambda options: False
     ),
     "4bit": CompressorEntry(
         options=FourBitOptions,
         build=lambda options: FourBit(options=options),
+        downlink=lambda options: options.levels is Levels.RUNNING,
     ),
+    "8bit": CompressorEntry(options=NoOptions, build=lambda options: eight_bit()),
+    "qsgd": CompressorEntry(
+        options=QsgdOptions,
+        build=qsgd,
+        wrapping=WITHOUT_FEEDBACK,
+        downlink=lambda options: options.norm is Norm.MAX and options.bits >= 4,
+    ),
+    "signsgd": CompressorEntry(
+        options=SignOptions,
+        build=lambda options: SignVote(options=options),
+        wrapping=WITHOUT_FEEDBACK,
+        downlink=lambda options: False,
+    ),
+    "terngrad": CompressorEntry(
+        options=TernGradOptions,
+        build=lambda options: TernGrad(options=options),
+        wrapping=WITHOUT_FEEDBACK,
+        downlink=lambda options: False,
+    ),
+    # Some elements.
+    "dgc": CompressorEntry(options=DgcOptions, build=dgc, wrapping=Wrapping(momentum=0.9)),
+    "gcac": CompressorEntry(options=SparseOptions, build=near_centroid),
+    "krngc": CompressorEntry(options=KReciprocalOptions, build=k_reciprocal, wrapping=Wrapping(momentum=0.9)),
+    "l1": CompressorEntry(options=SparseOptions, build=top_k, wrapping=WITHOUT_FEEDBACK),
+    "randk": CompressorEntry(options=SparseOptions, build=rand_k),
+    "threshold": CompressorEntry(options=ThresholdOptions, build=threshold, downlink=lambda options: False),
+    "topk": CompressorEntry(options=SparseOptions, build=top_k),
 }
 
 
 def create(spec: str) -> Compressor:
-    """The compressor that `spec` names, with error feedback unless it is lossless or told not to.
+    """The compressor that `spec` names, with what goes around it.
 
     Raise `SpecError`, which lists what is known, for an unknown name or key or a bad value.
     """
     parsed = parse_spec("compressor", spec)
+    entry, wrapping = find(parsed.name), wrapping_of(spec)
+    own = {
+        key: value for key, value in parsed.options.items() if key not in WRAPPING_KEYS or wrapping is None
+    }
+    universal = WRAPPING_KEYS if wrapping is not None else ()
+    named = Spec(kind="compressor", name=parsed.name, options=own)
+    compressor = entry.build(parse_options(entry.options, named, universal=universal))
+    if wrapping is None or not wrapping.feedback:
+        return compressor
+    return ErrorFeedback(compressor=compressor, decay=wrapping.decay, momentum=wrapping.momentum)
+
+
+def create_bare(spec: str) -> Compressor:
+    """The compressor alone, for a caller that keeps the residual itself; no key of `Wrapping` is known."""
+    parsed = parse_spec("compressor", spec)
     entry = find(parsed.name)
-    own = dict(parsed.options)
-    # A lossless compressor has no feedback to switch, so there the key is left in and found to be unknown.
-    feedback = entry.lossy and _feedback(parsed.name, own.pop("feedback", "on"))
-    options = parse_options(
-        entry.options,
-        Spec(kind="compressor", name=parsed.name, options=own),
-        universal=("feedback",) if entry.lossy else (),
-    )
-    compressor = entry.build(options)
-    return ErrorFeedback(compressor=compressor) if feedback else compressor
+    return entry.build(parse_options(entry.options, parsed))
 
 
-def _feedback(name: str, text: str) -> bool:
-    try:
-        return parse_switch(text)
-    except ValueError as error:
-        raise SpecError(f"compressor {name!r}: feedback: {error}") from None
+def lossless(spec: str) -> bool:
+    """Whether what arrives is what was given, bit for bit."""
+    return find(parse_spec("compressor", spec).name).wrapping is None
+
+
+def check_downlink(spec: str) -> None:
+    """Raise `SpecError` unless `spec` names a compressor that can carry updates, and has options of its own
+    only: what is not sent stays in the difference between server and replicas, which is all the feedback
+    there is."""
+    parsed = parse_spec("compressor", spec)
+    entry = find(parsed.name)
+    if not entry.downlink(parse_options(entry.options, parsed)):
+        suited = known(name for name, each in BUILT_IN.items() if each.downlink(each.options()))
+        raise SpecError(f"compressor {spec!r} does not suit updates of parameters; suited are: {suited}")
+
+
+def wrapping_of(spec: str) -> Wrapping | None:
+    """What goes around the compressor that `spec` names; raise `SpecError` for values that do not fit."""
+    parsed = parse_spec("compressor", spec)
+    defaults = find(parsed.name).wrapping
+    if defaults is None:
+        return None
+    # Without feedback there is nothing for an entry's own momentum and delay to work with.
+    if parsed.options.get("feedback") == "off":
+        defaults = WITHOUT_FEEDBACK
+    options = {key: value for key, value in parsed.options.items() if key in WRAPPING_KEYS}
+    named = Spec(kind="compressor", name=parsed.name, options=options)
+    return parse_options(Wrapping, named, defaults=defaults)
 
 
 def names() -> list[str]:
@@ -125,8 +195,8 @@ def check_entry(name: str, entry: CompressorEntry) -> None:
     if not is_dataclass(entry.options):
         raise SpecError(f"compressor {name!r}: options must be a dataclass, got {entry.options}")
     for key, value_type in option_types(entry.options).items():
-        if key == "feedback":
-            raise SpecError(f"compressor {name!r}: the key 'feedback' belongs to every compressor")
+        if key in WRAPPING_KEYS:
+            raise SpecError(f"compressor {name!r}: the key {key!r} belongs to every compressor")
         if value_type not in (bool, int, float, str) and not issubclass(value_type, Enum):
             raise SpecError(f"compressor {name!r}: {key}: no way to read a {value_type} from text")
     entry.build(entry.options())

@@ -1,7 +1,8 @@
 """Is a payload what it says it is?
 
-Whoever receives a payload calls `validate` before reducing it. The scan of the codes is one read pass at
-memory speed, a small part of what the reduction itself costs.
+Whoever receives a payload calls `check_announcement` before allocating memory for its data, and `validate`
+before reducing it. The scan of the data is one read pass at memory speed, a small part of what the reduction
+itself costs.
 """
 
 from __future__ import annotations
@@ -9,17 +10,51 @@ from __future__ import annotations
 import numpy as np
 
 from . import kernels
-from .payload import DensePayload, Payload, PayloadError, QuantizedPayload, payload_bytes
+from .indices import decode_indices
+from .payload import (
+    LINEAR_BITS,
+    MAX_BUCKET,
+    CodeScheme,
+    DensePayload,
+    IndexCoding,
+    LinearPayload,
+    Payload,
+    PayloadError,
+    QuantizedPayload,
+    SparsePayload,
+    payload_bytes,
+)
+
+# Indices travel as 32-bit numbers on both sides, so a sparse tensor has fewer elements than they can count.
+MAX_SPARSE_ELEMENTS = 2**32 - 1
+
+
+def check_announcement(payload: Payload) -> None:
+    """Raise `PayloadError` if what is known of a payload before its data breaks a rule of its kind.
+
+    Afterwards `payload_bytes` is bounded: by 4 bytes per element and bucket, or for the indices of a sparse
+    payload by the most that so many of them can take.
+    """
+    if payload.elements < 0:
+        raise PayloadError("elements", "at least 0", str(payload.elements))
+    match payload:
+        case DensePayload():
+            pass
+        case QuantizedPayload():
+            _check_levels(payload)
+        case LinearPayload():
+            _check_linear(payload)
+        case SparsePayload():
+            _check_sparse(payload)
 
 
 def validate(payload: Payload) -> None:
     """Raise `PayloadError` if the payload breaks a rule of its kind.
 
-    Checked in order: element count, type and length of the data, levels (type, count, finite, positive,
-    ascending), forbidden codes, padding, finite dense values.
+    Checked in order: the announcement, type and length of the data, and what is in it: indices, forbidden
+    codes, padding, finite values.
     """
-    if payload.elements < 0:
-        raise PayloadError("elements", "at least 0", str(payload.elements))
+    check_announcement(payload)
     data = payload.data
     if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
         raise PayloadError("data", "contiguous uint8 of one dimension", f"{data.dtype} of shape {data.shape}")
@@ -28,29 +63,87 @@ def validate(payload: Payload) -> None:
         raise PayloadError("data", expected, f"{data.size} bytes")
     match payload:
         case QuantizedPayload():
-            _validate_levels(payload)
             _validate_codes(payload)
         case DensePayload():
             if not kernels.all_finite(payload.format, data):
                 raise PayloadError("data", "finite values", "an infinity or a NaN")
+        case LinearPayload():
+            _validate_linear(payload)
+        case SparsePayload():
+            try:
+                decode_indices(payload)
+            except ValueError as error:
+                expected = f"{payload.count} ascending indices below {payload.elements}"
+                raise PayloadError("indices", expected, str(error)) from None
+            validate(payload.value_payload())
 
 
-def _validate_levels(payload: QuantizedPayload) -> None:
+def _check_levels(payload: QuantizedPayload) -> None:
     levels, count = payload.levels, payload.scheme.level_count
     if levels.dtype != np.float32 or levels.shape != (count,):
         got = f"{levels.dtype} of shape {levels.shape}"
         raise PayloadError("levels", f"float32 of shape ({count},)", got)
     if not np.isfinite(levels).all():
         raise PayloadError("levels", "finite values", str(levels.tolist()))
-    if levels[0] <= 0 or (np.diff(levels) <= 0).any():
+    if payload.scheme is CodeScheme.BINARY:
+        if levels[0] > levels[1]:
+            raise PayloadError("levels", "values in ascending order", str(levels.tolist()))
+    elif levels[0] <= 0 or (levels[1:] <= levels[:-1]).any():
         raise PayloadError("levels", "positive values in ascending order", str(levels.tolist()))
+
+
+def _check_linear(payload: LinearPayload) -> None:
+    fewest, most = LINEAR_BITS
+    if not fewest <= payload.bits <= most:
+        raise PayloadError("bits", f"{fewest} to {most}", str(payload.bits))
+    if not 32 <= payload.bucket <= MAX_BUCKET or payload.bucket % 32:
+        raise PayloadError("bucket", f"a multiple of 32 from 32 to {MAX_BUCKET}", str(payload.bucket))
+
+
+def _check_sparse(payload: SparsePayload) -> None:
+    if payload.elements > MAX_SPARSE_ELEMENTS:
+        raise PayloadError("elements", f"at most {MAX_SPARSE_ELEMENTS}, if sparse", str(payload.elements))
+    if not 0 <= payload.count <= payload.elements:
+        raise PayloadError("count", f"0 to {payload.elements}", str(payload.count))
+    if payload.values.elements != payload.count:
+        raise PayloadError("values", f"{payload.count} elements", f"{payload.values.elements} elements")
+    if isinstance(payload.values, QuantizedPayload) and payload.values.scheme is CodeScheme.VOTE:
+        raise PayloadError("values", "values that can be added", "votes")
+    check_announcement(payload.values)
+    match payload.coding:
+        case IndexCoding.GAPS:
+            if not 0 <= payload.low_bits <= 31:
+                raise PayloadError("low_bits", "0 to 31", str(payload.low_bits))
+            limit = kernels.sparse.gaps_limit(payload.elements, payload.count, payload.low_bits)
+            fits, expected = 0 <= payload.index_bytes <= limit, f"at most {limit}"
+        case IndexCoding.BITMAP:
+            size = -(-payload.elements // 8)
+            fits, expected = payload.index_bytes == size, str(size)
+        case IndexCoding.SEEDED:
+            fits, expected = payload.index_bytes == 0, "0"
+    if not fits:
+        raise PayloadError("index_bytes", expected, str(payload.index_bytes))
 
 
 def _validate_codes(payload: QuantizedPayload) -> None:
     scheme, data = payload.scheme, payload.data
-    if kernels.has_forbidden_code(scheme, data):
+    if scheme.forbidden_code is not None and kernels.has_forbidden_code(scheme, data):
         raise PayloadError("data", "codes that name a level", f"code {scheme.forbidden_code}")
-    used_bits = payload.elements * scheme.bits
+    _check_padding(data, payload.elements * scheme.bits)
+
+
+def _validate_linear(payload: LinearPayload) -> None:
+    scales, codes = payload.scales(), payload.codes()
+    most = np.float32(kernels.FLOAT32_MAX / np.float32(2 ** (payload.bits - 1)))
+    # Also false for a NaN.
+    if not ((scales >= 0) & (scales <= most)).all():
+        raise PayloadError("scales", f"finite values from 0 to {most}", "another")
+    if kernels.linear.has_forbidden_linear(payload.bits, payload.elements, codes):
+        raise PayloadError("data", "codes that have an opposite", f"code {-(2 ** (payload.bits - 1))}")
+    _check_padding(codes, payload.elements * payload.bits)
+
+
+def _check_padding(data: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], used_bits: int) -> None:
     # At most one 32-bit word is partly used, so the padding is fewer than four bytes and the rest of a byte.
     padding = data[used_bits // 8 :].copy()
     if padding.size and used_bits % 8:

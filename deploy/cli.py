@@ -109,7 +109,9 @@ def _prepare(options: RunOptions, interrupt: Interrupt) -> None:
     from .processes import Children
 
     with tempfile.TemporaryDirectory() as directory, Children(Path(directory)) as children:
-        child = children.start("prepare", "gradwire.deploy.prepare", [options.compressor, options.task])
+        child = children.start(
+            "prepare", "gradwire.deploy.prepare", [options.compressor, options.downlink, options.task]
+        )
         run_to_end(child, interrupt)
         if child.code in (Exit.USAGE, Exit.TASK):
             raise RunError(Exit(child.code), child.last_lines(1))

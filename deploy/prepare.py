@@ -10,24 +10,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..compressors import create, warm_up
+from ..compressors import check_downlink, create, warm_up
 from ..exits import Exit
 from ..spec import SpecError
 from ..worker.tasks import TaskError, TaskSpecError, load
 
 
 def main(argv: Sequence[str]) -> int:
-    """Check both specs and compile.
+    """Check the specs and compile.
 
     Args:
-        argv: the compressor and the task.
+        argv: the compressor, that of the updates, and the task.
 
     Returns:
         0; 2 for a spec to correct, 6 for a task that raised: then the last line on standard error says why.
     """
-    compressor, task = argv
+    compressor, downlink, task = argv
     try:
         create(compressor)
+        check_downlink(downlink)
         load(task)
     except (SpecError, TaskSpecError) as error:
         return _fail(Exit.USAGE, error)

@@ -45,6 +45,8 @@ MESSAGES: dict[type[Any], type[Message]] = {
     m.FetchHeader: pb.FetchHeader,
     m.DenseHeader: pb.DenseHeader,
     m.QuantizedHeader: pb.QuantizedHeader,
+    m.LinearHeader: pb.LinearHeader,
+    m.SparseHeader: pb.SparseHeader,
     m.TensorHeader: pb.TensorHeader,
     m.Hello: pb.Hello,
     m.Ready: pb.Ready,

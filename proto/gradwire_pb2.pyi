@@ -45,6 +45,15 @@ class CodeScheme(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CODE_SCHEME_UNSPECIFIED: _ClassVar[CodeScheme]
     CODE_SCHEME_SIGNED_4BIT: _ClassVar[CodeScheme]
     CODE_SCHEME_SIGNED_2BIT: _ClassVar[CodeScheme]
+    CODE_SCHEME_BINARY: _ClassVar[CodeScheme]
+    CODE_SCHEME_VOTE: _ClassVar[CodeScheme]
+
+class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INDEX_CODING_UNSPECIFIED: _ClassVar[IndexCoding]
+    INDEX_CODING_GAPS: _ClassVar[IndexCoding]
+    INDEX_CODING_BITMAP: _ClassVar[IndexCoding]
+    INDEX_CODING_SEEDED: _ClassVar[IndexCoding]
 
 class Content(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -98,6 +107,12 @@ DENSE_FORMAT_FLOAT16: DenseFormat
 CODE_SCHEME_UNSPECIFIED: CodeScheme
 CODE_SCHEME_SIGNED_4BIT: CodeScheme
 CODE_SCHEME_SIGNED_2BIT: CodeScheme
+CODE_SCHEME_BINARY: CodeScheme
+CODE_SCHEME_VOTE: CodeScheme
+INDEX_CODING_UNSPECIFIED: IndexCoding
+INDEX_CODING_GAPS: IndexCoding
+INDEX_CODING_BITMAP: IndexCoding
+INDEX_CODING_SEEDED: IndexCoding
 CONTENT_UNSPECIFIED: Content
 CONTENT_VALUES: Content
 CONTENT_DELTA: Content
@@ -300,17 +315,49 @@ class QuantizedHeader(_message.Message):
     levels: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, scheme: _Optional[_Union[CodeScheme, str]] = ..., levels: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class LinearHeader(_message.Message):
+    __slots__ = ("bits", "bucket")
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    bits: int
+    bucket: int
+    def __init__(self, bits: _Optional[int] = ..., bucket: _Optional[int] = ...) -> None: ...
+
+class SparseHeader(_message.Message):
+    __slots__ = ("count", "coding", "low_bits", "index_bytes", "seed", "dense", "quantized", "linear")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    CODING_FIELD_NUMBER: _ClassVar[int]
+    LOW_BITS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZED_FIELD_NUMBER: _ClassVar[int]
+    LINEAR_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    coding: IndexCoding
+    low_bits: int
+    index_bytes: int
+    seed: int
+    dense: DenseHeader
+    quantized: QuantizedHeader
+    linear: LinearHeader
+    def __init__(self, count: _Optional[int] = ..., coding: _Optional[_Union[IndexCoding, str]] = ..., low_bits: _Optional[int] = ..., index_bytes: _Optional[int] = ..., seed: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ...) -> None: ...
+
 class TensorHeader(_message.Message):
-    __slots__ = ("tensor", "elements", "dense", "quantized")
+    __slots__ = ("tensor", "elements", "dense", "quantized", "linear", "sparse")
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     DENSE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZED_FIELD_NUMBER: _ClassVar[int]
+    LINEAR_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
     tensor: int
     elements: int
     dense: DenseHeader
     quantized: QuantizedHeader
-    def __init__(self, tensor: _Optional[int] = ..., elements: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ...) -> None: ...
+    linear: LinearHeader
+    sparse: SparseHeader
+    def __init__(self, tensor: _Optional[int] = ..., elements: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ..., sparse: _Optional[_Union[SparseHeader, _Mapping]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
     __slots__ = ("chunk", "push", "heartbeat", "hello", "evaluation", "leave", "ready", "crc32c")

@@ -123,6 +123,15 @@ class CodeSchemeCode(IntEnum):
     UNSPECIFIED = 0
     SIGNED_4BIT = 1
     SIGNED_2BIT = 2
+    BINARY = 3
+    VOTE = 4
+
+
+class IndexCodingCode(IntEnum):
+    UNSPECIFIED = 0
+    GAPS = 1
+    BITMAP = 2
+    SEEDED = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,10 +146,26 @@ class QuantizedHeader:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LinearHeader:
+    bits: int
+    bucket: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparseHeader:
+    count: int
+    coding: IndexCodingCode
+    low_bits: int = 0
+    index_bytes: int = 0
+    seed: int = 0
+    values: DenseHeader | QuantizedHeader | LinearHeader | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TensorHeader:
     tensor: int
     elements: int
-    kind: DenseHeader | QuantizedHeader | None
+    kind: DenseHeader | QuantizedHeader | LinearHeader | SparseHeader | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

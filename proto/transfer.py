@@ -17,9 +17,14 @@ from ..compressors import (
     CodeScheme,
     DenseFormat,
     DensePayload,
+    IndexCoding,
+    LinearPayload,
     Payload,
     PayloadError,
     QuantizedPayload,
+    SparsePayload,
+    ValuePayload,
+    check_announcement,
     payload_bytes,
     validate,
 )
@@ -29,7 +34,10 @@ from .messages import (
     CodeSchemeCode,
     DenseFormatCode,
     DenseHeader,
+    IndexCodingCode,
+    LinearHeader,
     QuantizedHeader,
+    SparseHeader,
     TensorHeader,
 )
 from .refusal import Reason, Refused, refusal
@@ -37,31 +45,40 @@ from .wire import CHUNK_BYTES, crc32c, encode_chunk
 
 Bytes = npt.NDArray[np.uint8]
 
-_FORMATS = {
-    DenseFormatCode.FLOAT32: DenseFormat.FLOAT32,
-    DenseFormatCode.BFLOAT16: DenseFormat.BFLOAT16,
-    DenseFormatCode.FLOAT16: DenseFormat.FLOAT16,
-}
+# Both sides name the same things alike.
+_FORMATS = {DenseFormatCode[form.name]: form for form in DenseFormat}
 _FORMAT_CODES = {form: code for code, form in _FORMATS.items()}
-_SCHEMES = {
-    CodeSchemeCode.SIGNED_4BIT: CodeScheme.SIGNED_4BIT,
-    CodeSchemeCode.SIGNED_2BIT: CodeScheme.SIGNED_2BIT,
-}
+_SCHEMES = {CodeSchemeCode[scheme.name]: scheme for scheme in CodeScheme}
 _SCHEME_CODES = {scheme: code for code, scheme in _SCHEMES.items()}
+_CODINGS = {IndexCodingCode[coding.name]: coding for coding in IndexCoding}
+_CODING_CODES = {coding: code for code, coding in _CODINGS.items()}
 _NO_BYTES = np.empty(0, np.uint8)
 
 
 def tensor_header(tensor: int, payload: Payload) -> TensorHeader:
     """The header that describes `payload` as tensor number `tensor` of the manifest."""
-    kind: DenseHeader | QuantizedHeader
+    if isinstance(payload, SparsePayload):
+        sparse = SparseHeader(
+            count=payload.count,
+            coding=_CODING_CODES[payload.coding],
+            low_bits=payload.low_bits,
+            index_bytes=payload.index_bytes,
+            seed=payload.seed,
+            values=_value_header(payload.values),
+        )
+        return TensorHeader(tensor=tensor, elements=payload.elements, kind=sparse)
+    return TensorHeader(tensor=tensor, elements=payload.elements, kind=_value_header(payload))
+
+
+def _value_header(payload: ValuePayload) -> DenseHeader | QuantizedHeader | LinearHeader:
     match payload:
         case DensePayload():
-            kind = DenseHeader(format=_FORMAT_CODES[payload.format])
+            return DenseHeader(format=_FORMAT_CODES[payload.format])
         case QuantizedPayload():
-            kind = QuantizedHeader(
-                scheme=_SCHEME_CODES[payload.scheme], levels=tuple(payload.levels.tolist())
-            )
-    return TensorHeader(tensor=tensor, elements=payload.elements, kind=kind)
+            levels = tuple(payload.levels.tolist())
+            return QuantizedHeader(scheme=_SCHEME_CODES[payload.scheme], levels=levels)
+        case LinearPayload():
+            return LinearHeader(bits=payload.bits, bucket=payload.bucket)
 
 
 def encode_chunks(
@@ -87,19 +104,44 @@ def encode_chunks(
 
 
 def _empty_payload(header: TensorHeader) -> Payload:
-    """The payload that a header announces, with no bytes yet. Raises PayloadError."""
-    match header.kind:
+    """The payload that a header announces, checked, with no bytes yet. Raises PayloadError."""
+    payload: Payload
+    if isinstance(header.kind, SparseHeader):
+        sparse = header.kind
+        if sparse.coding not in _CODINGS:
+            raise PayloadError("coding", "gaps, bitmap or seeded", str(int(sparse.coding)))
+        payload = SparsePayload(
+            elements=header.elements,
+            count=sparse.count,
+            coding=_CODINGS[sparse.coding],
+            low_bits=sparse.low_bits,
+            index_bytes=sparse.index_bytes,
+            seed=sparse.seed,
+            values=_empty_values(sparse.values, sparse.count),
+            data=_NO_BYTES,
+        )
+    else:
+        payload = _empty_values(header.kind, header.elements)
+    check_announcement(payload)
+    return payload
+
+
+def _empty_values(header: DenseHeader | QuantizedHeader | LinearHeader | None, elements: int) -> ValuePayload:
+    match header:
         case DenseHeader(format=code) if code in _FORMATS:
-            return DensePayload(format=_FORMATS[code], elements=header.elements, data=_NO_BYTES)
+            return DensePayload(format=_FORMATS[code], elements=elements, data=_NO_BYTES)
         case QuantizedHeader(scheme=code, levels=levels) if code in _SCHEMES:
             return QuantizedPayload(
                 scheme=_SCHEMES[code],
-                elements=header.elements,
+                elements=elements,
                 levels=np.array(levels, np.float32),
                 data=_NO_BYTES,
             )
+        case LinearHeader(bits=bits, bucket=bucket):
+            return LinearPayload(elements=elements, bits=bits, bucket=bucket, data=_NO_BYTES)
         case _:
-            raise PayloadError("kind", "dense or quantized of a known format", "none that this side knows")
+            expected = "dense, quantized, linear or sparse, of a known format"
+            raise PayloadError("kind", expected, "none that this side knows")
 
 
 def announced_payloads(

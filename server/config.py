@@ -55,7 +55,10 @@ class ServerConfig:
         check=_well_formed(parse_schedule),
     )
     downlink: str = option(
-        "none", "encoding of the updates that go to the workers", choices=("none", "bf16", "fp16")
+        "none",
+        "compressor of the updates that go to the workers, such as bf16, 4bit or topk:ratio=20",
+        metavar="NAME[:KEY=VALUE,...]",
+        check=_well_formed(lambda text: parse_spec("compressor", text)),
     )
     lease_seconds: float = option(
         10.0, "a worker that is not heard of for this long is given up", check=at_least(0.5)

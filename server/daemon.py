@@ -14,7 +14,7 @@ import torch
 import uvloop
 
 from .. import __version__
-from ..compressors import set_threads, warm_up
+from ..compressors import check_downlink, set_threads, warm_up
 from ..exits import Exit
 from ..options import Effective, UsageError
 from ..proto.channel import SERVER_OPTIONS
@@ -22,6 +22,7 @@ from ..proto.health import Health
 from ..proto.messages import Job, Limits
 from ..proto.service import generic_handler
 from ..proto.wire import CHUNK_BYTES
+from ..spec import SpecError
 from ..telemetry import HttpEndpoint, set_up_logging
 from .conductor import Conductor
 from .config import ServerConfig
@@ -40,10 +41,14 @@ HEARTBEATS_PER_LEASE = 5
 
 
 def run(effective: Effective[ServerConfig]) -> int:
-    """Serve until told to stop. Returns the exit code; raises UsageError for a port that is taken."""
+    """Serve until told to stop. Returns the exit code; raises UsageError for what only now can be checked."""
     config = effective.config
     set_up_logging(config.log_format)
     _check_output(config.output)
+    try:
+        check_downlink(config.downlink)
+    except SpecError as error:
+        raise UsageError(f"--downlink {config.downlink}: {error}") from None
     if config.threads:
         torch.set_num_threads(config.threads)
         set_threads(config.threads)

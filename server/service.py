@@ -171,7 +171,8 @@ class Service:
     def _build_store(self, manifest: Manifest, assembly: Assembly) -> Store:
         # Copies, because the optimizer writes to the parameters and the buffer is one for all tensors.
         values = [payload.data.copy().view(np.float32) for payload in assembly.finish()]
-        return Store(manifest, values, self._settings.job.downlink, self._settings.build_optimizer)
+        job = self._settings.job
+        return Store(manifest, values, job.downlink, self._settings.build_optimizer, job.seed)
 
     async def _fetch(self, request: m.FetchRequest, context: Context) -> None:
         self._check_job(request.job, "")

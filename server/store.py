@@ -2,8 +2,8 @@
 
 `parameters` are the server's own, in float32. With a lossy downlink the workers' replicas differ from them,
 and `replica` is the copy that every worker holds, bit for bit: each update carries the compressed difference
-between the two, so that what one update leaves out is in the next. Without one the values themselves go
-down and the two are the same tensors.
+between the two, so that what one update leaves out is in the next: the difference is the residual, and error
+feedback needs no other state. Without loss the values themselves go down and the two are the same tensors.
 
 Nothing here knows of sockets or clocks. One thread at a time may use a store.
 """
@@ -11,6 +11,7 @@ Nothing here knows of sockets or clocks. One thread at a time may use a store.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +22,17 @@ import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
 from ..compressors import (
-    Compressor,
     DenseFormat,
     DensePayload,
+    IndexCoding,
+    LayerRule,
+    ModelCompressor,
     Payload,
-    QuantizedPayload,
-    StepContext,
-    create,
+    SparsePayload,
     decode,
+    lossless,
     reduce_payloads,
+    wire_bytes,
 )
 from ..proto.manifest import Manifest
 from ..proto.messages import Content, Update
@@ -68,12 +71,18 @@ class DivergedError(ArithmeticError):
 
 class Store:
     def __init__(
-        self, manifest: Manifest, values: Sequence[Float32], downlink: str, build_optimizer: BuildOptimizer
+        self,
+        manifest: Manifest,
+        values: Sequence[Float32],
+        downlink: str,
+        build_optimizer: BuildOptimizer,
+        seed: int = 0,
     ) -> None:
         """
         Args:
             values: initial parameters, a flat float32 array per tensor of the manifest; taken over.
-            downlink: "none", "bf16" or "fp16".
+            downlink: compressor of the updates, "none" for values without loss.
+            seed: of the job, for compressors that draw.
         """
         self.manifest = manifest
         self.version = 0
@@ -86,8 +95,11 @@ class Store:
             parameter.grad = gradient
         self._optimizer = build_optimizer(self.parameters)
         self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
-        self._encoder: Compressor = create(downlink if downlink == "none" else f"{downlink}:feedback=off")
-        self._lossy = downlink != "none"
+        self._lossy = not lossless(downlink)
+        self._encoders = [
+            ModelCompressor([manifest.specs[t] for t in tensors], downlink, LayerRule(), seed, 0, bare=True)
+            for tensors in manifest.partitions
+        ]
         self.replica = (
             [parameter.clone() for parameter in self.parameters] if self._lossy else self.parameters
         )
@@ -111,7 +123,7 @@ class Store:
             self._optimizer.step()
             self._check_finite(tensors, version)
         self.version = version
-        return self._encode_update(partition, version)
+        return self._encode_update(partition, version, changed=bool(contributing))
 
     def _check_finite(self, tensors: Sequence[int], version: int) -> None:
         for tensor in tensors:
@@ -119,19 +131,23 @@ class Store:
                 name = self.manifest.specs[tensor].name
                 raise DivergedError(f"parameters of {name!r} are no longer finite at version {version}")
 
-    def _encode_update(self, partition: int, version: int) -> Broadcast:
+    def _encode_update(self, partition: int, version: int, *, changed: bool) -> Broadcast:
         tensors = self.manifest.partitions[partition]
+        if not self._lossy and not changed:
+            nothing = [_nothing(self.manifest.specs[tensor].elements) for tensor in tensors]
+            return self._encode(partition, version, Content.DELTA, nothing)
         if not self._lossy:
             return self._encode(
                 partition, version, Content.VALUES, [_values(self.parameters[t]) for t in tensors]
             )
-        payloads: list[Payload] = []
-        for tensor in tensors:
-            replica = self.replica[tensor]
-            difference = (self.parameters[tensor] - replica).reshape(-1)
-            payload, _ = self._encoder.compress(difference, None, _NO_CONTEXT)
-            replica.view(-1).add_(torch.from_numpy(decode(payload)))
-            payloads.append(payload)
+        largest = torch.finfo(torch.float32).max
+        differences = [
+            (self.parameters[tensor] - self.replica[tensor]).clamp_(-largest, largest) for tensor in tensors
+        ]
+        # A warm-up is for gradients: updates are compressed in full from the first.
+        payloads = self._encoders[partition].compress(differences, 1, version=version, epoch=math.inf)
+        for tensor, payload in zip(tensors, payloads, strict=True):
+            self.replica[tensor].view(-1).add_(torch.from_numpy(decode(payload)))
         return self._encode(partition, version, Content.DELTA, payloads)
 
     def snapshot(self, partition: int) -> Broadcast:
@@ -174,9 +190,6 @@ class Store:
         temporary.replace(path)
 
 
-_NO_CONTEXT = StepContext(samples=1, step=0, rng=np.random.default_rng(0))
-
-
 def _flat(tensor: torch.Tensor) -> Float32:
     return tensor.detach().view(-1).numpy()
 
@@ -187,7 +200,14 @@ def _values(tensor: torch.Tensor) -> Payload:
     return DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=values.view(np.uint8))
 
 
+def _nothing(elements: int) -> Payload:
+    """Zeros, in a few bytes."""
+    nothing = np.empty(0, np.uint8)
+    values = DensePayload(format=DenseFormat.BFLOAT16, elements=0, data=nothing)
+    return SparsePayload(elements=elements, count=0, coding=IndexCoding.GAPS, values=values, data=nothing)
+
+
 def compressed_bytes(payloads: Sequence[Payload]) -> tuple[int, int]:
-    """Of the quantized payloads: their bytes with levels, and what the tensors take as float32."""
-    quantized = [p for p in payloads if isinstance(p, QuantizedPayload)]
-    return sum(p.data.size + p.levels.nbytes for p in quantized), sum(p.elements * 4 for p in quantized)
+    """Of the payloads that are not dense: their bytes with levels, and what the tensors take as float32."""
+    compressed = [payload for payload in payloads if not isinstance(payload, DensePayload)]
+    return sum(map(wire_bytes, compressed)), sum(payload.elements * 4 for payload in compressed)

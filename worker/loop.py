@@ -9,17 +9,27 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..compressors import LayerRule, ModelCompressor, NonFiniteGradient, Payload
+from ..compressors import (
+    LayerRule,
+    ModelCompressor,
+    NonFiniteGradient,
+    Payload,
+    TensorSpec,
+    model_wide,
+    wrapping_of,
+)
 from ..proto import messages as m
 from ..proto.refusal import Reason, Refused
 from ..proto.transfer import tensor_header
 from .client import Client, Received
+from .flops import layer_flops
 from .metrics import Metrics
 from .replica import Replica
 from .sharding import epoch_order, shard
@@ -62,9 +72,20 @@ class Trainer:
         self._replica = replica
         self._device = device
         self._metrics = metrics
-        self._compressor = ModelCompressor(
-            replica.manifest.specs, compressor, rule, reply.job.seed, reply.rank
-        )
+        specs: Sequence[TensorSpec] = replica.manifest.specs
+        if model_wide(compressor):
+            what = f"task {task.name!r}: the loss of one sample, for counting its operations,"
+            flops = guarded(what, lambda: layer_flops(replica.model, lambda: self._probe(task)))
+            specs = [replace(spec, flops=flops.get(spec.name, 0.0)) for spec in specs]
+        self._compressor = ModelCompressor(specs, compressor, rule, reply.job.seed, reply.rank)
+        wrapping = wrapping_of(compressor)
+        if wrapping is not None and wrapping.momentum and "momentum" in reply.job.optimizer:
+            log.warning(
+                "momentum is applied twice: by %s and by the server's optimizer %s; "
+                "start the server with plain sgd, or give the compressor momentum=0",
+                compressor,
+                reply.job.optimizer,
+            )
         self._must_initialize = reply.initialize
         self._seq = 0
         self._last_pushed_version = -1
@@ -156,8 +177,10 @@ class Trainer:
             self._client.activity = "compressing"
             try:
                 with self._metrics.during("compressing"):
-                    payloads = self._compress(gradients, samples, loss)
+                    payloads = self._compress(assignment, gradients, samples, loss)
                 self._skipped = 0
+                if not payloads:  # held back until a later version, which then speaks for itself
+                    samples = 0
             except _UnusableError as error:
                 self._skip(assignment, error)
                 samples, loss = 0, 0.0
@@ -194,11 +217,23 @@ class Trainer:
 
         return guarded(f"task {self._task.name!r}", compute), self._replica.gradients()
 
-    def _compress(self, gradients: list[torch.Tensor], samples: int, loss: float) -> list[Payload]:
+    def _probe(self, task: Task) -> None:
+        batch = task.batch(np.zeros(1, np.int64))
+        task.loss(self._replica.model, to_device(batch, self._device))
+
+    def _compress(
+        self, assignment: m.Assignment, gradients: list[torch.Tensor], samples: int, loss: float
+    ) -> list[Payload]:
         if not math.isfinite(loss):
             raise _UnusableError(f"the loss is {loss}")
         try:
-            return self._compressor.compress(gradients, samples)
+            return self._compressor.compress(
+                gradients,
+                samples,
+                version=assignment.version,
+                epoch=assignment.epoch + assignment.start / self._replica.manifest.train_samples,
+                workers=assignment.world,
+            )
         except NonFiniteGradient as error:
             raise _UnusableError(str(error)) from None
 

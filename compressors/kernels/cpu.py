@@ -43,6 +43,11 @@ def _check(
         raise ValueError(f"{name}: expected an array that can be written to")
 
 
+def _check_signed(scheme: CodeScheme) -> None:
+    if scheme not in (CodeScheme.SIGNED_4BIT, CodeScheme.SIGNED_2BIT):
+        raise ValueError(f"scheme: expected signed codes of 4 or 2 bits, got {scheme.value}")
+
+
 def _address(array: npt.NDArray[np.generic]) -> np.uint64:
     return np.uint64(array.__array_interface__["data"][0])
 
@@ -67,6 +72,7 @@ def magnitudes(values: Float32) -> Magnitudes:
 
 def quantize(scheme: CodeScheme, gradient: Float32, residual: Float32, levels: Float32, data: Bytes) -> None:
     """See `reference.quantize`."""
+    _check_signed(scheme)
     _check("gradient", gradient, np.float32, gradient.size)
     _check("residual", residual, np.float32, gradient.size, written=True)
     _check("levels", levels, np.float32, scheme.level_count)
@@ -91,6 +97,7 @@ def add_quantized(
     scheme: CodeScheme, datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True
 ) -> None:
     """See `reference.add_quantized`."""
+    _check_signed(scheme)
     _check("out", out, np.float32, out.size, written=True)
     _check("tables", tables.reshape(-1), np.float32, len(datas) * 2**scheme.bits)
     addresses = _addresses(datas, scheme.code_bytes(out.size))
@@ -128,6 +135,7 @@ def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
 
 def has_forbidden_code(scheme: CodeScheme, data: Bytes) -> bool:
     """See `reference.has_forbidden_code`."""
+    _check_signed(scheme)
     words = data.size // 4
     _check("data", data, np.uint8, 4 * words)
     found = np.zeros(1, np.uint8)
@@ -145,13 +153,10 @@ def all_finite(format: DenseFormat, data: Bytes) -> bool:
 
 
 def warm_up() -> None:
-    """Compile every kernel, or load it from the cache, so that no later call has to wait for it.
-
-    The first time takes some seconds. Call it before starting several processes: they would all compile.
-    """
+    """Compile every kernel of this module, or load it from the cache."""
     ones = np.ones(17, np.float32)
     magnitudes(ones)
-    for scheme in CodeScheme:
+    for scheme in (CodeScheme.SIGNED_4BIT, CodeScheme.SIGNED_2BIT):
         levels = np.arange(1, scheme.level_count + 1, dtype=np.float32)
         data = np.zeros(scheme.code_bytes(ones.size), np.uint8)
         quantize(scheme, ones, np.zeros_like(ones), levels, data)

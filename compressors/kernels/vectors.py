@@ -305,6 +305,72 @@ def store_codes(typingctx, array, index, codes, bits):
     return types.void(array, index, codes, bits), codegen
 
 
+# ---- selection ----
+
+
+@intrinsic
+def store_chosen(typingctx, indices, scores, at, first, vector, mask):
+    """Where the mask is set, the index (first + lane) to indices[at…] and the lane to scores[at…], without
+    gaps; returns how many. Both arrays (uint32, float32) must have room for 16 lanes, whatever the mask."""
+
+    def codegen(context, builder, signature, args):
+        at, first, vector, mask = args[2:]
+        index = builder.insert_element(
+            ir.Constant(WORDS.llvm, ir.Undefined), builder.trunc(first, I32), I32(0)
+        )
+        index = builder.shuffle_vector(index, index, WORDS.constant(0))
+        index = builder.add(index, ir.Constant(WORDS.llvm, list(range(LANES))))
+        places = [
+            _pointer(context, builder, kind, array, at, values.type)
+            for kind, array, values in zip(signature.args[:2], args[:2], (index, vector), strict=True)
+        ]
+        for pointer, values in zip(places, (index, vector), strict=True):
+            _store_compressed(builder, values, mask, pointer)
+        bits = builder.bitcast(mask, ir.IntType(LANES))
+        return builder.zext(builder.ctpop(bits), I64)
+
+    return types.int64(indices, scores, types.int64, types.int64, vector, mask), codegen
+
+
+def _store_compressed(builder, values, mask, pointer):
+    """The lanes that are set, without gaps."""
+    if _target_has("avx512f"):
+        # Not the form that stores only those lanes: on some processors that one takes a hundred cycles.
+        suffix = "i32" if values.type == WORDS.llvm else "f32"
+        signature = ir.FunctionType(values.type, [values.type, values.type, mask.type])
+        name = f"llvm.x86.avx512.mask.compress.v16{suffix}"
+        function = cgutils.get_or_insert_function(builder.module, signature, name)
+        builder.store(builder.call(function, [values, values, mask]), pointer, align=4)
+        return
+    signature = ir.FunctionType(ir.VoidType(), [values.type, values.type.element.as_pointer(), mask.type])
+    suffix = "v16i32.p0" if values.type == WORDS.llvm else "v16f32.p0"
+    function = cgutils.get_or_insert_function(
+        builder.module, signature, f"llvm.masked.compressstore.{suffix}"
+    )
+    builder.call(function, [values, builder.bitcast(pointer, values.type.element.as_pointer()), mask])
+
+
+@intrinsic
+def without(typingctx, mask, other):
+    """Where the one mask is set and the other is not."""
+
+    def codegen(context, builder, signature, args):
+        return builder.and_(args[0], builder.not_(args[1]))
+
+    return mask(mask, other), codegen
+
+
+@intrinsic
+def any_lane(typingctx, mask):
+    """Whether the mask is set anywhere."""
+
+    def codegen(context, builder, signature, args):
+        bits = builder.bitcast(args[0], ir.IntType(LANES))
+        return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
+
+    return types.boolean(mask), codegen
+
+
 # ---- sums: as many vectors as a word has codes; vector j holds code j of sixteen words ----
 
 

@@ -15,6 +15,7 @@ from gradwire.compressors import (
     LayerRule,
     ModelCompressor,
     NonFiniteGradient,
+    NoOptions,
     Payload,
     QuantizedPayload,
     StepContext,
@@ -22,7 +23,6 @@ from gradwire.compressors import (
     decode,
     registry,
 )
-from gradwire.compressors.dense import DenseOptions
 from gradwire.spec import SpecError
 
 SPECS = [
@@ -45,10 +45,11 @@ def model(spec: str = "4bit", rule: LayerRule | None = None, rank: int = 0) -> M
 
 
 def kinds(payloads: list[Payload]) -> list[str]:
-    return [
-        payload.scheme.value if isinstance(payload, QuantizedPayload) else payload.format.value
-        for payload in payloads
-    ]
+    found: list[str] = []
+    for payload in payloads:
+        assert isinstance(payload, QuantizedPayload | DensePayload)
+        found.append((payload.scheme if isinstance(payload, QuantizedPayload) else payload.format).value)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -62,13 +63,13 @@ def kinds(payloads: list[Payload]) -> list[str]:
     ],
 )
 def test_weights_are_compressed_and_small_tensors_travel_dense(spec: str, large: str, small: str) -> None:
-    payloads = model(spec).compress(gradients(), 32)
+    payloads = model(spec).compress(gradients(), 32, version=0)
     assert kinds(payloads) == [large, small, small, large, small, small]
 
 
 def test_patterns_overrule_the_rule() -> None:
     rule = LayerRule(dense=("fc.*", "*norm*"), compressed=("*.bias", "norm.weight"))
-    payloads = model(rule=rule).compress(gradients(), 32)
+    payloads = model(rule=rule).compress(gradients(), 32, version=0)
     four, dense = "signed-4bit", "bfloat16"
     # fc.bias and norm.weight match both, and `dense` wins.
     assert kinds(payloads) == [four, four, dense, dense, dense, dense]
@@ -88,7 +89,9 @@ def test_small_tensors_have_feedback_unless_it_is_off() -> None:
 
 def test_payload_bytes_are_an_eighth_where_it_matters() -> None:
     spec = [TensorSpec(name="w", shape=(1000, 1000))]
-    (payload,) = ModelCompressor(spec, "4bit", LayerRule(), 0, 0).compress([torch.zeros(1000, 1000)], 1)
+    (payload,) = ModelCompressor(spec, "4bit", LayerRule(), 0, 0).compress(
+        [torch.zeros(1000, 1000)], 1, version=0
+    )
     assert isinstance(payload, QuantizedPayload)
     assert 4_000_000 / (payload.data.nbytes + payload.levels.nbytes) == pytest.approx(8.0, rel=1e-3)
 
@@ -101,18 +104,22 @@ def test_a_bad_spec_is_refused_even_if_no_tensor_would_use_it() -> None:
 def test_two_made_and_fed_alike_produce_the_same_bits() -> None:
     one, other = model(), model()
     for step in range(4):
-        for a, b in zip(one.compress(gradients(step), 8), other.compress(gradients(step), 8), strict=True):
+        for a, b in zip(
+            one.compress(gradients(step), 8, version=step),
+            other.compress(gradients(step), 8, version=step),
+            strict=True,
+        ):
             assert np.array_equal(a.data, b.data)
     assert one.residual_norm() == other.residual_norm()
 
 
 def test_gradients_may_have_any_layout() -> None:
     plain, odd = model(), model()
-    expected = plain.compress(gradients(), 8)
+    expected = plain.compress(gradients(), 8, version=0)
     turned = [g.permute(tuple(reversed(range(g.ndim)))).contiguous() for g in gradients()]
     views = [g.permute(tuple(reversed(range(g.ndim)))) for g in turned]
     assert not views[0].is_contiguous()
-    for a, b in zip(expected, odd.compress(views, 8), strict=True):
+    for a, b in zip(expected, odd.compress(views, 8, version=0), strict=True):
         assert np.array_equal(a.data, b.data)
 
 
@@ -123,10 +130,14 @@ def test_a_non_finite_gradient_is_refused_before_any_state_changes(spec: str, ba
     poisoned = gradients()
     poisoned[3][2, 5] = bad
     with pytest.raises(NonFiniteGradient, match=r"fc\.weight") as refusal:
-        touched.compress(poisoned, 32)
+        touched.compress(poisoned, 32, version=0)
     assert refusal.value.name == "fc.weight"
     assert touched.residual_norm() == 0.0
-    for a, b in zip(touched.compress(gradients(), 32), untouched.compress(gradients(), 32), strict=True):
+    for a, b in zip(
+        touched.compress(gradients(), 32, version=0),
+        untouched.compress(gradients(), 32, version=0),
+        strict=True,
+    ):
         assert np.array_equal(a.data, b.data)
         if isinstance(a, QuantizedPayload) and isinstance(b, QuantizedPayload):
             assert np.array_equal(a.levels, b.levels)
@@ -136,7 +147,7 @@ def test_huge_finite_gradients_are_not_taken_for_infinities() -> None:
     huge = [torch.full(spec.shape, 3.4e38) for spec in SPECS]
     compressor = model()
     for _ in range(3):
-        compressor.compress(huge, 1)
+        compressor.compress(huge, 1, version=0)
     assert np.isfinite(compressor.residual_norm())
 
 
@@ -165,26 +176,26 @@ def one_too_small(tensors: Tensors) -> Tensors:
 )
 def test_gradients_that_do_not_fit_are_refused(change: Callable[[Tensors], Tensors], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        model().compress(change(gradients()), 32)
+        model().compress(change(gradients()), 32, version=0)
 
 
 def test_samples_are_at_least_one() -> None:
     with pytest.raises(ValueError, match="samples: expected at least 1, got 0"):
-        model().compress(gradients(), 0)
+        model().compress(gradients(), 0, version=0)
 
 
 @pytest.mark.parametrize("spec", ["4bit:levels=groups", "2bit", "bf16", "fp16"])
 def test_a_refused_push_is_sent_with_the_next(spec: str) -> None:
     compressor = model(spec)
     given = gradients()
-    refused = compressor.compress(given, 32)
+    refused = compressor.compress(given, 32, version=0)
     compressor.restore(refused)
     total = np.sqrt(sum(float((g.double() ** 2).sum()) for g in given))
     assert compressor.residual_norm() == pytest.approx(total, rel=1e-6)
     zeros = [torch.zeros_like(g) for g in given]
     sent = [np.zeros(g.numel(), np.float32) for g in given]
     for _ in range(400):
-        for values, payload in zip(sent, compressor.compress(zeros, 32), strict=True):
+        for values, payload in zip(sent, compressor.compress(zeros, 32, version=0), strict=True):
             values += decode(payload)
         if compressor.residual_norm() == 0.0:
             break
@@ -196,14 +207,14 @@ def test_a_refused_push_is_sent_with_the_next(spec: str) -> None:
 
 def test_without_feedback_a_refused_push_is_lost() -> None:
     compressor = model("none")
-    compressor.restore(compressor.compress(gradients(), 32))
+    compressor.restore(compressor.compress(gradients(), 32, version=0))
     assert compressor.residual_norm() == 0.0
 
 
 def test_residual_norm_covers_every_tensor() -> None:
     compressor = model("2bit:threshold=1000")
     given = gradients()
-    payloads = compressor.compress(given, 1)
+    payloads = compressor.compress(given, 1, version=0)
     squares = 0.0
     for g, payload in zip(given, payloads, strict=True):
         squares += float(((g.reshape(-1).numpy() - decode(payload)).astype(np.float64) ** 2).sum())
@@ -224,18 +235,18 @@ class Drawn:
         return DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=data), None
 
 
-def build_drawn(options: DenseOptions) -> Drawn:
+def build_drawn(options: NoOptions) -> Drawn:
     return Drawn()
 
 
 def test_the_seed_the_rank_and_the_step_go_into_the_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = CompressorEntry(options=DenseOptions, build=build_drawn, lossy=False, dense=True)
+    entry = CompressorEntry(options=NoOptions, build=build_drawn, wrapping=None, dense=True)
     monkeypatch.setattr(registry, "BUILT_IN", {"drawn": entry})
 
     def draw(seed: int, rank: int) -> list[bytes]:
         """Of two steps."""
         compressor = ModelCompressor(SPECS[:1], "drawn", LayerRule(), seed, rank)
-        return [compressor.compress(gradients()[:1], 8)[0].data.tobytes() for _ in range(2)]
+        return [compressor.compress(gradients()[:1], 8, version=v)[0].data.tobytes() for v in range(2)]
 
     assert draw(1, 0) == draw(1, 0)
     drawn = [*draw(1, 0), *draw(1, 1), *draw(2, 0), *draw(0, 1)]
@@ -243,7 +254,7 @@ def test_the_seed_the_rank_and_the_step_go_into_the_random_numbers(monkeypatch: 
 
 
 def test_dense_small_tensors_cost_two_bytes_an_element() -> None:
-    payload = model().compress(gradients(), 32)[1]
+    payload = model().compress(gradients(), 32, version=0)[1]
     assert isinstance(payload, DensePayload)
     assert payload.format is DenseFormat.BFLOAT16
     assert payload.data.nbytes == 2 * 4

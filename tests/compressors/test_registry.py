@@ -23,13 +23,19 @@ from gradwire.spec import Spec, SpecError, parse_options, parse_spec
 
 
 def test_the_built_in_compressors() -> None:
-    assert set(BUILT_IN) == {"none", "bf16", "fp16", "2bit", "4bit"}
+    dense, quantizers = (
+        {"none", "bf16", "fp16"},
+        {"1bit", "2bit", "4bit", "8bit", "qsgd", "signsgd", "terngrad"},
+    )
+    sparsifiers = {"dgc", "gcac", "krngc", "l1", "randk", "threshold", "topk"}
+    assert set(BUILT_IN) == dense | quantizers | sparsifiers
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_feedback_is_on_for_lossy_compressors_unless_told_otherwise(name: str) -> None:
-    assert isinstance(create(name), ErrorFeedback) == BUILT_IN[name].lossy
-    if BUILT_IN[name].lossy:
+    wrapping = BUILT_IN[name].wrapping
+    assert isinstance(create(name), ErrorFeedback) == (wrapping is not None and wrapping.feedback)
+    if wrapping is not None:
         assert isinstance(create(f"{name}:feedback=on"), ErrorFeedback)
         assert not isinstance(create(f"{name}:feedback=off"), ErrorFeedback)
 
@@ -43,10 +49,19 @@ def test_options_reach_the_compressor() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("5bit", "unknown compressor '5bit'; known compressors: 2bit, 4bit, bf16, fp16, none"),
-        ("4bit:size=3", "compressor '4bit': unknown key 'size'; known keys: feedback, levels, scale"),
+        (
+            "5bit",
+            "unknown compressor '5bit'; known compressors: 1bit, 2bit, 4bit, 8bit, bf16, dgc, fp16, gcac,",
+        ),
+        (
+            "4bit:size=3",
+            "'4bit': unknown key 'size'; known keys: clip, decay, delay, feedback, levels, momentum, scale",
+        ),
         ("none:feedback=on", "compressor 'none': unknown key 'feedback'; known keys: none"),
-        ("bf16:x=1", "compressor 'bf16': unknown key 'x'; known keys: feedback"),
+        (
+            "bf16:x=1",
+            "compressor 'bf16': unknown key 'x'; known keys: clip, decay, delay, feedback, momentum",
+        ),
         (
             "4bit:levels=many",
             "compressor '4bit': levels: expected one of group1, groups, running, got 'many'",
@@ -57,6 +72,21 @@ def test_options_reach_the_compressor() -> None:
         ("2bit:threshold=nan", "threshold: expected a number from 1e-20 to 1e20, got nan"),
         ("2bit:threshold=1e300", "threshold: expected a number from 1e-20 to 1e20, got 1e+300"),
         ("4bit:feedback=yes", "compressor '4bit': feedback: expected on or off, got 'yes'"),
+        ("4bit:decay=0", "compressor '4bit': decay: expected above 0 and at most 1, got 0"),
+        ("topk:momentum=1", "compressor 'topk': momentum: expected at least 0 and below 1, got 1"),
+        ("topk:clip=-1", "compressor 'topk': clip: expected a finite norm of at least 0, got -1"),
+        ("topk:delay=0", "compressor 'topk': delay: expected 1 to 1000 versions, got 0"),
+        ("topk:feedback=off,delay=2", "delay: needs the residual that feedback=off does without"),
+        ("l1:momentum=0.9", "momentum: needs the residual that feedback=off does without"),
+        ("topk:ratio=0.5", "compressor 'topk': ratio: expected a number from 1 to 1e9, got 0.5"),
+        ("topk:warmup=-1", "compressor 'topk': warmup: expected 0 to 10000 epochs, got -1"),
+        ("topk:values=3bit", "values: expected one of 1bit, 4bit, 8bit, bf16, float32, fp16, got '3bit'"),
+        ("krngc:kappa=-1", "compressor 'krngc': kappa: expected 0 to 10, got -1"),
+        ("krngc:reading=both", "reading: expected one of distinct, literal, got 'both'"),
+        ("qsgd:bits=9", "compressor 'qsgd': bits: expected 2 to 8, got 9"),
+        ("qsgd:bucket=33", "bucket: expected a multiple of 32 from 32 to 16777216, got 33"),
+        ("terngrad:sigmas=0", "sigmas: expected 0.1 to 1e6 standard deviations, got 0"),
+        ("threshold:tau=0", "compressor 'threshold': tau: expected a number from 1e-20 to 1e20, got 0.0"),
         ("4bit:", "compressor '4bit:': expected key=value after the colon, got ''"),
         ("4bit:levels", "compressor '4bit:levels': expected key=value after the colon, got 'levels'"),
         ("4bit:levels=", "compressor '4bit:levels=': expected key=value after the colon, got 'levels='"),
@@ -145,8 +175,8 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Offer:
 def test_a_third_party_compressor(offer: Offer) -> None:
     offer(("toy", "toy"))
     assert isinstance(create("toy:rate=0.5"), ErrorFeedback)
-    assert names() == ["2bit", "4bit", "bf16", "fp16", "none", "toy"]
-    with pytest.raises(SpecError, match="known keys: feedback, rate"):
+    assert names() == sorted([*BUILT_IN, "toy"])
+    with pytest.raises(SpecError, match="known keys: clip, decay, delay, feedback, momentum, rate"):
         create("toy:speed=1")
 
 

@@ -11,8 +11,8 @@ from gradwire.compressors.feedback import FeedbackState
 from gradwire.compressors.four_bit import GROUP_1, GROUP_2, GROUP_3, choose_group
 
 
-def context(samples: int = 1, step: int = 0) -> StepContext:
-    return StepContext(samples=samples, step=step, rng=np.random.default_rng(0))
+def context(samples: int = 1, version: int = 0) -> StepContext:
+    return StepContext(samples=samples, version=version, rng=np.random.default_rng(0))
 
 
 def compress(

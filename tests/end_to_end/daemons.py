@@ -294,7 +294,7 @@ def gradient(spec: str = "4bit", seed: int = 0) -> list[Payload]:
 
     generator = torch.Generator().manual_seed(seed)
     compressor = ModelCompressor(MANIFEST.specs, spec, LayerRule(), 1, 0)
-    return compressor.compress([torch.randn(t.shape, generator=generator) for t in TENSORS], 4)
+    return compressor.compress([torch.randn(t.shape, generator=generator) for t in TENSORS], 4, version=0)
 
 
 def poll(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:

@@ -360,7 +360,11 @@ def test_an_http_port_in_use_is_said_if_it_was_chosen() -> None:
         (("--server", "127.0.0.1:1", "--connect-seconds", "0.5"), 4, "cannot reach 127.0.0.1:1 after 0.5 s"),
         (("--server", "no.such.host.invalid", "--connect-seconds", "0"), 4, "no.such.host.invalid:50051"),
         (("--server", "127.0.0.1:99999"), 2, "a port from 1 to 65535"),
-        (("--server", "x", "--compressor", "5bit"), 2, "known compressors: 2bit, 4bit, bf16, fp16, none"),
+        (
+            ("--server", "x", "--compressor", "5bit"),
+            2,
+            "known compressors: 1bit, 2bit, 4bit, 8bit, bf16, dgc, fp16",
+        ),
         (("--server", "x", "--compressor", "4bit:depth=3"), 2, "unknown key 'depth'"),
         (("--server", "x", "--device", "cuda"), 2, "no CUDA device"),
     ],

@@ -119,9 +119,13 @@ def with_levels(levels: tuple[float, ...]) -> list[m.TensorHeader]:
 
 def refused_content(sent: list[Payload], sent_headers: list[m.TensorHeader]) -> Reason:
     parts = [payload.data for payload in sent]
-    announced = announced_payloads(sent_headers, MANIFEST, 0, worker="w")
-    with pytest.raises(Refused) as caught:
+
+    def take() -> None:
+        announced = announced_payloads(sent_headers, MANIFEST, 0, worker="w")
         receive(list(encode_chunks(4, 0, parts)), announced)
+
+    with pytest.raises(Refused) as caught:
+        take()
     assert caught.value.refusal.worker == "w"
     assert "tensor '" in caught.value.refusal.message
     return caught.value.refusal.reason

@@ -1,0 +1,59 @@
+"""`dgc`: deep gradient compression, a sparsifier that estimates its threshold from a sample.
+
+Source: Lin et al., "Deep Gradient Compression" (ICLR 2018). Its parts and where they are:
+
+    sampled threshold       here: the k-th part of a random sample; if more than k elements exceed it, the
+                            largest k of those are taken (the paper's hierarchical selection). Fewer are sent
+                            as they are
+    momentum correction     `momentum`, with masking, in `feedback`; the server takes plain SGD steps
+    local clipping          `clip`, in `model`
+    warm-up                 `warmup` epochs, in `sparse.SparseOptions`; the learning rate's is the server's
+                            schedule (`--schedule constant:warmup=4`)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from .base import StepContext
+from .kernels import selection
+from .kernels.selection import Selection
+from .kernels.sparse import gather
+from .payload import Float32
+from .sparse import Sparse, SparseOptions
+
+# The sample: one element in a hundred, but no fewer than this, or all of them.
+SAMPLED_PART = 0.01
+FEWEST_SAMPLED = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DgcOptions(SparseOptions):
+    """As of every sparsifier, with the paper's four epochs of warm-up."""
+
+    warmup: int = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledThreshold:
+    """The selector of `dgc`."""
+
+    def select(self, total: Float32, keep: int, guess: float | None, context: StepContext) -> Selection:
+        elements = total.size
+        size = max(FEWEST_SAMPLED, int(SAMPLED_PART * elements))
+        if size >= elements:
+            return selection.select(total, keep, guess=guess)
+        sample = np.sort(np.abs(total[context.rng.integers(elements, size=size)]))
+        threshold = float(sample[size - math.ceil(size * keep / elements)])
+        indices = selection.at_least(total, threshold)
+        if indices.size > keep:
+            largest = selection.select(gather(total, indices), keep)
+            return Selection(indices=indices[largest.indices], threshold=largest.threshold)
+        return Selection(indices=indices, threshold=threshold)
+
+
+def dgc(options: DgcOptions) -> Sparse:
+    return Sparse(selector=SampledThreshold(), options=options, coder=options.values.coder())

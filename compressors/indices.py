@@ -1,0 +1,61 @@
+"""Which elements a sparse payload holds: chosen coding, and back to indices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from .kernels import sparse
+from .payload import Bytes, IndexCoding, SparsePayload, ValuePayload
+
+Indices = npt.NDArray[np.uint32]
+_NO_BYTES: Bytes = np.empty(0, np.uint8)
+
+
+def sparse_payload(elements: int, indices: Indices, values: ValuePayload) -> SparsePayload:
+    """Of ascending indices and their values, with whichever coding of the indices is the smaller."""
+    low_bits = sparse.gaps_low_bits(elements, indices.size)
+    gaps, bitmap_bytes = sparse.encode_gaps(indices, elements, low_bits), -(-elements // 8)
+    if gaps.size <= bitmap_bytes:
+        return _joined(elements, IndexCoding.GAPS, gaps, values, low_bits=low_bits)
+    return _joined(elements, IndexCoding.BITMAP, sparse.encode_bitmap(indices, elements), values)
+
+
+def seeded_payload(elements: int, seed: int, values: ValuePayload) -> SparsePayload:
+    """Of the values at `sparse.seeded_indices(seed, elements, values.elements)`."""
+    return _joined(elements, IndexCoding.SEEDED, _NO_BYTES, values, seed=seed)
+
+
+def _joined(
+    elements: int,
+    coding: IndexCoding,
+    indices: Bytes,
+    values: ValuePayload,
+    *,
+    low_bits: int = 0,
+    seed: int = 0,
+) -> SparsePayload:
+    return SparsePayload(
+        elements=elements,
+        count=values.elements,
+        coding=coding,
+        low_bits=low_bits,
+        index_bytes=indices.size,
+        seed=seed,
+        values=replace(values, data=_NO_BYTES),
+        data=np.concatenate([indices, values.data]),
+    )
+
+
+def decode_indices(payload: SparsePayload) -> Indices:
+    """Ascending, distinct and below `payload.elements`; raise `ValueError` for data that say otherwise."""
+    data = payload.index_data()
+    match payload.coding:
+        case IndexCoding.GAPS:
+            return sparse.decode_gaps(data, payload.elements, payload.count, payload.low_bits)
+        case IndexCoding.BITMAP:
+            return sparse.decode_bitmap(data, payload.elements, payload.count)
+        case IndexCoding.SEEDED:
+            return sparse.seeded_indices(payload.seed, payload.elements, payload.count)

@@ -1,0 +1,202 @@
+"""The kernels of `linear_reference`, compiled: the same functions, the same bits, on several threads.
+
+As in `cpu`, everything that machine code would trust is checked on this side of the border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..payload import Bytes, CodeScheme, Float32
+from . import linear_loops
+from .cpu import _address, _addresses, _check  # pyright: ignore[reportPrivateUsage]
+from .linear_reference import code_bytes
+from .reference import FLOAT32_MAX, SUM_BLOCK
+from .threads import run
+
+# A bucket is so many elements or a multiple: it then begins with a whole word, for any number of bits.
+BUCKET_STEP = 32
+
+
+def linear_code_bytes(bits: int, elements: int) -> int:
+    """Bytes of the packed codes of `elements` values, whole 32-bit words."""
+    _check_bits(bits)
+    return code_bytes(bits, elements)
+
+
+def binary_code_bytes(elements: int) -> int:
+    """As `linear_code_bytes`, for binary codes."""
+    return code_bytes(1, elements)
+
+
+def bucket_maxima(values: Float32, bucket: int) -> Float32:
+    """See `linear_reference.bucket_maxima`."""
+    _check("values", values, np.float32, values.size)
+    bucket, pieces = _cut(bucket, values.size)
+    maxima = np.zeros(pieces, np.uint32)
+    run(linear_loops.piece_maxima, values.size, values, bucket, maxima.reshape(-1))
+    largest: Float32 = maxima.max(axis=1).view(np.float32)
+    return largest
+
+
+def bucket_norms(values: Float32, bucket: int) -> Float32:
+    """See `linear_reference.bucket_norms`."""
+    _check("values", values, np.float32, values.size)
+    bucket, pieces = _cut(bucket, values.size)
+    sums = np.zeros(pieces)
+    run(linear_loops.piece_squares, values.size, values, bucket, sums.reshape(-1))
+    # Accumulating adds one after the other, which `sum` does not.
+    totals = np.add.accumulate(sums, axis=1)[:, -1]
+    norms: Float32 = np.minimum(np.sqrt(totals), np.float64(FLOAT32_MAX)).astype(np.float32)
+    return norms
+
+
+def quantize_linear(
+    bits: int,
+    bucket: int,
+    gradient: Float32,
+    residual: Float32,
+    scales: Float32,
+    data: Bytes,
+    *,
+    seed: int | None,
+) -> None:
+    """See `linear_reference.quantize_linear`."""
+    _check("gradient", gradient, np.float32, gradient.size)
+    _check("residual", residual, np.float32, gradient.size, written=True)
+    _check("scales", scales, np.float32, _buckets(bucket, gradient.size))
+    _check("data", data, np.uint8, linear_code_bytes(bits, gradient.size), written=True)
+    at_random, start = seed is not None, _word(seed or 0)
+    run(
+        linear_loops.quantize_linear,
+        gradient.size,
+        bits,
+        bucket,
+        gradient,
+        residual,
+        scales,
+        data,
+        at_random,
+        start,
+    )
+
+
+def add_linear(
+    bits: int,
+    bucket: int,
+    datas: Sequence[Bytes],
+    scales: Sequence[Float32],
+    weights: Float32,
+    out: Float32,
+    *,
+    keep: bool = True,
+) -> None:
+    """See `linear_reference.add_linear`."""
+    _check("out", out, np.float32, out.size, written=True)
+    _check("weights", weights, np.float32, len(datas))
+    if len(scales) != len(datas):
+        raise ValueError(f"scales: expected one array per payload, {len(datas)}, got {len(scales)}")
+    size, buckets = linear_code_bytes(bits, out.size), _buckets(bucket, out.size)
+    for scale in scales:
+        _check("scales", scale, np.float32, buckets)
+    codes_at = _addresses(datas, size)
+    scales_at = np.array([_address(scale) for scale in scales], np.uint64)
+    run(linear_loops.add_linear, out.size, bits, bucket, codes_at, size, scales_at, weights, out, keep)
+
+
+def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
+    """See `linear_reference.has_forbidden_linear`."""
+    size = linear_code_bytes(bits, elements)
+    _check("data", data, np.uint8, size)
+    found = np.zeros(1, np.uint8)
+    run(linear_loops.find_code, elements, bits, _address(data), elements, size, found)
+    return bool(found[0])
+
+
+def side_sums(gradient: Float32, residual: Float32) -> tuple[float, int, float, int]:
+    """See `linear_reference.side_sums`."""
+    _check("gradient", gradient, np.float32, gradient.size)
+    _check("residual", residual, np.float32, gradient.size)
+    blocks = -(-gradient.size // SUM_BLOCK)
+    uppers, lowers, counts = np.zeros(blocks), np.zeros(blocks), np.zeros(blocks, np.int64)
+    run(linear_loops.side_sums, gradient.size, gradient, residual, uppers, lowers, counts)
+    count = int(counts.sum())
+    return _in_order(uppers), count, _in_order(lowers), gradient.size - count
+
+
+def quantize_binary(gradient: Float32, residual: Float32, low: float, high: float, data: Bytes) -> None:
+    """See `linear_reference.quantize_binary`."""
+    _check("gradient", gradient, np.float32, gradient.size)
+    _check("residual", residual, np.float32, gradient.size, written=True)
+    _check("data", data, np.uint8, binary_code_bytes(gradient.size), written=True)
+    lower, upper = np.float32(low), np.float32(high)
+    run(linear_loops.quantize_binary, gradient.size, gradient, residual, lower, upper, data)
+
+
+def add_binary(datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True) -> None:
+    """See `linear_reference.add_binary`."""
+    _check("out", out, np.float32, out.size, written=True)
+    flat = tables.reshape(-1)
+    _check("tables", flat, np.float32, 2 * len(datas))
+    addresses = _addresses(datas, binary_code_bytes(out.size))
+    run(linear_loops.add_binary, out.size, addresses, flat, out, keep)
+
+
+def quantize_ternary(gradient: Float32, residual: Float32, level: float, data: Bytes, *, seed: int) -> None:
+    """See `linear_reference.quantize_ternary`."""
+    _check("gradient", gradient, np.float32, gradient.size)
+    _check("residual", residual, np.float32, gradient.size, written=True)
+    _check("data", data, np.uint8, CodeScheme.SIGNED_2BIT.code_bytes(gradient.size), written=True)
+    size, start = np.float32(level), _word(seed)
+    run(linear_loops.quantize_ternary, gradient.size, gradient, residual, size, data, start)
+
+
+def warm_up() -> None:
+    """As `cpu.warm_up`, for the kernels in here."""
+    ones = np.ones(17, np.float32)
+    data = np.zeros(linear_code_bytes(8, ones.size), np.uint8)
+    scales = bucket_maxima(ones, BUCKET_STEP)
+    bucket_norms(ones, BUCKET_STEP)
+    quantize_linear(8, BUCKET_STEP, ones, np.zeros_like(ones), scales, data, seed=None)
+    add_linear(8, BUCKET_STEP, [data], [scales], scales, np.zeros_like(ones))
+    has_forbidden_linear(8, ones.size, data)
+    data = np.zeros(binary_code_bytes(ones.size), np.uint8)
+    side_sums(ones, ones)
+    quantize_binary(ones, np.zeros_like(ones), -1.0, 1.0, data)
+    add_binary([data], np.array([[-1.0, 1.0]], np.float32), np.zeros_like(ones))
+    data = np.zeros(CodeScheme.SIGNED_2BIT.code_bytes(ones.size), np.uint8)
+    quantize_ternary(ones, np.zeros_like(ones), 1.0, data, seed=0)
+
+
+def _check_bits(bits: int) -> None:
+    if not 2 <= bits <= 8:
+        raise ValueError(f"bits: expected 2 to 8, got {bits}")
+
+
+def _buckets(bucket: int, elements: int) -> int:
+    """How many buckets so many elements fill; the last one perhaps in part."""
+    if bucket < BUCKET_STEP or bucket % BUCKET_STEP:
+        raise ValueError(f"bucket: expected a positive multiple of {BUCKET_STEP}, got {bucket}")
+    return -(-elements // bucket)
+
+
+def _cut(bucket: int, elements: int) -> tuple[int, tuple[int, int]]:
+    """The bucket, no longer than needed, and into how many pieces of `SUM_BLOCK` all buckets are cut."""
+    buckets = _buckets(bucket, elements)
+    bucket = min(bucket, max(elements, 1))
+    return bucket, (buckets, -(-bucket // SUM_BLOCK))
+
+
+def _word(seed: int) -> np.uint64:
+    return np.uint64(seed % 2**64)
+
+
+def _in_order(sums: npt.NDArray[np.float64]) -> float:
+    """Added one after the other."""
+    total = 0.0
+    for block_sum in sums.tolist():
+        total += block_sum
+    return total

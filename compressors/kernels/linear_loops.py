@@ -1,0 +1,541 @@
+# mypy: ignore-errors
+# pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
+"""Kernels over linear, binary and ternary codes; `linear_reference` says what they compute.
+
+To quantize, blocks that stay in the first-level cache are gone through several times: random numbers and
+codes of one byte each, by plain loops that LLVM vectorizes, then packing, eight codes at a time in a 64-bit
+word and alike for every number of bits. To add, payload after payload is read into vectors, for such a block
+of sums.
+
+What is called per bucket is inlined by numba itself: an array that is passed on has its references counted,
+which takes longer than a short bucket.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from .compiling import CHUNK, kernel, take
+from .dense import _clip, bits_of
+from .linear_reference import MULTIPLIERS, STEP
+from .reference import FLOAT32_MAX, SUM_BLOCK
+from .vectors import (
+    FLOATS,
+    I8,
+    I32,
+    I64,
+    LANES,
+    WORDS,
+    add,
+    add_widened,
+    all_floats,
+    all_words,
+    at_least,
+    load,
+    load_byte,
+    multiply,
+    no_doubles,
+    prefetch,
+    store,
+    sum_doubles,
+    sum_words,
+    where,
+)
+
+# Elements whose codes, random numbers and sums stay in the first-level cache. A multiple of 64.
+BLOCK = 2048
+# The float32 next to it are 1 apart. Adding it rounds what is small to an integer, ties to even, and leaves
+# the integer's two's complement in the lowest bits; subtracting it gives the integer as a float32.
+INTEGERS = np.float32(1.5 * 2**23)
+
+_BYTES_16 = ir.VectorType(I8, LANES)
+_DOUBLES_16 = ir.VectorType(ir.DoubleType(), LANES)
+
+
+def _reader(numba_type, llvm):
+    @intrinsic
+    def read(typingctx, address):
+        def codegen(context, builder, signature, args):
+            return builder.load(builder.inttoptr(args[0], llvm.as_pointer()), align=1)
+
+        return numba_type(types.uint64), codegen
+
+    return read
+
+
+def _writer(numba_type, llvm):
+    @intrinsic
+    def write(typingctx, address, value):
+        def codegen(context, builder, signature, args):
+            builder.store(args[1], builder.inttoptr(args[0], llvm.as_pointer()), align=1)
+
+        return types.void(types.uint64, numba_type), codegen
+
+    return write
+
+
+# At any alignment.
+read_uint64 = _reader(types.uint64, I64)
+read_float32 = _reader(types.float32, ir.FloatType())
+write_uint64 = _writer(types.uint64, I64)
+
+
+@intrinsic
+def divide(typingctx, a, b):
+    """a / b of float32, without numba's check for zero: it raises, so that LLVM could not vectorize."""
+    return a(a, b), lambda context, builder, signature, args: builder.fdiv(*args)
+
+
+@intrinsic
+def load_integers(typingctx, address, offset):
+    """Sixteen signed bytes from `offset` bytes after an address, as float32."""
+
+    def codegen(context, builder, signature, args):
+        loaded = builder.load(builder.inttoptr(builder.add(*args), _BYTES_16.as_pointer()), align=1)
+        return builder.sitofp(builder.sext(loaded, WORDS.llvm), FLOATS.llvm)
+
+    return FLOATS(types.uint64, types.uint64), codegen
+
+
+@intrinsic
+def load_codes(typingctx, address, offset, bits):
+    """Sixteen codes of 2 to 7 bits from `offset` bytes after an address, as float32.
+
+    They are the integers in two's complement. As many bytes are read as the codes have, and up to 6 more.
+    """
+
+    def codegen(context, builder, signature, args):
+        address, offset, bits = args
+        lanes = ir.VectorType(I64, LANES)
+        # Eight codes fit in a word: every lane gets the word that holds its code, and moves it down.
+        halves = ir.Constant(lanes, ir.Undefined)
+        for half in (0, 1):
+            place = builder.add(builder.add(address, offset), builder.mul(bits, I64(half)))
+            word = builder.load(builder.inttoptr(place, I64.as_pointer()), align=1)
+            halves = builder.insert_element(halves, word, I32(half))
+        words = builder.shuffle_vector(halves, halves, ir.Constant(WORDS.llvm, [0] * 8 + [1] * 8))
+        every = builder.insert_element(ir.Constant(lanes, ir.Undefined), bits, I32(0))
+        every = builder.shuffle_vector(every, every, WORDS.constant(0))
+        down = builder.mul(every, ir.Constant(lanes, [*range(8)] * 2))
+        codes = builder.trunc(builder.lshr(words, down), WORDS.llvm)
+        # Up and down again: what stood above is gone, the sign is everywhere above.
+        up = builder.sub(WORDS.constant(32), builder.trunc(every, WORDS.llvm))
+        codes = builder.ashr(builder.shl(codes, up), up)
+        return builder.sitofp(codes, FLOATS.llvm)
+
+    return FLOATS(types.uint64, types.uint64, types.uint64), codegen
+
+
+@intrinsic
+def choose(typingctx, word, shift, a, b):
+    """In lane j, a where bit shift + j of a 64-bit word is set, else b."""
+
+    def codegen(context, builder, signature, args):
+        bits = builder.trunc(builder.lshr(args[0], args[1]), ir.IntType(LANES))
+        mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), LANES))
+        return builder.select(mask, args[2], args[3])
+
+    return a(types.uint64, types.uint64, a, b), codegen
+
+
+@intrinsic
+def add_set(typingctx, counts, mask):
+    """counts + 1 in every lane where the mask is set."""
+
+    def codegen(context, builder, signature, args):
+        return builder.add(args[0], builder.zext(args[1], WORDS.llvm))
+
+    return counts(counts, mask), codegen
+
+
+@intrinsic
+def add_squares(typingctx, sums, a):
+    """sums + a * a in float64, where the square is exact."""
+
+    def codegen(context, builder, signature, args):
+        wide = builder.fpext(args[1], _DOUBLES_16)
+        return builder.fadd(args[0], builder.fmul(wide, wide))
+
+    return sums(sums, a), codegen
+
+
+@njit
+def _saturated(a, b):
+    """Sixteen a + b, kept within the finite range."""
+    total = add(a, b)
+    largest, smallest = all_floats(FLOAT32_MAX), all_floats(-FLOAT32_MAX)
+    total = where(at_least(total, largest), largest, total)
+    return where(at_least(smallest, total), smallest, total)
+
+
+# ---- packing ----
+
+
+@njit
+def _pack(bits, codes, packed):
+    """The low `bits` bits of codes[8 * k] and so on, to packed[k * bits] and so on; `bits` below 8.
+
+    codes: a multiple of 8, with no higher bits set. packed: 8 bytes longer than the packed codes.
+    """
+    source, target = np.uint64(codes.ctypes.data), np.uint64(packed.ctypes.data)
+    # Neighbouring bytes are moved together, then pairs of codes, then fours.
+    single, pair, four = np.uint64(8 - bits), np.uint64(16 - 2 * bits), np.uint64(32 - 4 * bits)
+    for k in range(codes.size // 8):
+        x = read_uint64(source + np.uint64(8 * k))
+        x = (x & np.uint64(0x00FF00FF00FF00FF)) | ((x & np.uint64(0xFF00FF00FF00FF00)) >> single)
+        x = (x & np.uint64(0x0000FFFF0000FFFF)) | ((x & np.uint64(0xFFFF0000FFFF0000)) >> pair)
+        x = (x & np.uint64(0x00000000FFFFFFFF)) | ((x & np.uint64(0xFFFFFFFF00000000)) >> four)
+        # Eight bytes, of which the next ones overwrite all but the first `bits`.
+        write_uint64(target + np.uint64(bits * k), x)
+
+
+@njit
+def _store(bits, codes, count, packed, data, first):
+    """Write codes[:count], one per byte, to where codes from element `first` on belong in `data`.
+
+    first: a multiple of 32. count: so is this, except at the end of `data`, where zeros come after.
+    """
+    end = -(-count // 32) * 32
+    codes[count:end] = np.uint8(0)
+    rest = data[first * bits // 8 :]
+    rest = rest[: min(rest.size, end * bits // 8)]
+    if bits < 8:
+        _pack(bits, codes[:end], packed)
+        codes = packed
+    for k in range(rest.size):
+        rest[k] = codes[k]
+
+
+@njit
+def _read_codes(bits, address, size, group):
+    """A word with the eight codes of group `group` in its low bits. size: of all codes, in bytes."""
+    offset = group * bits
+    if offset + 8 <= size:
+        return read_uint64(address + np.uint64(offset))
+    x = np.uint64(0)
+    for k in range(size - offset):
+        x |= np.uint64(load_byte(address, np.uint64(offset + k))) << np.uint64(8 * k)
+    return x
+
+
+# ---- scales ----
+
+
+@njit
+def _piece(p, bucket, elements):
+    """The range of elements that is piece p: each bucket is cut into pieces of `SUM_BLOCK` by itself."""
+    pieces = -(-bucket // SUM_BLOCK)
+    first = p // pieces * bucket + p % pieces * SUM_BLOCK
+    return min(first, elements), min(first + SUM_BLOCK, (p // pieces + 1) * bucket, elements)
+
+
+@kernel
+def piece_maxima(cursor, values, bucket, maxima):
+    """The largest magnitude in each piece, to maxima: uint32, the bits of a float32."""
+    several = max(1, CHUNK // min(bucket, SUM_BLOCK))
+    start = take(cursor, several)
+    while start < maxima.size:
+        for p in range(start, min(start + several, maxima.size)):
+            first, last = _piece(p, bucket, values.size)
+            piece, largest = values[first:last], np.uint32(0)
+            for i in range(piece.size):
+                here = bits_of(piece[i]) & np.uint32(0x7FFFFFFF)
+                largest = here if here > largest else largest
+            maxima[p] = largest
+        start = take(cursor, several)
+
+
+@kernel
+def piece_squares(cursor, values, bucket, sums):
+    """The sum of squares in each piece, to sums: float64."""
+    several = max(1, CHUNK // min(bucket, SUM_BLOCK))
+    padded = np.empty(LANES, np.float32)
+    start = take(cursor, several)
+    while start < sums.size:
+        for p in range(start, min(start + several, sums.size)):
+            first, last = _piece(p, bucket, values.size)
+            whole = first + (last - first) // LANES * LANES
+            lanes = no_doubles()
+            for i in range(first, whole, LANES):
+                lanes = add_squares(lanes, load(values, i))
+            if whole < last:
+                padded[:] = np.float32(0.0)
+                padded[: last - whole] = values[whole:last]
+                lanes = add_squares(lanes, load(padded, 0))
+            sums[p] = sum_doubles(lanes)
+        start = take(cursor, several)
+
+
+@njit
+def _add_sides(gradient, residual, i, upper, lower, count):
+    total, zero = _saturated(load(gradient, i), load(residual, i)), all_floats(np.float32(0.0))
+    not_negative = at_least(total, zero)
+    upper = add_widened(upper, where(not_negative, total, zero))
+    lower = add_widened(lower, where(not_negative, zero, total))
+    return upper, lower, add_set(count, not_negative)
+
+
+@kernel
+def side_sums(cursor, gradient, residual, uppers, lowers, counts):
+    """`linear_reference.side_sums` of each block, but for the second count."""
+    padded = np.empty((2, LANES), np.float32)
+    start = take(cursor, CHUNK)
+    while start < gradient.size:
+        for first in range(start, min(start + CHUNK, gradient.size), SUM_BLOCK):
+            last = min(first + SUM_BLOCK, gradient.size)
+            whole = first + (last - first) // LANES * LANES
+            upper, lower, count = no_doubles(), no_doubles(), all_words(0)
+            for i in range(first, whole, LANES):
+                upper, lower, count = _add_sides(gradient, residual, i, upper, lower, count)
+            padding = 0
+            if whole < last:
+                padded[:] = np.float32(0.0)
+                padded[0, : last - whole] = gradient[whole:last]
+                padded[1, : last - whole] = residual[whole:last]
+                upper, lower, count = _add_sides(padded[0], padded[1], 0, upper, lower, count)
+                padding = whole + LANES - last  # zeros, which count as not negative
+            uppers[first // SUM_BLOCK], lowers[first // SUM_BLOCK] = sum_doubles(upper), sum_doubles(lower)
+            counts[first // SUM_BLOCK] = np.int64(sum_words(count)) - padding
+        start = take(cursor, CHUNK)
+
+
+# ---- quantize ----
+
+
+@njit
+def _fill_uniform(seed, first, noise):
+    """`linear_reference.uniform` of the elements from `first` on."""
+    state = seed + np.uint64(first) * np.uint64(STEP)
+    for i in range(noise.size):
+        state += np.uint64(STEP)
+        x = (state ^ (state >> np.uint64(30))) * np.uint64(MULTIPLIERS[0])
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(MULTIPLIERS[1])
+        noise[i] = np.float32(np.int32(x >> np.uint64(40))) * np.float32(2.0**-24)
+
+
+@njit(inline="always")
+def _round_to_nearest(gradient, residual, codes, scale, last, mask):
+    for i in range(codes.size):
+        total = _clip(gradient[i] + residual[i], FLOAT32_MAX)
+        shifted = _clip(divide(total, scale), last) + INTEGERS
+        codes[i] = bits_of(shifted) & mask
+        residual[i] = total - (shifted - INTEGERS) * scale
+
+
+@njit(inline="always")
+def _round_at_random(gradient, residual, codes, scale, last, mask, noise):
+    for i in range(codes.size):
+        total = _clip(gradient[i] + residual[i], FLOAT32_MAX)
+        multiple = _clip(divide(total, scale) + noise[i], last)
+        rounded = (multiple + INTEGERS) - INTEGERS
+        rounded -= np.float32(1.0) if rounded > multiple else np.float32(0.0)
+        codes[i] = bits_of(rounded + INTEGERS) & mask
+        residual[i] = total - rounded * scale
+
+
+@njit(inline="always")
+def _round_to_zero(gradient, residual, codes):
+    for i in range(codes.size):
+        codes[i] = np.uint8(0)
+        residual[i] = _clip(gradient[i] + residual[i], FLOAT32_MAX)
+
+
+@kernel
+def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_random, seed):
+    """`linear_reference.quantize_linear`, stochastic if `at_random`."""
+    codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
+    noise = np.empty(BLOCK, np.float32)
+    last, mask = np.float32(2 ** (bits - 1) - 1), np.uint32(2**bits - 1)
+    start = take(cursor, CHUNK)
+    while start < gradient.size:
+        for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
+            end = min(first + BLOCK, gradient.size)
+            if at_random:
+                _fill_uniform(seed, first, noise[: end - first])
+            here, index = first, first // bucket
+            while here < end:
+                scale, stop = scales[index], min((index + 1) * bucket, end)
+                # Slices, because an index from 0 is known not to be negative.
+                g, e, c = gradient[here:stop], residual[here:stop], codes[here - first : stop - first]
+                if not scale > 0:
+                    _round_to_zero(g, e, c)
+                elif at_random:
+                    _round_at_random(g, e, c, scale, last, mask, noise[here - first : stop - first])
+                else:
+                    _round_to_nearest(g, e, c, scale, last, mask)
+                here, index = stop, index + 1
+            _store(bits, codes, end - first, packed, data, first)
+        start = take(cursor, CHUNK)
+
+
+@kernel
+def quantize_binary(cursor, gradient, residual, low, high, data):
+    """`linear_reference.quantize_binary`."""
+    codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
+    start = take(cursor, CHUNK)
+    while start < gradient.size:
+        for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
+            end = min(first + BLOCK, gradient.size)
+            g, e, c = gradient[first:end], residual[first:end], codes[: end - first]
+            for i in range(c.size):
+                total = _clip(g[i] + e[i], FLOAT32_MAX)
+                upper = total >= np.float32(0.0)
+                c[i] = np.uint8(upper)
+                e[i] = _clip(total - (high if upper else low), FLOAT32_MAX)
+            _store(1, codes, end - first, packed, data, first)
+        start = take(cursor, CHUNK)
+
+
+@njit(inline="always")
+def _send_at_random(gradient, residual, codes, level, noise):
+    for i in range(codes.size):
+        total = _clip(gradient[i] + residual[i], FLOAT32_MAX)
+        sent = noise[i] < divide(abs(total), level)
+        positive = total > np.float32(0.0)
+        value = level if positive else -level
+        codes[i] = (np.uint8(2) + np.uint8(positive)) if sent else np.uint8(0)
+        residual[i] = total - (value if sent else np.float32(0.0))
+
+
+@kernel
+def quantize_ternary(cursor, gradient, residual, level, data, seed):
+    """`linear_reference.quantize_ternary`."""
+    codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
+    noise = np.empty(BLOCK, np.float32)
+    start = take(cursor, CHUNK)
+    while start < gradient.size:
+        for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
+            end = min(first + BLOCK, gradient.size)
+            g, e, c = gradient[first:end], residual[first:end], codes[: end - first]
+            if level > 0:
+                _fill_uniform(seed, first, noise[: end - first])
+                _send_at_random(g, e, c, level, noise[: end - first])
+            else:
+                _round_to_zero(g, e, c)
+            _store(2, codes, end - first, packed, data, first)
+        start = take(cursor, CHUNK)
+
+
+# ---- add ----
+
+
+@njit
+def _code(bits, address, i):
+    """Code i as float32."""
+    place = i * bits
+    x = np.int64(load_byte(address, np.uint64(place // 8))) >> (place % 8)
+    if place % 8 + bits > 8:
+        x |= np.int64(load_byte(address, np.uint64(place // 8 + 1))) << (8 - place % 8)
+    return np.float32((x << (64 - bits)) >> (64 - bits))
+
+
+@njit
+def _add_codes(bits, bucket, address, size, scales, weight, out, first, end):
+    """Add one payload to the block of `out` from `first`, a multiple of 32, to `end`."""
+    width, index, start = np.uint64(bits), first // bucket, first
+    # Where sixteen codes can be read at once. `load_codes` reads up to 6 bytes too many.
+    whole = min(end, (size if bits == 8 else size - 6) * 8 // bits) // LANES * LANES
+    while start < end:
+        stop = min((index + 1) * bucket, end)
+        worth = weight * read_float32(scales + np.uint64(4 * index))
+        worths = all_floats(worth)
+        # Two roundings: LLVM may not fuse them unless told to.
+        if bits == 8:
+            for i in range(start, min(stop, whole), LANES):
+                product = multiply(worths, load_integers(address, np.uint64(i)))
+                store(out, i, add(load(out, i), product))
+        else:
+            for i in range(start, min(stop, whole), LANES):
+                product = multiply(worths, load_codes(address, np.uint64(i * bits // 8), width))
+                store(out, i, add(load(out, i), product))
+        for i in range(max(start, whole), stop):
+            out[i] += worth * _code(bits, address, i)
+        start, index = stop, index + 1
+
+
+@kernel
+def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep):
+    """`linear_reference.add_linear` on top of `out` if `keep`, otherwise of zero.
+
+    addresses, scales: uint64 (payloads,), where codes and scales begin. size: of a payload's codes, in bytes.
+    """
+    start = take(cursor, CHUNK)
+    while start < out.size:
+        for first in range(start, min(start + CHUNK, out.size), BLOCK):
+            end = min(first + BLOCK, out.size)
+            if not keep:
+                out[first:end] = np.float32(0.0)
+            for w in range(addresses.size):
+                # The same payload's next block; the processor itself follows only so many streams.
+                for ahead in range(0, BLOCK * bits // 8, 64):
+                    prefetch(addresses[w], np.uint64(end * bits // 8 + ahead))
+                _add_codes(bits, bucket, addresses[w], size, scales[w], weights[w], out, first, end)
+        start = take(cursor, CHUNK)
+
+
+@kernel
+def add_binary(cursor, addresses, tables, out, keep):
+    """`linear_reference.add_binary`. addresses: uint64 (payloads,), where codes begin. tables: flat."""
+    start = take(cursor, CHUNK)
+    while start < out.size:
+        stop = min(start + CHUNK, out.size)
+        whole = start + (stop - start) // 64 * 64
+        for i in range(start, whole, 64):
+            if keep:
+                a, b, c, d = load(out, i), load(out, i + 16), load(out, i + 32), load(out, i + 48)
+            else:
+                a = b = c = d = all_floats(np.float32(0.0))
+            for w in range(addresses.size):
+                word = read_uint64(addresses[w] + np.uint64(i // 8))
+                low, high = all_floats(tables[2 * w]), all_floats(tables[2 * w + 1])
+                a = add(a, choose(word, np.uint64(0), high, low))
+                b = add(b, choose(word, np.uint64(16), high, low))
+                c = add(c, choose(word, np.uint64(32), high, low))
+                d = add(d, choose(word, np.uint64(48), high, low))
+            store(out, i, a)
+            store(out, i + 16, b)
+            store(out, i + 32, c)
+            store(out, i + 48, d)
+        for i in range(whole, stop):
+            total = out[i] if keep else np.float32(0.0)
+            for w in range(addresses.size):
+                byte = load_byte(addresses[w], np.uint64(i // 8))
+                total += tables[2 * w + ((byte >> (i % 8)) & 1)]
+            out[i] = total
+        start = take(cursor, CHUNK)
+
+
+# ---- scan ----
+
+
+@kernel
+def find_code(cursor, bits, address, elements, size, found):
+    """Set found[0] if any element's code is the one that is never sent: the top bit alone.
+
+    Eight codes of a word at once: adding ones to all but the top bit carries into it unless they were 0.
+    """
+    tops = np.uint64(0)
+    for k in range(8):
+        tops |= np.uint64(1) << np.uint64(bits * k + bits - 1)
+    ones = np.uint64(0)
+    for k in range(8):
+        ones |= np.uint64(2 ** (bits - 1) - 1) << np.uint64(bits * k)
+    groups = elements // 8
+    start = take(cursor, CHUNK // 8)
+    while start < groups:
+        stop = min(start + CHUNK // 8, groups)
+        hits = np.uint64(0)
+        for k in range(start, stop):
+            x = _read_codes(bits, address, size, k)
+            hits |= x & ~((x & ones) + ones)
+        if hits & tops != 0:
+            found[0] = 1
+        start = take(cursor, CHUNK // 8)
+    if elements % 8 and start < groups + CHUNK // 8:  # only the thread that came first to the end
+        x = _read_codes(bits, address, size, groups)
+        valid = (np.uint64(1) << np.uint64(elements % 8 * bits)) - np.uint64(1)
+        if x & ~((x & ones) + ones) & tops & valid != 0:
+            found[0] = 1

@@ -1,0 +1,201 @@
+"""What the kernels over linear, binary and ternary codes compute, in plain numpy.
+
+As in `reference`: meant to be checked by eye, and the compiled kernels are held to it bit for bit. Sums and
+products are rounded to float32 after each operation, as written, unless said otherwise.
+
+Linear codes are two's-complement integers of 2 to 8 bits; a code is worth its integer times the float32 scale
+of its bucket: a fixed number of consecutive elements, a multiple of 32; the last bucket may be short. The
+most negative integer is never sent, so that both signs reach equally far. Binary codes are one bit.
+
+Both are packed without gaps: element i begins at bit i * bits, bits count from the lowest of the first byte,
+and zeros fill the last 32-bit word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..payload import Bytes, CodeScheme, Float32
+from .reference import FLOAT32_MAX, LANES, SUM_BLOCK, add_saturating
+from .reference import pack as pack_scheme
+
+# splitmix64: the n-th state is n times this odd number on from the seed, all modulo 2**64.
+STEP = 0x9E3779B97F4A7C15
+MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def code_bytes(bits: int, elements: int) -> int:
+    """Bytes of so many packed codes of `bits` bits, whole 32-bit words."""
+    return -(-elements * bits // 32) * 4
+
+
+def pack(bits: int, codes: npt.NDArray[np.int32]) -> Bytes:
+    """The low `bits` bits of every code, one after the other."""
+    separate = (codes[:, None] >> np.arange(bits)) & 1
+    packed = np.zeros(code_bytes(bits, codes.size), np.uint8)
+    filled = np.packbits(separate.astype(np.uint8).reshape(-1), bitorder="little")
+    packed[: filled.size] = filled
+    return packed
+
+
+def unpack(bits: int, data: Bytes, elements: int) -> npt.NDArray[np.int32]:
+    """The inverse of `pack`; codes from 0 to 2**bits - 1."""
+    separate = np.unpackbits(data, count=elements * bits, bitorder="little").reshape(-1, bits)
+    codes: npt.NDArray[np.int32] = (separate.astype(np.int32) << np.arange(bits, dtype=np.int32)).sum(
+        axis=1, dtype=np.int32
+    )
+    return codes
+
+
+def unpack_signed(bits: int, data: Bytes, elements: int) -> npt.NDArray[np.int32]:
+    """As `unpack`, as the integers in two's complement that the codes are."""
+    codes = unpack(bits, data, elements)
+    return codes - ((codes >> (bits - 1)) << bits)
+
+
+def uniform(seed: int, elements: int) -> Float32:
+    """For each element a number in [0, 1), a multiple of 2**-24, from the seed and the element's index alone.
+
+    So the number of threads does not show, and any part of it can be computed by itself. splitmix64's last
+    step is left out: it would not change the upper 24 bits.
+    """
+    with np.errstate(over="ignore"):
+        state = np.uint64(seed % 2**64) + np.arange(1, elements + 1, dtype=np.uint64) * np.uint64(STEP)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(MULTIPLIERS[0])
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(MULTIPLIERS[1])
+    return (state >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def per_element(scales: Float32, bucket: int, elements: int) -> Float32:
+    """The scale of every element's bucket."""
+    return np.repeat(scales, bucket)[:elements] if bucket < elements else np.repeat(scales, elements)
+
+
+def bucket_maxima(values: Float32, bucket: int) -> Float32:
+    """The largest magnitude in every bucket; a NaN counts as larger than infinity."""
+    magnitudes = values.view(np.uint32) & np.uint32(0x7FFFFFFF)  # in the order of what they stand for
+    starts = range(0, values.size, bucket)
+    maxima = [magnitudes[start : start + bucket].max() for start in starts]
+    return np.array(maxima, np.uint32).view(np.float32)
+
+
+def bucket_norms(values: Float32, bucket: int) -> Float32:
+    """The Euclidean norm of every bucket, summed in float64, at most the largest float32.
+
+    The order of additions is that of `reference.magnitudes`, from the beginning of each bucket.
+    """
+    starts = range(0, values.size, bucket)
+    norms = [np.sqrt(_sum(values[start : start + bucket].astype(np.float64) ** 2)) for start in starts]
+    return np.minimum(np.array(norms, np.float64), np.float64(FLOAT32_MAX)).astype(np.float32)
+
+
+def _sum(values: npt.NDArray[np.float64]) -> float:
+    """By blocks of `SUM_BLOCK`: lane j adds elements j, j + 16, …; then lanes are added up, then blocks."""
+    total = 0.0
+    for start in range(0, values.size, SUM_BLOCK):
+        block = np.zeros(SUM_BLOCK)
+        block[: min(SUM_BLOCK, values.size - start)] = values[start : start + SUM_BLOCK]
+        lanes = np.zeros(LANES)
+        for row in block.reshape(-1, LANES):
+            lanes += row
+        block_sum = 0.0
+        for lane in lanes:
+            block_sum += float(lane)
+        total += block_sum
+    return total
+
+
+def quantize_linear(
+    bits: int,
+    bucket: int,
+    gradient: Float32,
+    residual: Float32,
+    scales: Float32,
+    data: Bytes,
+    *,
+    seed: int | None,
+) -> None:
+    """Round r = gradient + residual to a multiple of its bucket's scale, which is finite and not negative.
+
+    seed: None rounds to the nearest, ties to even. Otherwise rounding is stochastic: up with the probability
+    that makes the expected value r. What lies beyond the last code becomes the last code, and where the scale
+    is 0 the code is 0. Codes go to `data`, what is left of r to `residual`. The caller chooses scales whose
+    product with the last code is finite.
+    """
+    total, scale = add_saturating(gradient, residual), per_element(scales, bucket, gradient.size)
+    last = np.float32(2 ** (bits - 1) - 1)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        multiple = np.where(scale > 0, total / scale, np.float32(0.0))
+    if seed is None:
+        rounded = np.rint(np.clip(multiple, -last, last))
+    else:
+        rounded = np.floor(np.clip(multiple + uniform(seed, total.size), -last, last))
+    codes = rounded.astype(np.int32)
+    residual[:] = total - codes.astype(np.float32) * scale
+    data[:] = pack(bits, codes)
+
+
+def add_linear(
+    bits: int,
+    bucket: int,
+    datas: Sequence[Bytes],
+    scales: Sequence[Float32],
+    weights: Float32,
+    out: Float32,
+    *,
+    keep: bool = True,
+) -> None:
+    """Add (weight * scale) * code to `out`, one payload after the other; `keep` as in `add_quantized`."""
+    if not keep:
+        out[:] = 0.0
+    for data, scale, weight in zip(datas, scales, weights, strict=True):
+        worth = per_element(weight * scale, bucket, out.size)
+        out += worth * unpack_signed(bits, data, out.size).astype(np.float32)
+
+
+def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
+    """Whether any element's code is the integer that is never sent."""
+    return bool((unpack(bits, data, elements) == 2 ** (bits - 1)).any())
+
+
+def side_sums(gradient: Float32, residual: Float32) -> tuple[float, int, float, int]:
+    """Of r = gradient + residual: the sum of what is not negative, how many; the sum of the others, how many.
+
+    Float64, in the order of additions of `reference.magnitudes`: the other side's elements add zeros.
+    """
+    total = add_saturating(gradient, residual).astype(np.float64)
+    upper = total >= 0
+    count = int(upper.sum())
+    return _sum(np.where(upper, total, 0.0)), count, _sum(np.where(upper, 0.0, total)), total.size - count
+
+
+def quantize_binary(gradient: Float32, residual: Float32, low: float, high: float, data: Bytes) -> None:
+    """Send `high` where r = gradient + residual is not negative, else `low`; the rest stays in `residual`."""
+    total = add_saturating(gradient, residual)
+    upper = total >= 0
+    residual[:] = add_saturating(total, -np.where(upper, np.float32(high), np.float32(low)))
+    data[:] = pack(1, upper.astype(np.int32))
+
+
+def add_binary(datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True) -> None:
+    """As `reference.add_quantized`. tables: shape (len(datas), 2), what 0 and 1 are worth with the weight."""
+    if not keep:
+        out[:] = 0.0
+    for data, table in zip(datas, tables, strict=True):
+        out += table[unpack(1, data, out.size)]
+
+
+def quantize_ternary(gradient: Float32, residual: Float32, level: float, data: Bytes, *, seed: int) -> None:
+    """Send `level` with the sign of r = gradient + residual, with probability |r| / level, otherwise zero.
+
+    Codes are those of `CodeScheme.SIGNED_2BIT`; what is left of r stays in `residual`. Level 0 sends zeros.
+    """
+    total, size = add_saturating(gradient, residual), np.float32(level)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        sent = (uniform(seed, total.size) < np.abs(total) / size) & (size > 0)
+    codes = np.where(sent, np.where(total > 0, 3, 2), 0)
+    residual[:] = total - np.array([0, 0, -size, size], np.float32)[codes]
+    data[:] = pack_scheme(CodeScheme.SIGNED_2BIT, codes)

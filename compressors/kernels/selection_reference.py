@@ -1,0 +1,64 @@
+"""What the selections compute, in plain numpy. See `selection`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..payload import Float32
+from .reference import add_saturating
+
+Indices = npt.NDArray[np.uint32]
+
+
+class Score(Enum):
+    """By what elements x are compared, in float32: |x - center|, x, or -x."""
+
+    MAGNITUDE = 0
+    LARGEST = 1
+    SMALLEST = 2
+
+    def of(self, values: Float32, center: float) -> Float32:
+        match self:
+            case Score.MAGNITUDE:
+                with np.errstate(over="ignore"):
+                    scores: Float32 = np.abs(values - np.float32(center))
+                return scores
+            case Score.LARGEST:
+                return values
+            case Score.SMALLEST:
+                return -values
+
+
+class Selection(NamedTuple):
+    """indices: uint32, ascending. threshold: the lowest score among them, 0 if there are none."""
+
+    indices: Indices
+    threshold: float
+
+
+def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center: float = 0.0) -> Selection:
+    """The `keep` elements of highest score; of equal ones those with the lower index."""
+    scores = score.of(values, center)
+    chosen = np.argsort(-scores, kind="stable")[:keep]
+    threshold = float(scores[chosen[-1]]) if keep else 0.0
+    return Selection(np.sort(chosen).astype(np.uint32), threshold)
+
+
+def add_and_select(gradient: Float32, residual: Float32, keep: int) -> Selection:
+    """Leave the saturating sum in `residual` and select from it by magnitude."""
+    residual[:] = add_saturating(gradient, residual)
+    return select(residual, keep)
+
+
+def median(values: Float32) -> float:
+    """The lower one of two."""
+    return float(np.sort(values)[(values.size - 1) // 2])
+
+
+def at_least(values: Float32, threshold: float) -> Indices:
+    """Where |x| is `threshold` or more."""
+    return np.flatnonzero(np.abs(values) >= np.float32(threshold)).astype(np.uint32)

@@ -1,0 +1,144 @@
+"""Which elements a sparse payload holds: three codings of ascending indices, and sums at them.
+
+GAPS: with gap = index - previous index - 1 (before the first, the previous one is -1), the low `low_bits`
+    bits of each gap, packed, lowest bits first; then, from a new byte on, gap >> low_bits in unary: that
+    many zeros and a one, lowest bit of a byte first. Both streams are padded with zeros to whole bytes.
+    This is Golomb-Rice coding with its two halves apart, so that each is read without looking at the other.
+    Indices that ascend are all that it can express.
+BITMAP: a bit per element, lowest first, padded with zeros.
+SEEDED: index i lies in part i of `count` parts as equal as possible, at a place drawn by splitmix64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..payload import Bytes, Float32
+from . import sparse_loops as loops
+from .cpu import _address, _check  # pyright: ignore[reportPrivateUsage]
+from .sparse_reference import Indices
+from .threads import run
+
+_WRONG = {
+    loops.TOO_MANY: "more of them",
+    loops.OUT_OF_RANGE: "an index beyond the last element",
+    loops.PADDING: "padding that is not zero",
+}
+
+
+def gaps_low_bits(elements: int, count: int) -> int:
+    """The best `low_bits` for so many indices in random places.
+
+    With density p a gap exceeds g with probability (1 - p)**g, so the expected bits of one are
+    low_bits + 1 + q / (1 - q), where q = (1 - p)**(2**low_bits).
+    """
+    if not 0 < count < elements:
+        return 0
+
+    def expected_bits(low_bits: int) -> float:
+        q = (1 - count / elements) ** (2**low_bits)
+        return float(low_bits + 1 + q / (1 - q))
+
+    return min(range(32), key=expected_bits)
+
+
+def gaps_limit(elements: int, count: int, low_bits: int) -> int:
+    """The most bytes that valid gaps can take: quotients sum up to less than elements / 2**low_bits."""
+    return -(-count * low_bits // 8) + -(-(count + (elements >> low_bits)) // 8)
+
+
+def encode_gaps(indices: Indices, elements: int, low_bits: int) -> Bytes:
+    """See the head of this file. indices: ascending, below `elements`."""
+    _check("indices", indices, np.uint32, indices.size)
+    gaps = indices.astype(np.int64) - 1
+    gaps[:1] += 1
+    gaps[1:] -= indices[:-1]
+    if indices.size and (gaps.min() < 0 or indices[-1] >= elements):
+        raise ValueError(f"indices: expected ascending ones below {elements}")
+    low_bytes = -(-indices.size * low_bits // 8)
+    unary_bytes = -(-(indices.size + int((gaps >> low_bits).sum())) // 8)
+    data = np.zeros(low_bytes + unary_bytes, np.uint8)
+    loops.write_gaps(indices, low_bits, data[:low_bytes], data[low_bytes:])
+    return data
+
+
+def decode_gaps(data: Bytes, elements: int, count: int, low_bits: int) -> Indices:
+    """The inverse; raise `ValueError` for bytes that `encode_gaps` would not have made."""
+    _check("data", data, np.uint8, data.size)
+    low_bytes = -(-count * low_bits // 8)
+    if data.size < low_bytes:
+        raise ValueError("fewer of them")
+    indices, status = np.empty(count, np.uint32), np.zeros(2, np.int64)
+    low, unary = data[:low_bytes], data[low_bytes:]
+    loops.read_gaps(low, unary, low_bits, elements, loops.LOWEST_SET_BIT, indices, status)
+    if status[0] in _WRONG:
+        raise ValueError(_WRONG[int(status[0])])
+    if status[1] != count:
+        raise ValueError("fewer of them")
+    return indices
+
+
+def encode_bitmap(indices: Indices, elements: int) -> Bytes:
+    """See the head of this file. indices: ascending, below `elements`."""
+    bits = np.zeros(elements, np.uint8)
+    bits[indices] = 1
+    return np.packbits(bits, bitorder="little")
+
+
+def decode_bitmap(data: Bytes, elements: int, count: int) -> Indices:
+    """The inverse; raise `ValueError` for another number of bits set, or for padding that is not zero."""
+    found = np.flatnonzero(np.unpackbits(data, bitorder="little"))
+    if found.size != count:
+        raise ValueError("another number of them")
+    if count and found[-1] >= elements:
+        raise ValueError("padding that is not zero")
+    return found.astype(np.uint32)
+
+
+def seeded_indices(seed: int, elements: int, count: int) -> Indices:
+    """See the head of this file. seed: below 2**64; count: at most `elements`."""
+    indices = np.empty(count, np.uint32)
+    loops.draw(np.uint64(seed), elements, indices)
+    return indices
+
+
+def gather(values: Float32, indices: Indices) -> Float32:
+    """A copy of the values at the indices."""
+    return values[indices]
+
+
+def scatter_subtract(residual: Float32, indices: Indices, values: Float32) -> None:
+    """residual[indices] -= values, in place; the indices are distinct."""
+    residual[indices] -= values
+
+
+def add_sparse(
+    indices: Sequence[Indices],
+    values: Sequence[Float32],
+    weights: Float32,
+    out: Float32,
+    *,
+    keep: bool = True,
+) -> None:
+    """See `sparse_reference.add_sparse`. indices: ascending and below `out.size`."""
+    _check("out", out, np.float32, out.size, written=True)
+    _check("weights", weights, np.float32, len(indices))
+    for where, what in zip(indices, values, strict=True):
+        _check("indices", where, np.uint32, where.size)
+        _check("values", what, np.float32, where.size)
+        if where.size and where[-1] >= out.size:
+            raise ValueError(f"indices: expected ascending ones below {out.size}, got {where[-1]}")
+    counts = np.array([where.size for where in indices], np.int64)
+    index_addresses = np.array([_address(where) for where in indices], np.uint64)
+    value_addresses = np.array([_address(what) for what in values], np.uint64)
+    run(loops.sum_sparse, out.size, index_addresses, value_addresses, counts, weights, out, keep)
+
+
+def warm_up() -> None:
+    """Compile every kernel, or load it from the cache."""
+    indices = np.array([1, 5], np.uint32)
+    decode_gaps(encode_gaps(indices, 8, 1), 8, 2, 1)
+    seeded_indices(1, 8, 2)
+    add_sparse([indices], [np.ones(2, np.float32)], np.ones(1, np.float32), np.zeros(8, np.float32))

@@ -1,0 +1,76 @@
+"""What the kernels over sparse payloads compute, in plain Python and numpy. See `sparse`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..payload import Bytes, Float32
+
+Indices = npt.NDArray[np.uint32]
+
+
+def _packed(bits: list[int]) -> Bytes:
+    """The lowest bit of each byte first, padded with zeros to a whole byte."""
+    return np.packbits(np.array(bits, np.uint8), bitorder="little")
+
+
+def encode_gaps(indices: Indices, elements: int, low_bits: int) -> Bytes:
+    """Low parts of all gaps, `low_bits` each; then, from a new byte on, the quotients: so many 0 and a 1."""
+    low: list[int] = []
+    unary: list[int] = []
+    previous = -1
+    for index in indices.tolist():
+        gap, previous = index - previous - 1, index
+        low += [gap >> k & 1 for k in range(low_bits)]
+        unary += [0] * (gap >> low_bits) + [1]
+    return np.concatenate([_packed(low), _packed(unary)])
+
+
+def decode_gaps(data: Bytes, elements: int, count: int, low_bits: int) -> Indices:
+    """The inverse; raise `ValueError` for bytes that `encode_gaps` would not have made."""
+    low_bytes = -(-count * low_bits // 8)
+    low = np.unpackbits(data[:low_bytes], bitorder="little")
+    ones = np.nonzero(np.unpackbits(data[low_bytes:], bitorder="little"))[0]
+    if data.size < low_bytes or ones.size != count:
+        raise ValueError("another number of indices")
+    quotients = np.diff(ones, prepend=-1) - 1
+    parts = low[: count * low_bits].reshape(count, low_bits).astype(np.int64)
+    gaps = (quotients << low_bits) + (parts << np.arange(low_bits)).sum(axis=1)
+    found = np.cumsum(gaps + 1) - 1
+    if count and found[-1] >= elements:
+        raise ValueError("an index beyond the last element")
+    indices: Indices = found.astype(np.uint32)
+    if not np.array_equal(encode_gaps(indices, elements, low_bits), data):
+        raise ValueError("padding that is not zero")
+    return indices
+
+
+def seeded_indices(seed: int, elements: int, count: int) -> Indices:
+    """One index in each of `count` parts as equal as possible, by splitmix64 of seed and part."""
+    found: list[int] = []
+    for i in range(count):
+        mixed = (seed + (i + 1) * 0x9E3779B97F4A7C15) % 2**64
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+        mixed ^= mixed >> 31
+        first, end = i * elements // count, (i + 1) * elements // count
+        found.append(first + mixed % (end - first))
+    return np.array(found, np.uint32)
+
+
+def add_sparse(
+    indices: Sequence[Indices],
+    values: Sequence[Float32],
+    weights: Float32,
+    out: Float32,
+    *,
+    keep: bool = True,
+) -> None:
+    """Add `weights[w] * values[w]` to `out` at `indices[w]`, one payload after the other."""
+    if not keep:
+        out[:] = 0.0
+    for where, what, weight in zip(indices, values, weights, strict=True):
+        out[where] += weight * what

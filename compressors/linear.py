@@ -1,0 +1,161 @@
+"""Signed integers times a scale: `8bit`, `qsgd`, and with three values `terngrad`.
+
+`8bit`: to the nearest of 255 values, evenly spaced up to the largest magnitude of each bucket of 4096
+elements:
+
+    scale = max|r| / 127;  q = round(r / scale)                           with r = g + e, ties to even
+
+`qsgd`: to one of the two neighbours among s = 2**(bits - 1) - 1 levels on either side of 0, at random, so
+that the mean over the randomness is the value itself:
+
+    scale = norm(r) / s;  q = floor(r / scale + u), u uniform in [0, 1)   for each bucket of 512 elements
+
+Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding" (NeurIPS
+2017). `norm=max` is what their experiments use, and our default; `norm=l2` is what their theory is about.
+Difference: codes of a fixed width instead of Elias codes. No error feedback by default: it has no bias.
+
+`terngrad`: one of -s, 0, s, at random, with s = max|r|, but at most 2.5 times the root mean square:
+
+    q = sign(r) with probability min(1, |r| / s), otherwise 0
+
+Source: Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning"
+(NeurIPS 2017), with its clipping; every worker has a scale of its own. Two bits per element. No error
+feedback by default: what clipping leaves is the only bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import torch
+
+from .base import StepContext, TensorSpec
+from .kernels import FLOAT32_MAX, linear
+from .one_bit import SMALLEST_LEVEL
+from .payload import LINEAR_BITS, MAX_BUCKET, CodeScheme, Float32, LinearPayload, QuantizedPayload
+
+EIGHT_BIT_BUCKET = 4096
+QSGD_BUCKET = 512
+
+
+class Norm(StrEnum):
+    """What the outermost level of a bucket is worth; see the head of this file."""
+
+    MAX = "max"
+    L2 = "l2"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QsgdOptions:
+    """bits: of a code, sign included. bucket: elements with a norm of their own. norm: which."""
+
+    bits: int = 4
+    bucket: int = QSGD_BUCKET
+    norm: Norm = Norm.MAX
+
+    def __post_init__(self) -> None:
+        fewest, most = LINEAR_BITS
+        if not fewest <= self.bits <= most:
+            raise ValueError(f"bits: expected {fewest} to {most}, got {self.bits}")
+        if self.bucket % 32 or not 32 <= self.bucket <= MAX_BUCKET:
+            raise ValueError(f"bucket: expected a multiple of 32 from 32 to {MAX_BUCKET}, got {self.bucket}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linear:
+    """Signed integers times a scale per bucket. Stateless; see `eight_bit` and `qsgd`.
+
+    random: round to either neighbour, with a probability that makes the mean right, instead of the nearest.
+    """
+
+    bits: int
+    bucket: int
+    norm: Norm
+    random: bool
+
+    def init(self, spec: TensorSpec) -> None:
+        return None
+
+    def compress(
+        self, gradient: torch.Tensor, state: None, context: StepContext
+    ) -> tuple[LinearPayload, None]:
+        return self.compress_with_residual(gradient, torch.zeros_like(gradient), state, context)
+
+    def compress_with_residual(
+        self, gradient: torch.Tensor, residual: torch.Tensor, state: None, context: StepContext
+    ) -> tuple[LinearPayload, None]:
+        elements = gradient.numel()
+        scales = self._scales(gradient, residual)
+        seed = int(context.rng.integers(2**63)) if self.random else None
+        codes = np.empty(linear.linear_code_bytes(self.bits, elements), np.uint8)
+        linear.quantize_linear(
+            self.bits, self.bucket, gradient.numpy(), residual.numpy(), scales, codes, seed=seed
+        )
+        data = np.concatenate([scales.view(np.uint8), codes])
+        return LinearPayload(elements=elements, bits=self.bits, bucket=self.bucket, data=data), None
+
+    def _scales(self, gradient: torch.Tensor, residual: torch.Tensor) -> Float32:
+        total = torch.add(gradient, residual).clamp_(-float(FLOAT32_MAX), float(FLOAT32_MAX)).numpy()
+        norms = linear.bucket_maxima if self.norm is Norm.MAX else linear.bucket_norms
+        # The largest scale whose multiples are all finite; larger values saturate.
+        most = np.float32(FLOAT32_MAX / np.float32(2 ** (self.bits - 1)))
+        levels = np.float32(2 ** (self.bits - 1) - 1)
+        scales: Float32 = np.minimum(norms(total, self.bucket) / levels, most)
+        return scales
+
+
+def eight_bit() -> Linear:
+    """The nearest of 255 evenly spaced values. Meant to be used with error feedback."""
+    return Linear(bits=8, bucket=EIGHT_BIT_BUCKET, norm=Norm.MAX, random=False)
+
+
+def qsgd(options: QsgdOptions) -> Linear:
+    """One of the two nearest levels, at random."""
+    return Linear(bits=options.bits, bucket=options.bucket, norm=options.norm, random=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TernGradOptions:
+    """sigmas: standard deviations, of gradients whose mean is 0, at which values are clipped."""
+
+    sigmas: float = 2.5
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.sigmas <= 1e6:
+            raise ValueError(f"sigmas: expected 0.1 to 1e6 standard deviations, got {self.sigmas:g}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TernGrad:
+    """One of three values, at random. Stateless."""
+
+    options: TernGradOptions = field(default_factory=TernGradOptions)
+
+    def init(self, spec: TensorSpec) -> None:
+        return None
+
+    def compress(
+        self, gradient: torch.Tensor, state: None, context: StepContext
+    ) -> tuple[QuantizedPayload, None]:
+        return self.compress_with_residual(gradient, torch.zeros_like(gradient), state, context)
+
+    def compress_with_residual(
+        self, gradient: torch.Tensor, residual: torch.Tensor, state: None, context: StepContext
+    ) -> tuple[QuantizedPayload, None]:
+        scheme, elements = CodeScheme.SIGNED_2BIT, gradient.numel()
+        level = self._level(gradient, residual)
+        data = np.empty(scheme.code_bytes(elements), np.uint8)
+        seed = int(context.rng.integers(2**63))
+        linear.quantize_ternary(gradient.numpy(), residual.numpy(), level, data, seed=seed)
+        levels = np.array([level], np.float32)
+        return QuantizedPayload(scheme=scheme, elements=elements, levels=levels, data=data), None
+
+    def _level(self, gradient: torch.Tensor, residual: torch.Tensor) -> float:
+        if not gradient.numel():
+            return SMALLEST_LEVEL
+        total = gradient.double() + residual
+        sigma = float(total.square().mean().sqrt())
+        largest = min(float(total.abs().max()), self.options.sigmas * sigma)
+        return float(np.float32(min(max(largest, SMALLEST_LEVEL), float(FLOAT32_MAX))))

@@ -1,0 +1,31 @@
+"""`gcac`: drop what lies near the centroid of a tensor's gradient, keep the k elements farthest from it.
+
+Source: the thesis on near-centroid and k-reciprocal gradient compression, chapter 3 (GCAC). Its approximate
+centroid is the element with the least summed distance to all others, found by comparing every pair. For
+numbers that element is the median: the sum of |x - c| falls towards the middle of the sorted values from
+both sides. So one exact selection of the median, and one of the largest |r - median|, do what the paper does
+in O(d^2); a test compares the two. Of an even number of elements both middle ones qualify; we take the lower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .base import StepContext
+from .kernels import selection
+from .kernels.selection import Selection
+from .payload import Float32
+from .sparse import Sparse, SparseOptions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FarFromMedian:
+    """The selector of `gcac`."""
+
+    def select(self, total: Float32, keep: int, guess: float | None, context: StepContext) -> Selection:
+        center = selection.median(total) if total.size else 0.0
+        return selection.select(total, keep, center=center, guess=guess)
+
+
+def near_centroid(options: SparseOptions) -> Sparse:
+    return Sparse(selector=FarFromMedian(), options=options, coder=options.values.coder())

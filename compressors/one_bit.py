@@ -1,0 +1,102 @@
+"""One bit per element: `1bit` and `signsgd`.
+
+`1bit`, with residual e:
+
+    r = g + e;  send (r >= 0) and the means of r over both sides, which is what the bits decode to
+
+Source: Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
+Training of Speech DNNs" (Interspeech 2014). Difference: they take the two means per column of a weight
+matrix, we take them per tensor.
+
+`signsgd`: the sign of every element, and the server takes a majority vote: each element of the aggregate is
+the sign that more workers sent, 0 in a draw, times a level. Source: Bernstein et al., "signSGD with Majority
+Vote" (ICLR 2019). There the level is 1, so that the learning rate alone is the size of a step (`level=unit`).
+With `level=mean`, the default, it is the mean of |g| over the tensor, averaged over the workers, so that a
+learning rate for SGD suits it too. Both send the sign of 0 as positive. No error feedback by default: what
+the vote makes of a worker's bits is not what the worker sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import torch
+
+from .base import StepContext, TensorSpec
+from .kernels import FLOAT32_MAX, linear
+from .payload import CodeScheme, QuantizedPayload
+from .thresholds import magnitudes
+
+# A level has to be positive, also that of a tensor of zeros.
+SMALLEST_LEVEL = float(np.finfo(np.float32).smallest_normal)
+
+
+def binary_payload(
+    gradient: torch.Tensor, residual: torch.Tensor, low: float, high: float
+) -> QuantizedPayload:
+    """The signs of gradient + residual as `low` and `high`; what is left goes to `residual`, in place."""
+    levels = np.array([low, high], np.float32)
+    data = np.empty(CodeScheme.BINARY.code_bytes(gradient.numel()), np.uint8)
+    linear.quantize_binary(gradient.numpy(), residual.numpy(), low, high, data)
+    return QuantizedPayload(scheme=CodeScheme.BINARY, elements=gradient.numel(), levels=levels, data=data)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneBit:
+    """Send signs and the mean of each side. Stateless; meant to be used with error feedback."""
+
+    def init(self, spec: TensorSpec) -> None:
+        return None
+
+    def compress(
+        self, gradient: torch.Tensor, state: None, context: StepContext
+    ) -> tuple[QuantizedPayload, None]:
+        return self.compress_with_residual(gradient, torch.zeros_like(gradient), state, context)
+
+    def compress_with_residual(
+        self, gradient: torch.Tensor, residual: torch.Tensor, state: None, context: StepContext
+    ) -> tuple[QuantizedPayload, None]:
+        positive, positives, negative, negatives = linear.side_sums(gradient.numpy(), residual.numpy())
+        # As the float32 that travel, so that the residual is what the receiver's numbers leave.
+        low = float(np.float32(negative / max(1, negatives)))
+        high = float(np.float32(positive / max(1, positives)))
+        return binary_payload(gradient, residual, low, high), None
+
+
+class VoteLevel(StrEnum):
+    """What a vote is worth; see the head of this file."""
+
+    MEAN = "mean"
+    UNIT = "unit"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignOptions:
+    """level: what the sign of the majority is multiplied with."""
+
+    level: VoteLevel = VoteLevel.MEAN
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignVote:
+    """Send signs as votes. Stateless."""
+
+    options: SignOptions = field(default_factory=SignOptions)
+
+    def init(self, spec: TensorSpec) -> None:
+        return None
+
+    def compress(
+        self, gradient: torch.Tensor, state: None, context: StepContext
+    ) -> tuple[QuantizedPayload, None]:
+        elements = gradient.numel()
+        level = 1.0
+        if self.options.level is VoteLevel.MEAN:
+            mean = magnitudes(gradient, context).total / max(1, elements)
+            level = min(max(mean, SMALLEST_LEVEL), float(FLOAT32_MAX))
+        data = np.empty(CodeScheme.VOTE.code_bytes(elements), np.uint8)
+        linear.quantize_binary(gradient.numpy(), np.zeros(elements, np.float32), 0.0, 0.0, data)
+        levels = np.array([level], np.float32)
+        return QuantizedPayload(scheme=CodeScheme.VOTE, elements=elements, levels=levels, data=data), None

@@ -1,0 +1,73 @@
+"""`ternary`: send one of -level, 0, level, in two bits per element, and without chance.
+
+    r = g + e;  m = a running mean of |r|;  send sign(r) * level where |r| > factor * m, else 0
+
+The level is the mean of |r| over the elements that are sent, which makes the squared error smallest for that
+choice of elements. Source: Li, Zhang and Liu, "Ternary Weight Networks" (2016), which does this to weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gradwire.compressors import CodeScheme, CompressorEntry, QuantizedPayload, StepContext, TensorSpec
+
+LIMITS = np.finfo(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TernaryOptions:
+    """factor: what is sent, in units of the mean. memory: share of the old mean that each step keeps."""
+
+    factor: float = 0.7
+    memory: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.factor <= 100:
+            raise ValueError(f"factor: expected 0 to 100, got {self.factor:g}")
+        if not 0 <= self.memory < 1:
+            raise ValueError(f"memory: expected at least 0 and below 1, got {self.memory:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ternary:
+    """State: the running mean of |r|; None before the first step."""
+
+    options: TernaryOptions = field(default_factory=TernaryOptions)
+
+    def init(self, spec: TensorSpec) -> float | None:
+        return None
+
+    def compress(
+        self, gradient: torch.Tensor, state: float | None, context: StepContext
+    ) -> tuple[QuantizedPayload, float]:
+        values = gradient.numpy()  # with the residual in it already, and not ours to write to
+        sizes = np.abs(values)
+        now = float(sizes.mean(dtype=np.float64)) if sizes.size else 0.0
+        mean = now if state is None else self.options.memory * state + (1 - self.options.memory) * now
+        chosen = sizes > self.options.factor * mean
+        level = float(sizes[chosen].mean(dtype=np.float64)) if chosen.any() else 0.0
+        level = max(level, float(LIMITS.smallest_normal))  # a level has to be positive
+        payload = QuantizedPayload(
+            scheme=CodeScheme.SIGNED_2BIT,
+            elements=values.size,
+            levels=np.array([level], np.float32),
+            data=packed(np.where(chosen, np.where(values > 0, 3, 2), 0)),
+        )
+        return payload, mean
+
+
+def packed(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Four codes to a byte, the first in the lowest bits; zeros fill the last 32-bit word."""
+    padded = np.zeros(-(-codes.size // 16) * 16, np.uint8)
+    padded[: codes.size] = codes
+    shifted = padded.reshape(-1, 4) << np.array([0, 2, 4, 6], np.uint8)
+    data: npt.NDArray[np.uint8] = shifted.sum(axis=1, dtype=np.uint8)
+    return data
+
+
+entry = CompressorEntry(options=TernaryOptions, build=lambda options: Ternary(options=options))

@@ -1,0 +1,483 @@
+"""The compiled kernels over linear, binary and ternary codes against the plain ones, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradwire.compressors import CodeScheme, set_threads
+from gradwire.compressors.kernels import linear
+from gradwire.compressors.kernels import linear_reference as reference
+from gradwire.compressors.kernels import reference as codes_reference
+from gradwire.compressors.kernels.compiling import CHUNK
+
+Array = npt.NDArray[np.float32]
+Raw = npt.NDArray[np.uint8]
+
+# Around the borders of a vector (16), a word (8, 16, 32), a group of binary sums (64), a block (2048, 4096)
+# and a thread's chunk.
+SMALL = [0, 1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129, 1000, 2049, 4095, 4096, 4097]
+LARGE = [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 4097]
+SIZES = [*SMALL, *LARGE]
+BITS = range(2, 9)
+# One that divides blocks, some that do not, and one as long as any tensor here.
+BUCKETS = [32, 96, 512, 4128, 1 << 24]
+HUGE = 3.4e38
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    set_threads(2)
+    yield
+    set_threads(len(os.sched_getaffinity(0)))
+
+
+def gradient(elements: int, seed: int = 0) -> Array:
+    """All magnitudes from denormal to huge, both zeros, and values half-way between codes."""
+    rng = np.random.default_rng([elements, seed])
+    magnitudes = rng.choice(np.array([1e-44, 1e-30, 1e-3, 0.1, 1.0, 7e4, 1e30]), elements)
+    values: Array = (rng.standard_normal(elements) * magnitudes).astype(np.float32)
+    special = np.array([0.0, -0.0, 0.5, -1.5, 2.5, HUGE, -HUGE, 1e-45], np.float32)
+    where = rng.integers(0, max(1, elements), min(elements, 40))
+    values[where] = rng.choice(special, where.size)
+    return values
+
+
+def scales_for(values: Array, bits: int, bucket: int) -> Array:
+    """Some that fit, some far too small, a zero, and 1, which leaves ties."""
+    scales = reference.bucket_maxima(values, bucket) / np.float32(2 ** (bits - 1))
+    scales[1::3] *= np.float32(1e-3)
+    scales[2::4] = 1.0
+    scales[3:4] = 0.0
+    return scales
+
+
+def same_bits(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> bool:
+    return np.array_equal(one.view(np.uint8), other.view(np.uint8))
+
+
+def unaligned(data: Raw) -> Raw:
+    """A read-only copy at an odd address, as data inside a received message may be."""
+    buffer = np.empty(data.size + 1, np.uint8)
+    buffer[1:] = data
+    buffer.flags.writeable = False
+    return buffer[1:]
+
+
+def random_codes(bits: int, elements: int, payloads: int) -> list[Raw]:
+    rng = np.random.default_rng([bits, elements])
+    size = reference.code_bytes(bits, elements)
+    return [unaligned(rng.integers(0, 256, size, np.uint8)) for _ in range(payloads)]
+
+
+def check_quantizing(
+    bits: int, elements: int, quantize: Callable[[Array, Raw], None], expected: Callable[[Array, Raw], None]
+) -> None:
+    """Both write the same bits over whatever stood in `data`, and leave the same residual."""
+    residuals = [gradient(elements, seed=1) * np.float32(0.01) for _ in range(2)]
+    datas = [np.full(reference.code_bytes(bits, elements), 0xFF, np.uint8) for _ in range(2)]
+    for kernel, residual, data in zip((quantize, expected), residuals, datas, strict=True):
+        kernel(residual, data)
+    assert same_bits(*datas)
+    assert same_bits(*residuals)
+
+
+def check_quantize_linear(bits: int, bucket: int, elements: int, seed: int | None) -> None:
+    values = gradient(elements)
+    scales = scales_for(values, bits, bucket)
+    check_quantizing(
+        bits,
+        elements,
+        lambda residual, data: linear.quantize_linear(
+            bits, bucket, values, residual, scales, data, seed=seed
+        ),
+        lambda residual, data: reference.quantize_linear(
+            bits, bucket, values, residual, scales, data, seed=seed
+        ),
+    )
+
+
+def check_add_linear(bits: int, bucket: int, elements: int) -> None:
+    datas, rng = random_codes(bits, elements, 3), np.random.default_rng(0)
+    scales = [rng.random(-(-elements // bucket), np.float32) for _ in datas]
+    weights = np.array([0.1, 0.3, 0.77], np.float32)
+    for keep in (False, True):
+        sums = [np.full(elements, 0.3, np.float32) for _ in range(2)]
+        linear.add_linear(bits, bucket, datas, scales, weights, sums[0], keep=keep)
+        reference.add_linear(bits, bucket, datas, scales, weights, sums[1], keep=keep)
+        assert same_bits(*sums)
+
+
+def check_binary(elements: int) -> None:
+    values = gradient(elements)
+    check_quantizing(
+        1,
+        elements,
+        lambda residual, data: linear.quantize_binary(values, residual, -0.3, 0.7, data),
+        lambda residual, data: reference.quantize_binary(values, residual, -0.3, 0.7, data),
+    )
+    datas = random_codes(1, elements, 3)
+    tables = np.random.default_rng(0).random((3, 2), np.float32)
+    for keep in (False, True):
+        sums = [np.full(elements, 0.3, np.float32) for _ in range(2)]
+        linear.add_binary(datas, tables, sums[0], keep=keep)
+        reference.add_binary(datas, tables, sums[1], keep=keep)
+        assert same_bits(*sums)
+
+
+def check_ternary(elements: int, level: float) -> None:
+    values = gradient(elements)
+    check_quantizing(
+        2,
+        elements,
+        lambda residual, data: linear.quantize_ternary(values, residual, level, data, seed=9),
+        lambda residual, data: reference.quantize_ternary(values, residual, level, data, seed=9),
+    )
+
+
+def check_scales(elements: int, bucket: int) -> None:
+    values = gradient(elements)
+    assert same_bits(linear.bucket_maxima(values, bucket), reference.bucket_maxima(values, bucket))
+    assert same_bits(linear.bucket_norms(values, bucket), reference.bucket_norms(values, bucket))
+
+
+@pytest.mark.parametrize("elements", SIZES)
+def test_scales(elements: int) -> None:
+    # The plain ones take long for many buckets.
+    for bucket in BUCKETS if elements in SMALL else BUCKETS[3:]:
+        check_scales(elements, bucket)
+
+
+def test_scales_of_what_is_easy_to_say() -> None:
+    values = np.zeros(100, np.float32)
+    values[[0, 1, 40, 41, 99]] = 3.0, -4.0, -HUGE, HUGE, -1e-45
+    assert linear.bucket_maxima(values, 32).tolist() == [4.0, np.float32(HUGE), 0.0, np.float32(1e-45)]
+    # The second one's norm exceeds the largest float32.
+    assert linear.bucket_norms(values, 32).tolist() == [5.0, np.finfo(np.float32).max, 0.0, np.float32(1e-45)]
+    values[70] = np.nan
+    assert np.isnan(linear.bucket_maxima(values, 32)).tolist() == [False, False, True, False]
+    assert np.isnan(linear.bucket_norms(values, 32)).tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("elements", SMALL)
+@pytest.mark.parametrize("bits", BITS)
+def test_quantize_linear(bits: int, elements: int, seed: int | None) -> None:
+    for bucket in BUCKETS:
+        check_quantize_linear(bits, bucket, elements, seed)
+
+
+@pytest.mark.parametrize("seed", [None, 2**64 - 1])
+@pytest.mark.parametrize("elements", LARGE)
+@pytest.mark.parametrize(("bits", "bucket"), [(8, 4128), (5, 512), (2, 1 << 24)])
+def test_quantize_linear_by_chunks(bits: int, bucket: int, elements: int, seed: int | None) -> None:
+    check_quantize_linear(bits, bucket, elements, seed)
+
+
+@pytest.mark.parametrize("elements", SMALL)
+@pytest.mark.parametrize("bits", BITS)
+def test_add_linear(bits: int, elements: int) -> None:
+    for bucket in BUCKETS:
+        check_add_linear(bits, bucket, elements)
+
+
+@pytest.mark.parametrize("elements", LARGE)
+@pytest.mark.parametrize(("bits", "bucket"), [(8, 4128), (5, 512), (2, 1 << 24)])
+def test_add_linear_by_chunks(bits: int, bucket: int, elements: int) -> None:
+    check_add_linear(bits, bucket, elements)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -1e-45, HUGE, -HUGE])
+@pytest.mark.parametrize("bits", BITS)
+def test_a_constant_is_sent_as_the_last_code(bits: int, value: float) -> None:
+    values, residual = np.full(40, value, np.float32), np.zeros(40, np.float32)
+    scales = linear.bucket_maxima(values, 64) / np.float32(2 ** (bits - 1) - 1)
+    data = np.zeros(linear.linear_code_bytes(bits, 40), np.uint8)
+    linear.quantize_linear(bits, 64, values, residual, scales, data, seed=None)
+    last = 2 ** (bits - 1) - 1 if scales[0] > 0 else 0
+    assert set(reference.unpack_signed(bits, data, 40).tolist()) == {int(np.sign(value)) * last}
+
+
+def test_codes_by_hand() -> None:
+    """Ties to even, saturation, and the order of bits."""
+    values = np.array([0.5, 1.5, -0.5, -1.5, 2.5, 9.0, -9.0, 0.0], np.float32)
+    residual, data = np.zeros(8, np.float32), np.zeros(4, np.uint8)
+    linear.quantize_linear(3, 32, values, residual, np.ones(1, np.float32), data, seed=None)
+    codes = [0, 2, 0, -2, 2, 3, -3, 0]
+    assert residual.tolist() == (values - np.array(codes)).tolist()
+    packed = sum((code % 8) << (3 * i) for i, code in enumerate(codes))
+    assert int.from_bytes(data.tobytes(), "little") == packed
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_rounding_at_random_is_unbiased(bits: int) -> None:
+    """The mean of 1000 draws is within 5 of its standard deviations, each at most 0.5 / sqrt(1000)."""
+    draws, last = 1000, 2 ** (bits - 1) - 1
+    values = np.linspace(-last, last, 97, dtype=np.float32)
+    data, mean = np.zeros(linear.linear_code_bytes(bits, 97), np.uint8), np.zeros(97)
+    for seed in range(draws):
+        residual, one = np.zeros(97, np.float32), np.ones(1, np.float32)
+        linear.quantize_linear(bits, 128, values, residual, one, data, seed=seed)
+        codes = reference.unpack_signed(bits, data, 97)
+        assert (np.abs(codes - values) < 1).all()
+        mean += codes / draws
+    assert np.abs(mean - values).max() < 2.5 / draws**0.5
+    assert abs((mean - values).mean()) < 2.5 / (97 * draws) ** 0.5
+
+
+def test_ternary_is_unbiased() -> None:
+    """As above; a single draw has a standard deviation of at most half a level."""
+    draws, values = 1000, np.linspace(-1.0, 1.0, 97, dtype=np.float32)
+    data, mean = np.zeros(CodeScheme.SIGNED_2BIT.code_bytes(97), np.uint8), np.zeros(97)
+    table = CodeScheme.SIGNED_2BIT.table(np.ones(1, np.float32))
+    for seed in range(draws):
+        linear.quantize_ternary(values, np.zeros(97, np.float32), 1.0, data, seed=seed)
+        mean += table[codes_reference.unpack(CodeScheme.SIGNED_2BIT, data, 97)] / draws
+    assert np.abs(mean - values).max() < 2.5 / draws**0.5
+    assert abs((mean - values).mean()) < 2.5 / (97 * draws) ** 0.5
+
+
+def test_a_seed_repeats_its_bits_and_another_gives_others() -> None:
+    values, scales = gradient(1000).clip(-1, 1), np.full(1, 0.01, np.float32)
+
+    def codes(seed: int) -> bytes:
+        data = np.zeros(linear.linear_code_bytes(8, 1000), np.uint8)
+        linear.quantize_linear(8, 1024, values, np.zeros(1000, np.float32), scales, data, seed=seed)
+        return data.tobytes()
+
+    seeds = [0, 1, 2, 2**32, 2**63, 2**64 - 1]
+    assert [codes(seed) for seed in seeds] == [codes(seed) for seed in seeds]
+    assert len({codes(seed) for seed in seeds}) == len(seeds)
+    assert codes(-1) == codes(2**64 - 1)
+
+
+@pytest.mark.parametrize("elements", SIZES)
+def test_side_sums(elements: int) -> None:
+    values, residual = gradient(elements), gradient(elements, seed=1)
+    assert linear.side_sums(values, residual) == reference.side_sums(values, residual)
+
+
+def test_side_sums_by_hand() -> None:
+    values = np.array([1.0, -0.0, -2.0, HUGE, 0.25], np.float32)
+    residual = np.array([1.0, -0.0, -2.0, HUGE, -0.5], np.float32)
+    assert linear.side_sums(values, residual) == (float(np.finfo(np.float32).max), 3, -4.25, 2)
+
+
+@pytest.mark.parametrize("elements", SIZES)
+def test_binary(elements: int) -> None:
+    check_binary(elements)
+
+
+def test_the_rest_of_a_binary_code_stays_finite() -> None:
+    values, residual = np.array([HUGE, -HUGE], np.float32), np.zeros(2, np.float32)
+    linear.quantize_binary(values, residual, HUGE, -HUGE, np.zeros(4, np.uint8))
+    assert residual.tolist() == [np.finfo(np.float32).max, np.finfo(np.float32).min]
+
+
+@pytest.mark.parametrize("level", [1.5, 0.0, 1e-45, HUGE])
+@pytest.mark.parametrize("elements", SIZES)
+def test_ternary(elements: int, level: float) -> None:
+    check_ternary(elements, level)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_the_forbidden_code_is_found_wherever_it_stands(bits: int) -> None:
+    forbidden = 2 ** (bits - 1)
+    allowed = np.array([code for code in range(2**bits) if code != forbidden], np.int32)
+    for elements in (1, 8, 9, 31, 1000, CHUNK + 3, 2 * CHUNK):
+        codes = np.random.default_rng(0).choice(allowed, elements)
+        packed = reference.pack(bits, codes)
+        # Padding is not looked at.
+        packed[-1] |= 0x80 if elements * bits % 32 else 0
+        assert not linear.has_forbidden_linear(bits, elements, unaligned(packed))
+        for position in {0, 1, elements // 2, elements - 2, elements - 1} & {*range(elements)}:
+            # Swapped in rather than packed anew, which takes long.
+            broken, at = packed.copy(), position * bits
+            value = int.from_bytes(broken[at // 8 : at // 8 + 2].tobytes(), "little")
+            value = value & ~((2**bits - 1) << at % 8) | forbidden << at % 8
+            size = min(2, broken.size - at // 8)
+            broken[at // 8 : at // 8 + 2] = np.frombuffer(value.to_bytes(2, "little")[:size], np.uint8)
+            assert linear.has_forbidden_linear(bits, elements, unaligned(broken))
+            assert reference.has_forbidden_linear(bits, elements, broken)
+
+
+FINITE = st.floats(width=32, min_value=-(2.0**100), max_value=2.0**100)
+LEVELS = st.floats(width=32, min_value=2.0**-100, max_value=2.0**100)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    values=st.lists(st.tuples(FINITE, FINITE), max_size=200),
+    bits=st.sampled_from(BITS),
+    bucket=st.sampled_from([32, 64, 256]),
+    seed=st.none() | st.integers(0, 2**64 - 1),
+)
+def test_what_is_sent_and_what_is_left_make_up_the_whole(
+    values: list[tuple[float, float]], bits: int, bucket: int, seed: int | None
+) -> None:
+    pairs = np.array(values, np.float32).reshape(-1, 2)
+    left, residual = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+    whole = left + residual
+    scales = linear.bucket_maxima(whole, bucket) / np.float32(2 ** (bits - 1) - 1)
+    data = np.zeros(linear.linear_code_bytes(bits, left.size), np.uint8)
+    linear.quantize_linear(bits, bucket, left, residual, scales, data, seed=seed)
+    assert not linear.has_forbidden_linear(bits, left.size, data)
+    sent = np.zeros_like(left)
+    linear.add_linear(bits, bucket, [data], [scales], np.ones(1, np.float32), sent)
+    # One rounding: half a unit in the last place of the residual.
+    error = np.abs(sent.astype(np.float64) + residual - whole)
+    assert (error <= 2.0**-24 * np.abs(residual)).all()
+    # The scale's own rounding moves the last code a little; where the scale is denormal, by more.
+    step = reference.per_element(scales, bucket, left.size).astype(np.float64)
+    assert (np.abs(residual) <= step * (0.5001 if seed is None else 1.0001) + 64 * 2.0**-149).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(values=st.lists(FINITE, max_size=200), level=LEVELS)
+def test_binary_and_ternary_codes_leave_what_they_do_not_send(values: list[float], level: float) -> None:
+    whole = np.array(values, np.float32)
+    sent, residual = np.zeros_like(whole), np.zeros_like(whole)
+    data = np.zeros(linear.binary_code_bytes(whole.size), np.uint8)
+    linear.quantize_binary(whole, residual, -level, level, data)
+    linear.add_binary([data], np.array([[-level, level]], np.float32), sent)
+    assert same_bits(sent, np.where(whole >= 0, np.float32(level), np.float32(-level)))
+    assert same_bits(residual, whole - sent)
+    data = np.zeros(CodeScheme.SIGNED_2BIT.code_bytes(whole.size), np.uint8)
+    residual[:] = 0.0
+    linear.quantize_ternary(whole, residual, level, data, seed=1)
+    assert not codes_reference.has_forbidden_code(CodeScheme.SIGNED_2BIT, data)
+    codes = codes_reference.unpack(CodeScheme.SIGNED_2BIT, data, whole.size)
+    sent = CodeScheme.SIGNED_2BIT.table(np.array([level], np.float32))[codes]
+    assert np.array_equal(residual, whole - sent)
+    assert (np.sign(sent) * np.sign(whole) >= 0).all()
+    assert (codes[np.abs(whole) >= np.float32(level)] != 0).all()
+
+
+def test_the_number_of_threads_does_not_show() -> None:
+    elements, bucket = 5 * CHUNK + 123, 4128
+    values = np.random.default_rng(0).standard_normal(elements, np.float32)
+    results: list[list[bytes]] = []
+    for count in (1, 2, 5):
+        set_threads(count)
+        scales = linear.bucket_maxima(values, bucket) / np.float32(15)
+        datas, residuals = [raw(reference.code_bytes(bits, elements)) for bits in (5, 2, 1)], zeros(elements)
+        linear.quantize_linear(5, bucket, values, residuals, scales, datas[0], seed=1)
+        linear.quantize_ternary(values, residuals, 2.0, datas[1], seed=1)
+        linear.quantize_binary(values, residuals, -1.0, 1.0, datas[2])
+        out, one = zeros(elements), np.ones(1, np.float32)
+        linear.add_linear(5, bucket, datas[:1], [scales], one, out)
+        linear.add_binary(datas[2:], np.array([[-1.0, 1.0]], np.float32), out)
+        norms, sides = linear.bucket_norms(values, bucket), np.array(linear.side_sums(values, residuals))
+        arrays: list[npt.NDArray[np.generic]] = [*datas, residuals, out, norms, sides]
+        results.append([array.tobytes() for array in arrays])
+    assert results[0] == results[1] == results[2]
+
+
+def zeros(size: int) -> Array:
+    return np.zeros(size, np.float32)
+
+
+def raw(size: int) -> Raw:
+    return np.zeros(size, np.uint8)
+
+
+def quantize(
+    *, bits: int = 4, bucket: int = 32, given: Array | None = None, residual: int = 40, scales: int = 2
+) -> None:
+    values = zeros(40) if given is None else given
+    linear.quantize_linear(bits, bucket, values, zeros(residual), zeros(scales), raw(20), seed=None)
+
+
+def add(*, bits: int = 4, bucket: int = 32, data: int = 20, scales: int = 2, arrays: int = 1) -> None:
+    linear.add_linear(bits, bucket, [raw(data)], [zeros(scales)] * arrays, zeros(1), zeros(40))
+
+
+MISFITS: dict[str, tuple[Callable[[], object], str]] = {
+    "1 bit": (lambda: quantize(bits=1), "bits: expected 2 to 8, got 1"),
+    "9 bits": (lambda: add(bits=9), "bits: "),
+    "odd bucket": (lambda: quantize(bucket=48), "bucket: expected a positive multiple of 32, got 48"),
+    "no bucket": (lambda: add(bucket=0), "bucket: "),
+    "bucket of a maximum": (lambda: linear.bucket_maxima(zeros(40), 31), "bucket: "),
+    "negative bucket": (lambda: linear.bucket_norms(zeros(40), -32), "bucket: "),
+    "strided values": (lambda: linear.bucket_maxima(zeros(80)[::2], 32), "values: "),
+    "strided gradient": (lambda: quantize(given=zeros(80)[::2]), "gradient: "),
+    "short residual": (lambda: quantize(residual=39), "residual: "),
+    "few scales": (lambda: quantize(scales=1), "scales: "),
+    "many scales": (lambda: add(scales=3), "scales: "),
+    "two scales arrays": (lambda: add(arrays=2), "scales: expected one array per payload, 1, got 2"),
+    "short codes": (lambda: add(data=16), "data: "),
+    "codes to scan": (lambda: linear.has_forbidden_linear(4, 40, raw(16)), "data: "),
+    "residual of sides": (lambda: linear.side_sums(zeros(40), zeros(39)), "residual: "),
+    "long bits": (lambda: linear.quantize_binary(zeros(40), zeros(40), 0, 1, raw(12)), "data: "),
+    "few tables": (lambda: linear.add_binary([raw(8)] * 2, zeros(2).reshape(1, 2), zeros(40)), "tables: "),
+    "short trits": (lambda: linear.quantize_ternary(zeros(40), zeros(40), 1, raw(8), seed=0), "data: "),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_what_machine_code_would_misread_is_refused(case: str) -> None:
+    call, message = MISFITS[case]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+NARROW = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2"}
+AVX2 = {
+    "NUMBA_CPU_NAME": "haswell",
+    "NUMBA_CPU_FEATURES": "+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+avx,+avx2,+fma,+f16c",
+}
+X86 = os.uname().machine == "x86_64"
+
+
+def run_script(script: str, cache: Path, processor: dict[str, str]) -> None:
+    """In another process, with an empty cache. It finds this module as `t`."""
+    head = "import sys; sys.path.insert(0, sys.argv[1]); import test_linear_kernels as t\n"
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)} | processor
+    command = [sys.executable, "-c", head + script, str(Path(__file__).parent)]
+    subprocess.run(command, env=environment, check=True, timeout=110)
+
+
+@pytest.mark.skipif(not X86, reason="names an x86 processor")
+def test_a_processor_with_narrow_vectors_computes_the_same_bits(tmp_path: Path) -> None:
+    script = """
+for elements in (1, 33, 2500):
+    for bits in t.BITS:
+        t.check_add_linear(bits, 96, elements)
+        t.check_quantize_linear(bits, 96, elements, None)
+        t.check_quantize_linear(bits, 96, elements, 7)
+    t.check_binary(elements)
+"""
+    run_script(script, tmp_path, NARROW)
+
+
+def test_warm_up_leaves_nothing_to_compile(tmp_path: Path) -> None:
+    """With an empty cache, or what `warm_up` forgot might be loaded from it instead of being compiled.
+
+    And for a processor with vectors of another width, which has to compute the same bits, too.
+    """
+    script = """
+from numba.core import event
+t.linear.warm_up()
+with event.install_recorder("numba:compile") as compiled:
+    for elements in (1, 33, 2500):
+        t.check_scales(elements, 96)
+        t.test_side_sums(elements)
+        for bits in t.BITS:
+            t.check_quantize_linear(bits, 96, elements, None)
+            t.check_quantize_linear(bits, 96, elements, 1)
+            t.check_add_linear(bits, 96, elements)
+            t.linear.has_forbidden_linear(bits, 64, t.raw(8 * bits))
+        t.check_binary(elements)
+        t.check_ternary(elements, 1.0)
+assert not compiled.buffer, compiled.buffer
+"""
+    run_script(script, tmp_path, AVX2 if X86 else {})

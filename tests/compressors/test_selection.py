@@ -1,0 +1,148 @@
+"""Exact selection: the elements that a stable sort gives, whatever guess, layout and threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from gradwire.compressors import set_threads
+from gradwire.compressors.kernels import selection, selection_reference
+from gradwire.compressors.kernels.compiling import CHUNK
+from gradwire.compressors.kernels.selection import SMALL, Score, Selection
+
+Array = npt.NDArray[np.float32]
+
+SIZES = [1, 2, 15, 16, 17, 1000, SMALL, SMALL + 1, 40_003]
+LARGE = [CHUNK - 1, CHUNK + 1, 2 * CHUNK + 77]
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    set_threads(2)
+    yield
+    set_threads(len(os.sched_getaffinity(0)))
+
+
+def layouts(elements: int) -> dict[str, Array]:
+    rng = np.random.default_rng(elements)
+    scales = rng.choice(np.array([1e-44, 1e-3, 1.0, 1e30]), elements)
+    mixed: Array = (rng.standard_normal(elements) * scales).astype(np.float32)
+    extreme = mixed.copy()
+    special = np.array([3.4e38, -3.4e38, -0.0, 0.0, 1e-45], np.float32)
+    places = rng.integers(0, elements, min(elements, 9))
+    extreme[places] = rng.choice(special, places.size)
+    bunched: Array = rng.standard_normal(elements).astype(np.float32) * np.float32(1e-3)
+    bunched[: elements // 50] += np.float32(5.0)
+    return {
+        "mixed": mixed,
+        "extreme": extreme,
+        "constant": np.full(elements, 0.25, np.float32),
+        "zero": np.zeros(elements, np.float32),
+        "ascending": np.sort(mixed),
+        "descending": np.sort(mixed)[::-1].copy(),
+        "all large ones at the beginning": bunched,
+        "few distinct values": np.round(rng.standard_normal(elements)).astype(np.float32),
+    }
+
+
+def same(one: Selection, other: Selection) -> bool:
+    return one.threshold == other.threshold and np.array_equal(one.indices, other.indices)
+
+
+def amounts(elements: int) -> set[int]:
+    return {0, 1, elements // 100, elements // 2, elements}
+
+
+@pytest.mark.parametrize("score", Score)
+@pytest.mark.parametrize("elements", SIZES)
+def test_select_is_exact_whatever_the_guess(elements: int, score: Score) -> None:
+    for name, values in layouts(elements).items():
+        for keep in amounts(elements):
+            for center in (0.0, 1.0, -3e38) if score is Score.MAGNITUDE else (0.0,):
+                expected = selection_reference.select(values, keep, score=score, center=center)
+                for guess in (None, 0.0, -1.0, 1e-3, np.inf, expected.threshold):
+                    got = selection.select(values, keep, score=score, center=center, guess=guess)
+                    assert same(got, expected), (name, keep, center, guess)
+
+
+@pytest.mark.parametrize("elements", LARGE)
+def test_select_is_exact_across_chunks_and_threads(elements: int) -> None:
+    for name, values in layouts(elements).items():
+        for keep in amounts(elements):
+            expected = selection_reference.select(values, keep)
+            for guess in (None, np.inf, expected.threshold):
+                assert same(selection.select(values, keep, guess=guess), expected), (name, keep, guess)
+                set_threads(1)
+                assert same(selection.select(values, keep, guess=guess), expected), (name, keep, guess)
+                set_threads(2)
+
+
+@pytest.mark.parametrize("elements", [*SIZES, CHUNK + 1])
+def test_add_and_select_leaves_the_saturating_sum(elements: int) -> None:
+    gradient = layouts(elements)["extreme"][::-1].copy()
+    for name, values in layouts(elements).items():
+        for keep in amounts(elements):
+            expected_sum = values.copy()
+            expected = selection_reference.add_and_select(gradient, expected_sum, keep)
+            for guess in (None, expected.threshold, np.inf, 1e-9):
+                residual = values.copy()
+                got = selection.add_and_select(gradient, residual, keep, guess=guess)
+                assert same(got, expected), (name, keep, guess)
+                assert np.array_equal(residual.view(np.uint32), expected_sum.view(np.uint32)), name
+
+
+@pytest.mark.parametrize("elements", [*SIZES, *LARGE])
+def test_median_is_the_lower_one_in_the_middle(elements: int) -> None:
+    for name, values in layouts(elements).items():
+        assert selection.median(values) == selection_reference.median(values), name
+
+
+@pytest.mark.parametrize("elements", [*SIZES, CHUNK + 1])
+def test_at_least_includes_the_threshold(elements: int) -> None:
+    for values in layouts(elements).values():
+        for threshold in (0.0, 0.25, 1.0, 1e30):
+            expected = selection_reference.at_least(values, threshold)
+            assert np.array_equal(selection.at_least(values, threshold), expected)
+
+
+floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(arrays.arrays(np.float32, st.integers(1, 200), elements=floats), st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_values(values: Array, data: st.DataObject) -> None:
+    keep = data.draw(st.integers(0, values.size))
+    center = float(values[data.draw(st.integers(0, values.size - 1))])
+    for score in Score:
+        expected = selection_reference.select(values, keep, score=score, center=center)
+        assert same(selection.select(values, keep, score=score, center=center), expected)
+
+
+def test_many_callers_at_once() -> None:
+    values = layouts(2 * CHUNK + 77)["mixed"]
+    expected = selection_reference.select(values, 5000)
+
+    def attempt(guess: float | None) -> Selection:
+        return selection.select(values, 5000, guess=guess)
+
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(attempt, [None, 1.0, 1e30] * 5):
+            assert same(got, expected)
+
+
+def test_what_cannot_be_selected_is_refused() -> None:
+    values = np.zeros(5, np.float32)
+    with pytest.raises(ValueError, match="keep: expected 0 to 5, got 6"):
+        selection.select(values, 6)
+    with pytest.raises(ValueError, match="values: expected at least one element"):
+        selection.median(values[:0])
+    with pytest.raises(ValueError, match="expected contiguous float32"):
+        selection.select(np.zeros(10, np.float32)[::2], 1)

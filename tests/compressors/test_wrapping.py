@@ -1,0 +1,369 @@
+"""What goes around a compressor: clip -> delay -> momentum -> residual (decay) -> compressor -> masking."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from gradwire.compressors import (
+    LayerRule,
+    ModelCompressor,
+    NonFiniteGradient,
+    Payload,
+    SparsePayload,
+    StepContext,
+    TensorSpec,
+    create,
+    decode,
+)
+from gradwire.compressors.feedback import FeedbackState
+from gradwire.compressors.indices import decode_indices
+from gradwire.spec import SpecError
+
+Array = npt.NDArray[np.float32]
+
+SPECS = [
+    TensorSpec(name="a.weight", shape=(6, 10)),
+    TensorSpec(name="a.bias", shape=(6,)),
+    TensorSpec(name="b.weight", shape=(4, 9)),
+]
+WEIGHTS = (0, 2)
+
+
+def gradients(step: int, size: float = 1.0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(spec.shape, generator=generator) * size for spec in SPECS]
+
+
+def model(spec: str, *, bare: bool = False) -> ModelCompressor:
+    return ModelCompressor(SPECS, spec, LayerRule(), 1, 0, bare=bare)
+
+
+def context(step: int = 0) -> StepContext:
+    return StepContext(
+        samples=1, version=step, epoch=math.inf, rng=np.random.default_rng(step), shared_seed=step
+    )
+
+
+def one_tensor(spec: str, steps: list[torch.Tensor]) -> tuple[list[Array], FeedbackState]:
+    """What each step sends, and the state after the last."""
+    compressor = create(spec)
+    state = compressor.init(TensorSpec(name="w", shape=tuple(steps[0].shape)))
+    sent: list[Array] = []
+    for step, gradient in enumerate(steps):
+        payload, state = compressor.compress(gradient, state, context(step))
+        sent.append(decode(payload))
+    assert isinstance(state, FeedbackState)
+    return sent, state
+
+
+def vectors(steps: int, elements: int = 40) -> list[torch.Tensor]:
+    return list(torch.randn(steps, elements, generator=torch.Generator().manual_seed(steps)))
+
+
+CLIP, DELAY, MOMENTUM, DECAY, RATIO, WORKERS = 3.0, 3, 0.75, 0.5, 4, 4
+FULL = f"topk:ratio={RATIO},values=float32,clip={CLIP},delay={DELAY},momentum={MOMENTUM},decay={DECAY}"
+MISTAKES = [
+    "clip after momentum",
+    "clip each tensor",
+    "clip to all of it",
+    "clip what is sent",
+    "delay before momentum",
+    "decay the sum",
+    "decay only when sending",
+    "residual into the velocity",
+    "no masking",
+    "mask everything",
+    "mask dense tensors too",
+    "momentum for large tensors alone",
+]
+
+
+def clipped(values: list[Array], largest: float) -> list[Array]:
+    norm = math.sqrt(sum(float((each.astype(np.float64) ** 2).sum()) for each in values))
+    return [each * np.float32(min(1.0, largest / norm)) for each in values]
+
+
+def reference(steps: int, mistake: str = "") -> list[list[Array] | None]:
+    """What the head of `feedback` says, in plain numpy; on request with one mistake in it."""
+    velocity = [np.zeros(spec.elements, np.float32) for spec in SPECS]
+    residual = [np.zeros(spec.elements, np.float32) for spec in SPECS]
+    pending = [np.zeros(spec.elements, np.float32) for spec in SPECS]
+    pushes: list[list[Array] | None] = []
+    limit = CLIP if mistake == "clip to all of it" else CLIP / math.sqrt(WORKERS)
+    for version in range(steps):
+        holding, sent = bool((version + 1) % DELAY), list[Array]()
+        g = [gradient.numpy().reshape(-1) for gradient in gradients(version)]
+        if mistake == "clip each tensor":
+            g = [clipped([each], limit)[0] for each in g]
+        elif mistake not in ("clip after momentum", "clip what is sent"):
+            g = clipped(g, limit)
+        if mistake == "delay before momentum":
+            pending = [one + other for one, other in zip(pending, g, strict=True)]
+            if holding:
+                pushes.append(None)
+                continue
+            g, pending = pending, [np.zeros_like(each) for each in pending]
+        for i in range(len(g)):
+            m = 0.0 if mistake.startswith("momentum for") and i not in WEIGHTS else MOMENTUM
+            inflow = g[i] + residual[i] if mistake == "residual into the velocity" else g[i]
+            velocity[i] = np.float32(m) * velocity[i] + inflow
+        u = clipped(velocity, limit) if mistake == "clip after momentum" else velocity
+        for i in range(len(g)):
+            decay = np.float32(1.0 if mistake == "decay only when sending" and holding else DECAY)
+            total = (u[i] + residual[i]) * decay if mistake == "decay the sum" else u[i] + decay * residual[i]
+            residual[i] = total
+            if holding:
+                continue
+            if i in WEIGHTS:
+                chosen = np.argsort(-np.abs(total), kind="stable")[: round(total.size / RATIO)]
+                out = np.zeros_like(total)
+                out[chosen] = total[chosen]
+                masked: Any = slice(None) if mistake == "mask everything" else chosen
+                if mistake != "no masking":
+                    velocity[i][masked] = 0.0
+            else:
+                out = torch.from_numpy(total).bfloat16().float().numpy()
+                if mistake == "mask dense tensors too":
+                    velocity[i][:] = 0.0
+            residual[i] = total - out
+            sent.append(out)
+        if mistake == "clip what is sent" and sent:
+            sent = clipped(sent, limit)
+        pushes.append(None if holding else sent)
+    return pushes
+
+
+def ours(steps: int) -> list[list[Array] | None]:
+    compressor, pushes = model(FULL), list[list[Array] | None]()
+    for version in range(steps):
+        payloads = compressor.compress(gradients(version), 8, version=version, workers=WORKERS)
+        pushes.append([decode(payload) for payload in payloads] or None)
+    return pushes
+
+
+def alike(one: list[list[Array] | None], other: list[list[Array] | None]) -> bool:
+    def same(a: list[Array] | None, b: list[Array] | None) -> bool:
+        if a is None or b is None:
+            return a is b
+        return all(np.allclose(x, y, rtol=1e-2, atol=1e-6) for x, y in zip(a, b, strict=True))
+
+    return all(same(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_the_options_act_in_their_order() -> None:
+    expected = reference(21)
+    assert alike(ours(21), expected)
+    assert [push is None for push in expected] == [True, True, False] * 7
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_any_other_order_would_send_something_else(mistake: str) -> None:
+    """So that the test above means something."""
+    assert not alike(ours(21), reference(21, mistake))
+
+
+def test_momentum_and_decay_to_the_bit_over_twenty_steps() -> None:
+    """With powers of two and values of few bits, the definition leaves nothing to rounding for some steps."""
+    rng = np.random.default_rng(2)
+    steps = [rng.integers(-64, 65, 50).astype(np.float32) for _ in range(20)]
+    sent, state = one_tensor(
+        "topk:ratio=5,values=float32,momentum=0.5,decay=0.5", [torch.from_numpy(g) for g in steps]
+    )
+    u, e = np.zeros(50, np.float32), np.zeros(50, np.float32)
+    for g, out in zip(steps, sent, strict=True):
+        u = np.float32(0.5) * u + g
+        r = u + np.float32(0.5) * e
+        chosen = np.argsort(-np.abs(r), kind="stable")[:10]
+        assert np.flatnonzero(out).tolist() == sorted(chosen.tolist())
+        assert out[chosen].tolist() == r[chosen].tolist()
+        e, u = r - out, np.where(out != 0, np.float32(0), u)
+    assert state.velocity is not None
+    assert state.residual.tolist() == e.tolist()
+    assert state.velocity.tolist() == u.tolist()
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=1,values=float32", "randk:ratio=1,values=float32"])
+def test_where_everything_is_sent_masking_leaves_no_momentum(spec: str) -> None:
+    """As in DGC: the velocity of what has been sent is 0, so at ratio 1 the gradient itself goes."""
+    sent, state = one_tensor(f"{spec},momentum=0.9", vectors(5))
+    assert all(np.array_equal(out, g.numpy()) for out, g in zip(sent, vectors(5), strict=True))
+    assert state.velocity is not None
+    assert not state.velocity.any()
+
+
+@pytest.mark.parametrize("spec", ["8bit", "bf16", "4bit", "1bit", "qsgd:feedback=on"])
+def test_plain_sgd_on_dense_payloads_is_momentum_sgd_but_for_the_residual(spec: str) -> None:
+    """What is not sparse is not masked: nothing of it was left behind."""
+    steps, weights = vectors(12), torch.zeros(40, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], lr=1.0, momentum=0.9)
+    for gradient in steps:
+        weights.grad = gradient
+        optimizer.step()
+    extra = "," if ":" in spec else ":"
+    sent, state = one_tensor(f"{spec}{extra}momentum=0.9", steps)
+    np.testing.assert_allclose(-(np.sum(sent, axis=0) + state.residual.numpy()), weights.detach(), atol=1e-4)
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=8", "gcac:ratio=8", "dgc:ratio=8", "randk:ratio=8"])
+def test_masking_clears_the_velocity_where_something_was_sent_and_nowhere_else(spec: str) -> None:
+    compressor, gradient = create(f"{spec},momentum=0.9"), vectors(1)[0]
+    state = compressor.init(TensorSpec(name="w", shape=(40,)))
+    payload, state = compressor.compress(gradient, state, context())
+    assert isinstance(payload, SparsePayload)
+    expected = gradient.clone()
+    expected[decode_indices(payload).astype(np.int64)] = 0.0
+    assert 0 < payload.count < 40
+    assert torch.equal(state.velocity, expected)
+
+
+# Clipping
+
+
+def norm(values: list[Array]) -> float:
+    return math.sqrt(sum(float((each.astype(np.float64) ** 2).sum()) for each in values))
+
+
+@pytest.mark.parametrize("workers", [1, 4, 9])
+def test_clipping_is_to_the_norm_of_the_whole_model_over_the_root_of_the_workers(workers: int) -> None:
+    compressor = model("l1:ratio=1,values=float32,clip=6")
+    for size, version in ((0.001, 0), (1.0, 1), (1e30, 2), (3e37, 3)):
+        given = [g.numpy().reshape(-1) for g in gradients(version, size)]
+        payloads = compressor.compress(gradients(version, size), 8, version=version, workers=workers)
+        factor = min(1.0, 6 / math.sqrt(workers) / norm(given))
+        for payload, g, rel in zip(payloads, given, (1e-6, 2.0**-8, 1e-6), strict=True):
+            np.testing.assert_allclose(decode(payload), g * factor, rtol=rel)
+
+
+def test_what_was_clipped_off_does_not_come_back() -> None:
+    compressor = model("topk:ratio=1,values=float32,clip=1")
+    compressor.compress(gradients(0, 100.0), 8, version=0)
+    payloads = compressor.compress([torch.zeros(spec.shape) for spec in SPECS], 8, version=1)
+    assert norm([decode(payload) for payload in payloads]) < 2.0**-8
+
+
+# Delay
+
+
+def test_what_is_held_back_is_in_the_next_push_as_a_sum() -> None:
+    """Small tensors wait as the large ones do."""
+    compressor, total = model("topk:ratio=1,values=float32,delay=4"), [np.zeros(s.elements) for s in SPECS]
+    for version in range(12):
+        total = [t + g.numpy().reshape(-1) for t, g in zip(total, gradients(version), strict=True)]
+        payloads = compressor.compress(gradients(version), 8, version=version)
+        assert len(payloads) == (3 if version in (3, 7, 11) else 0)
+        for payload, place in zip(payloads, range(3), strict=False):
+            total[place] -= decode(payload)
+            bound = 1e-5 if place in WEIGHTS else np.abs(decode(payload)).max() * 2.0**-8
+            assert np.abs(total[place]).max() <= bound
+
+
+@pytest.mark.parametrize("spec", ["bf16:delay=3", "1bit:delay=3", "krngc:delay=3", "randk:delay=3"])
+def test_the_version_decides_when_a_push_is_due_and_not_how_many_steps_were_taken(spec: str) -> None:
+    """So that all workers push at the same ones, also the one that joins later."""
+    late = model(spec)
+    assert [len(late.compress(gradients(v), 8, version=v)) for v in (10, 11, 12, 13, 14, 17)] == [
+        *(0, 3, 0, 0, 3, 3)
+    ]
+
+
+def test_the_velocity_goes_on_while_a_push_is_held_back() -> None:
+    compressor = model("topk:ratio=1,values=float32,momentum=0.5,delay=2")
+    assert compressor.compress(gradients(0), 8, version=0) == []
+    first = decode(compressor.compress(gradients(1), 8, version=1)[0])
+    g0, g1 = (gradients(v)[0].numpy().reshape(-1) for v in (0, 1))
+    np.testing.assert_allclose(first, g0 + (0.5 * g0 + g1), atol=1e-6)
+
+
+# Small tensors, and none of all this
+
+
+@pytest.mark.parametrize(
+    ("chosen", "small"),
+    [
+        ("topk", "bf16"),
+        ("4bit:clip=1,delay=2", "bf16"),
+        ("dgc", "bf16:momentum=0.9"),
+        ("dgc:momentum=0", "bf16"),
+        ("dgc:feedback=off", "bf16:feedback=off"),
+        ("krngc:decay=0.25", "bf16:decay=0.25,momentum=0.9"),
+        ("signsgd", "bf16:feedback=off"),
+        ("qsgd:feedback=on,momentum=0.5", "bf16:momentum=0.5"),
+        ("none", "none"),
+        ("fp16:momentum=0.5", "fp16:momentum=0.5"),
+    ],
+)
+def test_small_tensors_get_feedback_and_momentum_as_the_large_ones(chosen: str, small: str) -> None:
+    assert LayerRule().choose(SPECS[1], chosen) == small
+    assert LayerRule().choose(SPECS[0], chosen) == chosen
+    create(small)
+
+
+@pytest.mark.parametrize("spec", ["topk", "dgc:ratio=4", "krngc:ratio=4", "4bit:levels=groups", "1bit"])
+def test_a_bare_compressor_keeps_nothing(spec: str) -> None:
+    compressor, again, payloads = model(spec, bare=True), model(spec, bare=True), list[Payload]()
+    for version in range(4):
+        payloads = compressor.compress(gradients(version), 8, version=version, epoch=math.inf)
+        assert compressor.residual_norm() == 0.0
+    last = again.compress(gradients(3), 8, version=3, epoch=math.inf)
+    assert [p.data.tobytes() for p in payloads] == [p.data.tobytes() for p in last]
+
+
+@pytest.mark.parametrize("option", ["feedback=on", "decay=0.5", "momentum=0.9", "clip=1", "delay=2"])
+def test_a_bare_compressor_takes_none_of_these_options(option: str) -> None:
+    with pytest.raises(SpecError, match="unknown key"):
+        model(f"topk:{option}", bare=True)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=4", "krngc:ratio=4", "1bit", "4bit", "gcac:values=4bit"])
+@pytest.mark.parametrize("extra", ["momentum=0", "momentum=0.9", "delay=2,momentum=0"])
+def test_a_refused_push_joins_the_residual(spec: str, extra: str) -> None:
+    """All of it is there again; the velocity stays masked, since a payload does not say what it was."""
+    compressor = model(f"{spec}{',' if ':' in spec else ':'}{extra}")
+    payloads: list[Payload] = []
+    version = 0
+    while not payloads:
+        payloads = compressor.compress(gradients(0), 8, version=version)
+        version += 1
+    compressor.restore(payloads)
+    assert compressor.residual_norm() == pytest.approx(
+        norm([version * g.numpy().reshape(-1) for g in gradients(0)]), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "spec",
+    ["krngc:ratio=4,delay=2", "krngc:ratio=4", "dgc:ratio=4", FULL, "gcac:values=4bit,momentum=0.5", "qsgd"],
+)
+def test_a_gradient_that_is_not_finite_changes_nothing(spec: str, bad: float) -> None:
+    """Neither at a version that is held back nor at one that is sent."""
+    touched, untouched = model(spec), model(spec)
+    for version in range(6):
+        poisoned = gradients(version)
+        poisoned[2][1, 1] = bad
+        with pytest.raises(NonFiniteGradient, match=r"b\.weight"):
+            touched.compress(poisoned, 8, version=version)
+        one = touched.compress(gradients(version), 8, version=version)
+        other = untouched.compress(gradients(version), 8, version=version)
+        assert [p.data.tobytes() for p in one] == [p.data.tobytes() for p in other]
+        assert touched.residual_norm() == untouched.residual_norm()
+
+
+@pytest.mark.parametrize("spec", [FULL, "dgc:ratio=4", "krngc:ratio=4", "8bit:momentum=0.9,decay=0.9"])
+def test_the_largest_gradients_leave_finite_payloads_and_residuals(spec: str) -> None:
+    compressor = model(spec)
+    for version in range(6):
+        sign = -1.0 if version == 4 else 1.0
+        huge = [torch.full(each.shape, sign * 3.4e38) for each in SPECS]
+        for payload in compressor.compress(huge, 8, version=version):
+            assert np.isfinite(decode(payload)).all()
+        assert math.isfinite(compressor.residual_norm())

@@ -1,0 +1,80 @@
+"""The example of a third party's package: installed as users would, found by its entry point, used."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "third_party_compressor"
+GUIDE = ROOT / "docs" / "compressors" / "own-compressor.md"
+
+pytestmark = pytest.mark.timeout(300)  # a busy machine starts processes slowly
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the package is installed in, and nothing else: the rest is what runs this test."""
+    source, folder = tmp_path_factory.mktemp("source") / "package", tmp_path_factory.mktemp("site")
+    shutil.copytree(EXAMPLE, source)  # a build leaves files behind
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", folder, source], check=True)
+    return folder
+
+
+def run(site: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_it_uses_only_what_is_public() -> None:
+    source = (EXAMPLE / "gradwire_ternary.py").read_text()
+    assert set(re.findall(r"from (gradwire[\w.]*) import", source)) == {"gradwire.compressors"}
+    assert "import gradwire" not in source.replace("from gradwire.compressors import", "")
+    assert len(source.splitlines()) <= 80
+
+
+def test_the_check_of_the_guide_passes(site: Path, tmp_path: Path) -> None:
+    """The guide's own code, on the guide's own compressor."""
+    (check,) = re.findall(r"```python\n# check\.py\n(.*?)```", GUIDE.read_text(), re.S)
+    done = run(site, "-c", check, "ternary:factor=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("holds\n")
+
+
+def test_the_guide_shows_the_example_as_it_is() -> None:
+    assert f"```python\n{(EXAMPLE / 'gradwire_ternary.py').read_text()}```" in GUIDE.read_text()
+
+
+def test_it_trains_through_real_daemons(site: Path, tmp_path: Path) -> None:
+    arguments = ["--compressor", "ternary:factor=1", "--downlink", "ternary", "--workers", "2"]
+    once = ["--epochs", "1", "--no-baseline", "--out", "here", "--json", "report.json"]
+    done = run(site, "-m", "gradwire.deploy.cli", *arguments, *once, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["steps"] == 22
+    assert report["refused_pushes"] == 0
+    # Two bits per weight: a sixteenth of float32, less a level per tensor.
+    assert 15.9 < report["compressed_raw_bytes_up"] / report["compressed_payload_bytes_up"] < 16
+    assert report["raw_bytes_down"] / report["wire_bytes_down"] > 8
+
+
+def test_an_option_that_it_refuses_is_named(site: Path, tmp_path: Path) -> None:
+    done = run(site, "-m", "gradwire.deploy.cli", "--compressor", "ternary:memory=2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "memory: expected at least 0 and below 1, got 2" in done.stderr
