@@ -28,7 +28,7 @@ from .payload import (
     payload_bytes,
     wire_bytes,
 )
-from .reduction import decode, reduce_payloads
+from .reduction import add_update, decode, reduce_payloads
 from .registry import CompressorEntry, check_downlink, create, create_bare, lossless, wrapping_of
 from .validation import check_announcement, validate
 from .wrapping import Wrapping
@@ -57,6 +57,7 @@ __all__ = [
     "TensorSpec",
     "ValuePayload",
     "Wrapping",
+    "add_update",
     "check_announcement",
     "check_downlink",
     "create",

@@ -44,6 +44,7 @@ class FeedbackState:
     def restore(self, payload: Payload) -> None:
         """Put back what a payload that nobody accepted would have delivered."""
         add_payloads([payload], [1.0], self.residual.numpy())
+        self.residual.clamp_(-_LARGEST, _LARGEST)
 
     def residual_norm(self) -> float:
         """Euclidean norm of the residual, accumulated in float64."""

@@ -17,7 +17,7 @@ Source: the thesis on near-centroid and k-reciprocal gradient compression, chapt
                 They carry the least information, and training with them fails (docs/accuracy.md)
 
 Momentum correction and the delay of the paper are options of every compressor (`wrapping.Wrapping`).
-Of equal values at an end, `distinct` takes those with the lower index first.
+Of equal values at an end, `distinct` takes those with the lower index, unless they are at both ends.
 """
 
 from __future__ import annotations
@@ -74,8 +74,12 @@ class MutualNeighbours:
 
 
 def extremes(total: Float32, keep: int) -> Indices:
-    """The `keep` elements of largest worst rank: the ends of the sorted order, the upper one first."""
-    lows = keep // 2
+    """The `keep` elements of largest worst rank: half of them from either end of the sorted order.
+
+    Both ends rank alike, so of an odd number the last comes from the end that lies farther from zero: an end
+    of zeros, which is what has been sent before, would be chosen again and again.
+    """
+    lows = (keep + int(keep > 0 and -total.min() > total.max())) // 2
     high = selection.select(total, keep - lows, score=Score.LARGEST).indices
     low = selection.select(total, lows, score=Score.SMALLEST).indices
     both = np.union1d(high, low)

@@ -4,7 +4,12 @@ Source: the thesis on near-centroid and k-reciprocal gradient compression, chapt
 centroid is the element with the least summed distance to all others, found by comparing every pair. For
 numbers that element is the median: the sum of |x - c| falls towards the middle of the sorted values from
 both sides. So one exact selection of the median, and one of the largest |r - median|, do what the paper does
-in O(d^2); a test compares the two. Of an even number of elements both middle ones qualify; we take the lower.
+in O(d^2); a test compares the two. Of an even number of elements both middle ones qualify; we take the
+lower.
+
+With error feedback this has a blind spot: what was sent is 0 in the residual, and where the median is not
+near 0, that is far from it and chosen again. Gradients have a median near 0; a tensor of equal values has
+not.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
+import torch
 
 from . import kernels
 from .indices import Indices, decode_indices
@@ -45,6 +46,16 @@ def decode(payload: Payload) -> Float32:
     else:
         reduce_payloads([payload], [1.0], out)
     return out
+
+
+def add_update(payload: Payload, parameter: torch.Tensor) -> None:
+    """Add an update to a parameter, in place, on whichever device: server and workers, to the same bits.
+
+    A payload of no elements leaves it as it is; adding zeros would turn -0 into 0.
+    """
+    if isinstance(payload, SparsePayload) and not payload.count:
+        return
+    parameter.add_(torch.from_numpy(decode(payload)).view(parameter.shape).to(parameter.device))
 
 
 def subtract(payload: Payload, residual: Float32) -> Indices | None:
@@ -143,6 +154,7 @@ def _add_votes(
         datas, np.tile(np.array([-1, 1], np.float32), (len(datas), 1)), count, keep=False
     )
     np.sign(count, out=count)
-    count *= np.float32(math.fsum(weights.astype(np.float64) * levels))
+    level = math.fsum(weights.astype(np.float64) * levels)
+    count *= np.float32(min(level, float(kernels.FLOAT32_MAX)))
     if keep:
         out += count

@@ -108,8 +108,14 @@ BUILT_IN: Mapping[str, CompressorEntry] = {
     ),
     # Some elements.
     "dgc": CompressorEntry(options=DgcOptions, build=dgc, wrapping=Wrapping(momentum=0.9)),
-    "gcac": CompressorEntry(options=SparseOptions, build=near_centroid),
-    "krngc": CompressorEntry(options=KReciprocalOptions, build=k_reciprocal, wrapping=Wrapping(momentum=0.9)),
+    # What has been sent is 0, and may be farthest from the median or at an end: it would be chosen again.
+    "gcac": CompressorEntry(options=SparseOptions, build=near_centroid, downlink=lambda options: False),
+    "krngc": CompressorEntry(
+        options=KReciprocalOptions,
+        build=k_reciprocal,
+        wrapping=Wrapping(momentum=0.9),
+        downlink=lambda options: False,
+    ),
     "l1": CompressorEntry(options=SparseOptions, build=top_k, wrapping=WITHOUT_FEEDBACK),
     "randk": CompressorEntry(options=SparseOptions, build=rand_k),
     "threshold": CompressorEntry(options=ThresholdOptions, build=threshold, downlink=lambda options: False),

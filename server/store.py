@@ -29,7 +29,7 @@ from ..compressors import (
     ModelCompressor,
     Payload,
     SparsePayload,
-    decode,
+    add_update,
     lossless,
     reduce_payloads,
     wire_bytes,
@@ -147,7 +147,7 @@ class Store:
         # A warm-up is for gradients: updates are compressed in full from the first.
         payloads = self._encoders[partition].compress(differences, 1, version=version, epoch=math.inf)
         for tensor, payload in zip(tensors, payloads, strict=True):
-            self.replica[tensor].view(-1).add_(torch.from_numpy(decode(payload)))
+            add_update(payload, self.replica[tensor])
         return self._encode(partition, version, Content.DELTA, payloads)
 
     def snapshot(self, partition: int) -> Broadcast:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ..compressors import Payload, decode
+from ..compressors import Payload, add_update, decode
 from ..proto.manifest import DTYPE, Manifest
 from ..proto.messages import Content, Tensor, Update
 
@@ -50,11 +50,10 @@ class Replica:
         with torch.no_grad():
             for tensor, payload in zip(update.tensors, payloads, strict=True):
                 parameter = self.parameters[tensor.tensor]
-                values = torch.from_numpy(decode(payload)).view(parameter.shape).to(parameter.device)
                 if update.content is Content.VALUES:
-                    parameter.copy_(values)
+                    parameter.copy_(torch.from_numpy(decode(payload)).view(parameter.shape))
                 else:
-                    parameter.add_(values)
+                    add_update(payload, parameter)
         self.version = update.version
 
     def gradients(self) -> list[torch.Tensor]:

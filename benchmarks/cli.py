@@ -1,0 +1,41 @@
+"""gc-bench: compressors against the speed of memory, and what they cost in accuracy."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+
+# Each has `add_arguments(parser)` and `run(given) -> exit code`; imported when it is asked for, because
+# they import torch.
+COMMANDS = {
+    "compressors": ("speed, ratio and error of every compressor", "compressors"),
+    "accuracy": ("accuracy of every compressor on digits, at 10 x and 100 x", "compressor_accuracy"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(prog="gc-bench", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"gc-bench {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (summary, module) in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if arguments[:1] == [name]:
+            chosen = importlib.import_module(f".{module}", __package__)
+            command.description = chosen.__doc__
+            chosen.add_arguments(command)
+            command.set_defaults(run=chosen.run)
+    given = parser.parse_args(arguments)
+    code: int = given.run(given)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,281 @@
+"""`gc-bench compressors`: every compressor against the speed of memory, its promise and its error.
+
+A row is the whole call of a worker in steady state, on one matrix: the check for infinities, error feedback,
+compression, a new payload. Its peer is `torch.add_` on float32 tensors of that size, 12 bytes moved per
+element, repeated in turn with it; medians are compared. What is counted as moved is the least that feedback
+needs, 12 bytes per element to read gradient and residual and write the residual, and the payload.
+
+Below the table stand exact selection of the top 1 % against `torch.topk` and `np.argpartition`, and the bits
+that an index takes against the entropy of where the kept elements are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ..compressors import (
+    LayerRule,
+    LinearPayload,
+    ModelCompressor,
+    Payload,
+    QuantizedPayload,
+    SparsePayload,
+    TensorSpec,
+    decode,
+    warm_up,
+    wire_bytes,
+)
+from ..compressors.kernels import selection, sparse
+from ..compressors.registry import names
+from ..deploy.report import write_atomically
+from ..exits import Exit
+from ..spec import parse_spec
+
+ADD_BYTES = 12.0
+SAMPLES = 32
+# After a parallel region torch's OpenMP threads spin for some milliseconds before they sleep; see `kernels`.
+REST_S = 0.02
+FIRST_STEPS = 3  # until thresholds and residuals have settled
+RATIOS = (10, 100)
+DENSITIES = (0.1, 0.01, 0.001)
+TOP = 100  # one element in so many
+SPARSIFIERS = ("dgc", "gcac", "krngc", "l1", "randk", "topk")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """seconds: median of a call. ratio_to_add: its bandwidth, as a part of `torch.add_`'s in the same run.
+    error_norm: what the first payload misses of its gradient, as a part of it; Euclidean norms.
+    promised_ratio: of float32 to the payload, by the spec; None where it depends on the gradient."""
+
+    name: str
+    device: str
+    dtype: str
+    elements: int
+    seconds: float
+    bytes_moved: float
+    ratio_to_add: float
+    wire_bytes: int
+    raw_bytes: int
+    promised_ratio: float | None
+    achieved_ratio: float
+    error_norm: float
+
+
+def default_specs() -> list[str]:
+    """Every compressor in the registry; sparsifiers at both ratios and without warm-up, and some variants."""
+    plain = [name for name in names() if name not in SPARSIFIERS]
+    kept = [f"{name}:ratio={ratio},warmup=0" for ratio in RATIOS for name in SPARSIFIERS]
+    variants = ["qsgd:bits=2", "qsgd:bits=8", "topk:ratio=100,values=4bit", "topk:ratio=100,values=1bit"]
+    return [*plain, *kept, *variants]
+
+
+def promised_ratio(spec: str, payload: Payload) -> float | None:
+    """What the spec says of the payload's size."""
+    match payload:
+        case SparsePayload():
+            ratio = parse_spec("compressor", spec).options.get("ratio")
+            return None if ratio is None else float(ratio)
+        case QuantizedPayload():
+            return 32 / payload.scheme.bits
+        case LinearPayload():
+            return 32 / payload.bits
+        case _:
+            return 4 / payload.format.element_bytes
+
+
+class _Subject:
+    """One compressor on one matrix of random values, going on from step to step."""
+
+    def __init__(self, spec: str, elements: int, dtype: str) -> None:
+        tensor = TensorSpec(name="w", shape=(1, elements))
+        self._compressor = ModelCompressor([tensor], spec, LayerRule(), seed=0, rank=0)
+        generator = torch.Generator().manual_seed(0)
+        self._gradients = [
+            (torch.randn(1, elements, generator=generator) * 0.02).to(DTYPES[dtype]) for _ in range(2)
+        ]
+        self._version = 0
+        first = self._gradients[0].float()
+        self.payload = self.step()
+        missed = first.view(-1).numpy() - decode(self.payload)
+        norm = float(np.linalg.norm(first.numpy().astype(np.float64)))
+        self.error_norm = float(np.linalg.norm(missed.astype(np.float64))) / norm if norm else 0.0
+        for _ in range(FIRST_STEPS):
+            self.payload = self.step()
+
+    def step(self) -> Payload:
+        gradient = self._gradients[self._version % 2].float()
+        self._version += 1
+        return self._compressor.compress([gradient], SAMPLES, version=self._version)[0]
+
+
+def interleaved(tasks: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """Median seconds of each, run in turn."""
+    seconds: list[list[float]] = [[] for _ in tasks]
+    for _ in range(repeats):
+        for task, taken in zip(tasks, seconds, strict=True):
+            time.sleep(REST_S)
+            started = time.perf_counter()
+            task()
+            taken.append(time.perf_counter() - started)
+    return [statistics.median(taken) for taken in seconds]
+
+
+def measure(spec: str, elements: int, dtype: str, repeats: int) -> Row:
+    """One row."""
+    subject = _Subject(spec, elements, dtype)
+    one, other = torch.ones(elements), torch.ones(elements)
+    seconds, add_seconds = interleaved([subject.step, lambda: one.add_(other)], repeats)
+    sent = wire_bytes(subject.payload)
+    moved = ADD_BYTES * elements + sent
+    return Row(
+        name=spec,
+        device="cpu",
+        dtype=dtype,
+        elements=elements,
+        seconds=seconds,
+        bytes_moved=moved,
+        ratio_to_add=moved / seconds / (ADD_BYTES * elements / add_seconds),
+        wire_bytes=sent,
+        raw_bytes=4 * elements,
+        promised_ratio=promised_ratio(spec, subject.payload),
+        achieved_ratio=4 * elements / sent,
+        error_norm=subject.error_norm,
+    )
+
+
+def selection_ratios(elements: int, repeats: int) -> Mapping[str, float]:
+    """How many times longer the peers take than exact selection of the largest 1 %."""
+    tensor = torch.randn(elements, generator=torch.Generator().manual_seed(0)) * 0.02
+    values, keep = tensor.numpy(), max(1, elements // TOP)
+    guess = selection.select(values, keep).threshold
+    cold, guessed, topk, partition = interleaved(
+        [
+            lambda: selection.select(values, keep),
+            lambda: selection.select(values, keep, guess=guess),
+            lambda: torch.topk(tensor.abs(), keep),
+            lambda: np.argpartition(np.abs(values), elements - keep),
+        ],
+        repeats,
+    )
+    return {
+        "torch.topk / cold": topk / cold,
+        "torch.topk / with the last threshold": topk / guessed,
+        "np.argpartition / cold": partition / cold,
+        "np.argpartition / with the last threshold": partition / guessed,
+    }
+
+
+def index_ratio(density: float, elements: int) -> float:
+    """Bits per index of uniformly random places, to their entropy."""
+    count = max(1, round(density * elements))
+    places = np.random.default_rng(0).permutation(elements)[:count]
+    indices = np.sort(places).astype(np.uint32)
+    bits = 8 * sparse.encode_gaps(indices, elements, sparse.gaps_low_bits(elements, count)).size / count
+    entropy = -(density * math.log2(density) + (1 - density) * math.log2(1 - density)) / density
+    return bits / entropy
+
+
+def table(rows: Sequence[Row]) -> Table:
+    shown = Table(title="compressors, whole call with error feedback")
+    for heading in ("compressor", "dtype", "elements", "ms", "of add_", "promised", "achieved", "error"):
+        shown.add_column(heading, justify="left" if heading in ("compressor", "dtype") else "right")
+    for row in rows:
+        shown.add_row(
+            row.name,
+            row.dtype,
+            f"{row.elements:,}",
+            f"{row.seconds * 1e3:.2f}",
+            f"{row.ratio_to_add:.2f}",
+            "–" if row.promised_ratio is None else f"{row.promised_ratio:g} x",
+            f"{row.achieved_ratio:.2f} x",
+            f"{row.error_norm:.3f}",
+        )
+    return shown
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Bandwidth over achieved ratio, for the largest tensors."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    largest = max(row.elements for row in rows)
+    figure, axes = pyplot.subplots(figsize=(9, 6))
+    for row in rows:
+        if row.elements == largest and row.dtype == rows[0].dtype:
+            axes.plot(row.achieved_ratio, row.ratio_to_add, "o", color="tab:blue")
+            axes.annotate(row.name, (row.achieved_ratio, row.ratio_to_add), fontsize=7)
+    axes.set(
+        xscale="log",
+        xlabel="float32 bytes / bytes on the wire",
+        ylabel="bandwidth / torch.add_",
+        title=f"{largest:,} elements",
+    )
+    axes.axhline(1.0, color="grey", linewidth=0.5)
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part.replace("_", "")) for part in text.split(",")]
+
+
+def _dtypes(text: str) -> list[str]:
+    chosen = text.split(",")
+    if unknown := [name for name in chosen if name not in DTYPES]:
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(DTYPES)}, got {', '.join(unknown)}")
+    return chosen
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--elements", type=_numbers, default="100_000,1_000_000,25_000_000", metavar="N,...")
+    parser.add_argument(
+        "--dtypes", type=_dtypes, default="float32", metavar="NAME,...", help=", ".join(DTYPES)
+    )
+    parser.add_argument("--compressors", nargs="+", metavar="SPEC", help="only these")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="all rows")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="bandwidth over ratio, as SVG, PNG or PDF")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Returns the exit code."""
+    warm_up()
+    specs = given.compressors or default_specs()
+    rows = [
+        measure(spec, elements, dtype, given.repeats)
+        for elements in given.elements
+        for dtype in given.dtypes
+        for spec in specs
+    ]
+    console = Console()
+    console.print(table(rows))
+    largest = max(given.elements)
+    console.print(f"exact top 1 % of {largest:,}, time of the peer / ours:")
+    for name, ratio in selection_ratios(largest, given.repeats).items():
+        console.print(f"  {name}: {ratio:.1f}")
+    console.print("bits per index / entropy, random places in 1,000,000:")
+    for density in DENSITIES:
+        console.print(f"  {density:.1%}: {index_ratio(density, 1_000_000):.3f}")
+    if given.json is not None:
+        plain: list[Mapping[str, Any]] = [asdict(row) for row in rows]
+        write_atomically(given.json, json.dumps(plain, indent=2, allow_nan=False) + "\n")
+    if given.plot is not None:
+        plot(rows, given.plot)
+    return Exit.DONE

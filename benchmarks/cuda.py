@@ -1,0 +1,149 @@
+"""The Triton kernels: built, checked against the plain ones bit for bit, and timed.
+
+    python -m gradwire.benchmarks.cuda [--elements 25000000] [--repeats 20] [--json FILE]
+
+Peers, on the same GPU and in turn: a device copy (8 bytes moved per element) for bandwidth, `torch.topk` of
+the largest 1 % for selection. Without a GPU the checks run in Triton's interpreter on a small tensor, and
+nothing is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..compressors.kernels import reference, selection_reference
+from ..compressors.payload import CodeScheme, Float32
+
+COPY_BYTES = 8
+TOP = 100  # one element in so many
+LEVELS: dict[CodeScheme, Float32] = {
+    CodeScheme.SIGNED_4BIT: np.array([0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07], np.float32),
+    CodeScheme.SIGNED_2BIT: np.array([0.02], np.float32),
+}
+CHECKED_ELEMENTS = 5003  # without a GPU: the interpreter is slow
+
+
+def check(gradient: Float32, residual: Float32, device: torch.device) -> None:
+    """Raise `AssertionError` unless every kernel gives the reference's bits."""
+    from ..compressors.kernels import cuda
+
+    given = torch.from_numpy(gradient).to(device)
+    for scheme, levels in LEVELS.items():
+        expected, codes = residual.copy(), np.empty(scheme.code_bytes(gradient.size), np.uint8)
+        reference.quantize(scheme, gradient, expected, levels, codes)
+        ours = torch.from_numpy(residual.copy()).to(device)
+        data = torch.zeros(codes.size, dtype=torch.uint8, device=device)
+        cuda.quantize(scheme, given, ours, levels, data)
+        assert np.array_equal(data.cpu().numpy(), codes), f"{scheme.value}: codes"
+        assert np.array_equal(ours.cpu().numpy().view(np.uint32), expected.view(np.uint32)), scheme.value
+    keep = gradient.size // TOP
+    for center in (0.0, cuda.median(given)):
+        chosen = selection_reference.select(gradient, keep, center=center)
+        indices, threshold = cuda.select(given, keep, center=center)
+        assert np.array_equal(indices.cpu().numpy(), chosen.indices), f"select around {center}"
+        assert threshold == chosen.threshold, f"threshold around {center}"
+    assert cuda.median(given) == selection_reference.median(gradient), "median"
+
+
+def interleaved(tasks: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """Median seconds of each on the GPU, run in turn after a first time that compiles."""
+    seconds: list[list[float]] = [[] for _ in tasks]
+    for repeat in range(repeats + 1):
+        for task, taken in zip(tasks, seconds, strict=True):
+            started, ended = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+            started.record()
+            task()
+            ended.record()
+            torch.cuda.synchronize()
+            if repeat:
+                taken.append(started.elapsed_time(ended) / 1e3)
+    return [statistics.median(taken) for taken in seconds]
+
+
+def measure(gradient: torch.Tensor, residual: torch.Tensor, repeats: int) -> list[dict[str, object]]:
+    """A row for each kernel."""
+    from ..compressors.kernels import cuda
+
+    elements = gradient.numel()
+    keep, other = elements // TOP, torch.empty_like(gradient)
+    schemes = list(LEVELS)
+    datas = [
+        torch.zeros(scheme.code_bytes(elements), dtype=torch.uint8, device=gradient.device)
+        for scheme in schemes
+    ]
+
+    def quantizer(scheme: CodeScheme, data: torch.Tensor) -> Callable[[], object]:
+        return lambda: cuda.quantize(scheme, gradient, residual, LEVELS[scheme], data)
+
+    tasks: dict[str, tuple[Callable[[], object], float]] = {
+        f"{scheme.value} with feedback": (quantizer(scheme, data), 12 + scheme.bits / 8)
+        for scheme, data in zip(schemes, datas, strict=True)
+    }
+    tasks["top 1 %"] = (lambda: cuda.select(gradient, keep), 8 + 4 / TOP)
+    tasks["add and top 1 %"] = (lambda: cuda.add_and_select(gradient, residual, keep), 12 + 4 / TOP)
+    tasks["median"] = (lambda: cuda.median(gradient), 4)
+    peers: list[Callable[[], object]] = [
+        lambda: other.copy_(gradient),
+        lambda: torch.topk(gradient.abs(), keep),
+    ]
+    copy_s, topk_s, *taken = interleaved([*peers, *(task for task, _ in tasks.values())], repeats)
+    bandwidth = COPY_BYTES * elements / copy_s
+    return [
+        {
+            "name": name,
+            "device": torch.cuda.get_device_name(),
+            "elements": elements,
+            "seconds": seconds,
+            "bytes_moved": moved * elements,
+            "ratio_to_copy": moved * elements / seconds / bandwidth,
+            "ratio_to_topk": topk_s / seconds,
+        }
+        for (name, (_, moved)), seconds in zip(tasks.items(), taken, strict=True)
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--elements", type=int, default=25_000_000)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(argv)
+
+    there = torch.cuda.is_available()
+    if not there:
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+    rng = np.random.default_rng(0)
+    elements = options.elements if there else CHECKED_ELEMENTS
+    gradient, residual = (rng.standard_normal((2, elements)) * 0.02).astype(np.float32)
+    device = torch.device("cuda" if there else "cpu")
+    check(gradient, residual, device)
+    where = torch.cuda.get_device_name() if there else "Triton's interpreter; there is no GPU"
+    print(f"{elements:,} elements: every kernel gives the reference's bits ({where})")
+    rows: list[dict[str, object]] = []
+    if there:
+        rows = measure(
+            torch.from_numpy(gradient).to(device), torch.from_numpy(residual).to(device), options.repeats
+        )
+        for row in rows:
+            print(
+                f"{row['name']:<28}{row['seconds']:.2e} s, {row['ratio_to_copy']:.2f} of a copy, "
+                f"{row['ratio_to_topk']:.1f} x torch.topk"
+            )
+    else:
+        print("nothing was timed")
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+# mypy: ignore-errors
+# pyright: basic, reportGeneralTypeIssues=false, reportAssignmentType=false
+# pyright: reportOperatorIssue=false, reportArgumentType=false
+"""The Triton kernels behind `cuda`: quantization with feedback, and the passes of an exact selection.
+
+Sums and differences are rounded after each operation and denormals are kept, as on the CPU, so the same bits
+come out. There are no multiplications that could be fused.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# As numbers of the kernels' own: a kernel may not refer to a plain Python global.
+LARGEST = tl.constexpr(3.4028234663852886e38)
+BINS = 2048
+
+
+@triton.jit
+def quantize(
+    gradient,
+    residual,
+    levels,
+    words,
+    elements,
+    FOUR_BITS: tl.constexpr,
+    PER_WORD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """`reference.quantize`. levels: float32 pointer; words: int32 pointer to the packed codes."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < elements
+    total = tl.load(gradient + at, mask=inside, other=0.0) + tl.load(residual + at, mask=inside, other=0.0)
+    total = tl.minimum(tl.maximum(total, -LARGEST), LARGEST)
+    size = tl.abs(total)
+    if FOUR_BITS:
+        index = tl.zeros((BLOCK,), tl.int32)
+        value = tl.zeros((BLOCK,), tl.float32)
+        for k in tl.static_range(7):
+            level = tl.load(levels + k)
+            beyond = size > level
+            index += beyond.to(tl.int32)
+            value = tl.where(beyond, level, value)
+        code = tl.where((total > 0) & (index > 0), index + 8, index)
+    else:
+        level = tl.load(levels)
+        beyond = size >= level
+        value = tl.where(beyond, level, 0.0)
+        code = tl.where(beyond, tl.where(total > 0, 3, 2), 0)
+    code = tl.where(inside, code, 0)
+    tl.store(residual + at, total - tl.where(total < 0, -value, value), mask=inside)
+    bits: tl.constexpr = 32 // PER_WORD
+    shifts = tl.arange(0, PER_WORD) * bits
+    packed = tl.sum(tl.reshape(code, (BLOCK // PER_WORD, PER_WORD)) << shifts[None, :], axis=1)
+    place = tl.program_id(0) * (BLOCK // PER_WORD) + tl.arange(0, BLOCK // PER_WORD)
+    tl.store(words + place, packed, mask=place < (elements + PER_WORD - 1) // PER_WORD)
+
+
+@triton.jit
+def add(gradient, residual, elements, BLOCK: tl.constexpr):
+    """residual += gradient, saturating."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < elements
+    total = tl.load(gradient + at, mask=inside, other=0.0) + tl.load(residual + at, mask=inside, other=0.0)
+    tl.store(residual + at, tl.minimum(tl.maximum(total, -LARGEST), LARGEST), mask=inside)
+
+
+@triton.jit
+def _keys(values, at, inside, center, ORDERED: tl.constexpr):
+    """Unsigned numbers, as int64, that are ordered as the scores are: x itself, or |x - center|."""
+    value = tl.load(values + at, mask=inside, other=0.0)
+    if ORDERED:
+        bits = (value + 0.0).to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF  # no negative zero
+        return tl.where(bits >= 0x80000000, 0xFFFFFFFF - bits, bits + 0x80000000)
+    return tl.abs(value - center).to(tl.int32, bitcast=True).to(tl.int64)
+
+
+@triton.jit
+def histogram(
+    values,
+    elements,
+    center,
+    counts,
+    prefix,
+    SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ORDERED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """Add to counts (int32) how many keys have each value of the WIDTH bits from SHIFT on, of those whose
+    higher bits are `prefix`. A program takes BLOCKS blocks."""
+    bins: tl.constexpr = 2048
+    found = tl.zeros((2 * bins,), tl.int32)
+    for block in range(BLOCKS):
+        at = (tl.program_id(0) * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < elements
+        key = _keys(values, at, inside, center, ORDERED)
+        chosen = inside & ((key >> (SHIFT + WIDTH)) == prefix)
+        part = (key >> SHIFT) & ((1 << WIDTH) - 1)
+        found += tl.histogram(tl.where(chosen, part, bins).to(tl.int32), 2 * bins)
+    place = tl.arange(0, 2 * bins)
+    tl.atomic_add(counts + place, found, mask=(place < bins) & (found > 0))
+
+
+@triton.jit
+def count(values, elements, center, threshold, above, equal, BLOCK: tl.constexpr):
+    """How many keys of each block lie above the threshold, and how many equal it."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < elements
+    key = _keys(values, at, inside, center, False)
+    tl.store(above + tl.program_id(0), tl.sum((inside & (key > threshold)).to(tl.int32)))
+    tl.store(equal + tl.program_id(0), tl.sum((inside & (key == threshold)).to(tl.int32)))
+
+
+@triton.jit
+def write(values, elements, center, threshold, above, equal, ties, indices, BLOCK: tl.constexpr):
+    """The indices of the keys above the threshold, and of the first `ties` that equal it, in ascending order.
+
+    above, equal: how many there are in all blocks before each.
+    """
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < elements
+    key = _keys(values, at, inside, center, False)
+    higher = (inside & (key > threshold)).to(tl.int32)
+    same = (inside & (key == threshold)).to(tl.int32)
+    highers_before = tl.load(above + tl.program_id(0)) + tl.cumsum(higher, axis=0) - higher
+    ties_before = tl.load(equal + tl.program_id(0)) + tl.cumsum(same, axis=0) - same
+    chosen = (higher > 0) | ((same > 0) & (ties_before < ties))
+    tl.store(indices + highers_before + tl.minimum(ties_before, ties), at, mask=chosen)
