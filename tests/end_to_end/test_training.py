@@ -51,17 +51,28 @@ def small_job(daemons: Daemons, *arguments: str, workers: int, task: str = SMALL
 # ---- the same bits, the same mathematics
 
 
-@pytest.mark.parametrize("downlink", ["none", "bf16"])
+@pytest.mark.parametrize(
+    ("compressor", "downlink"),
+    [
+        ("4bit", "none"),
+        ("4bit", "bf16"),
+        ("qsgd:bits=2", "topk:ratio=4"),
+        ("krngc:ratio=4,delay=2", "none"),
+        ("randk:ratio=4", "qsgd"),
+        ("signsgd", "1bit"),
+    ],
+)
 def test_two_runs_with_one_seed_end_with_the_same_bits_whatever_the_order(
-    daemons: Daemons, downlink: str
+    daemons: Daemons, compressor: str, downlink: str
 ) -> None:
-    """Workers start in another order and are delayed at random; dropout and 4-bit residuals are in play."""
+    """Workers start in another order and are delayed at random; dropout, residuals and draws are in play."""
     replies: list[m.StatusReply] = []
     for order in ((0, 1, 2), (2, 0, 1)):
         server = small_job(daemons, "--downlink", downlink, workers=3, task=f"{SMALL}:jitter=0.02")
         workers: list[Daemon] = []
         for index in order:
-            workers.append(daemons.worker(server.address, "--worker-id", f"w{index}"))
+            arguments = ("--worker-id", f"w{index}", "--compressor", compressor)
+            workers.append(daemons.worker(server.address, *arguments))
         replies.append(finished(server))
         assert [worker.wait() for worker in workers] == [0, 0, 0]
         stop(server)
