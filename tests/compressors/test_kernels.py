@@ -332,7 +332,11 @@ CHECK = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import test_kernels as t
+import test_selection as s
 from gradwire.compressors import CodeScheme, DenseFormat
+for elements in (17, 40_003):
+    s.test_add_and_select_leaves_the_saturating_sum(elements)
+    s.test_median_is_the_lower_one_in_the_middle(elements)
 for elements in (1, 16, 17, 257, 8193):
     t.test_magnitudes(elements)
     for scheme in t.SIGNED:
@@ -346,7 +350,7 @@ for elements in (1, 16, 17, 257, 8193):
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="names x86 processors")
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_other_processors_compute_the_same_bits(processor: str, tmp_path: Path) -> None:
-    """Each kind has its own table lookup; numba can be told to compile for one that this machine includes."""
+    """Each kind has its own lookup and compaction; numba can compile for one that this machine includes."""
     settings = PROCESSORS[processor] | {"NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", CHECK, str(Path(__file__).parent)]
     subprocess.run(command, env=os.environ | settings, check=True, timeout=110)
