@@ -82,8 +82,10 @@ def extremes(total: Float32, keep: int) -> Indices:
     lows = (keep + int(keep > 0 and -total.min() > total.max())) // 2
     high = selection.select(total, keep - lows, score=Score.LARGEST).indices
     low = selection.select(total, lows, score=Score.SMALLEST).indices
-    both = np.union1d(high, low)
-    if both.size < keep:  # Equal values are at both ends, so that both selections took the same of them.
+    both = np.sort(np.concatenate([high, low]))
+    if (
+        both[1:] == both[:-1]
+    ).any():  # Equal values are at both ends, so that both selections took the same of them.
         order = np.argsort(total, kind="stable")
         both = np.sort(np.concatenate([order[:lows], order[total.size - (keep - lows) :]]))
     return both.astype(np.uint32)

@@ -25,6 +25,7 @@ feedback by default: what clipping leaves is the only bias.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -155,7 +156,8 @@ class TernGrad:
     def _level(self, gradient: torch.Tensor, residual: torch.Tensor) -> float:
         if not gradient.numel():
             return SMALLEST_LEVEL
-        total = gradient.double() + residual
-        sigma = float(total.square().mean().sqrt())
-        largest = min(float(total.abs().max()), self.options.sigmas * sigma)
+        total = torch.add(gradient, residual).clamp_(-float(FLOAT32_MAX), float(FLOAT32_MAX)).numpy()
+        norm = math.hypot(*linear.bucket_norms(total, MAX_BUCKET).tolist())
+        largest = float(linear.bucket_maxima(total, MAX_BUCKET).max())
+        largest = min(largest, self.options.sigmas * norm / math.sqrt(total.size))
         return float(np.float32(min(max(largest, SMALLEST_LEVEL), float(FLOAT32_MAX))))
