@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from .kernels import Magnitudes
-from .payload import Payload
+from .payload import Float32, Payload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +94,11 @@ class FusedFeedback(Protocol):
         """As `compress` of `gradient + residual`; afterwards `residual` (float32, in place) holds
         `gradient + residual - decode(payload)`. Bit for bit what the unfused path leaves."""
         ...
+
+
+def as_array(residual: torch.Tensor | None) -> Float32 | None:
+    """As kernels take a residual."""
+    return None if residual is None else residual.numpy()
 
 
 @runtime_checkable

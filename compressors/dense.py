@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from . import kernels
-from .base import StepContext, TensorSpec
+from .base import StepContext, TensorSpec, as_array
 from .payload import DenseFormat, DensePayload
 
 
@@ -34,12 +34,12 @@ class Dense:
             # A copy: the caller may overwrite its gradient while the payload waits to be acknowledged.
             data = values.astype(np.float32).view(np.uint8)
             return DensePayload(format=self.format, elements=values.size, data=data), None
-        return self.compress_with_residual(gradient, torch.zeros_like(gradient), state, context)
+        return self.compress_with_residual(gradient, None, state, context)
 
     def compress_with_residual(
-        self, gradient: torch.Tensor, residual: torch.Tensor, state: None, context: StepContext
+        self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
     ) -> tuple[DensePayload, None]:
         elements = gradient.numel()
         data = np.empty(elements * self.format.element_bytes, np.uint8)
-        kernels.encode_dense(self.format, gradient.numpy(), residual.numpy(), data)
+        kernels.encode_dense(self.format, gradient.numpy(), as_array(residual), data)
         return DensePayload(format=self.format, elements=elements, data=data), None

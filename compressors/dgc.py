@@ -21,7 +21,6 @@ import numpy as np
 from .base import StepContext
 from .kernels import selection
 from .kernels.selection import Selection
-from .kernels.sparse import gather
 from .payload import Float32
 from .sparse import Sparse, SparseOptions
 
@@ -41,18 +40,18 @@ class DgcOptions(SparseOptions):
 class SampledThreshold:
     """The selector of `dgc`."""
 
-    def select(self, total: Float32, keep: int, guess: float | None, context: StepContext) -> Selection:
+    def select(self, total: Float32, keep: int, context: StepContext) -> Selection:
         elements = total.size
         size = max(FEWEST_SAMPLED, int(SAMPLED_PART * elements))
         if size >= elements:
-            return selection.select(total, keep, guess=guess)
-        sample = np.sort(np.abs(total[context.rng.integers(elements, size=size)]))
-        threshold = float(sample[size - math.ceil(size * keep / elements)])
-        indices = selection.at_least(total, threshold)
-        if indices.size > keep:
-            largest = selection.select(gather(total, indices), keep)
-            return Selection(indices=indices[largest.indices], threshold=largest.threshold)
-        return Selection(indices=indices, threshold=threshold)
+            return selection.select(total, keep)
+        sample = np.abs(total[context.rng.integers(elements, size=size)])
+        place = size - math.ceil(size * keep / elements)
+        found = selection.at_least(total, float(np.partition(sample, place)[place]))
+        if found.indices.size > keep:
+            largest = selection.select(found.values, keep)
+            return Selection(found.indices[largest.indices], largest.values)
+        return found
 
 
 def dgc(options: DgcOptions) -> Sparse:

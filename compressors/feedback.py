@@ -25,8 +25,9 @@ import torch
 from .base import Compressor, FusedFeedback, StepContext, TensorSpec
 from .indices import decode_indices
 from .kernels import FLOAT32_MAX
+from .kernels.selection import add_to
 from .payload import Payload, SparsePayload
-from .reduction import add_payloads, subtract
+from .reduction import add_payloads
 from .thresholds import magnitudes
 
 _LARGEST = float(FLOAT32_MAX)
@@ -93,14 +94,14 @@ class ErrorFeedback:
     def accumulate(self, gradient: torch.Tensor, state: FeedbackState) -> torch.Tensor:
         """Half of `compress`: take the gradient into the residual, and return what was added to it."""
         velocity = self._advance(gradient, state)
-        torch.add(velocity, state.residual, out=state.residual).clamp_(-_LARGEST, _LARGEST)
+        add_to(state.residual.numpy(), velocity.numpy())
         return velocity
 
     def send(self, state: FeedbackState, context: StepContext) -> tuple[Payload, FeedbackState]:
         """Compress what has been accumulated: the other half. context: the magnitudes, if given, are those
         of what was added last."""
         payload, inner = self.compressor.compress(state.residual, state.inner, context)
-        subtract(payload, state.residual.numpy())
+        add_payloads([payload], [-1.0], state.residual.numpy())
         if isinstance(payload, SparsePayload):
             self._mask(state, payload)
         return payload, replace(state, inner=inner)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from . import kernels
-from .base import StepContext, TensorSpec
+from .base import StepContext, TensorSpec, as_array
 from .kernels import Magnitudes
 from .payload import CodeScheme, Float32, QuantizedPayload
 from .thresholds import Scale, magnitudes
@@ -102,15 +102,19 @@ class FourBit:
     def compress(
         self, gradient: torch.Tensor, state: RunningMagnitude, context: StepContext
     ) -> tuple[QuantizedPayload, RunningMagnitude]:
-        return self.compress_with_residual(gradient, torch.zeros_like(gradient), state, context)
+        return self.compress_with_residual(gradient, None, state, context)
 
     def compress_with_residual(
-        self, gradient: torch.Tensor, residual: torch.Tensor, state: RunningMagnitude, context: StepContext
+        self,
+        gradient: torch.Tensor,
+        residual: torch.Tensor | None,
+        state: RunningMagnitude,
+        context: StepContext,
     ) -> tuple[QuantizedPayload, RunningMagnitude]:
         scheme = CodeScheme.SIGNED_4BIT
         levels, state = self._levels(gradient, state, context)
         data = np.empty(scheme.code_bytes(gradient.numel()), np.uint8)
-        kernels.quantize(scheme, gradient.numpy(), residual.numpy(), levels, data)
+        kernels.quantize(scheme, gradient.numpy(), as_array(residual), levels, data)
         return QuantizedPayload(scheme=scheme, elements=gradient.numel(), levels=levels, data=data), state
 
     def _levels(

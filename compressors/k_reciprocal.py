@@ -22,19 +22,23 @@ Of equal values at an end, `distinct` takes those with the lower index, unless t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from .base import StepContext, TensorSpec
-from .indices import Indices
 from .kernels import selection
 from .kernels.selection import Score, Selection
 from .payload import Float32
 from .sparse import Sparse, SparseOptions
+
+# Below this, products round too coarsely for a guess.
+SMALLEST_GUESS = 1e-30
 
 
 class Reading(StrEnum):
@@ -68,33 +72,37 @@ class MutualNeighbours:
 
     reading: Reading = Reading.DISTINCT
 
-    def select(self, total: Float32, keep: int, guess: float | None, context: StepContext) -> Selection:
-        indices = central(total, keep) if self.reading is Reading.LITERAL else extremes(total, keep)
-        return Selection(indices=indices, threshold=0.0)
+    def select(self, total: Float32, keep: int, context: StepContext) -> Selection:
+        return central(total, keep) if self.reading is Reading.LITERAL else extremes(total, keep)
 
 
-def extremes(total: Float32, keep: int) -> Indices:
+def extremes(total: Float32, keep: int) -> Selection:
     """The `keep` elements of largest worst rank: half of them from either end of the sorted order.
 
     Both ends rank alike, so of an odd number the last comes from the end that lies farther from zero: an end
     of zeros, which is what has been sent before, would be chosen again and again.
     """
     lows = (keep + int(keep > 0 and -total.min() > total.max())) // 2
-    high = selection.select(total, keep - lows, score=Score.LARGEST).indices
-    low = selection.select(total, lows, score=Score.SMALLEST).indices
-    both = np.sort(np.concatenate([high, low]))
-    if (
-        both[1:] == both[:-1]
-    ).any():  # Equal values are at both ends, so that both selections took the same of them.
+    high = selection.select(total, keep - lows, score=Score.LARGEST)
+    low = selection.select(total, lows, score=Score.SMALLEST)
+    if lows and keep > lows and low.values.max() >= high.values.min():
+        # Equal values are at both ends, so that both selections may have taken the same of them.
         order = np.argsort(total, kind="stable")
-        both = np.sort(np.concatenate([order[:lows], order[total.size - (keep - lows) :]]))
-    return both.astype(np.uint32)
+        return _at(total, np.concatenate([order[:lows], order[total.size - (keep - lows) :]]))
+    indices = np.concatenate([low.indices, high.indices])
+    order = np.argsort(indices)
+    return Selection(indices[order], np.concatenate([low.values, high.values])[order])
 
 
-def central(total: Float32, keep: int) -> Indices:
+def central(total: Float32, keep: int) -> Selection:
     """The `keep` elements of smallest worst rank: the middle of the sorted order."""
     order, start = np.argsort(total, kind="stable"), (total.size - keep) // 2
-    return np.sort(order[start : start + keep]).astype(np.uint32)
+    return _at(total, order[start : start + keep])
+
+
+def _at(total: Float32, places: npt.NDArray[np.intp]) -> Selection:
+    indices = np.sort(places).astype(np.uint32)
+    return Selection(indices, total[indices])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,12 +128,42 @@ def allot(totals: Sequence[torch.Tensor], flops: Sequence[float], kappa: float, 
     if keep == 0:
         return [0] * len(totals)
     # Only ratios of FLOPs matter; a factor of at most 1 keeps what is finite finite.
-    factors = [(min(flops) / each) ** kappa for each in flops]
-    importance = torch.cat([total * factor for total, factor in zip(totals, factors, strict=True)])
-    chosen = selection.select(importance.numpy(), keep).indices
-    ends = np.cumsum([total.numel() for total in totals])
+    factors = [np.float32((min(flops) / each) ** kappa) for each in flops]
+    values = [total.numpy() for total in totals]
+    importance = _importance(values, factors, _guess(values, factors, keep))
+    if sum(each.size for each in importance) < keep:
+        importance = _importance(values, factors, 0.0)
+    chosen = selection.select(np.concatenate(importance), keep).indices
+    ends = np.cumsum([each.size for each in importance])
     counts: list[int] = np.diff(np.searchsorted(chosen, ends), prepend=0).tolist()
     return counts
+
+
+def _importance(values: Sequence[Float32], factors: Sequence[np.float32], lowest: float) -> list[Float32]:
+    """|r| * factor of each tensor's elements, as far as it is at least `lowest`."""
+    found: list[Float32] = []
+    for each, factor in zip(values, factors, strict=True):
+        if lowest > 0:
+            # Products round to float32: a little less than the quotient may do.
+            reach = lowest / float(factor) * (1 - 1e-6) if factor > 0 else math.inf
+            each = selection.at_least(each, reach).values
+        product = np.abs(each) * factor
+        found.append(product[product >= lowest])
+    return found
+
+
+def _guess(values: Sequence[Float32], factors: Sequence[np.float32], keep: int) -> float:
+    """From samples: an importance that somewhat more than `keep` elements reach; 0 if all may have to do."""
+    few = [selection.sample(each) for each in values]
+    importance: Float32 = np.concatenate(_importance(few, factors, 0.0))
+    weights = [all_of.size / max(1, some.size) for all_of, some in zip(values, few, strict=True)]
+    order: npt.NDArray[np.intp] = np.argsort(-importance)
+    reached = np.cumsum(np.repeat(weights, [some.size for some in few])[order])
+    # As in `selection`: neighbours are alike, and count as one.
+    place = int(np.searchsorted(reached, keep + 3 * (keep * selection.STRIDE) ** 0.5))
+    ranked: Float32 = importance[order]
+    lowest = float(ranked[place]) if place < importance.size else 0.0
+    return lowest if lowest > SMALLEST_GUESS else 0.0
 
 
 def k_reciprocal(options: KReciprocalOptions) -> KReciprocal:

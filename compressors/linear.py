@@ -32,7 +32,7 @@ from enum import StrEnum
 import numpy as np
 import torch
 
-from .base import StepContext, TensorSpec
+from .base import StepContext, TensorSpec, as_array
 from .kernels import FLOAT32_MAX, linear
 from .one_bit import SMALLEST_LEVEL
 from .payload import LINEAR_BITS, MAX_BUCKET, CodeScheme, Float32, LinearPayload, QuantizedPayload
@@ -82,28 +82,25 @@ class Linear:
     def compress(
         self, gradient: torch.Tensor, state: None, context: StepContext
     ) -> tuple[LinearPayload, None]:
-        return self.compress_with_residual(gradient, torch.zeros_like(gradient), state, context)
+        return self.compress_with_residual(gradient, None, state, context)
 
     def compress_with_residual(
-        self, gradient: torch.Tensor, residual: torch.Tensor, state: None, context: StepContext
+        self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
     ) -> tuple[LinearPayload, None]:
-        elements = gradient.numel()
-        scales = self._scales(gradient, residual)
+        elements, values, left = gradient.numel(), gradient.numpy(), as_array(residual)
+        scales = self._scales(values, left)
         seed = int(context.rng.integers(2**63)) if self.random else None
-        codes = np.empty(linear.linear_code_bytes(self.bits, elements), np.uint8)
-        linear.quantize_linear(
-            self.bits, self.bucket, gradient.numpy(), residual.numpy(), scales, codes, seed=seed
-        )
-        data = np.concatenate([scales.view(np.uint8), codes])
+        data = np.empty(scales.nbytes + linear.linear_code_bytes(self.bits, elements), np.uint8)
+        data[: scales.nbytes] = scales.view(np.uint8)
+        linear.quantize_linear(self.bits, self.bucket, values, left, scales, data[scales.nbytes :], seed=seed)
         return LinearPayload(elements=elements, bits=self.bits, bucket=self.bucket, data=data), None
 
-    def _scales(self, gradient: torch.Tensor, residual: torch.Tensor) -> Float32:
-        total = torch.add(gradient, residual).clamp_(-float(FLOAT32_MAX), float(FLOAT32_MAX)).numpy()
+    def _scales(self, gradient: Float32, residual: Float32 | None) -> Float32:
         norms = linear.bucket_maxima if self.norm is Norm.MAX else linear.bucket_norms
         # The largest scale whose multiples are all finite; larger values saturate.
         most = np.float32(FLOAT32_MAX / np.float32(2 ** (self.bits - 1)))
         levels = np.float32(2 ** (self.bits - 1) - 1)
-        scales: Float32 = np.minimum(norms(total, self.bucket) / levels, most)
+        scales: Float32 = np.minimum(norms(gradient, residual, self.bucket) / levels, most)
         return scales
 
 
@@ -140,24 +137,24 @@ class TernGrad:
     def compress(
         self, gradient: torch.Tensor, state: None, context: StepContext
     ) -> tuple[QuantizedPayload, None]:
-        return self.compress_with_residual(gradient, torch.zeros_like(gradient), state, context)
+        return self.compress_with_residual(gradient, None, state, context)
 
     def compress_with_residual(
-        self, gradient: torch.Tensor, residual: torch.Tensor, state: None, context: StepContext
+        self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
     ) -> tuple[QuantizedPayload, None]:
         scheme, elements = CodeScheme.SIGNED_2BIT, gradient.numel()
-        level = self._level(gradient, residual)
+        values, left = gradient.numpy(), as_array(residual)
+        level = self._level(values, left)
         data = np.empty(scheme.code_bytes(elements), np.uint8)
         seed = int(context.rng.integers(2**63))
-        linear.quantize_ternary(gradient.numpy(), residual.numpy(), level, data, seed=seed)
+        linear.quantize_ternary(values, left, level, data, seed=seed)
         levels = np.array([level], np.float32)
         return QuantizedPayload(scheme=scheme, elements=elements, levels=levels, data=data), None
 
-    def _level(self, gradient: torch.Tensor, residual: torch.Tensor) -> float:
-        if not gradient.numel():
+    def _level(self, gradient: Float32, residual: Float32 | None) -> float:
+        if not gradient.size:
             return SMALLEST_LEVEL
-        total = torch.add(gradient, residual).clamp_(-float(FLOAT32_MAX), float(FLOAT32_MAX)).numpy()
-        norm = math.hypot(*linear.bucket_norms(total, MAX_BUCKET).tolist())
-        largest = float(linear.bucket_maxima(total, MAX_BUCKET).max())
-        largest = min(largest, self.options.sigmas * norm / math.sqrt(total.size))
+        norm = math.hypot(*linear.bucket_norms(gradient, residual, MAX_BUCKET).tolist())
+        largest = float(linear.bucket_maxima(gradient, residual, MAX_BUCKET).max())
+        largest = min(largest, self.options.sigmas * norm / math.sqrt(gradient.size))
         return float(np.float32(min(max(largest, SMALLEST_LEVEL), float(FLOAT32_MAX))))

@@ -27,9 +27,9 @@ from .sparse import Sparse, SparseOptions
 class FarFromMedian:
     """The selector of `gcac`."""
 
-    def select(self, total: Float32, keep: int, guess: float | None, context: StepContext) -> Selection:
+    def select(self, total: Float32, keep: int, context: StepContext) -> Selection:
         center = selection.median(total) if total.size else 0.0
-        return selection.select(total, keep, center=center, guess=guess)
+        return selection.select(total, keep, center=center)
 
 
 def near_centroid(options: SparseOptions) -> Sparse:

@@ -24,7 +24,7 @@ from enum import StrEnum
 import numpy as np
 import torch
 
-from .base import StepContext, TensorSpec
+from .base import StepContext, TensorSpec, as_array
 from .kernels import FLOAT32_MAX, linear
 from .payload import CodeScheme, QuantizedPayload
 from .thresholds import magnitudes
@@ -34,12 +34,12 @@ SMALLEST_LEVEL = float(np.finfo(np.float32).smallest_normal)
 
 
 def binary_payload(
-    gradient: torch.Tensor, residual: torch.Tensor, low: float, high: float
+    gradient: torch.Tensor, residual: torch.Tensor | None, low: float, high: float
 ) -> QuantizedPayload:
     """The signs of gradient + residual as `low` and `high`; what is left goes to `residual`, in place."""
     levels = np.array([low, high], np.float32)
     data = np.empty(CodeScheme.BINARY.code_bytes(gradient.numel()), np.uint8)
-    linear.quantize_binary(gradient.numpy(), residual.numpy(), low, high, data)
+    linear.quantize_binary(gradient.numpy(), as_array(residual), low, high, data)
     return QuantizedPayload(scheme=CodeScheme.BINARY, elements=gradient.numel(), levels=levels, data=data)
 
 
@@ -53,12 +53,12 @@ class OneBit:
     def compress(
         self, gradient: torch.Tensor, state: None, context: StepContext
     ) -> tuple[QuantizedPayload, None]:
-        return self.compress_with_residual(gradient, torch.zeros_like(gradient), state, context)
+        return self.compress_with_residual(gradient, None, state, context)
 
     def compress_with_residual(
-        self, gradient: torch.Tensor, residual: torch.Tensor, state: None, context: StepContext
+        self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
     ) -> tuple[QuantizedPayload, None]:
-        positive, positives, negative, negatives = linear.side_sums(gradient.numpy(), residual.numpy())
+        positive, positives, negative, negatives = linear.side_sums(gradient.numpy(), as_array(residual))
         # As the float32 that travel, so that the residual is what the receiver's numbers leave.
         low = float(np.float32(negative / max(1, negatives)))
         high = float(np.float32(positive / max(1, positives)))
@@ -97,6 +97,6 @@ class SignVote:
             mean = magnitudes(gradient, context).total / max(1, elements)
             level = min(max(mean, SMALLEST_LEVEL), float(FLOAT32_MAX))
         data = np.empty(CodeScheme.VOTE.code_bytes(elements), np.uint8)
-        linear.quantize_binary(gradient.numpy(), np.zeros(elements, np.float32), 0.0, 0.0, data)
+        linear.quantize_binary(gradient.numpy(), None, 0.0, 0.0, data)
         levels = np.array([level], np.float32)
         return QuantizedPayload(scheme=CodeScheme.VOTE, elements=elements, levels=levels, data=data), None

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from . import kernels
-from .indices import Indices, decode_indices
+from .indices import decode_indices
 from .payload import (
     Bytes,
     CodeScheme,
@@ -56,16 +56,6 @@ def add_update(payload: Payload, parameter: torch.Tensor) -> None:
     if isinstance(payload, SparsePayload) and not payload.count:
         return
     parameter.add_(torch.from_numpy(decode(payload)).view(parameter.shape).to(parameter.device))
-
-
-def subtract(payload: Payload, residual: Float32) -> Indices | None:
-    """Take from `residual`, in place, what the payload delivers; return its indices if it is sparse."""
-    if isinstance(payload, SparsePayload):
-        indices = decode_indices(payload)
-        kernels.sparse.scatter_subtract(residual, indices, decode(payload.value_payload()))
-        return indices
-    np.subtract(residual, decode(payload), out=residual)
-    return None
 
 
 def reduce_payloads(payloads: Sequence[Payload], weights: Sequence[float], out: Float32) -> None:

@@ -23,15 +23,12 @@ from .base import Compressor, StepContext, TensorSpec
 from .dense import Dense
 from .four_bit import FourBit
 from .indices import Indices, sparse_payload
-from .kernels import FLOAT32_MAX
+from .kernels import selection
 from .kernels.selection import Selection
-from .kernels.sparse import gather, scatter_subtract
 from .linear import eight_bit
 from .one_bit import OneBit
 from .payload import DenseFormat, Float32, SparsePayload, ValuePayload
 from .reduction import decode
-
-LARGEST = float(FLOAT32_MAX)
 
 
 class Values(StrEnum):
@@ -92,11 +89,8 @@ class SparseOptions:
 class Selector(Protocol):
     """Says which elements go."""
 
-    def select(self, total: Float32, keep: int, guess: float | None, context: StepContext) -> Selection:
-        """Choose elements of `total` (float32, shape (elements,)); about `keep` of them.
-
-        guess: the threshold of this tensor's last selection, where there is one.
-        """
+    def select(self, total: Float32, keep: int, context: StepContext) -> Selection:
+        """Choose elements of `total` (float32, shape (elements,)); about `keep` of them."""
         ...
 
 
@@ -105,65 +99,53 @@ class FusedSelector(Protocol):
     """A selector that adds gradient and residual up while it looks for the elements, in one pass."""
 
     def add_and_select(
-        self, gradient: Float32, residual: Float32, keep: int, guess: float | None, context: StepContext
+        self, gradient: Float32, residual: Float32, keep: int, context: StepContext
     ) -> Selection:
         """As `select` of the saturating sum, which is left in `residual`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SparseState:
-    """threshold: of the last selection, None before the first. coder: the value coder's state."""
-
-    threshold: float | None
-    coder: Any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Sparse:
-    """A sparsifier: a selector and a coder of values."""
+    """A sparsifier: a selector and a coder of values, whose state is all that there is."""
 
     selector: Selector
     options: SparseOptions
     coder: Compressor
 
-    def init(self, spec: TensorSpec) -> SparseState:
-        return SparseState(threshold=None, coder=self.coder.init(spec))
+    def init(self, spec: TensorSpec) -> Any:
+        return self.coder.init(spec)
 
-    def compress(
-        self, gradient: torch.Tensor, state: SparseState, context: StepContext
-    ) -> tuple[SparsePayload, SparseState]:
+    def compress(self, gradient: torch.Tensor, state: Any, context: StepContext) -> tuple[SparsePayload, Any]:
         total = gradient.numpy()
-        keep = self._keep(total.size, context)
-        selection = self.selector.select(total, keep, state.threshold, context)
-        return self._encode(total, selection, state, context)
+        chosen = self.selector.select(total, self._keep(total.size, context), context)
+        return self._encode(total.size, chosen, state, context)
 
     def compress_with_residual(
-        self, gradient: torch.Tensor, residual: torch.Tensor, state: SparseState, context: StepContext
-    ) -> tuple[SparsePayload, SparseState]:
+        self, gradient: torch.Tensor, residual: torch.Tensor, state: Any, context: StepContext
+    ) -> tuple[SparsePayload, Any]:
         total = residual.numpy()
         keep = self._keep(total.size, context)
         if isinstance(self.selector, FusedSelector):
-            selection = self.selector.add_and_select(gradient.numpy(), total, keep, state.threshold, context)
+            chosen = self.selector.add_and_select(gradient.numpy(), total, keep, context)
         else:
-            torch.add(gradient, residual, out=residual).clamp_(-LARGEST, LARGEST)
-            selection = self.selector.select(total, keep, state.threshold, context)
-        payload, state = self._encode(total, selection, state, context)
-        scatter_subtract(total, selection.indices, decode(payload.value_payload()))
+            selection.add_to(total, gradient.numpy())
+            chosen = self.selector.select(total, keep, context)
+        payload, state = self._encode(total.size, chosen, state, context)
+        selection.put(total, chosen.indices, chosen.values - decode(payload.value_payload()))
         return payload, state
 
     def _keep(self, elements: int, context: StepContext) -> int:
         return self.options.keep(elements, context.epoch) if context.keep is None else context.keep
 
     def _encode(
-        self, total: Float32, selection: Selection, state: SparseState, context: StepContext
-    ) -> tuple[SparsePayload, SparseState]:
-        chosen = torch.from_numpy(gather(total, selection.indices))
+        self, elements: int, chosen: Selection, state: Any, context: StepContext
+    ) -> tuple[SparsePayload, Any]:
         # The magnitudes that the caller may know are those of all elements.
-        values, coder = self.coder.compress(chosen, state.coder, replace(context, magnitudes=None))
+        context = replace(context, magnitudes=None)
+        values, state = self.coder.compress(torch.from_numpy(chosen.values), state, context)
         assert not isinstance(values, SparsePayload)
-        payload = self._join(total.size, selection.indices, values, context)
-        return payload, SparseState(threshold=selection.threshold, coder=coder)
+        return self._join(elements, chosen.indices, values, context), state
 
     def _join(
         self, elements: int, indices: Indices, values: ValuePayload, context: StepContext

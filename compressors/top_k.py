@@ -31,13 +31,13 @@ from .thresholds import Scale
 class LargestMagnitude:
     """The selector of `topk`."""
 
-    def select(self, total: Float32, keep: int, guess: float | None, context: StepContext) -> Selection:
-        return selection.select(total, keep, guess=guess)
+    def select(self, total: Float32, keep: int, context: StepContext) -> Selection:
+        return selection.select(total, keep)
 
     def add_and_select(
-        self, gradient: Float32, residual: Float32, keep: int, guess: float | None, context: StepContext
+        self, gradient: Float32, residual: Float32, keep: int, context: StepContext
     ) -> Selection:
-        return selection.add_and_select(gradient, residual, keep, guess=guess)
+        return selection.add_and_select(gradient, residual, keep)
 
 
 def top_k(options: SparseOptions) -> Sparse:
@@ -48,9 +48,9 @@ def top_k(options: SparseOptions) -> Sparse:
 class Seeded:
     """The selector of `randk`."""
 
-    def select(self, total: Float32, keep: int, guess: float | None, context: StepContext) -> Selection:
+    def select(self, total: Float32, keep: int, context: StepContext) -> Selection:
         indices = seeded_indices(context.shared_seed, total.size, keep)
-        return Selection(indices=indices, threshold=0.0)
+        return Selection(indices, total[indices])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,9 +89,8 @@ class AtLeast:
 
     options: ThresholdOptions = field(default_factory=ThresholdOptions)
 
-    def select(self, total: Float32, keep: int, guess: float | None, context: StepContext) -> Selection:
-        level = self.options.level(context)
-        return Selection(indices=selection.at_least(total, level), threshold=level)
+    def select(self, total: Float32, keep: int, context: StepContext) -> Selection:
+        return selection.at_least(total, self.options.level(context))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +106,7 @@ class Sign:
         self, gradient: torch.Tensor, state: None, context: StepContext
     ) -> tuple[QuantizedPayload, None]:
         level = self.options.level(context)
-        return binary_payload(gradient, torch.zeros_like(gradient), -level, level), None
+        return binary_payload(gradient, None, -level, level), None
 
 
 def threshold(options: ThresholdOptions) -> Sparse:

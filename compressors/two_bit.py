@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from . import kernels
-from .base import StepContext, TensorSpec
+from .base import StepContext, TensorSpec, as_array
 from .payload import CodeScheme, QuantizedPayload
 from .thresholds import Scale
 
@@ -47,13 +47,13 @@ class TwoBit:
     def compress(
         self, gradient: torch.Tensor, state: None, context: StepContext
     ) -> tuple[QuantizedPayload, None]:
-        return self.compress_with_residual(gradient, torch.zeros_like(gradient), state, context)
+        return self.compress_with_residual(gradient, None, state, context)
 
     def compress_with_residual(
-        self, gradient: torch.Tensor, residual: torch.Tensor, state: None, context: StepContext
+        self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
     ) -> tuple[QuantizedPayload, None]:
         scheme = CodeScheme.SIGNED_2BIT
         levels = np.array([self.options.threshold / self.options.scale.factor(context)], np.float32)
         data = np.empty(scheme.code_bytes(gradient.numel()), np.uint8)
-        kernels.quantize(scheme, gradient.numpy(), residual.numpy(), levels, data)
+        kernels.quantize(scheme, gradient.numpy(), as_array(residual), levels, data)
         return QuantizedPayload(scheme=scheme, elements=gradient.numel(), levels=levels, data=data), None

@@ -14,10 +14,8 @@ from numba import njit
 from numba.misc.special import literally
 
 from .compiling import CHUNK, kernel, take
-from .reference import FLOAT32_MAX
 from .vectors import (
     above,
-    add,
     add_codes,
     all_floats,
     all_words,
@@ -32,6 +30,7 @@ from .vectors import (
     magnitude,
     no_sums,
     prefetch,
+    saturated_sum,
     store,
     store_codes,
     store_sums,
@@ -45,19 +44,22 @@ AHEAD = 4096
 
 
 @njit
-def _total(gradient, residual, i):
-    """gradient + residual, kept within the finite range."""
+def _total(gradient, residual, i, kept):
+    """gradient + residual, if there is one, kept within the finite range."""
     prefetch(np.uint64(gradient.ctypes.data), np.uint64(4 * i + AHEAD))
+    if not kept:
+        return load(gradient, i)
     prefetch(np.uint64(residual.ctypes.data), np.uint64(4 * i + AHEAD))
-    total = add(load(gradient, i), load(residual, i))
-    largest, smallest = all_floats(FLOAT32_MAX), all_floats(-FLOAT32_MAX)
-    total = where(above(largest, total), total, largest)
-    return where(above(total, smallest), total, smallest)
+    return saturated_sum(load(gradient, i), load(residual, i))
 
 
 @kernel
 def quantize_4bit(cursor, gradient, residual, levels, values, data, elements):
-    """`reference.quantize` for a multiple of 16 elements. values: float32 (16,), the worth of each code."""
+    """`reference.quantize` for a multiple of 16 elements. values: float32 (16,), the worth of each code.
+
+    residual: empty if nobody wants it.
+    """
+    kept = residual.size > 0
     # Binary search in seven levels: against the fourth, then in tables of the candidates that are left.
     second, third = np.zeros(16, np.float32), np.zeros(16, np.float32)
     second[0], second[4] = levels[1], levels[5]
@@ -67,29 +69,32 @@ def quantize_4bit(cursor, gradient, residual, levels, values, data, elements):
     start = take(cursor, CHUNK)
     while start < elements:
         for i in range(start, min(start + CHUNK, elements), 16):
-            total = _total(gradient, residual, i)
+            total = _total(gradient, residual, i, kept)
             size = magnitude(total)
             code = where(above(size, fourth), all_words(4), all_words(0))
             code = where(above(size, lookup(seconds, code)), either(code, all_words(2)), code)
             code = where(above(size, lookup(thirds, code)), either(code, all_words(1)), code)
             code = where(above(total, first), either(code, all_words(8)), code)
             store_codes(data, i >> 1, code, 4)
-            store(residual, i, subtract(total, lookup(worth, code)))
+            if kept:
+                store(residual, i, subtract(total, lookup(worth, code)))
         start = take(cursor, CHUNK)
 
 
 @kernel
 def quantize_2bit(cursor, gradient, residual, levels, values, data, elements):
     """As `quantize_4bit`, for one level and codes of 2 bits. values: float32 (16,), by the low two bits."""
+    kept = residual.size > 0
     level, worth = all_floats(levels[0]), load(values, 0)
     start = take(cursor, CHUNK)
     while start < elements:
         for i in range(start, min(start + CHUNK, elements), 16):
-            total = _total(gradient, residual, i)
+            total = _total(gradient, residual, i, kept)
             code = where(at_least(magnitude(total), level), all_words(2), all_words(0))
             code = where(at_least(total, level), all_words(3), code)
             store_codes(data, i >> 2, code, 2)
-            store(residual, i, subtract(total, lookup(worth, code)))
+            if kept:
+                store(residual, i, subtract(total, lookup(worth, code)))
         start = take(cursor, CHUNK)
 
 

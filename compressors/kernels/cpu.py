@@ -43,6 +43,14 @@ def _check(
         raise ValueError(f"{name}: expected an array that can be written to")
 
 
+def _optional(residual: Float32 | None, size: int) -> Float32:
+    """As the loops take a residual: empty where there is none, and nobody wants what is left."""
+    if residual is None:
+        return np.empty(0, np.float32)
+    _check("residual", residual, np.float32, size, written=True)
+    return residual
+
+
 def _check_signed(scheme: CodeScheme) -> None:
     if scheme not in (CodeScheme.SIGNED_4BIT, CodeScheme.SIGNED_2BIT):
         raise ValueError(f"scheme: expected signed codes of 4 or 2 bits, got {scheme.value}")
@@ -70,25 +78,30 @@ def magnitudes(values: Float32) -> Magnitudes:
     return Magnitudes(total, int(counts.sum()))
 
 
-def quantize(scheme: CodeScheme, gradient: Float32, residual: Float32, levels: Float32, data: Bytes) -> None:
-    """See `reference.quantize`."""
+def quantize(
+    scheme: CodeScheme, gradient: Float32, residual: Float32 | None, levels: Float32, data: Bytes
+) -> None:
+    """See `reference.quantize`. residual: None stands for zeros, and nobody wants what is left."""
     _check_signed(scheme)
     _check("gradient", gradient, np.float32, gradient.size)
-    _check("residual", residual, np.float32, gradient.size, written=True)
+    left = _optional(residual, gradient.size)
     _check("levels", levels, np.float32, scheme.level_count)
     _check("data", data, np.uint8, scheme.code_bytes(gradient.size), written=True)
     kernel = codes.quantize_4bit if scheme is CodeScheme.SIGNED_4BIT else codes.quantize_2bit
     table = _table_of_16(scheme.table(levels), scheme)
     whole = gradient.size // LANES * LANES
-    run(kernel, whole, gradient, residual, levels, table, data, whole)
+    run(kernel, whole, gradient, left, levels, table, data, whole)
     rest = gradient.size - whole
     if rest:
         # The last few elements: the same kernel on a copy with zeros behind, which become the padding.
         padded = np.zeros((2, LANES), np.float32)
-        padded[:, :rest] = gradient[whole:], residual[whole:]
+        padded[0, :rest] = gradient[whole:]
+        if residual is not None:
+            padded[1, :rest] = residual[whole:]
         packed = np.zeros(LANES * scheme.bits // 8, np.uint8)
         run(kernel, LANES, padded[0], padded[1], levels, table, packed, LANES)
-        residual[whole:] = padded[1, :rest]
+        if residual is not None:
+            residual[whole:] = padded[1, :rest]
         tail = data[whole * scheme.bits // 8 :]
         tail[:] = packed[: tail.size]
 
@@ -116,14 +129,14 @@ def add_dense(
     run(dense.sum_dense, out.size, _FORMATS[format], addresses, weights, out, keep)
 
 
-def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32, data: Bytes) -> None:
-    """See `reference.encode_dense`."""
+def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32 | None, data: Bytes) -> None:
+    """See `reference.encode_dense`. residual: as in `quantize`."""
     if format is DenseFormat.FLOAT32:
         raise ValueError("format: expected one of 16 bits, float32 has nothing to round")
     _check("gradient", gradient, np.float32, gradient.size)
-    _check("residual", residual, np.float32, gradient.size, written=True)
     _check("data", data, np.uint8, format.element_bytes * gradient.size, written=True)
-    run(dense.round_dense, gradient.size, _FORMATS[format], gradient, residual, data.view(np.uint16))
+    left = _optional(residual, gradient.size)
+    run(dense.round_dense, gradient.size, _FORMATS[format], gradient, left, data.view(np.uint16))
 
 
 def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:

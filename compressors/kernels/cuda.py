@@ -45,8 +45,8 @@ def quantize(
     )
 
 
-def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> tuple[torch.Tensor, float]:
-    """The `keep` elements with the largest |x - center|: int32 indices, ascending, and the lowest score kept.
+def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> torch.Tensor:
+    """The `keep` elements with the largest |x - center|: int32 indices, ascending.
 
     Of equal scores the lower index is taken. Three passes find the threshold, two write the indices.
     """
@@ -55,7 +55,7 @@ def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> tuple[tor
         raise ValueError(f"keep: expected 0 to {values.numel()}, got {keep}")
     indices = torch.empty(keep, dtype=torch.int32, device=values.device)
     if not keep:
-        return indices, 0.0
+        return indices
     center = float(np.float32(center))
     threshold, above = _threshold(values, keep, center, ordered=False)
     blocks = -(-values.numel() // SELECT_BLOCK)
@@ -66,10 +66,10 @@ def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> tuple[tor
     _launch(
         *(loops.write, blocks, *arguments, before[0], before[1], keep - above, indices), BLOCK=SELECT_BLOCK
     )
-    return indices, float(np.array([threshold], np.uint32).view(np.float32)[0])
+    return indices
 
 
-def add_and_select(gradient: torch.Tensor, residual: torch.Tensor, keep: int) -> tuple[torch.Tensor, float]:
+def add_and_select(gradient: torch.Tensor, residual: torch.Tensor, keep: int) -> torch.Tensor:
     """Leave the saturating sum in `residual` and select from it by magnitude."""
     _check("gradient", gradient, torch.float32, residual.numel())
     _check("residual", residual, torch.float32, residual.numel())

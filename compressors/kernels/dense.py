@@ -92,6 +92,15 @@ def magnitudes(cursor, values, sums, counts):
 
 
 @njit
+def left_of(residual, scratch, first, end):
+    """What was left of these elements, to be replaced by what is left now; zeros where nobody wants it."""
+    if residual.size > 0:
+        return residual[first:end]
+    scratch[: end - first] = np.float32(0.0)
+    return scratch[: end - first]
+
+
+@njit
 def _clip(value, limit):
     value = value if value < limit else limit
     return value if value > -limit else -limit
@@ -188,12 +197,13 @@ def sum_dense(cursor, format, addresses, weights, out, keep):
 
 @kernel
 def round_dense(cursor, format, gradient, residual, data):
-    """`reference.encode_dense` for the 16-bit formats. data: uint16."""
+    """`reference.encode_dense` for the 16-bit formats. data: uint16. residual: empty if nobody wants it."""
+    scratch = np.empty(CHUNK if residual.size == 0 else 0, np.float32)
     start = take(cursor, CHUNK)
     while start < gradient.size:
         stop = min(start + CHUNK, gradient.size)
         # Slices, because an index from 0 is known not to be negative; otherwise LLVM would not vectorize.
-        g, e, out = gradient[start:stop], residual[start:stop], data[start:stop]
+        g, e, out = gradient[start:stop], left_of(residual, scratch, start, stop), data[start:stop]
         if format == BFLOAT16:
             for i in range(g.size):
                 total = _clip(g[i] + e[i], FLOAT32_MAX)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..payload import Bytes, CodeScheme, Float32
 from . import linear_loops
-from .cpu import _address, _addresses, _check  # pyright: ignore[reportPrivateUsage]
+from .cpu import _address, _addresses, _check, _optional  # pyright: ignore[reportPrivateUsage]
 from .linear_reference import code_bytes
 from .reference import FLOAT32_MAX, SUM_BLOCK
 from .threads import run
@@ -32,22 +32,24 @@ def binary_code_bytes(elements: int) -> int:
     return code_bytes(1, elements)
 
 
-def bucket_maxima(values: Float32, bucket: int) -> Float32:
-    """See `linear_reference.bucket_maxima`."""
-    _check("values", values, np.float32, values.size)
-    bucket, pieces = _cut(bucket, values.size)
+def bucket_maxima(gradient: Float32, residual: Float32 | None, bucket: int) -> Float32:
+    """See `linear_reference.bucket_maxima`. residual: None stands for zeros, here and below."""
+    _check("gradient", gradient, np.float32, gradient.size)
+    left = _optional(residual, gradient.size)
+    bucket, pieces = _cut(bucket, gradient.size)
     maxima = np.zeros(pieces, np.uint32)
-    run(linear_loops.piece_maxima, values.size, values, bucket, maxima.reshape(-1))
+    run(linear_loops.piece_maxima, gradient.size, gradient, left, bucket, maxima.reshape(-1))
     largest: Float32 = maxima.max(axis=1).view(np.float32)
     return largest
 
 
-def bucket_norms(values: Float32, bucket: int) -> Float32:
+def bucket_norms(gradient: Float32, residual: Float32 | None, bucket: int) -> Float32:
     """See `linear_reference.bucket_norms`."""
-    _check("values", values, np.float32, values.size)
-    bucket, pieces = _cut(bucket, values.size)
+    _check("gradient", gradient, np.float32, gradient.size)
+    left = _optional(residual, gradient.size)
+    bucket, pieces = _cut(bucket, gradient.size)
     sums = np.zeros(pieces)
-    run(linear_loops.piece_squares, values.size, values, bucket, sums.reshape(-1))
+    run(linear_loops.piece_squares, gradient.size, gradient, left, bucket, sums.reshape(-1))
     # Accumulating adds one after the other, which `sum` does not.
     totals = np.add.accumulate(sums, axis=1)[:, -1]
     norms: Float32 = np.minimum(np.sqrt(totals), np.float64(FLOAT32_MAX)).astype(np.float32)
@@ -58,15 +60,15 @@ def quantize_linear(
     bits: int,
     bucket: int,
     gradient: Float32,
-    residual: Float32,
+    residual: Float32 | None,
     scales: Float32,
     data: Bytes,
     *,
     seed: int | None,
 ) -> None:
-    """See `linear_reference.quantize_linear`."""
+    """See `linear_reference.quantize_linear`. What is left is dropped where there is no residual."""
     _check("gradient", gradient, np.float32, gradient.size)
-    _check("residual", residual, np.float32, gradient.size, written=True)
+    left = _optional(residual, gradient.size)
     _check("scales", scales, np.float32, _buckets(bucket, gradient.size))
     _check("data", data, np.uint8, linear_code_bytes(bits, gradient.size), written=True)
     at_random, start = seed is not None, _word(seed or 0)
@@ -76,7 +78,7 @@ def quantize_linear(
         bits,
         bucket,
         gradient,
-        residual,
+        left,
         scales,
         data,
         at_random,
@@ -116,24 +118,26 @@ def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
     return bool(found[0])
 
 
-def side_sums(gradient: Float32, residual: Float32) -> tuple[float, int, float, int]:
+def side_sums(gradient: Float32, residual: Float32 | None) -> tuple[float, int, float, int]:
     """See `linear_reference.side_sums`."""
     _check("gradient", gradient, np.float32, gradient.size)
-    _check("residual", residual, np.float32, gradient.size)
+    left = _optional(residual, gradient.size)
     blocks = -(-gradient.size // SUM_BLOCK)
     uppers, lowers, counts = np.zeros(blocks), np.zeros(blocks), np.zeros(blocks, np.int64)
-    run(linear_loops.side_sums, gradient.size, gradient, residual, uppers, lowers, counts)
+    run(linear_loops.side_sums, gradient.size, gradient, left, uppers, lowers, counts)
     count = int(counts.sum())
     return _in_order(uppers), count, _in_order(lowers), gradient.size - count
 
 
-def quantize_binary(gradient: Float32, residual: Float32, low: float, high: float, data: Bytes) -> None:
+def quantize_binary(
+    gradient: Float32, residual: Float32 | None, low: float, high: float, data: Bytes
+) -> None:
     """See `linear_reference.quantize_binary`."""
     _check("gradient", gradient, np.float32, gradient.size)
-    _check("residual", residual, np.float32, gradient.size, written=True)
+    left = _optional(residual, gradient.size)
     _check("data", data, np.uint8, binary_code_bytes(gradient.size), written=True)
     lower, upper = np.float32(low), np.float32(high)
-    run(linear_loops.quantize_binary, gradient.size, gradient, residual, lower, upper, data)
+    run(linear_loops.quantize_binary, gradient.size, gradient, left, lower, upper, data)
 
 
 def add_binary(datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True) -> None:
@@ -145,21 +149,23 @@ def add_binary(datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: b
     run(linear_loops.add_binary, out.size, addresses, flat, out, keep)
 
 
-def quantize_ternary(gradient: Float32, residual: Float32, level: float, data: Bytes, *, seed: int) -> None:
+def quantize_ternary(
+    gradient: Float32, residual: Float32 | None, level: float, data: Bytes, *, seed: int
+) -> None:
     """See `linear_reference.quantize_ternary`."""
     _check("gradient", gradient, np.float32, gradient.size)
-    _check("residual", residual, np.float32, gradient.size, written=True)
+    left = _optional(residual, gradient.size)
     _check("data", data, np.uint8, CodeScheme.SIGNED_2BIT.code_bytes(gradient.size), written=True)
     size, start = np.float32(level), _word(seed)
-    run(linear_loops.quantize_ternary, gradient.size, gradient, residual, size, data, start)
+    run(linear_loops.quantize_ternary, gradient.size, gradient, left, size, data, start)
 
 
 def warm_up() -> None:
     """As `cpu.warm_up`, for the kernels in here."""
     ones = np.ones(17, np.float32)
     data = np.zeros(linear_code_bytes(8, ones.size), np.uint8)
-    scales = bucket_maxima(ones, BUCKET_STEP)
-    bucket_norms(ones, BUCKET_STEP)
+    scales = bucket_maxima(ones, None, BUCKET_STEP)
+    bucket_norms(ones, None, BUCKET_STEP)
     quantize_linear(8, BUCKET_STEP, ones, np.zeros_like(ones), scales, data, seed=None)
     add_linear(8, BUCKET_STEP, [data], [scales], scales, np.zeros_like(ones))
     has_forbidden_linear(8, ones.size, data)

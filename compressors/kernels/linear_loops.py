@@ -19,7 +19,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from .compiling import CHUNK, kernel, take
-from .dense import _clip, bits_of
+from .dense import _clip, bits_of, left_of
 from .linear_reference import MULTIPLIERS, STEP
 from .reference import FLOAT32_MAX, SUM_BLOCK
 from .vectors import (
@@ -39,6 +39,7 @@ from .vectors import (
     multiply,
     no_doubles,
     prefetch,
+    saturated_sum,
     store,
     sum_doubles,
     sum_words,
@@ -163,12 +164,9 @@ def add_squares(typingctx, sums, a):
 
 
 @njit
-def _saturated(a, b):
-    """Sixteen a + b, kept within the finite range."""
-    total = add(a, b)
-    largest, smallest = all_floats(FLOAT32_MAX), all_floats(-FLOAT32_MAX)
-    total = where(at_least(total, largest), largest, total)
-    return where(at_least(smallest, total), smallest, total)
+def _total(gradient, residual, i):
+    """Sixteen of gradient + residual, which is empty where there is none."""
+    return saturated_sum(load(gradient, i), load(residual, i)) if residual.size > 0 else load(gradient, i)
 
 
 # ---- packing ----
@@ -232,46 +230,55 @@ def _piece(p, bucket, elements):
     return min(first, elements), min(first + SUM_BLOCK, (p // pieces + 1) * bucket, elements)
 
 
+@njit
+def _pad(gradient, residual, whole, last, padded):
+    """The last few elements of both, and zeros behind."""
+    padded[:] = np.float32(0.0)
+    padded[0, : last - whole] = gradient[whole:last]
+    if residual.size > 0:
+        padded[1, : last - whole] = residual[whole:last]
+
+
 @kernel
-def piece_maxima(cursor, values, bucket, maxima):
-    """The largest magnitude in each piece, to maxima: uint32, the bits of a float32."""
+def piece_maxima(cursor, gradient, residual, bucket, maxima):
+    """The largest magnitude in each piece of the sum, to maxima: uint32, the bits of a float32."""
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
+    scratch = np.empty(SUM_BLOCK, np.float32)
     start = take(cursor, several)
     while start < maxima.size:
         for p in range(start, min(start + several, maxima.size)):
-            first, last = _piece(p, bucket, values.size)
-            piece, largest = values[first:last], np.uint32(0)
-            for i in range(piece.size):
-                here = bits_of(piece[i]) & np.uint32(0x7FFFFFFF)
+            first, last = _piece(p, bucket, gradient.size)
+            g, e, largest = gradient[first:last], left_of(residual, scratch, first, last), np.uint32(0)
+            for i in range(g.size):
+                here = bits_of(_clip(g[i] + e[i], FLOAT32_MAX)) & np.uint32(0x7FFFFFFF)
                 largest = here if here > largest else largest
             maxima[p] = largest
         start = take(cursor, several)
 
 
 @kernel
-def piece_squares(cursor, values, bucket, sums):
-    """The sum of squares in each piece, to sums: float64."""
+def piece_squares(cursor, gradient, residual, bucket, sums):
+    """The sum of squares in each piece of the sum, to sums: float64."""
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
-    padded = np.empty(LANES, np.float32)
+    padded = np.empty((2, LANES), np.float32)
     start = take(cursor, several)
     while start < sums.size:
         for p in range(start, min(start + several, sums.size)):
-            first, last = _piece(p, bucket, values.size)
+            first, last = _piece(p, bucket, gradient.size)
             whole = first + (last - first) // LANES * LANES
             lanes = no_doubles()
             for i in range(first, whole, LANES):
-                lanes = add_squares(lanes, load(values, i))
+                lanes = add_squares(lanes, _total(gradient, residual, i))
             if whole < last:
-                padded[:] = np.float32(0.0)
-                padded[: last - whole] = values[whole:last]
-                lanes = add_squares(lanes, load(padded, 0))
+                _pad(gradient, residual, whole, last, padded)
+                lanes = add_squares(lanes, _total(padded[0], padded[1], 0))
             sums[p] = sum_doubles(lanes)
         start = take(cursor, several)
 
 
 @njit
 def _add_sides(gradient, residual, i, upper, lower, count):
-    total, zero = _saturated(load(gradient, i), load(residual, i)), all_floats(np.float32(0.0))
+    total, zero = _total(gradient, residual, i), all_floats(np.float32(0.0))
     not_negative = at_least(total, zero)
     upper = add_widened(upper, where(not_negative, total, zero))
     lower = add_widened(lower, where(not_negative, zero, total))
@@ -292,9 +299,7 @@ def side_sums(cursor, gradient, residual, uppers, lowers, counts):
                 upper, lower, count = _add_sides(gradient, residual, i, upper, lower, count)
             padding = 0
             if whole < last:
-                padded[:] = np.float32(0.0)
-                padded[0, : last - whole] = gradient[whole:last]
-                padded[1, : last - whole] = residual[whole:last]
+                _pad(gradient, residual, whole, last, padded)
                 upper, lower, count = _add_sides(padded[0], padded[1], 0, upper, lower, count)
                 padding = whole + LANES - last  # zeros, which count as not negative
             uppers[first // SUM_BLOCK], lowers[first // SUM_BLOCK] = sum_doubles(upper), sum_doubles(lower)
@@ -347,6 +352,7 @@ def _round_to_zero(gradient, residual, codes):
 def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_random, seed):
     """`linear_reference.quantize_linear`, stochastic if `at_random`."""
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
+    scratch = np.empty(BLOCK, np.float32)
     noise = np.empty(BLOCK, np.float32)
     last, mask = np.float32(2 ** (bits - 1) - 1), np.uint32(2**bits - 1)
     start = take(cursor, CHUNK)
@@ -355,11 +361,12 @@ def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_r
             end = min(first + BLOCK, gradient.size)
             if at_random:
                 _fill_uniform(seed, first, noise[: end - first])
-            here, index = first, first // bucket
+            here, index, left = first, first // bucket, left_of(residual, scratch, first, end)
             while here < end:
                 scale, stop = scales[index], min((index + 1) * bucket, end)
                 # Slices, because an index from 0 is known not to be negative.
-                g, e, c = gradient[here:stop], residual[here:stop], codes[here - first : stop - first]
+                g, c = gradient[here:stop], codes[here - first : stop - first]
+                e = left[here - first : stop - first]
                 if not scale > 0:
                     _round_to_zero(g, e, c)
                 elif at_random:
@@ -375,11 +382,12 @@ def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_r
 def quantize_binary(cursor, gradient, residual, low, high, data):
     """`linear_reference.quantize_binary`."""
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
+    scratch = np.empty(BLOCK, np.float32)
     start = take(cursor, CHUNK)
     while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
-            g, e, c = gradient[first:end], residual[first:end], codes[: end - first]
+            g, e, c = gradient[first:end], left_of(residual, scratch, first, end), codes[: end - first]
             for i in range(c.size):
                 total = _clip(g[i] + e[i], FLOAT32_MAX)
                 upper = total >= np.float32(0.0)
@@ -404,12 +412,13 @@ def _send_at_random(gradient, residual, codes, level, noise):
 def quantize_ternary(cursor, gradient, residual, level, data, seed):
     """`linear_reference.quantize_ternary`."""
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
+    scratch = np.empty(BLOCK, np.float32)
     noise = np.empty(BLOCK, np.float32)
     start = take(cursor, CHUNK)
     while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
-            g, e, c = gradient[first:end], residual[first:end], codes[: end - first]
+            g, e, c = gradient[first:end], left_of(residual, scratch, first, end), codes[: end - first]
             if level > 0:
                 _fill_uniform(seed, first, noise[: end - first])
                 _send_at_random(g, e, c, level, noise[: end - first])

@@ -74,21 +74,21 @@ def per_element(scales: Float32, bucket: int, elements: int) -> Float32:
     return np.repeat(scales, bucket)[:elements] if bucket < elements else np.repeat(scales, elements)
 
 
-def bucket_maxima(values: Float32, bucket: int) -> Float32:
-    """The largest magnitude in every bucket; a NaN counts as larger than infinity."""
-    magnitudes = values.view(np.uint32) & np.uint32(0x7FFFFFFF)  # in the order of what they stand for
-    starts = range(0, values.size, bucket)
-    maxima = [magnitudes[start : start + bucket].max() for start in starts]
-    return np.array(maxima, np.uint32).view(np.float32)
+def bucket_maxima(gradient: Float32, residual: Float32, bucket: int) -> Float32:
+    """The largest magnitude of gradient + residual in every bucket."""
+    sizes = np.abs(add_saturating(gradient, residual))
+    return np.array(
+        [sizes[start : start + bucket].max() for start in range(0, sizes.size, bucket)], np.float32
+    )
 
 
-def bucket_norms(values: Float32, bucket: int) -> Float32:
-    """The Euclidean norm of every bucket, summed in float64, at most the largest float32.
+def bucket_norms(gradient: Float32, residual: Float32, bucket: int) -> Float32:
+    """The Euclidean norm of gradient + residual in every bucket, at most the largest float32.
 
-    The order of additions is that of `reference.magnitudes`, from the beginning of each bucket.
+    Summed in float64, in the order of `reference.magnitudes` from the beginning of each bucket.
     """
-    starts = range(0, values.size, bucket)
-    norms = [np.sqrt(_sum(values[start : start + bucket].astype(np.float64) ** 2)) for start in starts]
+    squares = add_saturating(gradient, residual).astype(np.float64) ** 2
+    norms = [np.sqrt(_sum(squares[start : start + bucket])) for start in range(0, squares.size, bucket)]
     return np.minimum(np.array(norms, np.float64), np.float64(FLOAT32_MAX)).astype(np.float32)
 
 

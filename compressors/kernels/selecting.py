@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
-"""Kernels that look for elements: one pass over memory that writes down which they are, and their scores.
+"""Kernels that look for elements: one pass over memory that writes down which they are, and their values.
 
 A thread writes those of a chunk into a buffer of its own, which stays in the cache, and then copies them to a
 place that it reserves in the common output. Where that is full, nothing more is copied, only counted.
@@ -13,21 +13,18 @@ from numba import njit
 
 from .compiling import CHUNK, kernel, take
 from .dense import bits_of
-from .reference import FLOAT32_MAX
 from .vectors import (
     LANES,
-    above,
-    add,
     all_floats,
     any_lane,
     at_least,
     load,
     magnitude,
     prefetch,
+    saturated_sum,
     store,
     store_chosen,
     subtract,
-    where,
     without,
 )
 
@@ -46,25 +43,25 @@ def _score(values, score, center):
 
 
 @njit
-def _hand_over(indices, scores, count, chunk, found, found_scores, places, total):
+def _hand_over(indices, values, count, chunk, found, found_values, places, total):
     """Copy what a chunk gave to the common output, if there is room. places: int64 (chunks, 2), of each chunk
     where it begins there and how many it has."""
     at = take(total, count)
     places[chunk, 0], places[chunk, 1] = at, count
     if at + count <= found.size:
         found[at : at + count] = indices[:count]
-        found_scores[at : at + count] = scores[:count]
+        found_values[at : at + count] = values[:count]
 
 
 @kernel
-def collect(cursor, values, score, center, lowest, beyond, found, found_scores, places, total):
+def collect(cursor, values, score, center, lowest, beyond, found, found_values, places, total):
     """The elements whose score is at least `lowest` and not at least `beyond`, which may be NaN.
 
-    found: uint32; found_scores: float32; places: see `_hand_over`; total: int64 (1,), of all that there are.
+    found: uint32; found_values: float32; places: see `_hand_over`; total: int64 (1,), of all that there are.
     """
     address, centers = np.uint64(values.ctypes.data), all_floats(center)
     lows, highs = all_floats(lowest), all_floats(beyond)
-    indices, scores = np.empty(CHUNK + LANES, np.uint32), np.empty(CHUNK + LANES, np.float32)
+    indices, taken = np.empty(CHUNK + LANES, np.uint32), np.empty(CHUNK + LANES, np.float32)
     padded = np.empty(LANES, np.float32)
     start = take(cursor, CHUNK)
     while start < values.size:
@@ -72,37 +69,30 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_scores, 
         whole = start + (stop - start) // LANES * LANES
         for i in range(start, whole, LANES):
             prefetch(address, np.uint64(4 * i + AHEAD))
-            scored = _score(load(values, i), score, centers)
+            here = load(values, i)
+            scored = _score(here, score, centers)
             chosen = without(at_least(scored, lows), at_least(scored, highs))
             if any_lane(chosen):
-                at += store_chosen(indices, scores, at, i, scored, chosen)
+                at += store_chosen(indices, taken, at, i, here, chosen)
         rest = stop - whole
         if rest > 0:
             padded[:] = values[whole]
             padded[:rest] = values[whole:stop]
-            scored = _score(load(padded, 0), score, centers)
+            here = load(padded, 0)
+            scored = _score(here, score, centers)
             chosen = without(at_least(scored, lows), at_least(scored, highs))
-            at += store_chosen(indices, scores, at, whole, scored, chosen)
+            at += store_chosen(indices, taken, at, whole, here, chosen)
             while at > 0 and indices[at - 1] >= stop:  # what the padding gave
                 at -= 1
-        _hand_over(indices, scores, at, start // CHUNK, found, found_scores, places, total)
+        _hand_over(indices, taken, at, start // CHUNK, found, found_values, places, total)
         start = take(cursor, CHUNK)
 
 
-@njit
-def _total(gradient, residual):
-    """The sum, kept within the finite range."""
-    total = add(gradient, residual)
-    largest, smallest = all_floats(FLOAT32_MAX), all_floats(-FLOAT32_MAX)
-    total = where(above(largest, total), total, largest)
-    return where(above(total, smallest), total, smallest)
-
-
 @kernel
-def add_and_collect(cursor, gradient, residual, lowest, found, found_scores, places, total):
+def add_and_collect(cursor, gradient, residual, lowest, found, found_values, places, total):
     """residual += gradient, saturating; and `collect` by magnitude of what it then holds."""
     one, other, lows = np.uint64(gradient.ctypes.data), np.uint64(residual.ctypes.data), all_floats(lowest)
-    indices, scores = np.empty(CHUNK + LANES, np.uint32), np.empty(CHUNK + LANES, np.float32)
+    indices, taken = np.empty(CHUNK + LANES, np.uint32), np.empty(CHUNK + LANES, np.float32)
     padded = np.zeros((2, LANES), np.float32)
     start = take(cursor, CHUNK)
     while start < gradient.size:
@@ -111,24 +101,59 @@ def add_and_collect(cursor, gradient, residual, lowest, found, found_scores, pla
         for i in range(start, whole, LANES):
             prefetch(one, np.uint64(4 * i + AHEAD))
             prefetch(other, np.uint64(4 * i + AHEAD))
-            summed = _total(load(gradient, i), load(residual, i))
+            summed = saturated_sum(load(gradient, i), load(residual, i))
             store(residual, i, summed)
-            scored = magnitude(summed)
-            chosen = at_least(scored, lows)
+            chosen = at_least(magnitude(summed), lows)
             if any_lane(chosen):
-                at += store_chosen(indices, scores, at, i, scored, chosen)
+                at += store_chosen(indices, taken, at, i, summed, chosen)
         rest = stop - whole
         if rest > 0:
             padded[0, :rest], padded[1, :rest] = gradient[whole:stop], residual[whole:stop]
-            summed = _total(load(padded[0], 0), load(padded[1], 0))
+            summed = saturated_sum(load(padded[0], 0), load(padded[1], 0))
             store(padded[1], 0, summed)
             residual[whole:stop] = padded[1, :rest]
-            scored = magnitude(summed)
-            at += store_chosen(indices, scores, at, whole, scored, at_least(scored, lows))
+            at += store_chosen(indices, taken, at, whole, summed, at_least(magnitude(summed), lows))
             while at > 0 and indices[at - 1] >= stop:  # what the padding gave
                 at -= 1
-        _hand_over(indices, scores, at, start // CHUNK, found, found_scores, places, total)
+        _hand_over(indices, taken, at, start // CHUNK, found, found_values, places, total)
         start = take(cursor, CHUNK)
+
+
+@njit
+def _score_of_one(value, score, center):
+    if score == MAGNITUDE:
+        return abs(np.float32(value - center))
+    if score == SMALLEST:
+        return -value
+    return value
+
+
+@kernel
+def keep_best(score, center, threshold, ties, places, found, values, kept, kept_values):
+    """Those found whose score is above `threshold`, and the first `ties` of those that reach it just so.
+
+    found, values, places: what `collect` wrote; its chunks are taken in order. kept, kept_values: one
+    longer than there are any to keep, so that each can be written before it is known whether it stays.
+    """
+    at = 0
+    for chunk in range(places.shape[0]):
+        first, count = places[chunk]
+        for i in range(first, first + count):
+            scored = _score_of_one(values[i], score, center)
+            tie = scored == threshold and ties > 0
+            kept[at], kept_values[at] = found[i], values[i]
+            at += np.int64(scored > threshold) + np.int64(tie)
+            ties -= np.int64(tie)
+
+
+@kernel
+def put(cursor, out, indices, values):
+    """out[indices] = values; the indices are distinct."""
+    start = take(cursor, CHUNK // 16)
+    while start < indices.size:
+        for i in range(start, min(start + CHUNK // 16, indices.size)):
+            out[np.int64(indices[i])] = values[i]
+        start = take(cursor, CHUNK // 16)
 
 
 @kernel
@@ -138,11 +163,7 @@ def histogram(cursor, values, score, center, counts):
     start = take(cursor, CHUNK)
     while start < values.size:
         for i in range(start, min(start + CHUNK, values.size)):
-            value = values[i]
-            if score == MAGNITUDE:
-                value = abs(np.float32(value - center))
-            elif score == SMALLEST:
-                value = -value
+            value = _score_of_one(values[i], score, center)
             bits = bits_of(np.float32(value + np.float32(0.0)))  # no negative zero
             flip = np.uint32(0xFFFFFFFF) if bits >> np.uint32(31) else np.uint32(0x80000000)
             own[np.uint32(bits ^ flip) >> np.uint32(16)] += 1

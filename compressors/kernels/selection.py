@@ -2,9 +2,12 @@
 
 A selection by sorting, or by partitioning as `torch.topk` and `np.argpartition` do, touches every element
 many times. Here one pass writes down the few whose score is at least a guess, and only those are looked at
-again. The guess is the last step's threshold, a little lowered, or comes from a sample. If it was too high,
-or by far too low, a histogram of the upper halves of the scores' bits says where the threshold lies, and a
-second pass collects from there on. So the result is exact whatever the guess; only the time depends on it.
+again. The guess comes from a sample. If it was too high, or by far too low, a histogram of the upper halves
+of the scores' bits says where the threshold lies, and one more pass collects from there on. So the result is
+exact whatever the sample; only the time depends on it.
+
+Why not the last step's threshold: with error feedback it moves, by half in the first steps, while the sample
+costs a twentieth of the pass and never lags behind.
 
 Of equal scores the lower index is taken, and -0 equals 0. Inputs are finite.
 """
@@ -21,64 +24,84 @@ from ..payload import Float32
 from . import selecting as loops
 from .compiling import CHUNK
 from .cpu import _check  # pyright: ignore[reportPrivateUsage]
+from .reference import add_saturating
 from .selection_reference import Indices, Score, Selection
 from .threads import run
 
-__all__ = ["Score", "Selection", "add_and_select", "at_least", "median", "select", "warm_up"]
+__all__ = [
+    "Score",
+    "Selection",
+    "add_and_select",
+    "add_to",
+    "at_least",
+    "median",
+    "put",
+    "sample",
+    "select",
+    "warm_up",
+]
 
 # Below this, everything is a candidate.
 SMALL = 1 << 14
 # A sample takes this many neighbours from each so many elements.
 RUN, STRIDE = 16, 1 << 12
-# How far below the last threshold the next is looked for.
-LOWERED = 0.95
+# Values in a cache line, which is what an index costs.
+LINE = 16
 # With more candidates than this many times what is kept, finding a better guess is the shorter way.
 MOST_CANDIDATES = 4
 
 
 class _Candidates(NamedTuple):
-    """Ascending indices of some elements, and their scores."""
+    """What a pass wrote down: indices and values, chunk by chunk, and where each chunk's begin and how many
+    they are (int64, shape (chunks, 2)). The chunks' order in it depends on the threads."""
 
     indices: Indices
-    scores: Float32
+    values: Float32
+    places: npt.NDArray[np.int64]
+
+    def in_order(self) -> Selection:
+        parts = [slice(at, at + count) for at, count in self.places.tolist()]
+        if len(parts) <= 1:
+            return Selection(self.indices, self.values)
+        return Selection(
+            np.concatenate([self.indices[p] for p in parts]), np.concatenate([self.values[p] for p in parts])
+        )
 
 
-def select(
-    values: Float32,
-    keep: int,
-    *,
-    score: Score = Score.MAGNITUDE,
-    center: float = 0.0,
-    guess: float | None = None,
-) -> Selection:
-    """The `keep` elements of highest score. guess: the threshold of a similar selection."""
+def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center: float = 0.0) -> Selection:
+    """The `keep` elements of highest score."""
     _check("values", values, np.float32, values.size)
     _check_keep(keep, values.size)
 
-    lowest = _first_guess(values, keep, score, center, guess)
+    lowest = _guess(sample(values), values.size, keep, score, center)
     candidates = _collect(values, score, center, lowest, room=_room(keep, values.size))
     if candidates is None or candidates.indices.size < keep:
-        place, _ = _reached(_histogram(values, score, center), keep)
-        candidates = _collect(values, score, center, _edge(place), room=values.size)
+        counts = _histogram(values, score, center)
+        place, above = _reached(counts, keep)
+        candidates = _collect(values, score, center, _edge(place), room=above + int(counts[place]))
         assert candidates is not None
-    return _highest(candidates, keep)
+    return _best(candidates, keep, score, center)
 
 
-def add_and_select(
-    gradient: Float32, residual: Float32, keep: int, *, guess: float | None = None
-) -> Selection:
+def add_and_select(gradient: Float32, residual: Float32, keep: int) -> Selection:
     """Leave the saturating sum of both in `residual`, in place, and select from it by magnitude."""
     _check("gradient", gradient, np.float32, gradient.size)
     _check("residual", residual, np.float32, gradient.size, written=True)
     _check_keep(keep, gradient.size)
-    # The first step adds up without looking for anything.
-    lowest = guess * LOWERED if guess is not None and guess > 0 else np.inf
-    arguments = gradient, residual, np.float32(lowest)
-    room = _room(keep, gradient.size)
-    candidates = _collected(loops.add_and_collect, gradient.size, room, *arguments)
+
+    few = add_saturating(sample(gradient), sample(residual))
+    lowest = _guess(few, gradient.size, keep, Score.MAGNITUDE, 0.0)
+    candidates = _add_and_collect(gradient, residual, lowest, room=_room(keep, gradient.size))
     if candidates is None or candidates.indices.size < keep:
         return select(residual, keep)
-    return _highest(candidates, keep)
+    return _best(candidates, keep, Score.MAGNITUDE, 0.0)
+
+
+def add_to(residual: Float32, gradient: Float32) -> None:
+    """residual += gradient, saturating."""
+    _check("gradient", gradient, np.float32, gradient.size)
+    _check("residual", residual, np.float32, gradient.size, written=True)
+    _add_and_collect(gradient, residual, np.inf, room=0)
 
 
 def median(values: Float32) -> float:
@@ -89,27 +112,50 @@ def median(values: Float32) -> float:
     above = values.size - (values.size - 1) // 2  # how many are at least as large as it
     if values.size > SMALL:
         # The element lies in the bin at which the number of those from the top reaches that many.
-        place, over = _reached(_histogram(values, Score.LARGEST, 0.0), above)
+        counts = _histogram(values, Score.LARGEST, 0.0)
+        place, over = _reached(counts, above)
         edges = _edge(place), _edge(place + 1)
-        inside = _collect(values, Score.LARGEST, 0.0, *edges, room=values.size)
+        inside = _collect(values, Score.LARGEST, 0.0, *edges, room=int(counts[place]))
         assert inside is not None
-        values, above = inside.scores, above - over
-    return _lowest_of_highest(values, above) + 0.0  # no negative zero
+        values, above = inside.values, above - over
+    return _lowest_of_highest(values.copy(), above) + 0.0  # no negative zero
 
 
-def at_least(values: Float32, threshold: float) -> Indices:
-    """Where |x| is `threshold` or more, ascending."""
+def at_least(values: Float32, threshold: float) -> Selection:
+    """The elements with |x| of `threshold` or more."""
     _check("values", values, np.float32, values.size)
-    found = _collect(values, Score.MAGNITUDE, 0.0, threshold, room=values.size)
-    assert found is not None
-    return found.indices
+    room = _room(0, values.size)
+    found = _collect(values, Score.MAGNITUDE, 0.0, threshold, room=room)
+    if found is None:  # Once more, with room for all: making it in advance takes longer than a pass.
+        found = _collect(values, Score.MAGNITUDE, 0.0, threshold, room=values.size)
+        assert found is not None
+    return found.in_order()
+
+
+def put(out: Float32, indices: Indices, values: Float32) -> None:
+    """out[indices] = values. indices: ascending."""
+    _check("out", out, np.float32, out.size, written=True)
+    _check("indices", indices, np.uint32, indices.size)
+    _check("values", values, np.float32, indices.size)
+    if indices.size and int(indices.max()) >= out.size:
+        raise ValueError(f"indices: expected ascending ones below {out.size}, got {indices.max()}")
+    run(loops.put, LINE * indices.size, out, indices, values)
+
+
+def sample(values: Float32) -> Float32:
+    """Some neighbours from all over; all, if they are few."""
+    if values.size <= SMALL:
+        return values
+    return values[: values.size // STRIDE * STRIDE].reshape(-1, STRIDE)[:, :RUN].reshape(-1)
 
 
 def warm_up() -> None:
     """Compile every kernel, or load it from the cache."""
     values = np.linspace(-1, 1, SMALL + 17, dtype=np.float32)
-    select(values, 5, guess=np.inf)
-    add_and_select(values, np.zeros_like(values), 5, guess=0.5)
+    select(values, 5)
+    select(values * np.float32(0), 5)  # by way of the histogram
+    found = add_and_select(values, np.zeros_like(values), 5)
+    put(values, found.indices, found.values)
     median(values)
 
 
@@ -118,21 +164,16 @@ def _check_keep(keep: int, elements: int) -> None:
         raise ValueError(f"keep: expected 0 to {elements}, got {keep}")
 
 
-def _first_guess(values: Float32, keep: int, score: Score, center: float, guess: float | None) -> float:
-    """A score that somewhat more than `keep` elements should reach."""
+def _guess(few: Float32, elements: int, keep: int, score: Score, center: float) -> float:
+    """From a sample: a score that somewhat more than `keep` of so many elements should reach."""
     if keep == 0:
         return np.inf
-    if values.size <= SMALL:
+    if elements <= SMALL:
         return -np.inf
-    if guess is not None and guess > 0 and score is Score.MAGNITUDE:
-        return guess * LOWERED
-    rows = values[: values.size // STRIDE * STRIDE].reshape(-1, STRIDE)
-    sample = score.of(rows[:, :RUN].reshape(-1), center)
-    expected = sample.size * keep / values.size
-    place = (
-        int(expected + 4 * expected**0.5) + RUN
-    )  # a few standard deviations more, and neighbours are alike
-    return _lowest_of_highest(sample, place) if place < sample.size else -np.inf
+    expected = few.size * keep / elements
+    # A few standard deviations more; neighbours are alike, so that a run of them counts as little as one.
+    place = int(expected + 3 * (expected * RUN) ** 0.5) + RUN
+    return _lowest_of_highest(score.of(few, center), place) if place < few.size else -np.inf
 
 
 def _room(keep: int, elements: int) -> int:
@@ -165,40 +206,44 @@ def _collect(
 ) -> _Candidates | None:
     """Where the score is at least `lowest`, and below `beyond` if that is a number. None: over `room`."""
     if lowest == -np.inf:
-        return _Candidates(np.arange(values.size, dtype=np.uint32), score.of(values, center))
+        everything = np.array([[0, values.size]], np.int64)
+        return _Candidates(np.arange(values.size, dtype=np.uint32), values, everything)
     limits = np.float32(center), np.float32(lowest), np.float32(beyond)
     return _collected(loops.collect, values.size, room, values, score.value, *limits)
+
+
+def _add_and_collect(gradient: Float32, residual: Float32, lowest: float, *, room: int) -> _Candidates | None:
+    """Leave the saturating sum in `residual`; and where its magnitude is at least `lowest`, as `_collect`."""
+    arguments = gradient, residual, np.float32(lowest)
+    return _collected(loops.add_and_collect, gradient.size, room, *arguments)
 
 
 def _collected(
     kernel: Callable[..., None], elements: int, room: int, *arguments: object
 ) -> _Candidates | None:
-    """Run a kernel that writes down what it finds, and put the chunks' parts in order. None: over `room`."""
-    found, scores = np.empty(room, np.uint32), np.empty(room, np.float32)
+    """Run a kernel that writes down what it finds. None: over `room`."""
+    found, values = np.empty(room, np.uint32), np.empty(room, np.float32)
     places, total = np.zeros((-(-elements // CHUNK), 2), np.int64), np.zeros(1, np.int64)
-    run(kernel, elements, *arguments, found, scores, places, total)
-    if total[0] > room:
-        return None
-    parts = [slice(at, at + count) for at, count in places.tolist()]
-    if not parts:
-        return _Candidates(found[:0], scores[:0])
-    return _Candidates(np.concatenate([found[p] for p in parts]), np.concatenate([scores[p] for p in parts]))
+    run(kernel, elements, *arguments, found, values, places, total)
+    count = int(total[0])
+    return None if count > room else _Candidates(found[:count], values[:count], places)
 
 
-def _highest(candidates: _Candidates, keep: int) -> Selection:
+def _best(candidates: _Candidates, keep: int, score: Score, center: float) -> Selection:
     """The `keep` best of the candidates, which all elements of higher or equal score are among."""
-    indices, scores = candidates
     if keep == 0:
-        return Selection(indices[:0], 0.0)
-    threshold = _lowest_of_highest(scores, keep)
-    chosen = scores >= threshold
-    surplus = int(np.count_nonzero(chosen)) - keep
-    if surplus:
-        chosen[np.flatnonzero(scores == threshold)[-surplus:]] = False
-    return Selection(indices[chosen], threshold)
+        return Selection(np.empty(0, np.uint32), np.empty(0, np.float32))
+    scores = score.of(candidates.values, center)
+    threshold = np.float32(_lowest_of_highest(scores, keep))
+    ties = keep - int(np.count_nonzero(scores > threshold))
+    indices, values = np.empty(keep + 1, np.uint32), np.empty(keep + 1, np.float32)
+    found, those, places = candidates
+    loops.keep_best(score.value, np.float32(center), threshold, ties, places, found, those, indices, values)
+    return Selection(indices[:keep], values[:keep])
 
 
 def _lowest_of_highest(scores: Float32, number: int) -> float:
-    """The lowest of the so many highest scores, at least one."""
+    """The lowest of the so many highest scores, at least one. The scores are reordered."""
     place = scores.size - number
-    return float(np.partition(scores, place)[place])
+    scores.partition(place)
+    return float(scores[place])

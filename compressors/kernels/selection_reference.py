@@ -22,30 +22,29 @@ class Score(Enum):
     SMALLEST = 2
 
     def of(self, values: Float32, center: float) -> Float32:
+        """Freshly allocated."""
         match self:
             case Score.MAGNITUDE:
                 with np.errstate(over="ignore"):
-                    scores: Float32 = np.abs(values - np.float32(center))
+                    scores: Float32 = np.abs(values - np.float32(center) if center else values)
                 return scores
             case Score.LARGEST:
-                return values
+                return values.copy()
             case Score.SMALLEST:
                 return -values
 
 
 class Selection(NamedTuple):
-    """indices: uint32, ascending. threshold: the lowest score among them, 0 if there are none."""
+    """indices: uint32, ascending. values: float32, of the elements there."""
 
     indices: Indices
-    threshold: float
+    values: Float32
 
 
 def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center: float = 0.0) -> Selection:
     """The `keep` elements of highest score; of equal ones those with the lower index."""
-    scores = score.of(values, center)
-    chosen = np.argsort(-scores, kind="stable")[:keep]
-    threshold = float(scores[chosen[-1]]) if keep else 0.0
-    return Selection(np.sort(chosen).astype(np.uint32), threshold)
+    chosen = np.sort(np.argsort(-score.of(values, center), kind="stable")[:keep])
+    return Selection(chosen.astype(np.uint32), values[chosen])
 
 
 def add_and_select(gradient: Float32, residual: Float32, keep: int) -> Selection:
@@ -59,6 +58,7 @@ def median(values: Float32) -> float:
     return float(np.sort(values)[(values.size - 1) // 2])
 
 
-def at_least(values: Float32, threshold: float) -> Indices:
-    """Where |x| is `threshold` or more."""
-    return np.flatnonzero(np.abs(values) >= np.float32(threshold)).astype(np.uint32)
+def at_least(values: Float32, threshold: float) -> Selection:
+    """The elements with |x| of `threshold` or more."""
+    found = np.flatnonzero(np.abs(values) >= np.float32(threshold))
+    return Selection(found.astype(np.uint32), values[found])

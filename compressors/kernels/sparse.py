@@ -52,13 +52,13 @@ def gaps_limit(elements: int, count: int, low_bits: int) -> int:
 def encode_gaps(indices: Indices, elements: int, low_bits: int) -> Bytes:
     """See the head of this file. indices: ascending, below `elements`."""
     _check("indices", indices, np.uint32, indices.size)
-    gaps = indices.astype(np.int64) - 1
-    gaps[:1] += 1
-    gaps[1:] -= indices[:-1]
-    if indices.size and (gaps.min() < 0 or indices[-1] >= elements):
+    found = np.zeros(1, np.int64)
+    loops.sum_quotients(indices, elements, low_bits, found)
+    quotients = int(found[0])
+    if quotients < 0:
         raise ValueError(f"indices: expected ascending ones below {elements}")
     low_bytes = -(-indices.size * low_bits // 8)
-    unary_bytes = -(-(indices.size + int((gaps >> low_bits).sum())) // 8)
+    unary_bytes = -(-(indices.size + quotients) // 8)
     data = np.zeros(low_bytes + unary_bytes, np.uint8)
     loops.write_gaps(indices, low_bits, data[:low_bytes], data[low_bytes:])
     return data
@@ -102,16 +102,6 @@ def seeded_indices(seed: int, elements: int, count: int) -> Indices:
     indices = np.empty(count, np.uint32)
     loops.draw(np.uint64(seed), elements, indices)
     return indices
-
-
-def gather(values: Float32, indices: Indices) -> Float32:
-    """A copy of the values at the indices."""
-    return values[indices]
-
-
-def scatter_subtract(residual: Float32, indices: Indices, values: Float32) -> None:
-    """residual[indices] -= values, in place; the indices are distinct."""
-    residual[indices] -= values
 
 
 def add_sparse(

@@ -22,6 +22,19 @@ LOWEST_SET_BIT = _lowest_set_bits()
 
 
 @kernel
+def sum_quotients(indices, elements, low_bits, found):
+    """Of the gaps shifted right, to found[0]; -1 if the indices do not ascend below `elements`."""
+    previous = np.int64(-1)
+    for i in range(indices.size):
+        gap = np.int64(indices[i]) - previous - 1
+        previous = np.int64(indices[i])
+        if gap < 0 or previous >= elements:
+            found[0] = -1
+            return
+        found[0] += gap >> low_bits
+
+
+@kernel
 def write_gaps(indices, low_bits, low, unary):
     """`sparse_reference.encode_gaps` into zeroed bytes of the right sizes."""
     waiting, filled, at = np.uint64(0), np.uint64(0), 0

@@ -11,9 +11,11 @@ only `lookup` is written once per kind of processor.
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils, codegen, config
 from numba.extending import intrinsic, models, register_model
+
+from .reference import FLOAT32_MAX
 
 LANES = 16
 
@@ -465,3 +467,12 @@ def add_codes(typingctx, sums, table, words):
         return context.make_tuple(builder, sums, vectors)
 
     return sums(sums, table, words), codegen
+
+
+@njit
+def saturated_sum(a, b):
+    """Sixteen a + b, kept within the finite range."""
+    total = add(a, b)
+    largest, smallest = all_floats(FLOAT32_MAX), all_floats(-FLOAT32_MAX)
+    total = where(above(largest, total), total, largest)
+    return where(above(total, smallest), total, smallest)

@@ -171,8 +171,9 @@ def test_both_readings_send_each_element_once_also_where_many_are_equal(
         (extremes(values, keep), ends),
         (central(values, keep), order[start : start + keep].tolist()),
     ]:
-        assert found.tolist() == sorted(set(found.tolist()))
-        assert np.sort(values[found]).tolist() == expected
+        assert found.indices.tolist() == sorted(set(found.indices.tolist()))
+        assert np.array_equal(found.values, values[found.indices])
+        assert np.sort(found.values).tolist() == expected
 
 
 @settings(deadline=None, max_examples=60)
@@ -202,6 +203,18 @@ def test_allotment_takes_flops_of_any_size(kappa: float, flops: tuple[float, ...
     omega = [np.abs(t.numpy().astype(np.float64)) / f**kappa for t, f in zip(totals, flops, strict=True)]
     chosen = np.array(best(np.concatenate(omega), 250))
     assert allot(totals, flops, kappa, 250) == np.bincount(chosen // 300, minlength=3).tolist()
+
+
+@pytest.mark.parametrize("keep", [1, 3000, 150_000, 240_000])
+def test_allotment_is_exact_where_samples_guess(keep: int) -> None:
+    sizes, flops = (200_000, 40_000, 17), (1e9, 3e4, 7e6)
+    totals = [torch.from_numpy(normal(size, seed)) for seed, size in enumerate(sizes)]
+    totals[1][: 1 << 14] *= 50  # where the sample takes little of it
+    factors = [np.float32((3e4 / each) ** 0.1) for each in flops]
+    omega = [np.abs(total.numpy()) * factor for total, factor in zip(totals, factors, strict=True)]
+    chosen = np.argsort(-np.concatenate(omega), kind="stable")[:keep]
+    expected = np.bincount(np.searchsorted(np.cumsum(sizes), chosen, side="right"), minlength=3)
+    assert allot(totals, flops, 0.1, keep) == expected.tolist()
 
 
 def test_krngc_divides_the_models_ratio_among_its_layers() -> None:

@@ -54,7 +54,7 @@ def gradient(elements: int, seed: int = 0) -> Array:
 
 def scales_for(values: Array, bits: int, bucket: int) -> Array:
     """Some that fit, some far too small, a zero, and 1, which leaves ties."""
-    scales = reference.bucket_maxima(values, bucket) / np.float32(2 ** (bits - 1))
+    scales = reference.bucket_maxima(values, np.zeros_like(values), bucket) / np.float32(2 ** (bits - 1))
     scales[1::3] *= np.float32(1e-3)
     scales[2::4] = 1.0
     scales[3:4] = 0.0
@@ -145,9 +145,14 @@ def check_ternary(elements: int, level: float) -> None:
 
 
 def check_scales(elements: int, bucket: int) -> None:
-    values = gradient(elements)
-    assert same_bits(linear.bucket_maxima(values, bucket), reference.bucket_maxima(values, bucket))
-    assert same_bits(linear.bucket_norms(values, bucket), reference.bucket_norms(values, bucket))
+    values, none = gradient(elements), np.zeros(elements, np.float32)
+    for residual, plain in ((values[::-1].copy(), values[::-1].copy()), (None, none)):
+        maxima, norms = (
+            reference.bucket_maxima(values, plain, bucket),
+            reference.bucket_norms(values, plain, bucket),
+        )
+        assert same_bits(linear.bucket_maxima(values, residual, bucket), maxima)
+        assert same_bits(linear.bucket_norms(values, residual, bucket), norms)
 
 
 @pytest.mark.parametrize("elements", SIZES)
@@ -160,12 +165,12 @@ def test_scales(elements: int) -> None:
 def test_scales_of_what_is_easy_to_say() -> None:
     values = np.zeros(100, np.float32)
     values[[0, 1, 40, 41, 99]] = 3.0, -4.0, -HUGE, HUGE, -1e-45
-    assert linear.bucket_maxima(values, 32).tolist() == [4.0, np.float32(HUGE), 0.0, np.float32(1e-45)]
+    assert linear.bucket_maxima(values, None, 32).tolist() == [4.0, np.float32(HUGE), 0.0, np.float32(1e-45)]
     # The second one's norm exceeds the largest float32.
-    assert linear.bucket_norms(values, 32).tolist() == [5.0, np.finfo(np.float32).max, 0.0, np.float32(1e-45)]
-    values[70] = np.nan
-    assert np.isnan(linear.bucket_maxima(values, 32)).tolist() == [False, False, True, False]
-    assert np.isnan(linear.bucket_norms(values, 32)).tolist() == [False, False, True, False]
+    largest = np.finfo(np.float32).max
+    assert linear.bucket_norms(values, None, 32).tolist() == [5.0, largest, 0.0, np.float32(1e-45)]
+    # A sum saturates.
+    assert linear.bucket_maxima(values, values.copy(), 32)[1] == largest
 
 
 @pytest.mark.parametrize("seed", [None, 5])
@@ -200,7 +205,7 @@ def test_add_linear_by_chunks(bits: int, bucket: int, elements: int) -> None:
 @pytest.mark.parametrize("bits", BITS)
 def test_a_constant_is_sent_as_the_last_code(bits: int, value: float) -> None:
     values, residual = np.full(40, value, np.float32), np.zeros(40, np.float32)
-    scales = linear.bucket_maxima(values, 64) / np.float32(2 ** (bits - 1) - 1)
+    scales = linear.bucket_maxima(values, None, 64) / np.float32(2 ** (bits - 1) - 1)
     data = np.zeros(linear.linear_code_bytes(bits, 40), np.uint8)
     linear.quantize_linear(bits, 64, values, residual, scales, data, seed=None)
     last = 2 ** (bits - 1) - 1 if scales[0] > 0 else 0
@@ -327,7 +332,7 @@ def test_what_is_sent_and_what_is_left_make_up_the_whole(
     pairs = np.array(values, np.float32).reshape(-1, 2)
     left, residual = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
     whole = left + residual
-    scales = linear.bucket_maxima(whole, bucket) / np.float32(2 ** (bits - 1) - 1)
+    scales = linear.bucket_maxima(whole, None, bucket) / np.float32(2 ** (bits - 1) - 1)
     data = np.zeros(linear.linear_code_bytes(bits, left.size), np.uint8)
     linear.quantize_linear(bits, bucket, left, residual, scales, data, seed=seed)
     assert not linear.has_forbidden_linear(bits, left.size, data)
@@ -368,7 +373,7 @@ def test_the_number_of_threads_does_not_show() -> None:
     results: list[list[bytes]] = []
     for count in (1, 2, 5):
         set_threads(count)
-        scales = linear.bucket_maxima(values, bucket) / np.float32(15)
+        scales = linear.bucket_maxima(values, None, bucket) / np.float32(15)
         datas, residuals = [raw(reference.code_bytes(bits, elements)) for bits in (5, 2, 1)], zeros(elements)
         linear.quantize_linear(5, bucket, values, residuals, scales, datas[0], seed=1)
         linear.quantize_ternary(values, residuals, 2.0, datas[1], seed=1)
@@ -376,10 +381,31 @@ def test_the_number_of_threads_does_not_show() -> None:
         out, one = zeros(elements), np.ones(1, np.float32)
         linear.add_linear(5, bucket, datas[:1], [scales], one, out)
         linear.add_binary(datas[2:], np.array([[-1.0, 1.0]], np.float32), out)
-        norms, sides = linear.bucket_norms(values, bucket), np.array(linear.side_sums(values, residuals))
+        norms, sides = (
+            linear.bucket_norms(values, None, bucket),
+            np.array(linear.side_sums(values, residuals)),
+        )
         arrays: list[npt.NDArray[np.generic]] = [*datas, residuals, out, norms, sides]
         results.append([array.tobytes() for array in arrays])
     assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("elements", SIZES)
+def test_without_a_residual_codes_are_those_with_one_of_zeros(elements: int) -> None:
+    values, datas = gradient(elements), [raw(reference.code_bytes(bits, elements)) for bits in (5, 2, 1)]
+    again = [data.copy() for data in datas]
+    scales = linear.bucket_maxima(values, None, 64)
+    for residual, (linear_codes, ternary, binary) in ((np.zeros_like(values), datas), (None, again)):
+        sides = linear.side_sums(values, residual)
+        assert sides == reference.side_sums(values, np.zeros_like(values))
+        for seed in (None, 3):
+            rest = None if residual is None else residual.copy()
+            linear.quantize_linear(5, 64, values, rest, scales, linear_codes, seed=seed)
+        rest = None if residual is None else residual.copy()
+        linear.quantize_ternary(values, rest, 2.0, ternary, seed=1)
+        rest = None if residual is None else residual.copy()
+        linear.quantize_binary(values, rest, -1.0, 1.0, binary)
+    assert all(np.array_equal(one, other) for one, other in zip(datas, again, strict=True))
 
 
 def zeros(size: int) -> Array:
@@ -406,9 +432,9 @@ MISFITS: dict[str, tuple[Callable[[], object], str]] = {
     "9 bits": (lambda: add(bits=9), "bits: "),
     "odd bucket": (lambda: quantize(bucket=48), "bucket: expected a positive multiple of 32, got 48"),
     "no bucket": (lambda: add(bucket=0), "bucket: "),
-    "bucket of a maximum": (lambda: linear.bucket_maxima(zeros(40), 31), "bucket: "),
-    "negative bucket": (lambda: linear.bucket_norms(zeros(40), -32), "bucket: "),
-    "strided values": (lambda: linear.bucket_maxima(zeros(80)[::2], 32), "values: "),
+    "bucket of a maximum": (lambda: linear.bucket_maxima(zeros(40), None, 31), "bucket: "),
+    "negative bucket": (lambda: linear.bucket_norms(zeros(40), None, -32), "bucket: "),
+    "strided values": (lambda: linear.bucket_maxima(zeros(80)[::2], None, 32), "gradient: "),
     "strided gradient": (lambda: quantize(given=zeros(80)[::2]), "gradient: "),
     "short residual": (lambda: quantize(residual=39), "residual: "),
     "few scales": (lambda: quantize(scales=1), "scales: "),

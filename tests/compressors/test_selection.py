@@ -1,4 +1,4 @@
-"""Exact selection: the elements that a stable sort gives, whatever guess, layout and threads."""
+"""Exact selection: the elements that a stable sort gives, whatever layout and threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 from gradwire.compressors import set_threads
 from gradwire.compressors.kernels import selection, selection_reference
 from gradwire.compressors.kernels.compiling import CHUNK
-from gradwire.compressors.kernels.selection import SMALL, Score, Selection
+from gradwire.compressors.kernels.selection import RUN, SMALL, STRIDE, Score, Selection
 
 Array = npt.NDArray[np.float32]
 
@@ -54,7 +54,9 @@ def layouts(elements: int) -> dict[str, Array]:
 
 
 def same(one: Selection, other: Selection) -> bool:
-    return one.threshold == other.threshold and np.array_equal(one.indices, other.indices)
+    return np.array_equal(one.indices, other.indices) and np.array_equal(
+        one.values.view(np.uint32), other.values.view(np.uint32)
+    )
 
 
 def amounts(elements: int) -> set[int]:
@@ -63,14 +65,13 @@ def amounts(elements: int) -> set[int]:
 
 @pytest.mark.parametrize("score", Score)
 @pytest.mark.parametrize("elements", SIZES)
-def test_select_is_exact_whatever_the_guess(elements: int, score: Score) -> None:
+def test_select_is_exact(elements: int, score: Score) -> None:
     for name, values in layouts(elements).items():
         for keep in amounts(elements):
             for center in (0.0, 1.0, -3e38) if score is Score.MAGNITUDE else (0.0,):
                 expected = selection_reference.select(values, keep, score=score, center=center)
-                for guess in (None, 0.0, -1.0, 1e-3, np.inf, expected.threshold):
-                    got = selection.select(values, keep, score=score, center=center, guess=guess)
-                    assert same(got, expected), (name, keep, center, guess)
+                got = selection.select(values, keep, score=score, center=center)
+                assert same(got, expected), (name, keep, center)
 
 
 @pytest.mark.parametrize("elements", LARGE)
@@ -78,11 +79,9 @@ def test_select_is_exact_across_chunks_and_threads(elements: int) -> None:
     for name, values in layouts(elements).items():
         for keep in amounts(elements):
             expected = selection_reference.select(values, keep)
-            for guess in (None, np.inf, expected.threshold):
-                assert same(selection.select(values, keep, guess=guess), expected), (name, keep, guess)
-                set_threads(1)
-                assert same(selection.select(values, keep, guess=guess), expected), (name, keep, guess)
-                set_threads(2)
+            for threads in (1, 2):
+                set_threads(threads)
+                assert same(selection.select(values, keep), expected), (name, keep, threads)
 
 
 @pytest.mark.parametrize("elements", [*SIZES, CHUNK + 1])
@@ -92,11 +91,12 @@ def test_add_and_select_leaves_the_saturating_sum(elements: int) -> None:
         for keep in amounts(elements):
             expected_sum = values.copy()
             expected = selection_reference.add_and_select(gradient, expected_sum, keep)
-            for guess in (None, expected.threshold, np.inf, 1e-9):
-                residual = values.copy()
-                got = selection.add_and_select(gradient, residual, keep, guess=guess)
-                assert same(got, expected), (name, keep, guess)
-                assert np.array_equal(residual.view(np.uint32), expected_sum.view(np.uint32)), name
+            residual, added = values.copy(), values.copy()
+            got = selection.add_and_select(gradient, residual, keep)
+            assert same(got, expected), (name, keep)
+            assert np.array_equal(residual.view(np.uint32), expected_sum.view(np.uint32)), name
+            selection.add_to(added, gradient)
+            assert np.array_equal(added.view(np.uint32), expected_sum.view(np.uint32)), name
 
 
 @pytest.mark.parametrize("elements", [*SIZES, *LARGE])
@@ -110,7 +110,7 @@ def test_at_least_includes_the_threshold(elements: int) -> None:
     for values in layouts(elements).values():
         for threshold in (0.0, 0.25, 1.0, 1e30):
             expected = selection_reference.at_least(values, threshold)
-            assert np.array_equal(selection.at_least(values, threshold), expected)
+            assert same(selection.at_least(values, threshold), expected)
 
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -130,12 +130,32 @@ def test_many_callers_at_once() -> None:
     values = layouts(2 * CHUNK + 77)["mixed"]
     expected = selection_reference.select(values, 5000)
 
-    def attempt(guess: float | None) -> Selection:
-        return selection.select(values, 5000, guess=guess)
+    def attempt(_: int) -> Selection:
+        return selection.select(values, 5000)
 
     with ThreadPoolExecutor(4) as pool:
-        for got in pool.map(attempt, [None, 1.0, 1e30] * 5):
+        for got in pool.map(attempt, range(15)):
             assert same(got, expected)
+
+
+@pytest.mark.parametrize("sampled", ["nothing", "everything"])
+@pytest.mark.parametrize("keep", [1, 700, CHUNK])
+def test_a_sample_that_tells_nothing_costs_time_only(sampled: str, keep: int) -> None:
+    values = layouts(2 * CHUNK + 77)["mixed"]
+    seen = np.zeros(values.size, bool)
+    seen[: values.size // STRIDE * STRIDE].reshape(-1, STRIDE)[:, :RUN] = True
+    values[seen if sampled == "everything" else ~seen] = 0.0
+    assert same(selection.select(values, keep), selection_reference.select(values, keep))
+    expected = selection_reference.add_and_select(values, np.zeros_like(values), keep)
+    assert same(selection.add_and_select(values, np.zeros_like(values), keep), expected)
+
+
+def test_put() -> None:
+    out, indices = np.zeros(3 * CHUNK, np.float32), np.arange(1, 3 * CHUNK, 2, dtype=np.uint32)
+    selection.put(out, indices, np.ones(indices.size, np.float32))
+    assert out.reshape(-1, 2).tolist() == [[0.0, 1.0]] * (out.size // 2)
+    with pytest.raises(ValueError, match="indices: expected ascending ones below 5, got 5"):
+        selection.put(np.zeros(5, np.float32), np.array([5], np.uint32), np.ones(1, np.float32))
 
 
 def test_what_cannot_be_selected_is_refused() -> None:
