@@ -112,7 +112,8 @@ class ErrorFeedback:
             state.residual.mul_(self.decay)
         if state.velocity is None:
             return gradient
-        return state.velocity.mul_(self.momentum).add_(gradient).clamp_(-_LARGEST, _LARGEST)
+        torch.add(gradient, state.velocity, alpha=self.momentum, out=state.velocity)
+        return state.velocity.clamp_(-_LARGEST, _LARGEST)
 
     @staticmethod
     def _mask(state: FeedbackState, payload: SparsePayload) -> None:

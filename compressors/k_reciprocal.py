@@ -90,7 +90,7 @@ def extremes(total: Float32, keep: int) -> Selection:
         order = np.argsort(total, kind="stable")
         return _at(total, np.concatenate([order[:lows], order[total.size - (keep - lows) :]]))
     indices = np.concatenate([low.indices, high.indices])
-    order = np.argsort(indices)
+    order = np.argsort(indices, kind="stable")  # which merges what is sorted already
     return Selection(indices[order], np.concatenate([low.values, high.values])[order])
 
 
@@ -158,11 +158,10 @@ def _guess(values: Sequence[Float32], factors: Sequence[np.float32], keep: int) 
     importance: Float32 = np.concatenate(_importance(few, factors, 0.0))
     weights = [all_of.size / max(1, some.size) for all_of, some in zip(values, few, strict=True)]
     order: npt.NDArray[np.intp] = np.argsort(-importance)
-    reached = np.cumsum(np.repeat(weights, [some.size for some in few])[order])
+    reached: npt.NDArray[np.float64] = np.cumsum(np.repeat(weights, [some.size for some in few])[order])
     # As in `selection`: neighbours are alike, and count as one.
     place = int(np.searchsorted(reached, keep + 3 * (keep * selection.STRIDE) ** 0.5))
-    ranked: Float32 = importance[order]
-    lowest = float(ranked[place]) if place < importance.size else 0.0
+    lowest = float(importance[order[place]]) if place < importance.size else 0.0
     return lowest if lowest > SMALLEST_GUESS else 0.0
 
 

@@ -72,8 +72,7 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
             here = load(values, i)
             scored = _score(here, score, centers)
             chosen = without(at_least(scored, lows), at_least(scored, highs))
-            if any_lane(chosen):
-                at += store_chosen(indices, taken, at, i, here, chosen)
+            at += store_chosen(indices, taken, at, i, here, chosen)
         rest = stop - whole
         if rest > 0:
             padded[:] = values[whole]
@@ -129,21 +128,24 @@ def _score_of_one(value, score, center):
 
 
 @kernel
-def keep_best(score, center, threshold, ties, places, found, values, kept, kept_values):
+def keep_best(scores, threshold, ties, places, found, values, kept, kept_values):
     """Those found whose score is above `threshold`, and the first `ties` of those that reach it just so.
 
     found, values, places: what `collect` wrote; its chunks are taken in order. kept, kept_values: one
     longer than there are any to keep, so that each can be written before it is known whether it stays.
     """
-    at = 0
+    at = np.uint64(0)  # unsigned: it cannot count from the end
     for chunk in range(places.shape[0]):
         first, count = places[chunk]
-        for i in range(first, first + count):
-            scored = _score_of_one(values[i], score, center)
-            tie = scored == threshold and ties > 0
-            kept[at], kept_values[at] = found[i], values[i]
-            at += np.int64(scored > threshold) + np.int64(tie)
-            ties -= np.int64(tie)
+        part, part_values = found[first : first + count], values[first : first + count]
+        part_scores = scores[first : first + count]
+        for i in range(part.size):
+            kept[at], kept_values[at] = part[i], part_values[i]
+            if part_scores[i] != threshold:
+                at += np.uint64(part_scores[i] > threshold)
+            elif ties > 0:
+                ties -= 1
+                at += np.uint64(1)
 
 
 @kernel
