@@ -160,8 +160,8 @@ def _guess(values: Sequence[Float32], factors: Sequence[np.float32], keep: int) 
     order: npt.NDArray[np.intp] = np.argsort(-importance)
     reached: npt.NDArray[np.float64] = np.cumsum(np.repeat(weights, [some.size for some in few])[order])
     # As in `selection`: neighbours are alike, and count as one.
-    place = int(np.searchsorted(reached, keep + 3 * (keep * selection.STRIDE) ** 0.5))
-    lowest = float(importance[order[place]]) if place < importance.size else 0.0
+    place = int(np.searchsorted(reached, keep + 3 * math.sqrt(keep * selection.STRIDE)))
+    lowest = importance.item(order.item(place)) if place < importance.size else 0.0
     return lowest if lowest > SMALLEST_GUESS else 0.0
 
 
