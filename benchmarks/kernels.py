@@ -102,7 +102,7 @@ def make_cases(elements: int, seed: int) -> list[Case]:
         payload = payload_of(spec, gradient)
         assert isinstance(payload, QuantizedPayload)
         scheme, levels, data = payload.scheme, payload.levels, payload.data.copy()
-        return lambda: kernels.quantize(scheme, gradient.numpy(), residual.numpy(), levels, data)
+        return lambda: kernels.cpu.quantize(scheme, gradient.numpy(), residual.numpy(), levels, data)
 
     def encode(spec: str) -> Callable[[], object]:
         payload = payload_of(spec, gradient)
@@ -121,7 +121,9 @@ def make_cases(elements: int, seed: int) -> list[Case]:
             name="4bit with feedback, one pass", run=quantize("4bit:levels=groups"), moved=(12.5,), goal=0.9
         ),
         Case(name="2bit with feedback, one pass", run=quantize("2bit"), moved=(12.25,)),
-        Case(name="mean |g| and finite check", run=lambda: kernels.magnitudes(gradient.numpy()), moved=(4,)),
+        Case(
+            name="mean |g| and finite check", run=lambda: kernels.cpu.magnitudes(gradient.numpy()), moved=(4,)
+        ),
         # What its passes move, and what a single pass would have to.
         Case(
             name="4bit, whole call",

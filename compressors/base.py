@@ -73,7 +73,11 @@ class StepContext:
 
 
 class Compressor(Protocol):
-    """Tensors in, payloads out."""
+    """Tensors in, payloads out.
+
+    One with an attribute `on_gpu` that is true also takes gradients and residuals that lie on a CUDA device;
+    for any other they are copied to the host first.
+    """
 
     def init(self, spec: TensorSpec) -> Any:
         """State for one tensor, before its first gradient."""
@@ -99,6 +103,10 @@ class FusedFeedback(Protocol):
 def as_array(residual: torch.Tensor | None) -> Float32 | None:
     """As kernels take a residual."""
     return None if residual is None else residual.numpy()
+
+
+def takes_gpu(compressor: Compressor) -> bool:
+    return bool(getattr(compressor, "on_gpu", False))
 
 
 @runtime_checkable

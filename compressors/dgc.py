@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
+import torch
 
 from .base import StepContext
 from .kernels import selection
 from .kernels.selection import Selection
-from .payload import Float32
 from .sparse import Sparse, SparseOptions
 
 # The sample: one element in a hundred, but no fewer than this, or all of them.
@@ -40,14 +41,16 @@ class DgcOptions(SparseOptions):
 class SampledThreshold:
     """The selector of `dgc`."""
 
-    def select(self, total: Float32, keep: int, context: StepContext) -> Selection:
-        elements = total.size
+    on_gpu: ClassVar[bool] = False
+
+    def select(self, total: torch.Tensor, keep: int, context: StepContext) -> Selection:
+        values, elements = total.numpy(), total.numel()
         size = max(FEWEST_SAMPLED, int(SAMPLED_PART * elements))
         if size >= elements:
-            return selection.select(total, keep)
-        sample = np.abs(total[context.rng.integers(elements, size=size)])
+            return selection.select(values, keep)
+        sample = np.abs(values[context.rng.integers(elements, size=size)])
         place = size - math.ceil(size * keep / elements)
-        found = selection.at_least(total, float(np.partition(sample, place)[place]))
+        found = selection.at_least(values, float(np.partition(sample, place)[place]))
         if found.indices.size > keep:
             largest = selection.select(found.values, keep)
             return Selection(found.indices[largest.indices], largest.values)

@@ -20,14 +20,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 
-from .base import Compressor, FusedFeedback, StepContext, TensorSpec
+from .base import Compressor, FusedFeedback, StepContext, TensorSpec, takes_gpu
 from .indices import decode_indices
-from .kernels import FLOAT32_MAX
-from .kernels.selection import add_to
+from .kernels import FLOAT32_MAX, devices
 from .payload import Payload, SparsePayload
-from .reduction import add_payloads
+from .reduction import add_payloads, add_update
 from .thresholds import magnitudes
 
 _LARGEST = float(FLOAT32_MAX)
@@ -44,8 +44,15 @@ class FeedbackState:
 
     def restore(self, payload: Payload) -> None:
         """Put back what a payload that nobody accepted would have delivered."""
-        add_payloads([payload], [1.0], self.residual.numpy())
+        add_update(payload, self.residual)
         self.residual.clamp_(-_LARGEST, _LARGEST)
+
+    def to(self, device: torch.device) -> FeedbackState:
+        """The same on another device; itself if it is there."""
+        if self.residual.device == device:
+            return self
+        velocity = None if self.velocity is None else self.velocity.to(device)
+        return replace(self, residual=self.residual.to(device), velocity=velocity)
 
     def residual_norm(self) -> float:
         """Euclidean norm of the residual, accumulated in float64."""
@@ -63,6 +70,11 @@ class ErrorFeedback:
     compressor: Compressor
     decay: float = 1.0
     momentum: float = 0.0
+
+    @property
+    def on_gpu(self) -> bool:
+        # What is not fused is subtracted from the residual on the host.
+        return isinstance(self.compressor, FusedFeedback) and takes_gpu(self.compressor)
 
     def init(self, spec: TensorSpec) -> FeedbackState:
         return FeedbackState(
@@ -94,7 +106,7 @@ class ErrorFeedback:
     def accumulate(self, gradient: torch.Tensor, state: FeedbackState) -> torch.Tensor:
         """Half of `compress`: take the gradient into the residual, and return what was added to it."""
         velocity = self._advance(gradient, state)
-        add_to(state.residual.numpy(), velocity.numpy())
+        devices.add_to(state.residual, velocity)
         return velocity
 
     def send(self, state: FeedbackState, context: StepContext) -> tuple[Payload, FeedbackState]:
@@ -118,4 +130,5 @@ class ErrorFeedback:
     @staticmethod
     def _mask(state: FeedbackState, payload: SparsePayload) -> None:
         if state.velocity is not None:
-            state.velocity.numpy()[decode_indices(payload)] = 0.0
+            indices = decode_indices(payload)
+            devices.put(state.velocity, indices, np.zeros(indices.size, np.float32))

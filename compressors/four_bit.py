@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from . import kernels
-from .base import StepContext, TensorSpec, as_array
-from .kernels import Magnitudes
+from .base import StepContext, TensorSpec
+from .kernels import Magnitudes, devices
 from .payload import CodeScheme, Float32, QuantizedPayload
 from .thresholds import Scale, magnitudes
 
@@ -95,6 +95,7 @@ class FourBit:
     """Quantize to fifteen values. State: the running magnitude. Meant to be used with error feedback."""
 
     options: FourBitOptions = field(default_factory=FourBitOptions)
+    on_gpu: ClassVar[bool] = True
 
     def init(self, spec: TensorSpec) -> RunningMagnitude:
         return RunningMagnitude()
@@ -113,8 +114,7 @@ class FourBit:
     ) -> tuple[QuantizedPayload, RunningMagnitude]:
         scheme = CodeScheme.SIGNED_4BIT
         levels, state = self._levels(gradient, state, context)
-        data = np.empty(scheme.code_bytes(gradient.numel()), np.uint8)
-        kernels.quantize(scheme, gradient.numpy(), as_array(residual), levels, data)
+        data = devices.quantize(scheme, gradient, residual, levels)
         return QuantizedPayload(scheme=scheme, elements=gradient.numel(), levels=levels, data=data), state
 
     def _levels(

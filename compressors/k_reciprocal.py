@@ -26,6 +26,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -71,9 +72,11 @@ class MutualNeighbours:
     """The selector of `krngc`."""
 
     reading: Reading = Reading.DISTINCT
+    on_gpu: ClassVar[bool] = False
 
-    def select(self, total: Float32, keep: int, context: StepContext) -> Selection:
-        return central(total, keep) if self.reading is Reading.LITERAL else extremes(total, keep)
+    def select(self, total: torch.Tensor, keep: int, context: StepContext) -> Selection:
+        chosen = central if self.reading is Reading.LITERAL else extremes
+        return chosen(total.numpy(), keep)
 
 
 def extremes(total: Float32, keep: int) -> Selection:

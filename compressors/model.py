@@ -10,9 +10,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from . import kernels
-from .base import Compressor, ModelWide, StepContext, TensorSpec
+from .base import Compressor, ModelWide, StepContext, TensorSpec, takes_gpu
 from .feedback import ErrorFeedback, FeedbackState
+from .kernels import devices
 from .layers import LayerRule
 from .payload import Payload
 from .registry import create, create_bare, wrapping_of
@@ -81,27 +81,28 @@ class ModelCompressor:
 
         version: of the parameters they were computed at. epoch: passes over the training samples so far.
         workers: that take part in the round, at least 1.
+        A gradient that lies on a GPU is compressed there if its compressor can, otherwise on the host.
         Returns payloads in the order of the specs; none at all at a version that a delay passes over.
 
         Raises:
             NonFiniteGradient: nothing was changed; the next step goes on as if this one had not been.
-            ValueError: gradients of other number, shape, type or device than the specs say.
+            ValueError: gradients of other number, shape or type than the specs say.
         """
         if samples < 1:
             raise ValueError(f"samples: expected at least 1, got {samples}")
         if len(gradients) != len(self._layers):
             raise ValueError(f"expected {len(self._layers)} gradients, got {len(gradients)}")
         pairs = zip(self._layers, gradients, strict=True)
-        flat = [_flatten(layer.spec, gradient) for layer, gradient in pairs]
+        flat = [_taken(layer, gradient) for layer, gradient in pairs]
         # One read pass serves twice: as the check for infinities and NaNs, and for the magnitudes by which
         # thresholds are chosen. It must be over before the first tensor's state changes.
-        magnitudes = [kernels.magnitudes(gradient.numpy()) for gradient in flat]
+        magnitudes = [devices.magnitudes(gradient) for gradient in flat]
         for layer, found in zip(self._layers, magnitudes, strict=True):
             if not math.isfinite(found.total):
                 raise NonFiniteGradient(layer.spec.name)
         if self._wrapping.clip:
             flat = _clipped(flat, self._wrapping.clip / math.sqrt(workers))
-            magnitudes = [kernels.magnitudes(gradient.numpy()) for gradient in flat]
+            magnitudes = [devices.magnitudes(gradient) for gradient in flat]
         if (version + 1) % self._wrapping.delay:
             for layer, gradient in zip(self._layers, flat, strict=True):
                 assert isinstance(layer.compressor, ErrorFeedback)  # `Wrapping` sees to that
@@ -184,12 +185,16 @@ def _clipped(gradients: Sequence[torch.Tensor], largest_norm: float) -> list[tor
     return [gradient * factor for gradient in gradients]
 
 
-def _flatten(spec: TensorSpec, gradient: torch.Tensor) -> torch.Tensor:
-    """`gradient` as shape (elements,), contiguous; a view where possible."""
-    if gradient.dtype != torch.float32 or gradient.device.type != "cpu":
-        got = f"{gradient.dtype} on {gradient.device}"
-        raise ValueError(f"gradient of {spec.name!r}: expected torch.float32 on cpu, got {got}")
+def _taken(layer: _Layer, gradient: torch.Tensor) -> torch.Tensor:
+    """`gradient` as shape (elements,), contiguous, where its compressor takes it; a view where possible."""
+    spec = layer.spec
+    if gradient.dtype != torch.float32:
+        raise ValueError(f"gradient of {spec.name!r}: expected torch.float32, got {gradient.dtype}")
     if gradient.numel() != spec.elements:
         got = f"shape {tuple(gradient.shape)}"
         raise ValueError(f"gradient of {spec.name!r}: expected shape {spec.shape}, got {got}")
+    if not (takes_gpu(layer.compressor) and devices.can_stay(gradient)):
+        gradient = gradient.cpu()
+    if isinstance(layer.state, FeedbackState):
+        layer.state = layer.state.to(gradient.device)
     return gradient.detach().reshape(-1).contiguous()

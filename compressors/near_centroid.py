@@ -15,11 +15,13 @@ not.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
 
 from .base import StepContext
-from .kernels import selection
+from .kernels import devices
 from .kernels.selection import Selection
-from .payload import Float32
 from .sparse import Sparse, SparseOptions
 
 
@@ -27,9 +29,11 @@ from .sparse import Sparse, SparseOptions
 class FarFromMedian:
     """The selector of `gcac`."""
 
-    def select(self, total: Float32, keep: int, context: StepContext) -> Selection:
-        center = selection.median(total) if total.size else 0.0
-        return selection.select(total, keep, center=center)
+    on_gpu: ClassVar[bool] = True
+
+    def select(self, total: torch.Tensor, keep: int, context: StepContext) -> Selection:
+        center = devices.median(total) if total.numel() else 0.0
+        return devices.select(total, keep, center=center)
 
 
 def near_centroid(options: SparseOptions) -> Sparse:

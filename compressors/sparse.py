@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -23,11 +23,11 @@ from .base import Compressor, StepContext, TensorSpec
 from .dense import Dense
 from .four_bit import FourBit
 from .indices import Indices, sparse_payload
-from .kernels import selection
+from .kernels import devices
 from .kernels.selection import Selection
 from .linear import eight_bit
 from .one_bit import OneBit
-from .payload import DenseFormat, Float32, SparsePayload, ValuePayload
+from .payload import DenseFormat, SparsePayload, ValuePayload
 from .reduction import decode
 
 
@@ -87,9 +87,11 @@ class SparseOptions:
 
 
 class Selector(Protocol):
-    """Says which elements go."""
+    """Says which elements go. on_gpu: whether it takes tensors that lie on a GPU."""
 
-    def select(self, total: Float32, keep: int, context: StepContext) -> Selection:
+    on_gpu: ClassVar[bool]
+
+    def select(self, total: torch.Tensor, keep: int, context: StepContext) -> Selection:
         """Choose elements of `total` (float32, shape (elements,)); about `keep` of them."""
         ...
 
@@ -99,7 +101,7 @@ class FusedSelector(Protocol):
     """A selector that adds gradient and residual up while it looks for the elements, in one pass."""
 
     def add_and_select(
-        self, gradient: Float32, residual: Float32, keep: int, context: StepContext
+        self, gradient: torch.Tensor, residual: torch.Tensor, keep: int, context: StepContext
     ) -> Selection:
         """As `select` of the saturating sum, which is left in `residual`."""
         ...
@@ -113,26 +115,30 @@ class Sparse:
     options: SparseOptions
     coder: Compressor
 
+    @property
+    def on_gpu(self) -> bool:
+        return self.selector.on_gpu
+
     def init(self, spec: TensorSpec) -> Any:
         return self.coder.init(spec)
 
     def compress(self, gradient: torch.Tensor, state: Any, context: StepContext) -> tuple[SparsePayload, Any]:
-        total = gradient.numpy()
-        chosen = self.selector.select(total, self._keep(total.size, context), context)
-        return self._encode(total.size, chosen, state, context)
+        elements = gradient.numel()
+        chosen = self.selector.select(gradient, self._keep(elements, context), context)
+        return self._encode(elements, chosen, state, context)
 
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor, state: Any, context: StepContext
     ) -> tuple[SparsePayload, Any]:
-        total = residual.numpy()
-        keep = self._keep(total.size, context)
+        elements = residual.numel()
+        keep = self._keep(elements, context)
         if isinstance(self.selector, FusedSelector):
-            chosen = self.selector.add_and_select(gradient.numpy(), total, keep, context)
+            chosen = self.selector.add_and_select(gradient, residual, keep, context)
         else:
-            selection.add_to(total, gradient.numpy())
-            chosen = self.selector.select(total, keep, context)
-        payload, state = self._encode(total.size, chosen, state, context)
-        selection.put(total, chosen.indices, chosen.values - decode(payload.value_payload()))
+            devices.add_to(residual, gradient)
+            chosen = self.selector.select(residual, keep, context)
+        payload, state = self._encode(elements, chosen, state, context)
+        devices.put(residual, chosen.indices, chosen.values - decode(payload.value_payload()))
         return payload, state
 
     def _keep(self, elements: int, context: StepContext) -> int:

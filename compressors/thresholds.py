@@ -6,9 +6,8 @@ from enum import StrEnum
 
 import torch
 
-from . import kernels
 from .base import StepContext
-from .kernels import Magnitudes
+from .kernels import Magnitudes, devices
 
 
 class Scale(StrEnum):
@@ -36,4 +35,4 @@ def magnitudes(gradient: torch.Tensor, context: StepContext) -> Magnitudes:
     """The gradient's: the caller's, if it has them, or a read pass of our own."""
     if context.magnitudes is not None:
         return context.magnitudes
-    return kernels.magnitudes(gradient.numpy())
+    return devices.magnitudes(gradient)

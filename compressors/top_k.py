@@ -12,17 +12,18 @@ threshold   every element of magnitude tau or more, sent as +-tau; what exceeds 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from .base import StepContext, TensorSpec
 from .indices import Indices, seeded_payload
-from .kernels import selection
+from .kernels import devices, selection
 from .kernels.selection import Selection
 from .kernels.sparse import seeded_indices
 from .one_bit import binary_payload
-from .payload import Float32, QuantizedPayload, SparsePayload, ValuePayload
+from .payload import QuantizedPayload, SparsePayload, ValuePayload
 from .sparse import Sparse, SparseOptions
 from .thresholds import Scale
 
@@ -31,13 +32,15 @@ from .thresholds import Scale
 class LargestMagnitude:
     """The selector of `topk`."""
 
-    def select(self, total: Float32, keep: int, context: StepContext) -> Selection:
-        return selection.select(total, keep)
+    on_gpu: ClassVar[bool] = True
+
+    def select(self, total: torch.Tensor, keep: int, context: StepContext) -> Selection:
+        return devices.select(total, keep)
 
     def add_and_select(
-        self, gradient: Float32, residual: Float32, keep: int, context: StepContext
+        self, gradient: torch.Tensor, residual: torch.Tensor, keep: int, context: StepContext
     ) -> Selection:
-        return selection.add_and_select(gradient, residual, keep)
+        return devices.add_and_select(gradient, residual, keep)
 
 
 def top_k(options: SparseOptions) -> Sparse:
@@ -48,9 +51,11 @@ def top_k(options: SparseOptions) -> Sparse:
 class Seeded:
     """The selector of `randk`."""
 
-    def select(self, total: Float32, keep: int, context: StepContext) -> Selection:
-        indices = seeded_indices(context.shared_seed, total.size, keep)
-        return Selection(indices, total[indices])
+    on_gpu: ClassVar[bool] = False
+
+    def select(self, total: torch.Tensor, keep: int, context: StepContext) -> Selection:
+        indices = seeded_indices(context.shared_seed, total.numel(), keep)
+        return Selection(indices, total.numpy()[indices])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,9 +93,10 @@ class AtLeast:
     """The selector of `threshold`."""
 
     options: ThresholdOptions = field(default_factory=ThresholdOptions)
+    on_gpu: ClassVar[bool] = False
 
-    def select(self, total: Float32, keep: int, context: StepContext) -> Selection:
-        return selection.at_least(total, self.options.level(context))
+    def select(self, total: torch.Tensor, keep: int, context: StepContext) -> Selection:
+        return selection.at_least(total.numpy(), self.options.level(context))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

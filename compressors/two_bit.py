@@ -12,12 +12,13 @@ everywhere else on our wire; and see `thresholds.Scale` for the factor between a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from . import kernels
-from .base import StepContext, TensorSpec, as_array
+from .base import StepContext, TensorSpec
+from .kernels import devices
 from .payload import CodeScheme, QuantizedPayload
 from .thresholds import Scale
 
@@ -40,6 +41,7 @@ class TwoBit:
     """Quantize to {-t, 0, t}. Stateless; meant to be used with error feedback."""
 
     options: TwoBitOptions = field(default_factory=TwoBitOptions)
+    on_gpu: ClassVar[bool] = True
 
     def init(self, spec: TensorSpec) -> None:
         return None
@@ -54,6 +56,5 @@ class TwoBit:
     ) -> tuple[QuantizedPayload, None]:
         scheme = CodeScheme.SIGNED_2BIT
         levels = np.array([self.options.threshold / self.options.scale.factor(context)], np.float32)
-        data = np.empty(scheme.code_bytes(gradient.numel()), np.uint8)
-        kernels.quantize(scheme, gradient.numpy(), as_array(residual), levels, data)
+        data = devices.quantize(scheme, gradient, residual, levels)
         return QuantizedPayload(scheme=scheme, elements=gradient.numel(), levels=levels, data=data), None

@@ -57,8 +57,8 @@ class Replica:
         self.version = update.version
 
     def gradients(self) -> list[torch.Tensor]:
-        """Gradients on the CPU, zeros where the loss did not reach a parameter."""
+        """Where the parameters are; zeros where the loss did not reach one."""
         return [
-            torch.zeros(p.shape) if p.grad is None else p.grad.detach().to_dense().to("cpu", torch.float32)
+            torch.zeros_like(p) if p.grad is None else p.grad.detach().to_dense().to(torch.float32)
             for p in self.parameters
         ]

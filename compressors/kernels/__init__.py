@@ -1,12 +1,13 @@
 """The hot loops, chosen in one place: the rest of the room imports them from here.
 
 `reference` and its like say in plain numpy what each kernel computes, `cpu`, `linear`, `selection` and
-`sparse` compute it fast, and tests hold the two equal bit for bit.
+`sparse` compute it fast, `cuda` some of it on a GPU, and tests hold them equal bit for bit. `devices` takes
+torch tensors and chooses between the two by where they lie.
 """
 
 from __future__ import annotations
 
-from . import cpu, linear, selection, sparse
+from . import cpu, devices, linear, selection, sparse
 from .cpu import (
     add_dense,
     add_quantized,
@@ -14,8 +15,6 @@ from .cpu import (
     decode_dense,
     encode_dense,
     has_forbidden_code,
-    magnitudes,
-    quantize,
 )
 from .reference import FLOAT32_MAX, Magnitudes
 from .threads import set_threads
@@ -26,12 +25,12 @@ __all__ = [
     "add_dense",
     "add_quantized",
     "all_finite",
+    "cpu",
     "decode_dense",
+    "devices",
     "encode_dense",
     "has_forbidden_code",
     "linear",
-    "magnitudes",
-    "quantize",
     "selection",
     "set_threads",
     "sparse",

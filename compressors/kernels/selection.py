@@ -14,7 +14,6 @@ Of equal scores the lower index is taken, and -0 equals 0. Inputs are finite.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ from .compiling import CHUNK
 from .cpu import _check  # pyright: ignore[reportPrivateUsage]
 from .reference import add_saturating
 from .selection_reference import Indices, Score, Selection
-from .threads import run
+from .threads import Scratch, run
 
 __all__ = [
     "Score",
@@ -57,7 +56,7 @@ MOST_CANDIDATES = 4
 class _Candidates(NamedTuple):
     """What a pass wrote down: indices and values, chunk by chunk, and where each chunk's begin and how many
     they are (int64, shape (chunks, 2)). The chunks' order in it depends on the threads. The memory may be the
-    thread's `_Scratch`, which its next pass overwrites."""
+    thread's `Scratch`, which its next pass overwrites."""
 
     indices: Indices
     values: Float32
@@ -70,21 +69,7 @@ class _Candidates(NamedTuple):
         )
 
 
-class _Scratch(threading.local):
-    """A thread's memory for candidates, used again and again: fresh memory takes as long as half a pass."""
-
-    def __init__(self) -> None:
-        self._indices, self._values = np.empty(0, np.uint32), np.empty(0, np.float32)
-
-    def take(self, room: int) -> tuple[Indices, Float32]:
-        if room > LARGEST_SCRATCH:
-            return np.empty(room, np.uint32), np.empty(room, np.float32)
-        if room > self._indices.size:
-            self._indices, self._values = np.empty(room, np.uint32), np.empty(room, np.float32)
-        return self._indices[:room], self._values[:room]
-
-
-_scratch = _Scratch()
+_scratch = Scratch(LARGEST_SCRATCH)
 
 
 def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center: float = 0.0) -> Selection:

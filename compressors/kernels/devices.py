@@ -1,0 +1,110 @@
+"""Kernels over torch tensors, wherever these lie: compiled by numba on the CPU, by Triton on a GPU.
+
+What leaves here is on the host and already small: codes, or the chosen elements. So a gradient that lies on
+a GPU is compressed before it is copied. Apart from `magnitudes`, whose sum a GPU adds up in another order,
+both give the same bits.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+
+from ..payload import Bytes, CodeScheme, Float32
+from . import cpu, selection
+from .reference import FLOAT32_MAX, Magnitudes
+from .selection_reference import Indices, Selection
+
+_LARGEST = float(FLOAT32_MAX)
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def can_stay(tensor: torch.Tensor) -> bool:
+    """Whether the kernels below take the tensor where it is. Others have to be copied to the host first."""
+    return tensor.device.type == "cpu" or (tensor.is_cuda and _has_triton())
+
+
+def on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def magnitudes(values: torch.Tensor) -> Magnitudes:
+    """See `reference.magnitudes`."""
+    if not on_gpu(values):
+        return cpu.magnitudes(values.numpy())
+    # One copy to the host, because each waits for the GPU.
+    parts = values.abs().sum(dtype=torch.float64), values.count_nonzero().to(torch.float64)
+    total, nonzero = torch.stack(parts).cpu().numpy()
+    return Magnitudes(float(total), int(nonzero))
+
+
+def quantize(
+    scheme: CodeScheme, gradient: torch.Tensor, residual: torch.Tensor | None, levels: Float32
+) -> Bytes:
+    """The codes of `reference.quantize`; what is left goes to `residual`, in place."""
+    size = scheme.code_bytes(gradient.numel())
+    if not on_gpu(gradient):
+        data = np.empty(size, np.uint8)
+        cpu.quantize(scheme, gradient.numpy(), None if residual is None else residual.numpy(), levels, data)
+        return data
+    from . import cuda
+
+    codes = torch.empty(size, dtype=torch.uint8, device=gradient.device)
+    left = torch.zeros_like(gradient) if residual is None else residual
+    cuda.quantize(scheme, gradient, left, levels, codes)
+    return codes.cpu().numpy()
+
+
+def add_to(residual: torch.Tensor, gradient: torch.Tensor) -> None:
+    """residual += gradient, saturating."""
+    if on_gpu(residual):
+        residual.add_(gradient).clamp_(-_LARGEST, _LARGEST)
+    else:
+        selection.add_to(residual.numpy(), gradient.numpy())
+
+
+def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> Selection:
+    """The `keep` elements with the largest |x - center|."""
+    if not on_gpu(values):
+        return selection.select(values.numpy(), keep, center=center)
+    from . import cuda
+
+    return _chosen(values, cuda.select(values, keep, center=center))
+
+
+def add_and_select(gradient: torch.Tensor, residual: torch.Tensor, keep: int) -> Selection:
+    """Leave the saturating sum of both in `residual`, in place, and select from it by magnitude."""
+    if not on_gpu(residual):
+        return selection.add_and_select(gradient.numpy(), residual.numpy(), keep)
+    from . import cuda
+
+    return _chosen(residual, cuda.add_and_select(gradient, residual, keep))
+
+
+def median(values: torch.Tensor) -> float:
+    """The element in the middle of the sorted order; of an even number the lower of two."""
+    if not on_gpu(values):
+        return selection.median(values.numpy())
+    from . import cuda
+
+    return cuda.median(values)
+
+
+def put(out: torch.Tensor, indices: Indices, values: Float32) -> None:
+    """out[indices] = values. indices: ascending."""
+    if on_gpu(out):
+        places = torch.from_numpy(indices.astype(np.int64)).to(out.device)
+        out[places] = torch.from_numpy(values).to(out.device)
+    else:
+        selection.put(out.numpy(), indices, values)
+
+
+def _chosen(values: torch.Tensor, indices: torch.Tensor) -> Selection:
+    return Selection(indices.cpu().numpy().view(np.uint32), values[indices.long()].cpu().numpy())

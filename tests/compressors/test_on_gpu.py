@@ -1,0 +1,112 @@
+"""A model compressed where its gradients lie: on a GPU, or else in Triton's interpreter, for which the CPU's
+memory has to do."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from gradwire.compressors import LayerRule, ModelCompressor, NonFiniteGradient, TensorSpec
+from gradwire.compressors.base import takes_gpu
+from gradwire.compressors.kernels import devices
+from gradwire.compressors.payload import Payload
+from gradwire.compressors.registry import create
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+
+from gradwire.compressors.kernels import cuda
+
+AVAILABLE = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if AVAILABLE else "cpu")
+SPECS = [
+    TensorSpec(name="w", shape=(40, 60)),
+    TensorSpec(name="b", shape=(60,)),
+    TensorSpec(name="odd", shape=(7, 3)),
+    TensorSpec(name="nothing", shape=(0, 4)),
+]
+COMPRESSORS = [
+    "4bit",
+    "4bit:levels=groups,feedback=off",
+    "2bit:threshold=0.05,scale=mean",
+    "topk:ratio=10",
+    "topk:ratio=10,momentum=0.9,clip=1",
+    "topk:ratio=10,values=4bit,delay=2,decay=0.9",
+    "l1:ratio=7",
+    "gcac:ratio=10",
+    "dgc:ratio=10,warmup=0",  # on the host
+    "krngc:ratio=10,warmup=0",
+    "8bit",
+    "bf16",
+    "none",
+]
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That tensors lie on a GPU, if there is none."""
+
+    def on_gpu(tensor: torch.Tensor) -> bool:
+        return True
+
+    if not AVAILABLE:
+        monkeypatch.setattr(devices, "on_gpu", on_gpu)
+
+
+def gradients(version: int) -> list[torch.Tensor]:
+    """Small multiples of a power of two, so that their sums are exact in any order."""
+    rng = np.random.default_rng(version)
+    return [
+        torch.from_numpy((rng.integers(-300, 300, spec.shape) / 1024).astype(np.float32)) for spec in SPECS
+    ]
+
+
+def steps(spec: str, device: torch.device) -> tuple[list[list[Payload]], ModelCompressor]:
+    compressor = ModelCompressor(SPECS, spec, LayerRule(), seed=1, rank=0)
+    taken: list[list[Payload]] = []
+    for version in range(4):
+        given = [gradient.to(device) for gradient in gradients(version)]
+        taken.append(compressor.compress(given, 32, version=version, workers=2))
+        if version == 2 and taken[-1]:
+            compressor.restore(taken[-1])
+    return taken, compressor
+
+
+def content(payloads: list[Payload]) -> list[tuple[type, bytes]]:
+    return [(type(payload), payload.data.tobytes()) for payload in payloads]
+
+
+@pytest.mark.parametrize("spec", COMPRESSORS)
+def test_payloads_are_those_of_the_cpu(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, plain = steps(spec, torch.device("cpu"))
+    pretend(monkeypatch)
+    launched: list[object] = []
+    launch = cuda._launch  # pyright: ignore[reportPrivateUsage]
+
+    def spy(kernel: object, *arguments: object, **constants: object) -> None:
+        launched.append(kernel)
+        launch(kernel, *arguments, **constants)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(cuda, "_launch", spy)
+    got, ours = steps(spec, DEVICE)
+    assert bool(launched) == takes_gpu(create(spec))
+    assert [content(payloads) for payloads in got] == [content(payloads) for payloads in expected]
+    assert ours.residual_norm() == pytest.approx(plain.residual_norm(), rel=1e-12)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    compressor = ModelCompressor(SPECS, "topk:ratio=10", LayerRule(), seed=1, rank=0)
+    for worst in (float("nan"), float("inf")):
+        given = [gradient.to(DEVICE) for gradient in gradients(0)]
+        given[2][1, 1] = worst
+        with pytest.raises(NonFiniteGradient, match="odd"):
+            compressor.compress(given, 1, version=0)
+        assert compressor.residual_norm() == 0
+
+
+def test_which_compressors_work_on_a_gpu() -> None:
+    names = ["4bit", "2bit", "topk", "l1", "gcac", "dgc", "krngc", "8bit", "none", "randk", "threshold"]
+    assert [name for name in names if takes_gpu(create(name))] == ["4bit", "2bit", "topk", "l1", "gcac"]
