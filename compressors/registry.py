@@ -161,7 +161,9 @@ def check_downlink(spec: str) -> None:
     entry = find(parsed.name)
     if not entry.downlink(parse_options(entry.options, parsed)):
         suited = known(name for name, each in BUILT_IN.items() if each.downlink(each.options()))
-        raise SpecError(f"compressor {spec!r} does not suit updates of parameters; suited are: {suited}")
+        raise SpecError(
+            f"compressor {spec!r} does not suit updates of parameters; with their defaults these do: {suited}"
+        )
 
 
 def wrapping_of(spec: str) -> Wrapping | None:
