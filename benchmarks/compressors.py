@@ -48,6 +48,7 @@ ADD_BYTES = 12.0
 SAMPLES = 32
 # After a parallel region torch's OpenMP threads spin for some milliseconds before they sleep; see `kernels`.
 REST_S = 0.02
+ELEMENTS_A_TURN = 2_000_000
 FIRST_STEPS = 3  # until thresholds and residuals have settled
 RATIOS = (10, 100)
 DENSITIES = (0.1, 0.01, 0.001)
@@ -123,15 +124,19 @@ class _Subject:
         return self._compressor.compress([gradient], SAMPLES, version=self._version)[0]
 
 
-def interleaved(tasks: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """Median seconds of each, run in turn."""
+def interleaved(tasks: Sequence[Callable[[], object]], elements: int, repeats: int) -> list[float]:
+    """Median seconds of a call of each, run in turn: one call at a time, or several if they are short."""
     seconds: list[list[float]] = [[] for _ in tasks]
+    calls = max(1, ELEMENTS_A_TURN // max(1, elements))
     for _ in range(repeats):
         for task, taken in zip(tasks, seconds, strict=True):
             time.sleep(REST_S)
+            if calls > 1:
+                task()  # which wakes the threads up
             started = time.perf_counter()
-            task()
-            taken.append(time.perf_counter() - started)
+            for _ in range(calls):
+                task()
+            taken.append((time.perf_counter() - started) / calls)
     return [statistics.median(taken) for taken in seconds]
 
 
@@ -139,7 +144,7 @@ def measure(spec: str, elements: int, dtype: str, repeats: int) -> Row:
     """One row."""
     subject = _Subject(spec, elements, dtype)
     one, other = torch.ones(elements), torch.ones(elements)
-    seconds, add_seconds = interleaved([subject.step, lambda: one.add_(other)], repeats)
+    seconds, add_seconds = interleaved([subject.step, lambda: one.add_(other)], elements, repeats)
     sent = wire_bytes(subject.payload)
     moved = ADD_BYTES * elements + sent
     return Row(
@@ -170,6 +175,7 @@ def selection_ratios(elements: int, repeats: int) -> Mapping[str, float]:
             lambda: torch.topk(tensor.abs(), keep),
             lambda: np.argpartition(np.abs(values), elements - keep),
         ],
+        elements,
         repeats,
     )
     return {
