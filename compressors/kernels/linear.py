@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..payload import Bytes, CodeScheme, Float32
-from . import linear_loops
+from . import linear_loops, linear_sums
 from .cpu import _address, _addresses, _check, _optional  # pyright: ignore[reportPrivateUsage]
 from .linear_reference import code_bytes
 from .reference import FLOAT32_MAX, SUM_BLOCK
@@ -106,7 +106,7 @@ def add_linear(
         _check("scales", scale, np.float32, buckets)
     codes_at = _addresses(datas, size)
     scales_at = np.array([_address(scale) for scale in scales], np.uint64)
-    run(linear_loops.add_linear, out.size, bits, bucket, codes_at, size, scales_at, weights, out, keep)
+    run(linear_sums.add_linear, out.size, bits, bucket, codes_at, size, scales_at, weights, out, keep)
 
 
 def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
@@ -114,7 +114,7 @@ def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
     size = linear_code_bytes(bits, elements)
     _check("data", data, np.uint8, size)
     found = np.zeros(1, np.uint8)
-    run(linear_loops.find_code, elements, bits, _address(data), elements, size, found)
+    run(linear_sums.find_code, elements, bits, _address(data), elements, size, found)
     return bool(found[0])
 
 
@@ -146,7 +146,7 @@ def add_binary(datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: b
     flat = tables.reshape(-1)
     _check("tables", flat, np.float32, 2 * len(datas))
     addresses = _addresses(datas, binary_code_bytes(out.size))
-    run(linear_loops.add_binary, out.size, addresses, flat, out, keep)
+    run(linear_sums.add_binary, out.size, addresses, flat, out, keep)
 
 
 def quantize_ternary(

@@ -1,11 +1,10 @@
 # mypy: ignore-errors
 # pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
-"""Kernels over linear, binary and ternary codes; `linear_reference` says what they compute.
+"""Kernels that make linear, binary and ternary codes; `linear_reference` says what they compute.
 
-To quantize, blocks that stay in the first-level cache are gone through several times: random numbers and
-codes of one byte each, by plain loops that LLVM vectorizes, then packing, eight codes at a time in a 64-bit
-word and alike for every number of bits. To add, payload after payload is read into vectors, for such a block
-of sums.
+Blocks that stay in the first-level cache are gone through several times: random numbers and codes of one byte
+each, by plain loops that LLVM vectorizes, then packing, eight codes at a time in a 64-bit word and alike for
+every number of bits. What reads the codes again is in `linear_sums`.
 
 What is called per bucket is inlined by numba itself: an array that is passed on has its references counted,
 which takes longer than a short bucket.
@@ -23,24 +22,16 @@ from .dense import _clip, bits_of, left_of
 from .linear_reference import MULTIPLIERS, STEP
 from .reference import FLOAT32_MAX, SUM_BLOCK
 from .vectors import (
-    FLOATS,
-    I8,
-    I32,
     I64,
     LANES,
     WORDS,
-    add,
     add_widened,
     all_floats,
     all_words,
     at_least,
     load,
-    load_byte,
-    multiply,
     no_doubles,
-    prefetch,
     saturated_sum,
-    store,
     sum_doubles,
     sum_words,
     where,
@@ -52,7 +43,6 @@ BLOCK = 2048
 # the integer's two's complement in the lowest bits; subtracting it gives the integer as a float32.
 INTEGERS = np.float32(1.5 * 2**23)
 
-_BYTES_16 = ir.VectorType(I8, LANES)
 _DOUBLES_16 = ir.VectorType(ir.DoubleType(), LANES)
 
 
@@ -88,58 +78,6 @@ write_uint64 = _writer(types.uint64, I64)
 def divide(typingctx, a, b):
     """a / b of float32, without numba's check for zero: it raises, so that LLVM could not vectorize."""
     return a(a, b), lambda context, builder, signature, args: builder.fdiv(*args)
-
-
-@intrinsic
-def load_integers(typingctx, address, offset):
-    """Sixteen signed bytes from `offset` bytes after an address, as float32."""
-
-    def codegen(context, builder, signature, args):
-        loaded = builder.load(builder.inttoptr(builder.add(*args), _BYTES_16.as_pointer()), align=1)
-        return builder.sitofp(builder.sext(loaded, WORDS.llvm), FLOATS.llvm)
-
-    return FLOATS(types.uint64, types.uint64), codegen
-
-
-@intrinsic
-def load_codes(typingctx, address, offset, bits):
-    """Sixteen codes of 2 to 7 bits from `offset` bytes after an address, as float32.
-
-    They are the integers in two's complement. As many bytes are read as the codes have, and up to 6 more.
-    """
-
-    def codegen(context, builder, signature, args):
-        address, offset, bits = args
-        lanes = ir.VectorType(I64, LANES)
-        # Eight codes fit in a word: every lane gets the word that holds its code, and moves it down.
-        halves = ir.Constant(lanes, ir.Undefined)
-        for half in (0, 1):
-            place = builder.add(builder.add(address, offset), builder.mul(bits, I64(half)))
-            word = builder.load(builder.inttoptr(place, I64.as_pointer()), align=1)
-            halves = builder.insert_element(halves, word, I32(half))
-        words = builder.shuffle_vector(halves, halves, ir.Constant(WORDS.llvm, [0] * 8 + [1] * 8))
-        every = builder.insert_element(ir.Constant(lanes, ir.Undefined), bits, I32(0))
-        every = builder.shuffle_vector(every, every, WORDS.constant(0))
-        down = builder.mul(every, ir.Constant(lanes, [*range(8)] * 2))
-        codes = builder.trunc(builder.lshr(words, down), WORDS.llvm)
-        # Up and down again: what stood above is gone, the sign is everywhere above.
-        up = builder.sub(WORDS.constant(32), builder.trunc(every, WORDS.llvm))
-        codes = builder.ashr(builder.shl(codes, up), up)
-        return builder.sitofp(codes, FLOATS.llvm)
-
-    return FLOATS(types.uint64, types.uint64, types.uint64), codegen
-
-
-@intrinsic
-def choose(typingctx, word, shift, a, b):
-    """In lane j, a where bit shift + j of a 64-bit word is set, else b."""
-
-    def codegen(context, builder, signature, args):
-        bits = builder.trunc(builder.lshr(args[0], args[1]), ir.IntType(LANES))
-        mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), LANES))
-        return builder.select(mask, args[2], args[3])
-
-    return a(types.uint64, types.uint64, a, b), codegen
 
 
 @intrinsic
@@ -205,18 +143,6 @@ def _store(bits, codes, count, packed, data, first):
         codes = packed
     for k in range(rest.size):
         rest[k] = codes[k]
-
-
-@njit
-def _read_codes(bits, address, size, group):
-    """A word with the eight codes of group `group` in its low bits. size: of all codes, in bytes."""
-    offset = group * bits
-    if offset + 8 <= size:
-        return read_uint64(address + np.uint64(offset))
-    x = np.uint64(0)
-    for k in range(size - offset):
-        x |= np.uint64(load_byte(address, np.uint64(offset + k))) << np.uint64(8 * k)
-    return x
 
 
 # ---- scales ----
@@ -426,125 +352,3 @@ def quantize_ternary(cursor, gradient, residual, level, data, seed):
                 _round_to_zero(g, e, c)
             _store(2, codes, end - first, packed, data, first)
         start = take(cursor, CHUNK)
-
-
-# ---- add ----
-
-
-@njit
-def _code(bits, address, i):
-    """Code i as float32."""
-    place = i * bits
-    x = np.int64(load_byte(address, np.uint64(place // 8))) >> (place % 8)
-    if place % 8 + bits > 8:
-        x |= np.int64(load_byte(address, np.uint64(place // 8 + 1))) << (8 - place % 8)
-    return np.float32((x << (64 - bits)) >> (64 - bits))
-
-
-@njit
-def _add_codes(bits, bucket, address, size, scales, weight, out, first, end):
-    """Add one payload to the block of `out` from `first`, a multiple of 32, to `end`."""
-    width, index, start = np.uint64(bits), first // bucket, first
-    # Where sixteen codes can be read at once. `load_codes` reads up to 6 bytes too many.
-    whole = min(end, (size if bits == 8 else size - 6) * 8 // bits) // LANES * LANES
-    while start < end:
-        stop = min((index + 1) * bucket, end)
-        worth = weight * read_float32(scales + np.uint64(4 * index))
-        worths = all_floats(worth)
-        # Two roundings: LLVM may not fuse them unless told to.
-        if bits == 8:
-            for i in range(start, min(stop, whole), LANES):
-                product = multiply(worths, load_integers(address, np.uint64(i)))
-                store(out, i, add(load(out, i), product))
-        else:
-            for i in range(start, min(stop, whole), LANES):
-                product = multiply(worths, load_codes(address, np.uint64(i * bits // 8), width))
-                store(out, i, add(load(out, i), product))
-        for i in range(max(start, whole), stop):
-            out[i] += worth * _code(bits, address, i)
-        start, index = stop, index + 1
-
-
-@kernel
-def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep):
-    """`linear_reference.add_linear` on top of `out` if `keep`, otherwise of zero.
-
-    addresses, scales: uint64 (payloads,), where codes and scales begin. size: of a payload's codes, in bytes.
-    """
-    start = take(cursor, CHUNK)
-    while start < out.size:
-        for first in range(start, min(start + CHUNK, out.size), BLOCK):
-            end = min(first + BLOCK, out.size)
-            if not keep:
-                out[first:end] = np.float32(0.0)
-            for w in range(addresses.size):
-                # The same payload's next block; the processor itself follows only so many streams.
-                for ahead in range(0, BLOCK * bits // 8, 64):
-                    prefetch(addresses[w], np.uint64(end * bits // 8 + ahead))
-                _add_codes(bits, bucket, addresses[w], size, scales[w], weights[w], out, first, end)
-        start = take(cursor, CHUNK)
-
-
-@kernel
-def add_binary(cursor, addresses, tables, out, keep):
-    """`linear_reference.add_binary`. addresses: uint64 (payloads,), where codes begin. tables: flat."""
-    start = take(cursor, CHUNK)
-    while start < out.size:
-        stop = min(start + CHUNK, out.size)
-        whole = start + (stop - start) // 64 * 64
-        for i in range(start, whole, 64):
-            if keep:
-                a, b, c, d = load(out, i), load(out, i + 16), load(out, i + 32), load(out, i + 48)
-            else:
-                a = b = c = d = all_floats(np.float32(0.0))
-            for w in range(addresses.size):
-                word = read_uint64(addresses[w] + np.uint64(i // 8))
-                low, high = all_floats(tables[2 * w]), all_floats(tables[2 * w + 1])
-                a = add(a, choose(word, np.uint64(0), high, low))
-                b = add(b, choose(word, np.uint64(16), high, low))
-                c = add(c, choose(word, np.uint64(32), high, low))
-                d = add(d, choose(word, np.uint64(48), high, low))
-            store(out, i, a)
-            store(out, i + 16, b)
-            store(out, i + 32, c)
-            store(out, i + 48, d)
-        for i in range(whole, stop):
-            total = out[i] if keep else np.float32(0.0)
-            for w in range(addresses.size):
-                byte = load_byte(addresses[w], np.uint64(i // 8))
-                total += tables[2 * w + ((byte >> (i % 8)) & 1)]
-            out[i] = total
-        start = take(cursor, CHUNK)
-
-
-# ---- scan ----
-
-
-@kernel
-def find_code(cursor, bits, address, elements, size, found):
-    """Set found[0] if any element's code is the one that is never sent: the top bit alone.
-
-    Eight codes of a word at once: adding ones to all but the top bit carries into it unless they were 0.
-    """
-    tops = np.uint64(0)
-    for k in range(8):
-        tops |= np.uint64(1) << np.uint64(bits * k + bits - 1)
-    ones = np.uint64(0)
-    for k in range(8):
-        ones |= np.uint64(2 ** (bits - 1) - 1) << np.uint64(bits * k)
-    groups = elements // 8
-    start = take(cursor, CHUNK // 8)
-    while start < groups:
-        stop = min(start + CHUNK // 8, groups)
-        hits = np.uint64(0)
-        for k in range(start, stop):
-            x = _read_codes(bits, address, size, k)
-            hits |= x & ~((x & ones) + ones)
-        if hits & tops != 0:
-            found[0] = 1
-        start = take(cursor, CHUNK // 8)
-    if elements % 8 and start < groups + CHUNK // 8:  # only the thread that came first to the end
-        x = _read_codes(bits, address, size, groups)
-        valid = (np.uint64(1) << np.uint64(elements % 8 * bits)) - np.uint64(1)
-        if x & ~((x & ones) + ones) & tops & valid != 0:
-            found[0] = 1
