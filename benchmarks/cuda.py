@@ -3,13 +3,15 @@
     python -m gradwire.benchmarks.cuda [--elements 25000000] [--repeats 20] [--json FILE]
 
 Peers, on the same GPU and in turn: a device copy (8 bytes moved per element) for bandwidth, `torch.topk` of
-the largest 1 % for selection. Without a GPU the checks run in Triton's interpreter on a small tensor, and
-nothing is timed.
+the largest 1 % for selection. A whole call of a worker, from a gradient on the GPU to a payload on the host,
+is timed beside the plain copy of that gradient to the host. Without a GPU the checks run in Triton's
+interpreter on a small tensor, and nothing is timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -19,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..compressors import LayerRule, ModelCompressor, Payload, TensorSpec
 from ..compressors.kernels import reference, selection_reference
 from ..compressors.payload import CodeScheme, Float32
 
@@ -28,6 +31,7 @@ LEVELS: dict[CodeScheme, Float32] = {
     CodeScheme.SIGNED_4BIT: np.array([0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07], np.float32),
     CodeScheme.SIGNED_2BIT: np.array([0.02], np.float32),
 }
+WHOLE = ("4bit:levels=group1", "2bit", "topk:ratio=100", "gcac:ratio=100")
 CHECKED_ELEMENTS = 5003  # without a GPU: the interpreter is slow
 
 
@@ -50,6 +54,17 @@ def check(gradient: Float32, residual: Float32, device: torch.device) -> None:
         indices = cuda.select(given, keep, center=center)
         assert np.array_equal(indices.cpu().numpy(), chosen.indices), f"select around {center}"
     assert cuda.median(given) == selection_reference.median(gradient), "median"
+    for spec in WHOLE:
+        there, here = caller(spec, given), caller(spec, given.cpu())
+        for step in range(3):
+            assert np.array_equal(there().data, here().data), f"{spec}: payload {step}"
+
+
+def caller(spec: str, gradient: torch.Tensor) -> Callable[[], Payload]:
+    """One step after the other of a worker with this gradient."""
+    tensor, versions = TensorSpec(name="w", shape=(1, gradient.numel())), itertools.count()
+    compressor = ModelCompressor([tensor], spec, LayerRule(), seed=0, rank=0)
+    return lambda: compressor.compress([gradient.view(1, -1)], 32, version=next(versions))[0]
 
 
 def interleaved(tasks: Sequence[Callable[[], object]], repeats: int) -> list[float]:
@@ -89,6 +104,9 @@ def measure(gradient: torch.Tensor, residual: torch.Tensor, repeats: int) -> lis
     tasks["top 1 %"] = (lambda: cuda.select(gradient, keep), 8 + 4 / TOP)
     tasks["add and top 1 %"] = (lambda: cuda.add_and_select(gradient, residual, keep), 12 + 4 / TOP)
     tasks["median"] = (lambda: cuda.median(gradient), 4)
+    tasks["copy to the host"] = (gradient.cpu, 8)
+    for spec in WHOLE:
+        tasks[f"{spec}, to the host"] = (caller(spec, gradient), 16)
     peers: list[Callable[[], object]] = [
         lambda: other.copy_(gradient),
         lambda: torch.topk(gradient.abs(), keep),
