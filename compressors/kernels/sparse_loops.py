@@ -93,15 +93,16 @@ def read_gaps(low, unary, low_bits, elements, lowest_set_bit, indices, status):
 @kernel
 def draw(seed, elements, indices):
     """`sparse_reference.seeded_indices`."""
-    count = indices.size
-    for i in range(count):
+    # Unsigned, because elements times count may be anything below 2**64.
+    count, first = np.uint64(indices.size), np.uint64(0)
+    for i in range(indices.size):
         mixed = np.uint64(seed) + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         mixed ^= mixed >> np.uint64(31)
-        first = np.int64(i) * elements // count
-        part = np.int64(i + 1) * elements // count - first
-        indices[i] = first + np.int64(mixed % np.uint64(part))
+        end = np.uint64(i + 1) * np.uint64(elements) // count
+        indices[i] = first + mixed % (end - first)
+        first = end
 
 
 @njit
