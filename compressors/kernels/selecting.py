@@ -15,10 +15,12 @@ from .compiling import CHUNK, kernel, take
 from .dense import bits_of
 from .vectors import (
     LANES,
+    above,
     all_floats,
     any_lane,
     at_least,
     load,
+    load_words,
     magnitude,
     prefetch,
     saturated_sum,
@@ -26,6 +28,7 @@ from .vectors import (
     store_chosen,
     subtract,
     without,
+    words_from,
 )
 
 MAGNITUDE, LARGEST, SMALLEST = range(3)
@@ -72,7 +75,7 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
             here = load(values, i)
             scored = _score(here, score, centers)
             chosen = without(at_least(scored, lows), at_least(scored, highs))
-            at += store_chosen(indices, taken, at, i, here, chosen)
+            at += store_chosen(indices, taken, at, words_from(i), here, chosen)
         rest = stop - whole
         if rest > 0:
             padded[:] = values[whole]
@@ -80,7 +83,7 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
             here = load(padded, 0)
             scored = _score(here, score, centers)
             chosen = without(at_least(scored, lows), at_least(scored, highs))
-            at += store_chosen(indices, taken, at, whole, here, chosen)
+            at += store_chosen(indices, taken, at, words_from(whole), here, chosen)
             while at > 0 and indices[at - 1] >= stop:  # what the padding gave
                 at -= 1
         _hand_over(indices, taken, at, start // CHUNK, found, found_values, places, total)
@@ -103,15 +106,15 @@ def add_and_collect(cursor, gradient, residual, lowest, found, found_values, pla
             summed = saturated_sum(load(gradient, i), load(residual, i))
             store(residual, i, summed)
             chosen = at_least(magnitude(summed), lows)
-            if any_lane(chosen):
-                at += store_chosen(indices, taken, at, i, summed, chosen)
+            at += store_chosen(indices, taken, at, words_from(i), summed, chosen)
         rest = stop - whole
         if rest > 0:
             padded[0, :rest], padded[1, :rest] = gradient[whole:stop], residual[whole:stop]
             summed = saturated_sum(load(padded[0], 0), load(padded[1], 0))
             store(padded[1], 0, summed)
             residual[whole:stop] = padded[1, :rest]
-            at += store_chosen(indices, taken, at, whole, summed, at_least(magnitude(summed), lows))
+            chosen = at_least(magnitude(summed), lows)
+            at += store_chosen(indices, taken, at, words_from(whole), summed, chosen)
             while at > 0 and indices[at - 1] >= stop:  # what the padding gave
                 at -= 1
         _hand_over(indices, taken, at, start // CHUNK, found, found_values, places, total)
@@ -131,21 +134,28 @@ def _score_of_one(value, score, center):
 def keep_best(scores, threshold, ties, places, found, values, kept, kept_values):
     """Those found whose score is above `threshold`, and the first `ties` of those that reach it just so.
 
-    found, values, places: what `collect` wrote; its chunks are taken in order. kept, kept_values: one
-    longer than there are any to keep, so that each can be written before it is known whether it stays.
+    found, values, places: what `collect` wrote; its chunks are taken in order. kept, kept_values: 16 longer
+    than there are any to keep, because that many are written at once.
     """
-    at = np.uint64(0)  # unsigned: it cannot count from the end
+    address, limits, at = np.uint64(found.ctypes.data), all_floats(threshold), 0
     for chunk in range(places.shape[0]):
-        first, count = places[chunk]
-        part, part_values = found[first : first + count], values[first : first + count]
-        part_scores = scores[first : first + count]
-        for i in range(part.size):
-            kept[at], kept_values[at] = part[i], part_values[i]
-            if part_scores[i] != threshold:
-                at += np.uint64(part_scores[i] > threshold)
-            elif ties > 0:
-                ties -= 1
-                at += np.uint64(1)
+        i, end = places[chunk, 0], places[chunk, 0] + places[chunk, 1]
+        while i < end:
+            if i + LANES <= end:
+                scored = load(scores, i)
+                higher = above(scored, limits)
+                if not any_lane(without(at_least(scored, limits), higher)):
+                    words = load_words(address, np.uint64(4 * i))
+                    at += store_chosen(kept, kept_values, at, words, load(values, i), higher)
+                    i += LANES
+                    continue
+            # A tie among the next sixteen, or fewer than sixteen.
+            for k in range(i, min(i + LANES, end)):
+                tie = scores[k] == threshold and ties > 0
+                kept[at], kept_values[at] = found[k], values[k]
+                at += np.int64(scores[k] > threshold) + np.int64(tie)
+                ties -= np.int64(tie)
+            i = min(i + LANES, end)
 
 
 @kernel

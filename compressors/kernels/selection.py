@@ -27,6 +27,7 @@ from .cpu import _check  # pyright: ignore[reportPrivateUsage]
 from .reference import add_saturating
 from .selection_reference import Indices, Score, Selection
 from .threads import Scratch, run
+from .vectors import LANES
 
 __all__ = [
     "Score",
@@ -45,8 +46,6 @@ __all__ = [
 SMALL = 1 << 14
 # A sample takes this many neighbours from each so many elements.
 RUN, STRIDE = 16, 1 << 12
-# Values in a cache line, which is what an index costs.
-LINE = 16
 # Elements that a thread's scratch memory has room for at most: 8 bytes each.
 LARGEST_SCRATCH = 1 << 22
 # With more candidates than this many times what is kept, finding a better guess is the shorter way.
@@ -145,7 +144,7 @@ def put(out: Float32, indices: Indices, values: Float32) -> None:
     _check("values", values, np.float32, indices.size)
     if indices.size and int(indices.max()) >= out.size:
         raise ValueError(f"indices: expected ascending ones below {out.size}, got {indices.max()}")
-    run(loops.put, LINE * indices.size, out, indices, values)
+    run(loops.put, LANES * indices.size, out, indices, values)  # an index costs a cache line
 
 
 def sample(values: Float32) -> Float32:
@@ -242,7 +241,7 @@ def _best(candidates: _Candidates, keep: int, score: Score, center: float) -> Se
     scores = score.of(candidates.values, center)
     threshold = np.float32(_lowest_of_highest(scores.copy(), keep))
     ties = keep - int(np.count_nonzero(scores > threshold))
-    indices, values = np.empty(keep + 1, np.uint32), np.empty(keep + 1, np.float32)
+    indices, values = np.empty(keep + LANES, np.uint32), np.empty(keep + LANES, np.float32)
     found, those, places = candidates
     loops.keep_best(scores, threshold, ties, places, found, those, indices, values)
     return Selection(indices[:keep], values[:keep])

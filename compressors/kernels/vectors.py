@@ -311,27 +311,36 @@ def store_codes(typingctx, array, index, codes, bits):
 
 
 @intrinsic
-def store_chosen(typingctx, indices, scores, at, first, vector, mask):
-    """Where the mask is set, the index (first + lane) to indices[at…] and the lane to scores[at…], without
-    gaps; returns how many. Both arrays (uint32, float32) must have room for 16 lanes, whatever the mask."""
+def words_from(typingctx, first):
+    """first + lane."""
 
     def codegen(context, builder, signature, args):
-        at, first, vector, mask = args[2:]
-        index = builder.insert_element(
-            ir.Constant(WORDS.llvm, ir.Undefined), builder.trunc(first, I32), I32(0)
+        words = builder.insert_element(
+            ir.Constant(WORDS.llvm, ir.Undefined), builder.trunc(args[0], I32), I32(0)
         )
-        index = builder.shuffle_vector(index, index, WORDS.constant(0))
-        index = builder.add(index, ir.Constant(WORDS.llvm, list(range(LANES))))
+        words = builder.shuffle_vector(words, words, WORDS.constant(0))
+        return builder.add(words, ir.Constant(WORDS.llvm, list(range(LANES))))
+
+    return WORDS(types.int64), codegen
+
+
+@intrinsic
+def store_chosen(typingctx, indices, values, at, words, floats, mask):
+    """The lanes where the mask is set, without gaps: words to indices[at…], floats to values[at…]; returns
+    how many. Both arrays (uint32, float32) must have room for 16 lanes, whatever the mask."""
+
+    def codegen(context, builder, signature, args):
+        at, words, floats, mask = args[2:]
         places = [
-            _pointer(context, builder, kind, array, at, values.type)
-            for kind, array, values in zip(signature.args[:2], args[:2], (index, vector), strict=True)
+            _pointer(context, builder, kind, array, at, lanes.type)
+            for kind, array, lanes in zip(signature.args[:2], args[:2], (words, floats), strict=True)
         ]
-        for pointer, values in zip(places, (index, vector), strict=True):
-            _store_compressed(builder, values, mask, pointer)
+        for pointer, lanes in zip(places, (words, floats), strict=True):
+            _store_compressed(builder, lanes, mask, pointer)
         bits = builder.bitcast(mask, ir.IntType(LANES))
         return builder.zext(builder.ctpop(bits), I64)
 
-    return types.int64(indices, scores, types.int64, types.int64, vector, mask), codegen
+    return types.int64(indices, values, types.int64, words, floats, mask), codegen
 
 
 def _store_compressed(builder, values, mask, pointer):
