@@ -50,7 +50,9 @@ def parse_spec(kind: str, text: str, *, functions: bool = False) -> Spec:
         name, colon, after = text.partition(":")
         rest = after if colon else None
     if not (_FUNCTION if functions else _KEY).fullmatch(name):
-        raise SpecError(f"{kind} {text!r}: expected name[:key=value,...], got the name {name!r}")
+        raise SpecError(
+            f"{kind} {text!r}: expected name[:key=value,...] in lower case, got the name {name!r}"
+        )
     options: dict[str, str] = {}
     for item in rest.split(",") if rest is not None else ():
         key, equals, value = item.partition("=")
@@ -91,8 +93,9 @@ def parse_options(
     values: dict[str, Any] = {}
     for key, text in spec.options.items():
         if key not in types:
-            keys = known([*types, *universal])
-            raise SpecError(f"{spec.kind} {spec.name!r}: unknown key {key!r}; known keys: {keys}")
+            keys = [*types, *universal]
+            hint = f"known keys: {known(keys)}" if keys else "it has no keys"
+            raise SpecError(f"{spec.kind} {spec.name!r}: unknown key {key!r}; {hint}")
         try:
             values[key] = _parse_value(types[key], text)
         except ValueError as error:

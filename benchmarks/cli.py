@@ -8,6 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
+from ..exits import Exit
+from ..spec import SpecError
+from .arguments import BenchError
 
 # Each has `add_arguments(parser)` and `run(given) -> exit code`; imported when it is asked for, because
 # they import torch.
@@ -33,7 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             chosen.add_arguments(command)
             command.set_defaults(run=chosen.run)
     given = parser.parse_args(arguments)
-    code: int = given.run(given)
+    try:
+        code: int = given.run(given)
+    except (BenchError, SpecError) as error:
+        print(f"gc-bench {given.command}: {error}", file=sys.stderr)
+        return Exit.USAGE
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
     return code
 
 

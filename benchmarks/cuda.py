@@ -16,6 +16,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
 
+    if find_spec("triton") is None:
+        parser.error("triton is not installed; it comes with pip install 'gradwire[cuda]'")
     there = torch.cuda.is_available()
     if not there:
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported

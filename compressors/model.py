@@ -54,14 +54,15 @@ class ModelCompressor:
         specs: the model's tensors, in the order in which gradients will be given.
         compressor_spec: `name[:key=value,...]`; raises `SpecError` if there is no such compressor.
         rule: which tensors it applies to.
-        seed, rank: of the job and of this worker, at least 0; both go into every step's random numbers.
+        seed, rank: of the job and of this worker, at least 0; both go into every step's random numbers. No
+            two workers of a round may have the same rank; it may be changed between steps.
         bare: keep no residuals and do without clipping and delay: the caller sees to what was not sent.
         """
         make = create_bare if bare else create
         make(compressor_spec)  # a bad spec is refused even if no tensor would use it
         self._wrapping = (None if bare else wrapping_of(compressor_spec)) or Wrapping()
         self._seed = seed
-        self._rank = rank
+        self.rank = rank
         self._layers: list[_Layer] = []
         for spec in specs:
             chosen = rule.choose(spec, compressor_spec)
@@ -108,7 +109,7 @@ class ModelCompressor:
                 assert isinstance(layer.compressor, ErrorFeedback)  # `Wrapping` sees to that
                 layer.compressor.accumulate(gradient, layer.state)
             return []
-        rng = np.random.default_rng([self._seed, self._rank, version])
+        rng = np.random.default_rng([self._seed, self.rank, version])
         shared = np.random.SeedSequence([self._seed, version]).generate_state(len(flat), np.uint64)
         contexts = [
             StepContext(
@@ -141,7 +142,9 @@ class ModelCompressor:
         for place in places:
             layer, gradient = self._layers[place], gradients[place]
             if isinstance(layer.compressor, ErrorFeedback):
-                layer.compressor.accumulate(gradient, layer.state)
+                added = layer.compressor.accumulate(gradient, layer.state)
+                if added is not gradient:  # the velocity
+                    contexts[place] = replace(contexts[place], magnitudes=devices.magnitudes(added))
                 gradient = layer.state.residual
             totals.append(gradient)
         planner = _inner(self._layers[places[0]])

@@ -129,10 +129,13 @@ def _add_run(kind: _Kind, payloads: Sequence[Payload], weights: Float32, out: Fl
         codes, scales = [payload.codes() for payload in linear], [payload.scales() for payload in linear]
         kernels.linear.add_linear(*kind, codes, scales, weights, out, keep=keep)
     else:
-        sparse = [payload for payload in payloads if isinstance(payload, SparsePayload)]
-        indices = [decode_indices(payload) for payload in sparse]
-        values = [decode(payload.value_payload()) for payload in sparse]
-        kernels.sparse.add_sparse(indices, values, weights, out, keep=keep)
+        if not keep:
+            out.fill(0.0)
+        # One after the other, because decoded they are larger than they came.
+        for payload, weight in zip(payloads, weights, strict=True):
+            assert isinstance(payload, SparsePayload)
+            indices, values = decode_indices(payload), decode(payload.value_payload())
+            kernels.sparse.add_sparse([indices], [values], np.array([weight], np.float32), out)
 
 
 def _add_votes(

@@ -52,15 +52,20 @@ class CompressorEntry:
     wrapping: what goes around it unless the spec says otherwise; None for a lossless compressor, around which
         nothing can go.
     dense: it is cheap and exact enough for small tensors too, so the layer rule sends them the same way.
-    downlink: whether with these options it suits updates of parameters: no thresholds that are meant for
-        gradients, and an error that is surely smaller than the update.
+    downlink: why with these options it does not suit updates of parameters, "" if it does: without thresholds
+        that are meant for gradients, and with an error that is surely smaller than the update.
     """
 
     options: type[Any]
     build: Callable[[Any], Compressor]
     wrapping: Wrapping | None = WITH_FEEDBACK
     dense: bool = False
-    downlink: Callable[[Any], bool] = lambda options: True
+    downlink: Callable[[Any], str] = lambda options: ""
+
+
+MEANT = "its thresholds are meant for gradients, and updates are smaller by the learning rate"
+CHOSEN_AGAIN = "what has been sent is 0, and may be what it chooses again"
+LARGER_ERROR = "its error is larger than what it is given"
 
 
 BUILT_IN: Mapping[str, CompressorEntry] = {
@@ -80,45 +85,53 @@ BUILT_IN: Mapping[str, CompressorEntry] = {
     # Every element, in few bits.
     "1bit": CompressorEntry(options=NoOptions, build=lambda options: OneBit()),
     "2bit": CompressorEntry(
-        options=TwoBitOptions, build=lambda options: TwoBit(options=options), downlink=lambda options: False
+        options=TwoBitOptions,
+        build=lambda options: TwoBit(options=options),
+        downlink=lambda options: MEANT,
     ),
     "4bit": CompressorEntry(
         options=FourBitOptions,
         build=lambda options: FourBit(options=options),
-        downlink=lambda options: options.levels is Levels.RUNNING,
+        downlink=lambda options: "" if options.levels is Levels.RUNNING else f"{MEANT}; use levels=running",
     ),
     "8bit": CompressorEntry(options=NoOptions, build=lambda options: eight_bit()),
     "qsgd": CompressorEntry(
         options=QsgdOptions,
         build=qsgd,
         wrapping=WITHOUT_FEEDBACK,
-        downlink=lambda options: options.norm is Norm.MAX and options.bits >= 4,
+        downlink=lambda options: (
+            ""
+            if options.norm is Norm.MAX and options.bits >= 4
+            else f"{LARGER_ERROR}; use norm=max and bits of at least 4"
+        ),
     ),
     "signsgd": CompressorEntry(
         options=SignOptions,
         build=lambda options: SignVote(options=options),
         wrapping=WITHOUT_FEEDBACK,
-        downlink=lambda options: False,
+        downlink=lambda options: "it needs voters, and the server is one alone",
     ),
     "terngrad": CompressorEntry(
         options=TernGradOptions,
         build=lambda options: TernGrad(options=options),
         wrapping=WITHOUT_FEEDBACK,
-        downlink=lambda options: False,
+        downlink=lambda options: LARGER_ERROR,
     ),
     # Some elements.
     "dgc": CompressorEntry(options=DgcOptions, build=dgc, wrapping=Wrapping(momentum=0.9)),
-    # What has been sent is 0, and may be farthest from the median or at an end: it would be chosen again.
-    "gcac": CompressorEntry(options=SparseOptions, build=near_centroid, downlink=lambda options: False),
+    # What has been sent is 0, and may be farthest from the median or at an end.
+    "gcac": CompressorEntry(
+        options=SparseOptions, build=near_centroid, downlink=lambda options: CHOSEN_AGAIN
+    ),
     "krngc": CompressorEntry(
         options=KReciprocalOptions,
         build=k_reciprocal,
         wrapping=Wrapping(momentum=0.9),
-        downlink=lambda options: False,
+        downlink=lambda options: CHOSEN_AGAIN,
     ),
     "l1": CompressorEntry(options=SparseOptions, build=top_k, wrapping=WITHOUT_FEEDBACK),
     "randk": CompressorEntry(options=SparseOptions, build=rand_k),
-    "threshold": CompressorEntry(options=ThresholdOptions, build=threshold, downlink=lambda options: False),
+    "threshold": CompressorEntry(options=ThresholdOptions, build=threshold, downlink=lambda options: MEANT),
     "topk": CompressorEntry(options=SparseOptions, build=top_k),
 }
 
@@ -159,11 +172,12 @@ def check_downlink(spec: str) -> None:
     there is."""
     parsed = parse_spec("compressor", spec)
     entry = find(parsed.name)
-    if not entry.downlink(parse_options(entry.options, parsed)):
-        suited = known(name for name, each in BUILT_IN.items() if each.downlink(each.options()))
-        raise SpecError(
-            f"compressor {spec!r} does not suit updates of parameters; with their defaults these do: {suited}"
-        )
+    if around := [key for key in parsed.options if key in WRAPPING_KEYS]:
+        raise SpecError(f"compressor {parsed.name!r}: {around[0]} is for gradients; leave it out for updates")
+    if why_not := entry.downlink(parse_options(entry.options, parsed)):
+        suited = known(name for name, each in BUILT_IN.items() if not each.downlink(each.options()))
+        what = f"compressor {spec!r} does not suit updates of parameters"
+        raise SpecError(f"{what}: {why_not}; with their defaults these do: {suited}")
 
 
 def wrapping_of(spec: str) -> Wrapping | None:
@@ -200,6 +214,10 @@ def find(name: str) -> CompressorEntry:
 
 def check_entry(name: str, entry: CompressorEntry) -> None:
     """Raise `SpecError` if an entry could not serve. Built-in ones are checked at import."""
+    if not callable(entry.downlink):
+        raise SpecError(f"compressor {name!r}: downlink must be a function of the options")
+    if entry.wrapping is None and not entry.dense:
+        raise SpecError(f"compressor {name!r}: one without wrapping is lossless, and has to be dense, too")
     if not is_dataclass(entry.options):
         raise SpecError(f"compressor {name!r}: options must be a dataclass, got {entry.options}")
     for key, value_type in option_types(entry.options).items():

@@ -25,8 +25,8 @@ from .payload import (
     payload_bytes,
 )
 
-# Indices travel as 32-bit numbers on both sides, so a sparse tensor has fewer elements than they can count.
-MAX_SPARSE_ELEMENTS = 2**32 - 1
+# Indices are 32-bit numbers on both sides; with one bit less no gap overflows 64 bits while it is decoded.
+MAX_SPARSE_ELEMENTS = 2**31 - 1
 
 
 def check_announcement(payload: Payload) -> None:

@@ -40,7 +40,7 @@ class Wrapping:
         if not self.feedback:
             for name, neutral in (("decay", 1.0), ("momentum", 0.0), ("delay", 1)):
                 if getattr(self, name) != neutral:
-                    raise ValueError(f"{name}: needs the residual that feedback=off does without")
+                    raise ValueError(f"{name}: needs the residual that is kept with feedback=on")
 
 
 WRAPPING_KEYS = tuple(field.name for field in fields(Wrapping))

@@ -24,6 +24,7 @@ from typing import Any
 
 from ..proto.messages import Assignment, Decision, EpochStatus, LostStatus, Outcome, Phase
 from ..proto.refusal import Refusal, Refused
+from ..proto.shares import share
 from . import events as e
 from . import refusals
 from .roster import Member, Roster
@@ -104,6 +105,8 @@ class Core(JobState):
             return self._finish(now)
         if self.round is None:
             return self._open_round_if_possible(now)
+        if self.round.closed:  # it is being applied: the next round is told when it opens
+            return []
         rank = self.round.rank_of(member)
         # Back within its round: what it was told may not have arrived.
         return [] if rank is None else [self._assign(member, rank, self.round)]
@@ -264,6 +267,9 @@ class Core(JobState):
             )
             member.remember(outcome)
             return [e.Answer(worker=member.worker, outcome=outcome)]
+        start, end = share(round_.samples, sorted(round_.members).index(rank), len(round_.members))
+        if event.samples > end - start:
+            raise Refused(refusals.samples(member.worker, event.seq, event.samples, end - start))
         outcome = Outcome(
             seq=event.seq,
             partition=event.partition,

@@ -97,6 +97,17 @@ def stale(worker: str, seq: int, base_version: int, version: int) -> Refusal:
     )
 
 
+def samples(worker: str, seq: int, given: int, most: int) -> Refusal:
+    return refusal(
+        Reason.MALFORMED,
+        worker=worker,
+        field=f"push {seq} samples",
+        limit=f"at most {most}, the worker's share of the round",
+        value=str(given),
+        remedy="count only the samples of the assignment; they are the push's weight in the mean",
+    )
+
+
 def finished(worker: str, epochs: int) -> Refusal:
     text = f"the job has finished its {epochs} epochs"
     return Refusal(reason=Reason.JOB_FINISHED, worker=worker, message=text)

@@ -92,6 +92,7 @@ class Trainer:
         self._in_flight: dict[int, list[Payload]] = {}  # by seq, until the outcome is known
         self._resends = 0
         self._skipped = 0
+        self._held = 0  # steps since the last that was pushed
         self._seen_reconnects = 0
         self._evaluated_epoch = 0
         self._order: tuple[int, Any] = (-1, None)
@@ -145,6 +146,12 @@ class Trainer:
     def _assignment(self, assignment: m.Assignment) -> bool:
         """Returns whether the job is done."""
         if assignment.finished:
+            if self._held:
+                log.warning(
+                    "the gradients of the last %d steps were held back by the compressor's delay "
+                    "and are not in the parameters",
+                    self._held,
+                )
             return True
         if assignment.version != self._replica.version:
             raise RuntimeError(
@@ -179,6 +186,7 @@ class Trainer:
                 with self._metrics.during("compressing"):
                     payloads = self._compress(assignment, gradients, samples, loss)
                 self._skipped = 0
+                self._held = 0 if payloads else self._held + 1
                 if not payloads:  # held back until a later version, which then speaks for itself
                     samples = 0
             except _UnusableError as error:
@@ -226,6 +234,8 @@ class Trainer:
     ) -> list[Payload]:
         if not math.isfinite(loss):
             raise _UnusableError(f"the loss is {loss}")
+        # The place in the round, because ranks are given anew when a worker comes back after its lease.
+        self._compressor.rank = assignment.position
         try:
             return self._compressor.compress(
                 gradients,

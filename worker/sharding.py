@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..proto.messages import Assignment
+from ..proto.shares import share
 
 Indices = npt.NDArray[np.int64]
 
@@ -18,13 +19,6 @@ Indices = npt.NDArray[np.int64]
 def epoch_order(seed: int, epoch: int, train_samples: int) -> Indices:
     """The order of the samples in an epoch: shape (train_samples,)."""
     return np.random.default_rng([seed, epoch]).permutation(train_samples)
-
-
-def share(samples: int, position: int, world: int) -> tuple[int, int]:
-    """Start and end of a position's part of `samples`; the first ones get one more if it does not divide."""
-    base, extra = divmod(samples, world)
-    start = position * base + min(position, extra)
-    return start, start + base + (1 if position < extra else 0)
 
 
 def shard(order: Indices, assignment: Assignment) -> Indices:

@@ -89,12 +89,12 @@ def encode_bitmap(indices: Indices, elements: int) -> Bytes:
 
 def decode_bitmap(data: Bytes, elements: int, count: int) -> Indices:
     """The inverse; raise `ValueError` for another number of bits set, or for padding that is not zero."""
-    found = np.flatnonzero(np.unpackbits(data, bitorder="little"))
-    if found.size != count:
+    bits = np.unpackbits(data, bitorder="little")
+    if np.count_nonzero(bits) != count:  # before their indices take memory
         raise ValueError("another number of them")
-    if count and found[-1] >= elements:
+    if bits[elements:].any():
         raise ValueError("padding that is not zero")
-    return found.astype(np.uint32)
+    return np.flatnonzero(bits).astype(np.uint32)
 
 
 def seeded_indices(seed: int, elements: int, count: int) -> Indices:

@@ -367,3 +367,23 @@ def test_the_largest_gradients_leave_finite_payloads_and_residuals(spec: str) ->
         for payload in compressor.compress(huge, 8, version=version):
             assert np.isfinite(decode(payload)).all()
         assert math.isfinite(compressor.residual_norm())
+
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize(
+    "spec", ["topk:ratio=3,momentum=0.9", "4bit:momentum=0.9", "signsgd:feedback=on,momentum=0.9"]
+)
+def test_the_largest_gradients_leave_everything_finite(spec: str) -> None:
+    """Velocity and residual saturate, also where a push comes back."""
+    compressor = model(spec)
+    for version in range(4):
+        payloads = compressor.compress([torch.full(s.shape, LARGEST) for s in SPECS], 1, version=version)
+        compressor.restore(payloads)
+        for layer in compressor._layers:  # pyright: ignore[reportPrivateUsage]
+            state = layer.state
+            assert isinstance(state, FeedbackState)
+            assert state.velocity is not None
+            assert torch.isfinite(state.velocity).all()
+            assert torch.isfinite(state.residual).all()

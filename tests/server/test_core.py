@@ -11,6 +11,7 @@ import pytest
 
 from gradwire.proto.messages import Assignment, Decision, Outcome, Phase
 from gradwire.proto.refusal import Reason, Refusal
+from gradwire.proto.shares import share
 from gradwire.server import events as e
 from gradwire.server.core import Core
 from gradwire.server.roster import OUTCOMES_PER_MEMBER
@@ -97,10 +98,11 @@ class Job:
         incarnation: int = 1,
         seq: int | None = None,
         base: int | None = None,
-        samples: int = 4,
+        samples: int | None = None,
         partition: int = 0,
         content: object = None,
     ) -> list[e.Action]:
+        """Without other words: the next push, at the core's version, with all samples that it was told."""
         if seq is None:
             seq = self.seq.get(worker, 0) + 1
         if partition == self.partitions - 1:
@@ -112,10 +114,19 @@ class Job:
                 seq=seq,
                 partition=partition,
                 base_version=self.core.version if base is None else base,
-                samples=samples,
+                samples=self.share_of(worker) if samples is None else samples,
                 content=content or worker,
             )
         )
+
+    def share_of(self, worker: str) -> int:
+        """How many samples it has in the round, one if it has no part in it."""
+        round_ = self.core.round
+        named = [] if round_ is None else [name for _, (name, _) in sorted(round_.members.items())]
+        if round_ is None or worker not in named:
+            return 1
+        start, end = share(round_.samples, named.index(worker), len(named))
+        return end - start
 
     def publish(self, partition: int = 0) -> list[e.Action]:
         return self.step(e.Published(partition=partition, version=self.core.version + 1))
@@ -274,6 +285,34 @@ def test_an_epoch_uses_every_sample_once(samples: int, workers: int, batch: int)
         assert round_.samples <= workers * batch
         job.round(f"w{i}" for i in range(workers))
     assert covered == list(range(samples))
+
+
+def test_a_push_counts_no_more_samples_than_its_worker_was_given() -> None:
+    """They are its weight in the mean: with any number, one worker could outweigh all others."""
+    job = Job(2, batch=4)
+    job.push("w0", samples=5)
+    refusal = job.refused()
+    assert (refusal.reason, refusal.worker) == (Reason.MALFORMED, "w0")
+    assert "at most 4" in refusal.message
+    assert "5" in refusal.message
+    job.push("w0", seq=1, samples=0)  # less is allowed: a step that was skipped
+    assert job.outcome().decision is Decision.ACCEPTED
+    job.push("w1")
+    assert [c.samples for c in job.one(e.Apply).contributions] == [0, 4]
+
+
+def test_who_comes_back_while_its_round_is_applied_is_told_the_next_one() -> None:
+    """A snapshot for the round that closes would be taken after it was applied, of the next version."""
+    job = Job(2)
+    job.push("w0")
+    job.push("w1")
+    assert job.all(e.Apply)
+    job.step(e.Detached(worker="w1", incarnation=1))
+    job.attach("w1")
+    job.ready("w1", version=None)
+    assert not job.assignments
+    job.publish()
+    assert {name: a.version for name, a in job.assignments.items()} == {"w0": 1, "w1": 1}
 
 
 def test_who_joins_during_a_round_takes_part_from_the_next_one_on() -> None:

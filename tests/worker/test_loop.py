@@ -276,3 +276,38 @@ def test_an_evaluation_that_is_no_mapping_is_said_to_be_none() -> None:
     subject._task = dataclasses.replace(task(), evaluate=lambda model: cast("Any", 3))  # pyright: ignore
     with pytest.raises(TaskFailedError, match="evaluate raised TypeError: it must return numbers by name"):
         subject.run()
+
+
+def test_a_step_that_is_held_back_pushes_nothing_and_the_last_ones_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script = Script()
+    subject, replica = trainer(script, "4bit:delay=2")
+    script.messages = [
+        assignment(0),
+        accepted(1),
+        lambda: update(replica, 1),
+        assignment(1),
+        accepted(2),
+        lambda: update(replica, 2),
+        assignment(2),
+        accepted(3),
+        done(3),
+    ]
+    with caplog.at_level("WARNING"):
+        subject.run()
+    assert [(header.samples, len(payloads)) for header, payloads in script.pushed] == [(0, 0), (4, 2), (0, 0)]
+    assert "gradients of the last 1 steps were held back" in caplog.text
+
+
+def test_what_is_drawn_follows_the_place_in_the_round() -> None:
+    """Ranks are given anew when a worker comes back after its lease, and two could draw alike."""
+    pushed: list[np.ndarray[Any, Any]] = []
+    for position in (0, 1):
+        script = Script()
+        subject, _ = trainer(script, "qsgd:bits=2")
+        # As many samples before it as itself has: both take the first four.
+        script.messages = [assignment(0, samples=8, start=-4 * position, position=position, world=2), done(0)]
+        subject.run()
+        pushed.append(sent(script, 1))
+    assert not np.array_equal(pushed[0], pushed[1])

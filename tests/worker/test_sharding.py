@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.proto.messages import Assignment
-from gradwire.worker.sharding import epoch_order, shard, share
+from gradwire.proto.shares import share
+from gradwire.worker.sharding import epoch_order, shard
 
 
 def assignment(start: int, samples: int, position: int, world: int) -> Assignment:

@@ -1,0 +1,10 @@
+"""How a round's samples are divided: the worker takes its part by it, and the server checks pushes by it."""
+
+from __future__ import annotations
+
+
+def share(samples: int, position: int, world: int) -> tuple[int, int]:
+    """Start and end of a position's part of `samples`; the first ones get one more if it does not divide."""
+    base, extra = divmod(samples, world)
+    start = position * base + min(position, extra)
+    return start, start + base + (1 if position < extra else 0)
