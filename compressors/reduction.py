@@ -62,7 +62,8 @@ def reduce_payloads(payloads: Sequence[Payload], weights: Sequence[float], out: 
     """Overwrite `out` with the weighted sum of valid payloads; with zeros if there are none.
 
     out: float32, shape (elements,), contiguous and writable. Every payload has as many elements.
-    Memory is passed over once per run of neighbours of the same kind, so once if all are of one kind.
+    Memory is passed over once per run of neighbours of the same kind, so once if all are of one kind; sparse
+    ones are added one by one, and touch their own elements only.
     """
     if not payloads:
         out.fill(0.0)
