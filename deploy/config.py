@@ -18,6 +18,7 @@ class RunOptions:
     compressor: str = option("4bit", "how gradients are compressed", metavar=SPEC)
     mode: str = option("sync", "how pushes become versions", metavar="NAME")
     downlink: str = option("none", "compressor of the updates that go to the workers", metavar=SPEC)
+    aggregation: str = option("mean", "of the server: how gradients become one", metavar=SPEC)
     epochs: int = option(30, "passes over the training samples", check=at_least(1))
     batch_size: int = option(32, "samples per worker and step", check=at_least(1))
     seed: int = option(1, "of initial parameters, sample order and compressors", check=at_least(0))

@@ -37,6 +37,7 @@ def server_arguments(options: RunOptions, port: int, output: Path) -> list[str]:
         f"--learning-rate={options.learning_rate}",
         f"--schedule={options.schedule}",
         f"--downlink={options.downlink}",
+        f"--aggregation={options.aggregation}",
         f"--output={output}",
     ]
 

@@ -180,6 +180,13 @@ class Conductor:
         started = time.monotonic()
         broadcast = await self.on_reducer(self.store.apply, action.partition, action.version, shares, factor)
         self._ended_at = time.monotonic()
+        if broadcast.passed_over:
+            self.metrics.passed_over.inc()
+            log.warning(
+                "version %d: %d gradients are too few for the aggregation; the parameters stay as they are",
+                action.version,
+                broadcast.passed_over,
+            )
         self.metrics.reduce_seconds.observe(self._ended_at - started)
         self._snapshots.pop(action.partition, None)
         self._latest[action.partition] = broadcast

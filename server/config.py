@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..options import DEFAULT_HTTP_PORT, LOG_FORMATS, at_least, between, option, port_number
 from ..spec import parse_spec
+from .aggregation import parse_aggregation
 from .optimizer import parse_optimizer
 from .schedule import parse_schedule
 
@@ -53,6 +54,12 @@ class ServerConfig:
         "constant, cosine, step or exponential, with options such as cosine:warmup=5",
         metavar="NAME[:KEY=VALUE,...]",
         check=_well_formed(parse_schedule),
+    )
+    aggregation: str = option(
+        "mean",
+        "mean, median, trimmed or krum, with options such as krum:wrong=2: how gradients become one",
+        metavar="NAME[:KEY=VALUE,...]",
+        check=_well_formed(parse_aggregation),
     )
     downlink: str = option(
         "none",

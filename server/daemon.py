@@ -24,6 +24,7 @@ from ..proto.service import generic_handler
 from ..proto.wire import CHUNK_BYTES
 from ..spec import SpecError
 from ..telemetry import HttpEndpoint, set_up_logging
+from .aggregation import parse_aggregation
 from .conductor import Conductor
 from .config import ServerConfig
 from .core import Core
@@ -49,6 +50,11 @@ def run(effective: Effective[ServerConfig]) -> int:
         check_downlink(config.downlink)
     except SpecError as error:
         raise UsageError(f"--downlink {config.downlink}: {error}") from None
+    fewest = parse_aggregation(config.aggregation).fewest
+    if config.min_workers < fewest:
+        raise UsageError(
+            f"--min-workers {config.min_workers}: --aggregation {config.aggregation} needs at least {fewest}"
+        )
     if config.threads:
         torch.set_num_threads(config.threads)
         set_threads(config.threads)
@@ -86,6 +92,7 @@ def _settings(config: ServerConfig) -> Settings:
         max_model_bytes=config.max_model_bytes,
         protected=not config.insecure,
         software=__version__,
+        aggregation=parse_aggregation(config.aggregation),
         build_optimizer=lambda parameters: build_optimizer(optimizer, parameters, config.learning_rate),
     )
 

@@ -67,6 +67,9 @@ class Metrics:
         self._samples = counter("samples", "Training samples in closed rounds")
         self.lost_members = counter("members_lost", "Members lost before the job was done")
         self.round_seconds = histogram("round_seconds", "From a round's opening to its version")
+        self.passed_over = counter(
+            "rounds_passed_over", "Rounds with fewer gradients than the aggregation needs; nothing changed"
+        )
         self.reduce_seconds = histogram("reduce_seconds", "Reducing a round, optimizer step, encoding")
         self.waiting_seconds = counter("waiting_seconds", "Time in which nothing could proceed", "cause")
         self.staleness = histogram(

@@ -23,6 +23,7 @@ from ..proto.service import Malformed, abort
 from ..proto.transfer import Assembly, encode_chunks
 from ..proto.wire import CHUNK_BYTES
 from . import events as e
+from .aggregation import Aggregation
 from .conductor import Conductor
 from .exchange import Exchange, expect, unreadable
 from .store import BuildOptimizer, Store
@@ -43,6 +44,7 @@ class Settings:
     protected: bool  # answer only peers on this machine
     software: str
     build_optimizer: BuildOptimizer
+    aggregation: Aggregation
 
 
 class Service:
@@ -172,7 +174,14 @@ class Service:
         # Copies, because the optimizer writes to the parameters and the buffer is one for all tensors.
         values = [payload.data.copy().view(np.float32) for payload in assembly.finish()]
         job = self._settings.job
-        return Store(manifest, values, job.downlink, self._settings.build_optimizer, job.seed)
+        return Store(
+            manifest,
+            values,
+            job.downlink,
+            self._settings.build_optimizer,
+            job.seed,
+            self._settings.aggregation,
+        )
 
     async def _fetch(self, request: m.FetchRequest, context: Context) -> None:
         self._check_job(request.job, "")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -38,9 +38,11 @@ from ..proto.manifest import Manifest
 from ..proto.messages import Content, Update
 from ..proto.transfer import encode_chunks, tensor_header
 from ..proto.wire import encode_server
+from .aggregation import Aggregation, Mean, combine
 
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
+MEAN = Mean()
 BuildOptimizer = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
 
 
@@ -48,13 +50,15 @@ BuildOptimizer = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
 class Broadcast:
     """An encoded update: the same messages go to everybody.
 
-    raw_bytes: what its tensors take as float32.
+    raw_bytes: what its tensors take as float32. passed_over: gradients that came and had no effect, because
+    they were too few to be aggregated as was asked for.
     """
 
     version: int
     content: Content
     messages: tuple[bytes, ...]
     raw_bytes: int
+    passed_over: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +81,16 @@ class Store:
         downlink: str,
         build_optimizer: BuildOptimizer,
         seed: int = 0,
+        aggregation: Aggregation = MEAN,
     ) -> None:
         """
         Args:
             values: initial parameters, a flat float32 array per tensor of the manifest; taken over.
             downlink: compressor of the updates, "none" for values without loss.
             seed: of the job, for compressors that draw.
+            aggregation: how a round's gradients become one.
         """
+        self._aggregation = aggregation
         self.manifest = manifest
         self.version = 0
         self.parameters = [
@@ -107,23 +114,26 @@ class Store:
     def apply(self, partition: int, version: int, shares: Sequence[Share], rate_factor: float) -> Broadcast:
         """Take one optimizer step of the partition and encode what the workers need for it.
 
-        The gradient is the mean over all samples: payloads are summed in the order given, each weighted
-        with its part of the samples. Without samples the parameters stay as they are.
+        The mean is one over all samples: payloads are summed in the order given, each weighted with its part
+        of the samples. Without samples, and with fewer gradients than the aggregation needs, the parameters
+        stay as they are.
         """
         tensors = self.manifest.partitions[partition]
-        total = sum(share.samples for share in shares)
         contributing = [share for share in shares if share.samples > 0]
-        if contributing:
-            weights = [share.samples / total for share in contributing]
-            for place, tensor in enumerate(tensors):
-                payloads = [share.payloads[place] for share in contributing]
-                reduce_payloads(payloads, weights, _flat(self._gradients[tensor]))
+        changed = len(contributing) >= self._aggregation.fewest
+        if changed:
+            outs = [_flat(self._gradients[tensor]) for tensor in tensors]
+            if isinstance(self._aggregation, Mean):
+                _mean(contributing, outs)
+            else:
+                combine(self._aggregation, [share.payloads for share in contributing], outs)
             for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
                 group["lr"] = base * rate_factor
             self._optimizer.step()
             self._check_finite(tensors, version)
         self.version = version
-        return self._encode_update(partition, version, changed=bool(contributing))
+        broadcast = self._encode_update(partition, version, changed=changed)
+        return broadcast if changed else replace(broadcast, passed_over=len(contributing))
 
     def _check_finite(self, tensors: Sequence[int], version: int) -> None:
         for tensor in tensors:
@@ -188,6 +198,14 @@ class Store:
         temporary = path.with_name(path.name + ".partial")
         save_file({name: p.contiguous() for name, p in tensors.items()}, temporary, metadata)
         temporary.replace(path)
+
+
+def _mean(shares: Sequence[Share], outs: Sequence[Float32]) -> None:
+    """Over all samples."""
+    total = sum(share.samples for share in shares)
+    weights = [share.samples / total for share in shares]
+    for place, out in enumerate(outs):
+        reduce_payloads([share.payloads[place] for share in shares], weights, out)
 
 
 def _flat(tensor: torch.Tensor) -> Float32:

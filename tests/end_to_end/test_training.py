@@ -355,6 +355,12 @@ def test_an_output_that_cannot_be_written_is_said_at_once() -> None:
     assert "--output /no/such/folder/model.safetensors: expected a file in a folder that exists" in server.log
 
 
+def test_too_few_workers_for_the_aggregation_are_said_at_once() -> None:
+    server = Daemon("gradwire.server.cli", ("--aggregation", "krum:wrong=2", "--min-workers", "6"))
+    assert server.wait() == 2
+    assert "--min-workers 6: --aggregation krum:wrong=2 needs at least 7" in server.log
+
+
 def test_an_http_port_in_use_is_said_if_it_was_chosen() -> None:
     taken = Relay(1)
     arguments = ("--host", "127.0.0.1", "--port", "0", "--http-port", str(taken.port))

@@ -15,6 +15,7 @@ from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, Content, Tensor, Update
 from gradwire.proto.transfer import Assembly, announced_payloads
 from gradwire.proto.wire import CHUNK_BYTES, decode_server
+from gradwire.server.aggregation import Trimmed
 from gradwire.server.optimizer import build_optimizer, parse_optimizer
 from gradwire.server.store import Broadcast, DivergedError, Share, Store
 from gradwire.spec import SpecError
@@ -122,6 +123,22 @@ def test_the_learning_rate_follows_the_factor() -> None:
     slow.apply(0, 1, shares(0, compressors("none")), 0.5)
     fast.apply(0, 1, shares(0, compressors("none")), 1.0)
     assert slow.sha256() == fast.sha256()
+
+
+def test_fewer_gradients_than_the_aggregation_needs_change_nothing() -> None:
+    ours = Store(
+        manifest(),
+        [value.clone().view(-1).numpy() for value in initial()],
+        "none",
+        lambda parameters: build_optimizer(parse_optimizer("sgd"), parameters, 0.1),
+        aggregation=Trimmed(wrong=1),
+    )
+    given = shares(0, compressors("none"))
+    before = ours.sha256()
+    assert ours.apply(0, 1, given[:2], 1.0).passed_over == 2
+    assert ours.sha256() == before
+    assert ours.apply(0, 2, given[:3], 1.0).passed_over == 0
+    assert ours.sha256() != before
 
 
 def test_a_round_without_samples_changes_nothing() -> None:
