@@ -313,6 +313,8 @@ def test_a_worker_that_is_told_to_stop_leaves_and_is_not_waited_for(daemons: Dae
     server = small_job(daemons, "--lease-seconds", "60", workers=2, task=f"{SMALL}:slow=0.05,samples=160")
     workers = daemons.workers(server, 2)
     server.wait_for("training samples from")
+    # Before the first round, the job would go on waiting for two workers.
+    poll(lambda: final_status(server).version > 0, "no progress")
     workers[1].signal(signal.SIGTERM)
     assert workers[1].wait() == 143
     server.wait_for(r"rank \d \(w1\) is lost: stopped by SIGTERM")
