@@ -52,7 +52,8 @@ class Pusher:
         """Push, and wait until the server's answer is here."""
         header = m.Push(
             seq=self._seq,
-            base_version=self._seq - 1,
+            assignment=self._assignment.id,
+            base_version=self._assignment.version,
             samples=1,
             tensors=(tensor_header(0, self._payload),),
         )
@@ -66,7 +67,7 @@ class Pusher:
         self._next_assignment()
 
     def _next_assignment(self) -> None:
-        self._wait_for(m.Assignment)
+        self._assignment: m.Assignment = self._wait_for(m.Assignment)
         self._seq += 1
 
     def _wait_for(self, kind: type[Any]) -> Any:

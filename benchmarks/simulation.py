@@ -24,7 +24,7 @@ from ..compressors import (
     reduce_payloads,
     wire_bytes,
 )
-from ..server.optimizer import build_optimizer, parse_optimizer
+from ..optimizer import build_optimizer, parse_optimizer
 from ..worker.flops import layer_flops
 from ..worker.tasks.task import Task
 

@@ -12,11 +12,14 @@ import torch
 
 from .base import Compressor, ModelWide, StepContext, TensorSpec, takes_gpu
 from .feedback import ErrorFeedback, FeedbackState
-from .kernels import devices
+from .kernels import FLOAT32_MAX, Magnitudes, devices
 from .layers import LayerRule
-from .payload import Payload
+from .payload import DenseFormat, DensePayload, Payload
+from .reduction import add_update
 from .registry import create, create_bare, wrapping_of
 from .wrapping import Wrapping
+
+_LARGEST = float(FLOAT32_MAX)
 
 
 class NonFiniteGradient(ValueError):
@@ -29,9 +32,12 @@ class NonFiniteGradient(ValueError):
 
 @dataclass(slots=True)
 class _Layer:
+    """returned: what was refused and has no residual to go into; it is added to the next gradient."""
+
     spec: TensorSpec
     compressor: Compressor
     state: Any
+    returned: torch.Tensor | None = None
 
 
 class ModelCompressor:
@@ -91,6 +97,35 @@ class ModelCompressor:
         """
         if samples < 1:
             raise ValueError(f"samples: expected at least 1, got {samples}")
+        flat, magnitudes = self._prepared(gradients, workers)
+        if (version + 1) % self._wrapping.delay:
+            for layer, gradient in zip(self._layers, flat, strict=True):
+                assert isinstance(layer.compressor, ErrorFeedback)  # `Wrapping` sees to that
+                layer.compressor.accumulate(gradient, layer.state)
+            return []
+        return self._compressed(flat, magnitudes, samples, version, epoch)
+
+    def flush(self, gradients: Sequence[torch.Tensor], *, workers: int = 1) -> list[Payload]:
+        """As `compress`, but whole, as float32: these gradients and everything that is still to be sent.
+        Nothing is left afterwards. For the last push of a worker that leaves."""
+        flat, _ = self._prepared(gradients, workers)
+        payloads: list[Payload] = []
+        for layer, gradient in zip(self._layers, flat, strict=True):
+            if isinstance(layer.compressor, ErrorFeedback):
+                layer.compressor.accumulate(gradient, layer.state)
+                gradient = layer.state.residual
+            values = gradient.cpu().numpy().copy()
+            if isinstance(layer.state, FeedbackState):
+                layer.state.residual.zero_()
+            payloads.append(
+                DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=values.view(np.uint8))
+            )
+        return payloads
+
+    def _prepared(
+        self, gradients: Sequence[torch.Tensor], workers: int
+    ) -> tuple[list[torch.Tensor], list[Magnitudes]]:
+        """Checked, where they are compressed, and clipped. Nothing is changed if one is not finite."""
         if len(gradients) != len(self._layers):
             raise ValueError(f"expected {len(self._layers)} gradients, got {len(gradients)}")
         pairs = zip(self._layers, gradients, strict=True)
@@ -104,11 +139,23 @@ class ModelCompressor:
         if self._wrapping.clip:
             flat = _clipped(flat, self._wrapping.clip / math.sqrt(workers))
             magnitudes = [devices.magnitudes(gradient) for gradient in flat]
-        if (version + 1) % self._wrapping.delay:
-            for layer, gradient in zip(self._layers, flat, strict=True):
-                assert isinstance(layer.compressor, ErrorFeedback)  # `Wrapping` sees to that
-                layer.compressor.accumulate(gradient, layer.state)
-            return []
+        for place, layer in enumerate(self._layers):
+            if layer.returned is not None:
+                flat[place] = (flat[place] + layer.returned.to(flat[place].device)).clamp_(
+                    -_LARGEST, _LARGEST
+                )
+                magnitudes[place] = devices.magnitudes(flat[place])
+                layer.returned = None
+        return flat, magnitudes
+
+    def _compressed(
+        self,
+        flat: Sequence[torch.Tensor],
+        magnitudes: Sequence[Magnitudes],
+        samples: int,
+        version: int,
+        epoch: float,
+    ) -> list[Payload]:
         rng = np.random.default_rng([self._seed, self.rank, version])
         shared = np.random.SeedSequence([self._seed, version]).generate_state(len(flat), np.uint64)
         contexts = [
@@ -154,20 +201,22 @@ class ModelCompressor:
             contexts[place] = replace(contexts[place], keep=keep)
 
     def restore(self, payloads: Sequence[Payload]) -> None:
-        """Take back the payloads of a push that the server refused: what they carried joins the residuals
-        and is sent with the next step.
-
-        A tensor without error feedback has nowhere to keep it: for `none`, and with `feedback=off`, the
-        refused gradient is lost, as it would be in a step that was skipped.
-        """
+        """Take back the payloads of a push that the server refused: what they carried joins the residuals,
+        or without error feedback the next gradient, and is sent with the next step."""
         for layer, payload in zip(self._layers, payloads, strict=True):
             if isinstance(layer.state, FeedbackState):
                 layer.state.restore(payload)
+                continue
+            if layer.returned is None:
+                layer.returned = torch.zeros(layer.spec.elements)
+            add_update(payload, layer.returned)
+            layer.returned.clamp_(-_LARGEST, _LARGEST)
 
     def residual_norm(self) -> float:
-        """Euclidean norm of everything that is still to be sent, over all tensors; 0 without feedback."""
+        """Euclidean norm of everything that is still to be sent, over all tensors."""
         states = [layer.state for layer in self._layers if isinstance(layer.state, FeedbackState)]
-        return math.hypot(*(state.residual_norm() for state in states))
+        returned = [layer.returned for layer in self._layers if layer.returned is not None]
+        return math.hypot(*(state.residual_norm() for state in states), *map(_norm, returned))
 
 
 def model_wide(compressor_spec: str) -> bool:
@@ -180,10 +229,13 @@ def _inner(layer: _Layer) -> Compressor:
     return layer.compressor.compressor if isinstance(layer.compressor, ErrorFeedback) else layer.compressor
 
 
+def _norm(tensor: torch.Tensor) -> float:
+    return float(cast(torch.Tensor, torch.linalg.vector_norm(tensor, dtype=torch.float64)))
+
+
 def _clipped(gradients: Sequence[torch.Tensor], largest_norm: float) -> list[torch.Tensor]:
     """Scaled to at most this Euclidean norm over all of them together."""
-    norms = [float(cast(torch.Tensor, torch.linalg.vector_norm(g, dtype=torch.float64))) for g in gradients]
-    norm = math.hypot(*norms)
+    norm = math.hypot(*map(_norm, gradients))
     factor = largest_norm / norm if norm > largest_norm else 1.0
     return [gradient * factor for gradient in gradients]
 

@@ -56,6 +56,7 @@ MESSAGES: dict[type[Any], type[Message]] = {
     m.Leave: pb.Leave,
     m.Welcome: pb.Welcome,
     m.Update: pb.Update,
+    m.Range: pb.Range,
     m.Assignment: pb.Assignment,
     m.Outcome: pb.Outcome,
     m.Waiting: pb.Waiting,

@@ -146,7 +146,7 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., worker: _Optional[str] = ..., field: _Optional[str] = ..., limit: _Optional[str] = ..., value: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("id", "task", "mode", "downlink", "seed", "batch_size", "epochs", "optimizer", "learning_rate", "schedule")
+    __slots__ = ("id", "task", "mode", "downlink", "seed", "batch_size", "epochs", "optimizer", "learning_rate", "schedule", "correction")
     ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +157,7 @@ class Job(_message.Message):
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    CORRECTION_FIELD_NUMBER: _ClassVar[int]
     id: str
     task: str
     mode: str
@@ -167,7 +168,8 @@ class Job(_message.Message):
     optimizer: str
     learning_rate: float
     schedule: str
-    def __init__(self, id: _Optional[str] = ..., task: _Optional[str] = ..., mode: _Optional[str] = ..., downlink: _Optional[str] = ..., seed: _Optional[int] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ..., schedule: _Optional[str] = ...) -> None: ...
+    correction: float
+    def __init__(self, id: _Optional[str] = ..., task: _Optional[str] = ..., mode: _Optional[str] = ..., downlink: _Optional[str] = ..., seed: _Optional[int] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ..., schedule: _Optional[str] = ..., correction: _Optional[float] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("chunk_bytes", "lease_seconds", "heartbeat_seconds")
@@ -390,28 +392,32 @@ class Hello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("fingerprint", "version")
+    __slots__ = ("fingerprint", "version", "assigned")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     version: int
-    def __init__(self, fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
+    assigned: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ..., assigned: _Optional[int] = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("seq", "base_version", "partition", "samples", "tensors", "loss")
+    __slots__ = ("seq", "base_version", "partition", "samples", "tensors", "loss", "assignment")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     seq: int
     base_version: int
     partition: int
     samples: int
     tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
     loss: float
-    def __init__(self, seq: _Optional[int] = ..., base_version: _Optional[int] = ..., partition: _Optional[int] = ..., samples: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., loss: _Optional[float] = ...) -> None: ...
+    assignment: int
+    def __init__(self, seq: _Optional[int] = ..., base_version: _Optional[int] = ..., partition: _Optional[int] = ..., samples: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., loss: _Optional[float] = ..., assignment: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("activity",)
@@ -486,25 +492,37 @@ class Update(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
     def __init__(self, version: _Optional[int] = ..., partition: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ...) -> None: ...
 
+class Range(_message.Message):
+    __slots__ = ("start", "count")
+    START_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    count: int
+    def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
 class Assignment(_message.Message):
-    __slots__ = ("version", "epoch", "start", "samples", "position", "world", "evaluate_epoch", "finished")
+    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     WORLD_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     version: int
     epoch: int
-    start: int
-    samples: int
     position: int
     world: int
     evaluate_epoch: int
     finished: bool
-    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., samples: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ...) -> None: ...
+    id: int
+    ranges: _containers.RepeatedCompositeFieldContainer[Range]
+    progress: float
+    learning_rate: float
+    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("seq", "partition", "decision", "version", "refusal")

@@ -30,6 +30,7 @@ class Job:
     optimizer: str
     learning_rate: float
     schedule: str
+    correction: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +180,7 @@ class Hello:
 class Ready:
     fingerprint: bytes
     version: int | None = None
+    assigned: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,6 +191,7 @@ class Push:
     samples: int
     tensors: tuple[TensorHeader, ...]
     loss: float = 0.0
+    assignment: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,15 +234,28 @@ class Update:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Assignment:
-    version: int
-    epoch: int
+class Range:
     start: int
-    samples: int
-    position: int
-    world: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    id: int
+    version: int
+    epoch: int = 0
+    ranges: tuple[Range, ...] = ()
+    position: int = 0
+    world: int = 1
+    progress: float = 0.0
+    learning_rate: float = 0.0
     evaluate_epoch: int = 0
     finished: bool = False
+
+    @property
+    def samples(self) -> int:
+        """How many there are in all ranges."""
+        return sum(each.count for each in self.ranges)
 
 
 class Decision(IntEnum):

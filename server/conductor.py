@@ -11,10 +11,10 @@ import asyncio
 import logging
 import math
 import time
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..compressors import Payload
 from ..proto import messages as m
@@ -22,22 +22,13 @@ from ..proto.refusal import Refused
 from . import events as e
 from .core import Core
 from .metrics import Metrics
-from .schedule import Constant
-from .store import Broadcast, DivergedError, Share, Store
+from .store import Broadcast, DivergedError, Share, Step, Store
 from .streams import Session
 
 log = logging.getLogger("gradwire.server")
 T = TypeVar("T")
 
 TICK_S = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class PushContent:
-    """What the core carries from an accepted push to its round without looking at it."""
-
-    payloads: Sequence[Payload]
-    loss: float
 
 
 class Conductor:
@@ -48,8 +39,6 @@ class Conductor:
         core: Core,
         metrics: Metrics,
         *,
-        schedule: Constant,
-        epochs: int,
         on_finished: Callable[[Store, str], None],
     ) -> None:
         """
@@ -63,11 +52,9 @@ class Conductor:
         self.failed = asyncio.Event()
         self.failure = ""  # why the job cannot go on
         self.parameters_sha256 = ""  # of the final parameters, once they are saved
-        self._schedule = schedule
-        self._epochs = epochs
         self._on_finished = on_finished
         self._reducer = ThreadPoolExecutor(1, "reducer")
-        self._latest: dict[int, Broadcast] = {}  # last update by partition
+        self._updates: defaultdict[int, deque[Broadcast]] = defaultdict(deque)  # the last, by partition
         self._snapshots: dict[int, asyncio.Task[Broadcast]] = {}  # of the current version, by partition
         self._working: set[asyncio.Task[None]] = set()
         self._started_at: float | None = None
@@ -148,37 +135,53 @@ class Conductor:
         if action.has != assignment.version:
             assert self.store is not None
             for partition in range(len(self.store.manifest.partitions)):
-                broadcast = self._broadcast(partition, assignment.version, action.has)
-                session.outbox.send_broadcast(broadcast)
+                for broadcast in self._broadcasts(partition, assignment.version, action.has):
+                    session.outbox.send_broadcast(broadcast)
         session.outbox.send(assignment)
 
-    def _broadcast(self, partition: int, version: int, has: int | None) -> Broadcast | Awaitable[Broadcast]:
-        """What takes a replica from `has` to `version`: the update if it can, a snapshot otherwise."""
-        latest = self._latest.get(partition)
-        fits = latest is not None and (latest.content is m.Content.VALUES or has == version - 1)
-        if latest is not None and latest.version == version and fits:
-            return latest
+    def _broadcasts(
+        self, partition: int, version: int, has: int | None
+    ) -> Sequence[Broadcast | Awaitable[Broadcast]]:
+        """What takes a replica from `has` to `version`: the updates between, or a snapshot."""
+        updates: list[Broadcast] = []
+        for update in reversed(self._updates[partition]):
+            if update.version != version - len(updates):
+                break
+            updates.append(update)
+            if update.content is m.Content.VALUES or update.version - 1 == has:
+                return updates[::-1]
         snapshot = self._snapshots.get(partition)
         if snapshot is None:
             assert self.store is not None
             # Queued behind the reducer's earlier work and before the next apply, so it is of this version.
             snapshot = asyncio.create_task(self.on_reducer(self.store.snapshot, partition))
             self._snapshots[partition] = snapshot
-        return asyncio.shield(snapshot)
+        return [asyncio.shield(snapshot)]
+
+    def _remember(self, partition: int, update: Broadcast) -> None:
+        """Keep an update for those that missed it, as long as a snapshot would not be smaller."""
+        updates = self._updates[partition]
+        if update.content is m.Content.VALUES:
+            updates.clear()
+        updates.append(update)
+        while len(updates) > 1 and sum(each.wire_bytes for each in updates) > update.raw_bytes:
+            updates.popleft()
 
     async def _apply(self, action: e.Apply) -> None:
         assert self.store is not None
-        shares: list[Share] = []
-        samples, loss = 0, 0.0
-        for contribution in action.contributions:
-            content = contribution.content
-            assert isinstance(content, PushContent)
-            shares.append(Share(contribution.samples, content.payloads))
-            samples += contribution.samples
-            loss += content.loss * contribution.samples
-        factor = self._schedule.factor(action.epoch, self._epochs)
+        shares = [
+            Share(each.samples, cast("Sequence[Payload]", each.content)) for each in action.contributions
+        ]
+        step = Step(
+            partition=action.partition,
+            version=action.version,
+            shares=shares,
+            rate_factor=action.rate_factor,
+            base_version=action.base_version,
+            bases=action.bases,
+        )
         started = time.monotonic()
-        broadcast = await self.on_reducer(self.store.apply, action.partition, action.version, shares, factor)
+        broadcast = await self.on_reducer(self.store.apply, step)
         self._ended_at = time.monotonic()
         if broadcast.passed_over:
             self.metrics.passed_over.inc()
@@ -189,11 +192,12 @@ class Conductor:
             )
         self.metrics.reduce_seconds.observe(self._ended_at - started)
         self._snapshots.pop(action.partition, None)
-        self._latest[action.partition] = broadcast
+        self._remember(action.partition, broadcast)
         if action.partition == 0:
+            samples = sum(each.samples for each in action.contributions)
+            loss = sum(each.loss * each.samples for each in action.contributions if each.samples)
             mean_loss = loss / samples if samples else math.nan
-            assert self.core.round is not None
-            self.metrics.round_closed(self._ended_at - self.core.round.opened_at, samples, mean_loss)
+            self.metrics.round_closed(self._ended_at - action.opened_at, samples, mean_loss)
         self.happen(e.Published(partition=action.partition, version=action.version))
 
     async def _finish(self) -> None:
@@ -237,7 +241,8 @@ class Conductor:
         metrics.members.set(len(core.roster.members))
         metrics.version.set(core.version)
         metrics.epoch.set(core.epoch + core.epoch_progress)
-        metrics.missing.set(len(core.round.missing(0)) if core.round else 0)
+        metrics.missing.set(len(core.mode.missing()))
+        metrics.local_steps.set(core.local_steps)
         metrics.set_phase(core.phase)
 
     async def on_reducer(self, function: Callable[..., T], *arguments: Any) -> T:

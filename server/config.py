@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..options import DEFAULT_HTTP_PORT, LOG_FORMATS, at_least, between, option, port_number
+from ..optimizer import parse_optimizer
+from ..options import (
+    DEFAULT_HTTP_PORT,
+    LOG_FORMATS,
+    UsageError,
+    at_least,
+    between,
+    option,
+    port_number,
+)
 from ..spec import parse_spec
 from .aggregation import parse_aggregation
-from .optimizer import parse_optimizer
+from .interval import parse_local_steps
 from .schedule import parse_schedule
 
 DEFAULT_PORT = 50051
 MAX_UINT32 = 2**32 - 1
+MODES = ("sync", "stale", "async", "local")
+STALENESS_RATES = ("none", "inverse")
+
+# The modes that an option is for, where it is not for all of them.
+OF_MODES = {
+    "backup": ("sync",),
+    "staleness": ("stale",),
+    "staleness_lr": ("stale", "async"),
+    "delay_compensation": ("stale", "async"),
+    "local_steps": ("local",),
+    "correction": ("local",),
+    "outer_optimizer": ("local",),
+    "outer_rate": ("local",),
+    "aggregation": ("sync", "local"),
+}
 
 
 def _well_formed(parse: Callable[[str], object]) -> Callable[[str], None]:
@@ -37,7 +62,35 @@ class ServerConfig:
         metavar="NAME[:KEY=VALUE,...]",
         check=_well_formed(lambda text: parse_spec("task", text, functions=True)),
     )
-    mode: str = option("sync", "how pushes become versions", choices=("sync",))
+    mode: str = option("sync", "how pushes become versions", choices=MODES)
+    backup: int = option(0, "sync: members that a round does without", check=between(0, MAX_UINT32))
+    staleness: int = option(
+        4, "stale: pushes that a worker may be ahead of the slowest", check=between(0, MAX_UINT32)
+    )
+    staleness_lr: str = option(
+        "none",
+        "stale, async: inverse divides the rate of a push by the versions since its base",
+        choices=STALENESS_RATES,
+    )
+    delay_compensation: float = option(
+        0.0, "stale, async: lambda of the correction for those versions; 0 for none", check=at_least(0)
+    )
+    local_steps: str = option(
+        "adaptive",
+        "local: steps per round, a number or adaptive:first=4,most=16",
+        metavar="N|adaptive[:KEY=VALUE,...]",
+        check=_well_formed(parse_local_steps),
+    )
+    correction: float = option(
+        0.1, "local: part of the way back to the global model that each step takes", check=between(0, 1)
+    )
+    outer_optimizer: str = option(
+        "sgd",
+        "local: applied to the mean change; sgd at rate 1 averages, sgd:momentum=0.9,nesterov=on",
+        metavar="NAME[:KEY=VALUE,...]",
+        check=_well_formed(parse_optimizer),
+    )
+    outer_rate: float = option(1.0, "local: learning rate of the outer optimizer", check=at_least(0))
     min_workers: int = option(1, "workers to wait for before the first round", check=at_least(1))
     epochs: int = option(30, "passes over the training samples", check=between(1, MAX_UINT32))
     batch_size: int = option(32, "samples per worker and step", check=between(1, MAX_UINT32))
@@ -75,3 +128,19 @@ class ServerConfig:
     insecure: bool = option(False, "answer remote peers too, without encryption or authentication")
     threads: int = option(0, "threads for aggregation; 0 for one per core", check=at_least(0))
     log_format: str = option("auto", "words, JSON lines, or words on a terminal only", choices=LOG_FORMATS)
+
+
+def check_together(config: ServerConfig) -> None:
+    """What no option can know by itself. Raises UsageError."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name, modes in OF_MODES.items():
+        value = getattr(config, name)
+        if value != defaults[name] and config.mode not in modes:
+            flag = f"--{name.replace('_', '-')} {value}"
+            raise UsageError(f"{flag}: is for --mode {' or '.join(modes)}, and this is --mode {config.mode}")
+    needed = config.backup + parse_aggregation(config.aggregation).fewest
+    if config.min_workers < needed:
+        what = f"--aggregation {config.aggregation}"
+        if config.backup:
+            what = f"--backup {config.backup} with {what}"
+        raise UsageError(f"--min-workers {config.min_workers}: {what} needs at least {needed}")

@@ -8,13 +8,8 @@ replayed.
     EMPTY ─Initialized─> GATHERING ─enough members─> RUNNING ─last epoch─> FINISHING ─evaluated─> FINISHED
                              ^────no members left───────┘                      any ─Stopping─> STOPPING
 
-A round, in sync mode: when it opens, the ready members are frozen as its members and each is told its
-share of the next samples. It closes when each of them has contributed or is lost; contributions are handed
-on in rank order whatever order they came in. Its partitions close one by one, and the version is complete
-when all of them are published. A worker that joins meanwhile takes part from the next round on.
-
-An accepted push stays accepted, also when its worker is lost before the round closes. A push that comes
-too late for its round is refused as stale, and its worker takes the gradient back into its residual.
+Here is what all modes have in common: membership, exactly one outcome for each push, evaluations, the end.
+Who gets which samples, and when pushes become a version, is the mode's: `rounds` or `arrivals`.
 """
 
 from __future__ import annotations
@@ -24,11 +19,14 @@ from typing import Any
 
 from ..proto.messages import Assignment, Decision, EpochStatus, LostStatus, Outcome, Phase
 from ..proto.refusal import Refusal, Refused
-from ..proto.shares import share
 from . import events as e
 from . import refusals
+from .arrivals import Arrivals
+from .mode import Mode
 from .roster import Member, Roster
-from .state import Evaluation, JobState, Round, Rules
+from .rounds import Rounds
+from .samples import Samples
+from .state import Evaluation, JobState, Rules
 from .waiting import Waiting, describe_waiting
 
 REPORT_AFTER_S = 1.0  # a round that waits longer names whom it waits for
@@ -40,6 +38,11 @@ class Core(JobState):
 
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules=rules, roster=Roster(lease_s=rules.lease_s))
+        self.mode: Mode
+        if rules.mode in ("stale", "async"):
+            self.mode = Arrivals(self, rules.staleness if rules.mode == "stale" else None)
+        else:
+            self.mode = Rounds(self)
         self._reported: tuple[str, float] | None = None
         self._handlers: dict[type[Any], Callable[[Any, float], list[e.Action]]] = {
             e.Joined: self._joined,
@@ -101,15 +104,9 @@ class Core(JobState):
         member.version = event.version
         if self.phase is Phase.EMPTY and self.initializer in (None, (member.worker, member.incarnation)):
             return self._request_initialize(member)
-        if self.phase in (Phase.FINISHING, Phase.FINISHED):
-            return self._finish(now)
-        if self.round is None:
-            return self._open_round_if_possible(now)
-        if self.round.closed:  # it is being applied: the next round is told when it opens
-            return []
-        rank = self.round.rank_of(member)
-        # Back within its round: what it was told may not have arrived.
-        return [] if rank is None else [self._assign(member, rank, self.round)]
+        if self.phase in (Phase.GATHERING, Phase.RUNNING):
+            return [*self.mode.resume(member, event.assigned), *self._advance(now)]
+        return self._finish(now)
 
     def _detached(self, event: e.Detached, now: float) -> list[e.Action]:
         member = self.roster.members.get(event.worker)
@@ -139,21 +136,14 @@ class Core(JobState):
                 LostStatus(worker=member.worker, rank=member.rank, reason=reason, version=self.version)
             )
             actions.append(e.Lost(name=member.name, reason=reason))
-        identity = (member.worker, member.incarnation)
-        if self.phase is Phase.EMPTY and self.initializer == identity:
+        if self.phase is Phase.EMPTY and self.initializer == (member.worker, member.incarnation):
             self.initializer = None
             for candidate in self.roster.listening()[:1]:  # otherwise the next one to get ready
                 actions += self._request_initialize(candidate)
-        if self.evaluation is not None and self.evaluation.by == identity:
+        if self.evaluation is not None and self.evaluation.by is member:
             self.evaluation = None
-        if self.round is not None:
-            rank = self.round.rank_of(member)
-            if rank is not None:
-                self.round.lost.add(rank)
-                actions += self._close_complete_partitions(now)
-        if self.phase is Phase.FINISHING:
-            actions += self._finish(now)
-        return actions
+        self.mode.lost(member)
+        return [*actions, *self._advance(now)]
 
     # ---- parameters
 
@@ -163,9 +153,9 @@ class Core(JobState):
         self.roster.find(event.worker, event.incarnation, now)
         self.phase = Phase.GATHERING
         self.fingerprint = event.fingerprint
-        self.train_samples = event.train_samples
+        self.samples = Samples(event.train_samples, self.rules.epochs)
         self.partitions = event.partitions
-        self._wait_from(now)
+        self.wait_from(now)
         actions: list[e.Action] = []
         for member in self.roster.ready():  # they said so before there was anything to compare with
             try:
@@ -180,7 +170,7 @@ class Core(JobState):
                     )
                 )
                 actions += self._give_up(member, "has another model", now)
-        return actions + self._open_round_if_possible(now)
+        return actions + self._advance(now)
 
     def _request_initialize(self, member: Member) -> list[e.Action]:
         self.initializer = (member.worker, member.incarnation)
@@ -198,48 +188,27 @@ class Core(JobState):
         if fingerprint != self.fingerprint:
             raise Refused(refusals.wrong_model(worker, fingerprint, self.fingerprint))
 
-    # ---- rounds
+    # ---- training
 
-    def _open_round_if_possible(self, now: float) -> list[e.Action]:
-        if self.round is not None or self.phase not in (Phase.GATHERING, Phase.RUNNING):
-            return []
-        members = self.roster.ready()
+    def _advance(self, now: float) -> list[e.Action]:
+        """Whatever can happen now: give out work, apply what is complete, begin to wait, or to finish."""
+        if self.phase not in (Phase.GATHERING, Phase.RUNNING):
+            return self._finish(now) if self.phase is Phase.FINISHING else []
+        if self.started and self.mode.quiet and self.samples.done:
+            self.phase = Phase.FINISHING
+            self.wait_from(now)
+            return self._finish(now)
         needed = 1 if self.started else self.rules.min_workers
-        if len(members) < needed:
+        if self.mode.quiet and len(self.roster.ready()) < needed:
             if self.phase is Phase.RUNNING:
                 self.phase = Phase.GATHERING
-                self._wait_from(now)
+                self.wait_from(now)
             return []
-        self.phase = Phase.RUNNING
+        if self.phase is Phase.GATHERING:
+            self.phase = Phase.RUNNING
+            self.wait_from(now)
         self.started = True
-        self.round = Round(
-            version=self.version,
-            epoch=self.epoch,
-            start=self.start,
-            samples=min(self.rules.batch_size * len(members), self.train_samples - self.start),
-            opened_at=now,
-            members={member.rank: (member.worker, member.incarnation) for member in members},
-            contributions=[{} for _ in range(self.partitions)],
-        )
-        self._wait_from(now)
-        # Whoever is reconnecting hears of it when it is back.
-        return [self._assign(member, member.rank, self.round) for member in members if member.listening]
-
-    def _assign(self, member: Member, rank: int, round_: Round) -> e.Assign:
-        """The member's part in the round. Afterwards its replica is at the round's version."""
-        position = sorted(round_.members).index(rank)
-        evaluate = position == 0 and self._ask_for_evaluation(member, round_.epoch, round_.version)
-        assignment = Assignment(
-            version=round_.version,
-            epoch=round_.epoch,
-            start=round_.start,
-            samples=round_.samples,
-            position=position,
-            world=len(round_.members),
-            evaluate_epoch=round_.epoch if evaluate else 0,
-        )
-        has, member.version = member.version, round_.version
-        return e.Assign(worker=member.worker, assignment=assignment, has=has)
+        return [*self.mode.offer(now), *self.mode.proceed(now)]
 
     def _pushed(self, event: e.Pushed, now: float) -> list[e.Action]:
         if self.phase is Phase.STOPPING:
@@ -251,96 +220,51 @@ class Core(JobState):
         last = member.last_seq.get(event.partition, 0)
         if event.seq != last + 1:
             raise Refused(refusals.sequence(member.worker, event.seq, last + 1))
-        round_ = self.round
-        rank = round_.rank_of(member) if round_ is not None else None
-        if (
-            round_ is None
-            or rank is None
-            or event.base_version != round_.version
-            or event.partition in round_.closed
-            or rank in round_.contributions[event.partition]  # one each: a second would undo the first
-        ):
+        version = None
+        work = member.work
+        if work is None or work.assignment.id != event.assignment or event.partition not in work.undecided:
+            self._reclaim(member, event)
+        else:
+            if event.samples > work.drawn.count:
+                raise Refused(refusals.samples(member.worker, event.seq, event.samples, work.drawn.count))
+            if event.base_version != work.assignment.version:
+                raise Refused(
+                    refusals.base_version(
+                        member.worker, event.seq, event.base_version, work.assignment.version
+                    )
+                )
+            work.undecided.discard(event.partition)
+            if not work.undecided:
+                member.work = None
+            version = self.mode.take(member, work, event, now)
+        if version is None:
             self.stale_pushes += 1
-            why = refusals.stale(member.worker, event.seq, event.base_version, self.version)
+            why = refusals.stale(member.worker, event.seq, event.assignment, self.version)
             outcome = Outcome(
                 seq=event.seq, partition=event.partition, decision=Decision.REFUSED, refusal=why
             )
-            member.remember(outcome)
-            return [e.Answer(worker=member.worker, outcome=outcome)]
-        start, end = share(round_.samples, sorted(round_.members).index(rank), len(round_.members))
-        if event.samples > end - start:
-            raise Refused(refusals.samples(member.worker, event.seq, event.samples, end - start))
-        outcome = Outcome(
-            seq=event.seq,
-            partition=event.partition,
-            decision=Decision.ACCEPTED,
-            version=round_.version + 1,
-        )
-        member.remember(outcome)
-        member.pushes += 1
-        self.accepted_pushes += 1
-        round_.contributions[event.partition][rank] = e.Contribution(
-            rank=rank, samples=event.samples, content=event.content
-        )
-        return [e.Answer(worker=member.worker, outcome=outcome), *self._close_complete_partitions(now)]
-
-    def _close_complete_partitions(self, now: float) -> list[e.Action]:
-        round_ = self.round
-        if round_ is None:
-            return []
-        if not any(round_.contributions) and set(round_.members) <= round_.lost:
-            # Everyone is gone and nothing came. The samples are drawn again, but under a new version, so that
-            # a push for the old division of them is recognised as stale.
-            round_.samples = 0
-        actions: list[e.Action] = []
-        for partition in range(self.partitions):
-            if partition in round_.closed or round_.missing(partition):
-                continue
-            round_.closed.add(partition)
-            self._wait_from(now)
-            in_rank_order = sorted(round_.contributions[partition].items())
-            actions.append(
-                e.Apply(
-                    partition=partition,
-                    version=round_.version + 1,
-                    contributions=tuple(contribution for _, contribution in in_rank_order),
-                    epoch=round_.epoch + (round_.start + round_.samples / 2) / self.train_samples,
-                )
+        else:
+            self.accepted_pushes += 1
+            member.pushes += 1
+            outcome = Outcome(
+                seq=event.seq, partition=event.partition, decision=Decision.ACCEPTED, version=version
             )
-        return actions
+        member.remember(outcome)
+        return [e.Answer(worker=member.worker, outcome=outcome), *self._advance(now)]
+
+    def _reclaim(self, member: Member, event: e.Pushed) -> None:
+        """The gradient goes into the worker's residual: its samples need nobody else, if they still can."""
+        void = member.void
+        if void is not None and void.assignment.id == event.assignment and event.samples:
+            member.void = None
+            if not self.samples.take_back(void.drawn):
+                self.repeated_samples += event.samples
 
     def _published(self, event: e.Published, now: float) -> list[e.Action]:
-        round_ = self.round
-        assert round_ is not None
-        assert event.version == round_.version + 1
-        assert event.partition in round_.closed
-        round_.published.add(event.partition)
-        if len(round_.published) < self.partitions:
-            return []
-        self.round = None
-        self.version = round_.version + 1
-        self.start = round_.start + round_.samples
-        if self.start >= self.train_samples:
-            self.start = 0
-            self.epoch += 1
-        if self.epoch < self.rules.epochs:
-            return self._open_round_if_possible(now)
-        if self.phase is Phase.RUNNING:
-            self.phase = Phase.FINISHING
-            self._wait_from(now)
-        return self._finish(now)
+        self.mode.published(event)
+        return self._advance(now)
 
     # ---- evaluations and the end
-
-    def _ask_for_evaluation(self, member: Member, epoch: int, version: int) -> bool:
-        """Whether this member shall evaluate the epoch: once, unless who was asked before is lost."""
-        if epoch == 0 or any(done.epoch == epoch for done in self.evaluations):
-            return False
-        identity = (member.worker, member.incarnation)
-        if self.evaluation is not None and self.evaluation.epoch == epoch:
-            return self.evaluation.by == identity  # asked before; perhaps it did not hear
-        self.evaluation = Evaluation(by=identity, epoch=epoch, version=version)
-        return True
 
     def _finish(self, now: float) -> list[e.Action]:
         """Have the last version evaluated, then send everybody home.
@@ -355,32 +279,36 @@ class Core(JobState):
         if not self.roster.members:
             self.phase = Phase.FINISHED
             return [e.Note(text="no member is left to evaluate the last version", warning=True), e.Finish()]
+        # Whoever is still busy with what comes too late would keep everybody waiting.
+        idle_first = sorted(self.roster.listening(), key=lambda member: member.work is not None)
         return [
             self._last_assignment(member, finished=False)
-            for member in self.roster.listening()
-            if self._ask_for_evaluation(member, self.epoch, self.version)
+            for member in idle_first
+            if self.ask_for_evaluation(member, self.epoch, self.version)
         ]
 
     def _last_assignment(self, member: Member, *, finished: bool) -> e.Assign:
         assignment = Assignment(
+            id=0,
             version=self.version,
             epoch=self.epoch,
-            start=0,
-            samples=0,
-            position=0,
-            world=1,
+            progress=self.samples.progress,
             evaluate_epoch=0 if finished else self.epoch,
             finished=finished,
         )
-        has, member.version = member.version, self.version
-        return e.Assign(worker=member.worker, assignment=assignment, has=has)
+        return self.assign(member, assignment)
 
     def _evaluated(self, event: e.Evaluated, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
         if any(done.epoch == event.epoch for done in self.evaluations):
             return []  # told again after a reconnect
-        asked = Evaluation(by=(member.worker, member.incarnation), epoch=event.epoch, version=event.version)
-        if self.evaluation != asked:
+        asked = self.evaluation
+        told = Evaluation(by=member, epoch=event.epoch, version=event.version)
+        if (
+            asked is None
+            or asked.by is not member
+            or (asked.epoch, asked.version) != (told.epoch, told.version)
+        ):
             text = f"an evaluation of epoch {event.epoch} by {member.name} was not asked for and is ignored"
             return [e.Note(text=text, warning=True)]
         self.evaluation = None
@@ -391,7 +319,7 @@ class Core(JobState):
         if self.phase is Phase.FINISHING and event.epoch == self.epoch:
             self.phase = Phase.FINISHED
             return [note, e.Finish(), *self._finish(now)]
-        return [note]
+        return [note, *self._advance(now)]
 
     def _stopping(self, event: e.Stopping, now: float) -> list[e.Action]:
         if self.phase is not Phase.FINISHED:
@@ -427,16 +355,15 @@ class Core(JobState):
 
     def waiting(self, now: float) -> Waiting:
         """Whom or what everything waits for."""
-        return describe_waiting(self, now)
+        return self.mode.waiting(now) if self.phase is Phase.RUNNING else describe_waiting(self, now)
 
-    def _wait_from(self, now: float) -> None:
-        """Something new is waited for."""
-        self.waiting_since = now
+    def wait_from(self, now: float) -> None:
+        super().wait_from(now)
         self._reported = None
 
     def _report(self, now: float) -> list[e.Action]:
         if self.waiting_since is None:
-            self._wait_from(now)
+            self.wait_from(now)
         waiting = self.waiting(now)
         waited = now - (self.waiting_since or now)
         if not waiting.text or waited < (REPORT_AFTER_S if waiting.for_others else REPORT_EVERY_S):

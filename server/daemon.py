@@ -16,6 +16,7 @@ import uvloop
 from .. import __version__
 from ..compressors import check_downlink, set_threads, warm_up
 from ..exits import Exit
+from ..optimizer import build_optimizer, parse_optimizer
 from ..options import Effective, UsageError
 from ..proto.channel import SERVER_OPTIONS
 from ..proto.health import Health
@@ -26,10 +27,10 @@ from ..spec import SpecError
 from ..telemetry import HttpEndpoint, set_up_logging
 from .aggregation import parse_aggregation
 from .conductor import Conductor
-from .config import ServerConfig
+from .config import ServerConfig, check_together
 from .core import Core
+from .interval import parse_local_steps
 from .metrics import Metrics
-from .optimizer import build_optimizer, parse_optimizer
 from .schedule import parse_schedule
 from .service import Service, Settings
 from .state import Rules
@@ -46,15 +47,11 @@ def run(effective: Effective[ServerConfig]) -> int:
     config = effective.config
     set_up_logging(config.log_format)
     _check_output(config.output)
+    check_together(config)
     try:
         check_downlink(config.downlink)
     except SpecError as error:
         raise UsageError(f"--downlink {config.downlink}: {error}") from None
-    fewest = parse_aggregation(config.aggregation).fewest
-    if config.min_workers < fewest:
-        raise UsageError(
-            f"--min-workers {config.min_workers}: --aggregation {config.aggregation} needs at least {fewest}"
-        )
     if config.threads:
         torch.set_num_threads(config.threads)
         set_threads(config.threads)
@@ -70,7 +67,9 @@ def _check_output(output: str) -> None:
 
 
 def _settings(config: ServerConfig) -> Settings:
-    optimizer = parse_optimizer(config.optimizer)
+    local = config.mode == "local"
+    optimizer = parse_optimizer(config.outer_optimizer if local else config.optimizer)
+    rate = config.outer_rate if local else config.learning_rate
     return Settings(
         job=Job(
             id=uuid.uuid4().hex[:12],
@@ -83,6 +82,7 @@ def _settings(config: ServerConfig) -> Settings:
             optimizer=config.optimizer,
             learning_rate=config.learning_rate,
             schedule=config.schedule,
+            correction=config.correction if local else 0.0,
         ),
         limits=Limits(
             chunk_bytes=CHUNK_BYTES,
@@ -93,7 +93,8 @@ def _settings(config: ServerConfig) -> Settings:
         protected=not config.insecure,
         software=__version__,
         aggregation=parse_aggregation(config.aggregation),
-        build_optimizer=lambda parameters: build_optimizer(optimizer, parameters, config.learning_rate),
+        build_optimizer=lambda parameters: build_optimizer(optimizer, parameters, rate),
+        delay_compensation=config.delay_compensation,
     )
 
 
@@ -103,20 +104,24 @@ def _conductor(config: ServerConfig) -> Conductor:
         batch_size=config.batch_size,
         epochs=config.epochs,
         lease_s=config.lease_seconds,
+        mode=config.mode,
+        learning_rate=config.learning_rate,
+        schedule=parse_schedule(config.schedule),
+        backup=config.backup,
+        staleness=config.staleness,
+        inverse=config.staleness_lr == "inverse",
+        local_steps=parse_local_steps(config.local_steps) if config.mode == "local" else None,
     )
+    metrics = Metrics(config.downlink)
+    if config.mode == "stale":
+        metrics.staleness_bound.set(config.staleness)
 
     def on_finished(store: Store, digest: str) -> None:
         if config.output:
             store.save(Path(config.output), digest)
             log.info("parameters of version %d written to %s", store.version, config.output)
 
-    return Conductor(
-        Core(rules),
-        Metrics(config.downlink),
-        schedule=parse_schedule(config.schedule),
-        epochs=config.epochs,
-        on_finished=on_finished,
-    )
+    return Conductor(Core(rules), metrics, on_finished=on_finished)
 
 
 async def _serve(effective: Effective[ServerConfig]) -> int:

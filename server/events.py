@@ -43,12 +43,16 @@ class Attached:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """The worker has its model; `version` is that of its replica, None without one."""
+    """The worker has its model; `version` is that of its replica, None without one.
+
+    assigned: id of the last assignment that it got.
+    """
 
     worker: str
     incarnation: int
     fingerprint: bytes
     version: int | None
+    assigned: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +80,10 @@ class Pushed:
     incarnation: int
     seq: int
     partition: int
+    assignment: int
     base_version: int
     samples: int
+    loss: float = 0.0
     content: object = field(repr=False)
 
 
@@ -192,17 +198,28 @@ class Answer:
 class Contribution:
     rank: int
     samples: int
+    loss: float
     content: object = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Apply:
-    """Reduce the contributions, in this order, and turn version - 1 of the partition into version."""
+    """Reduce the contributions, in this order, and turn version - 1 of the partition into version.
+
+    rate_factor: what the base learning rate is multiplied with. opened_at: when the work was given out.
+    base_version: at which the gradient of a single contribution was computed, if pushes are applied singly.
+    bases: other versions at which gradients are being computed, besides those not yet published.
+    clocks_stale: clocks that it is behind the newest push.
+    """
 
     partition: int
     version: int
     contributions: tuple[Contribution, ...]
-    epoch: float  # epochs completed by the middle of the round, for the learning-rate schedule
+    rate_factor: float
+    opened_at: float
+    base_version: int | None = None
+    bases: frozenset[int] = frozenset()
+    clocks_stale: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from ..proto import messages as m
 from ..proto.refusal import Reason, Refusal, Refused, refusal
 from ..proto.service import Malformed
 from . import events as e
-from .conductor import Conductor, PushContent
+from .conductor import Conductor
 from .metrics import SENDER, compressor_label
 from .streams import Context, Inbox, Outbox, Session
 
@@ -106,6 +106,7 @@ class Exchange:
                             incarnation=incarnation,
                             fingerprint=message.fingerprint,
                             version=message.version,
+                            assigned=message.assigned,
                         )
                     )
                 case m.Evaluation():
@@ -169,15 +170,18 @@ class Exchange:
                 incarnation=session.incarnation,
                 seq=push.seq,
                 partition=push.partition,
+                assignment=push.assignment,
                 base_version=push.base_version,
                 samples=push.samples,
-                content=PushContent(payloads, push.loss),
+                loss=push.loss,
+                content=payloads,
             )
         )
         if self._core.accepted_pushes > accepted:  # neither changes for a duplicate
-            self._metrics.push_accepted(payloads)
+            answer = next(action for action in actions if isinstance(action, e.Answer))
+            self._metrics.push_accepted(payloads, answer.outcome.version - 1 - push.base_version)
         elif self._core.stale_pushes > stale:
-            self._metrics.push_stale(max(0, self._core.version - push.base_version))
+            self._metrics.push_refused(Reason.STALE)
         self._conductor.perform(actions)
 
     def _evaluated(self, session: Session, message: m.Evaluation) -> None:

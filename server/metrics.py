@@ -73,8 +73,15 @@ class Metrics:
         self.reduce_seconds = histogram("reduce_seconds", "Reducing a round, optimizer step, encoding")
         self.waiting_seconds = counter("waiting_seconds", "Time in which nothing could proceed", "cause")
         self.staleness = histogram(
-            "staleness_versions", "Versions between a push's base and its round", (0, 1, 2, 4, 8, 16, 32)
+            "staleness_versions", "Versions applied between a push's base and it", (0, 1, 2, 4, 8, 16, 32)
         )
+        self.staleness_clocks = histogram(
+            "staleness_clocks", "Clocks that a push was behind the newest one", (0, 1, 2, 4, 8, 16, 32)
+        )
+        self.staleness_bound = gauge(
+            "staleness_bound_clocks", "Clocks that a push may be behind, --staleness"
+        )
+        self.local_steps = gauge("local_steps", "Steps that each worker takes in the last round opened")
         self.members = gauge("members", "Members that hold a lease")
         self.missing = gauge("round_missing_members", "Members that the open round waits for")
         self.version = gauge("version", "Parameter version")
@@ -101,7 +108,7 @@ class Metrics:
         self._raw_up += raw_bytes
         self._raw_bytes.labels("up", "unattributed").inc(raw_bytes)
 
-    def push_accepted(self, payloads: Sequence[Payload]) -> None:
+    def push_accepted(self, payloads: Sequence[Payload], versions_stale: int) -> None:
         raw = sum(payload.elements for payload in payloads) * 4
         self.accepted += 1
         self._raw_up += raw
@@ -111,11 +118,7 @@ class Metrics:
         self._compressed_raw += compressed_raw
         self._raw_bytes.labels("up", SENDER.get()).inc(raw)
         self._pushes.labels(SENDER.get()).inc()
-        self.staleness.observe(0)
-
-    def push_stale(self, versions: int) -> None:
-        self.staleness.observe(versions)
-        self.push_refused(Reason.STALE)
+        self.staleness.observe(versions_stale)
 
     def push_refused(self, reason: Reason) -> None:
         self.refused += 1

@@ -87,13 +87,23 @@ def sequence(worker: str, seq: int, expected: int) -> Refusal:
     )
 
 
-def stale(worker: str, seq: int, base_version: int, version: int) -> Refusal:
+def stale(worker: str, seq: int, assignment: int, version: int) -> Refusal:
     return refusal(
         Reason.STALE,
         worker=worker,
+        field=f"push {seq}",
+        limit=f"one push for what the worker was last given, while it can be part of version {version + 1}",
+        value=f"for assignment {assignment}",
+    )
+
+
+def base_version(worker: str, seq: int, given: int, expected: int) -> Refusal:
+    return refusal(
+        Reason.MALFORMED,
+        worker=worker,
         field=f"push {seq} base_version",
-        limit=f"one push for version {version}, while its round is open",
-        value=f"version {base_version}",
+        limit=f"{expected}, that of its assignment",
+        value=str(given),
     )
 
 

@@ -10,12 +10,29 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from ..proto.messages import Outcome
+from ..proto.messages import Assignment, Outcome
 from ..proto.refusal import Refused
 from . import refusals
+from .samples import Drawn
 
 OUTCOMES_PER_MEMBER = 16
 DEPARTED_MEMBERS = 1024
+
+
+@dataclass(kw_only=True, slots=True)
+class Work:
+    """What a member was given to compute, until it has answered.
+
+    undecided: partitions of which no push has come. settled: its round closed without it, so that its push
+    will be refused. share: samples that it was meant to get, though an epoch that ends may have had fewer.
+    """
+
+    assignment: Assignment
+    drawn: Drawn
+    given_at: float
+    undecided: set[int]
+    share: int = 0
+    settled: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,6 +49,11 @@ class Member:
     fingerprint: bytes = b""
     version: int | None = None  # of its replica, once everything sent so far has arrived
     pushes: int = 0
+    work: Work | None = None
+    void: Work | None = None  # the last that was taken from it, because it was lost
+    after: int = 0  # the version that its last push became: it gets work once that is published
+    clock: int | None = None  # pushes completed, counted from where the others stood when it came
+    share: int | None = None  # samples that it gets at a time, if not a whole batch
     last_seq: dict[int, int] = field(default_factory=dict[int, int])  # by partition
     outcomes: OrderedDict[tuple[int, int], Outcome] = field(
         default_factory=OrderedDict[tuple[int, int], Outcome]

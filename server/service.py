@@ -45,6 +45,7 @@ class Settings:
     software: str
     build_optimizer: BuildOptimizer
     aggregation: Aggregation
+    delay_compensation: float
 
 
 class Service:
@@ -181,6 +182,7 @@ class Service:
             self._settings.build_optimizer,
             job.seed,
             self._settings.aggregation,
+            self._settings.delay_compensation,
         )
 
     async def _fetch(self, request: m.FetchRequest, context: Context) -> None:

@@ -1,62 +1,58 @@
-"""What the state machine remembers of a job. Plain data: `core` changes it, others may look."""
+"""What the state machine remembers of a job, whatever its mode. Plain data: `core` and the modes change it,
+others may look."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ..proto.messages import EpochStatus, LostStatus, Phase
-from .events import Contribution
+from ..proto.messages import Assignment, EpochStatus, LostStatus, Phase
+from .events import Assign
+from .interval import LocalSteps
 from .roster import Member, Roster
+from .samples import Samples
+from .schedule import Constant
 
 LOST_REMEMBERED = 256
+CONSTANT = Constant()
+SAMPLES_UNKNOWN = Samples(0, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What the job's configuration means for decisions."""
+    """What the job's configuration means for decisions.
 
+    backup: members that a round of sync mode does without. staleness: in stale mode, clocks that a member may
+    be ahead of the slowest. inverse: divide the rate of a push by its staleness, in stale and async mode.
+    local_steps: in local mode.
+    """
+
+    mode: str = "sync"
     min_workers: int
     batch_size: int
     epochs: int
     lease_s: float
+    learning_rate: float = 0.1
+    schedule: Constant = CONSTANT
+    backup: int = 0
+    staleness: int = 4
+    inverse: bool = False
+    local_steps: LocalSteps | None = None
+
+    def rate_factor(self, progress: float) -> float:
+        """What the base learning rate is multiplied with after so many epochs."""
+        return self.schedule.factor(progress, self.epochs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
     """Who was asked to evaluate what."""
 
-    by: tuple[str, int]  # (worker, incarnation)
+    by: Member = field(repr=False, compare=False)
     epoch: int
     version: int
-
-
-@dataclass(kw_only=True, slots=True)
-class Round:
-    """A round of sync mode: members are frozen when it opens; `contributions[partition][rank]`."""
-
-    version: int
-    epoch: int
-    start: int
-    samples: int
-    opened_at: float
-    members: dict[int, tuple[str, int]]  # rank -> (worker, incarnation)
-    lost: set[int] = field(default_factory=set[int])
-    contributions: list[dict[int, Contribution]] = field(default_factory=list[dict[int, Contribution]])
-    closed: set[int] = field(default_factory=set[int])  # partitions handed over to be applied
-    published: set[int] = field(default_factory=set[int])
-
-    def missing(self, partition: int) -> list[int]:
-        """Ranks that this partition still waits for."""
-        return sorted(set(self.members) - self.lost - set(self.contributions[partition]))
-
-    def rank_of(self, member: Member) -> int | None:
-        """The member's rank in this round, None if it takes no part."""
-        for rank, identity in self.members.items():
-            if identity == (member.worker, member.incarnation):
-                return rank
-        return None
+    assignment: int = 0  # its id
 
 
 @dataclass(kw_only=True)
@@ -68,39 +64,75 @@ class JobState:
     phase: Phase = Phase.EMPTY
     initializer: tuple[str, int] | None = None  # (worker, incarnation) that was asked for the parameters
     fingerprint: bytes = b""
-    train_samples: int = 0
+    samples: Samples = SAMPLES_UNKNOWN
     partitions: int = 1
     version: int = 0
-    epoch: int = 0  # epochs completed
-    start: int = 0  # samples of the running epoch consumed
-    round: Round | None = None
-    started: bool = False  # the first round has opened: from then on any number of members will do
+    started: bool = False  # work was given out: from then on any number of members will do
+    assignments: int = 0  # given out so far; the id of the last one
     evaluation: Evaluation | None = None  # asked for and not yet reported
     evaluations: list[EpochStatus] = field(default_factory=list[EpochStatus])
     lost: deque[LostStatus] = field(default_factory=lambda: deque[LostStatus](maxlen=LOST_REMEMBERED))
     accepted_pushes: int = 0
     stale_pushes: int = 0
+    repeated_samples: int = 0  # trained on by who had lost them as well as by who got them then
+    local_steps: int = 1  # of the last round
+    all_local_steps: int = 0  # of all rounds that were applied
+    largest_staleness: int = 0  # of accepted pushes: in clocks in stale mode, else in versions
     waiting_since: float | None = None  # when whatever is waited for began
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed."""
+        return self.samples.completed
 
     @property
     def epoch_progress(self) -> float:
         """Part of the running epoch that is done, 0 to 1."""
-        return self.start / self.train_samples if self.train_samples else 0.0
+        return min(1.0, max(0.0, self.samples.progress - self.epoch))
+
+    def assign(self, member: Member, assignment: Assignment) -> Assign:
+        """Number the assignment and have it sent. Afterwards the member's replica is at its version."""
+        self.assignments += 1
+        return self.send(member, replace(assignment, id=self.assignments))
+
+    def send(self, member: Member, assignment: Assignment) -> Assign:
+        """Have an assignment sent that has its number."""
+        has, member.version = member.version, assignment.version
+        return Assign(worker=member.worker, assignment=assignment, has=has)
+
+    def ask_for_evaluation(self, member: Member, epoch: int, version: int) -> bool:
+        """Whether this member shall evaluate the epoch: once, unless who was asked before is lost."""
+        if epoch == 0 or any(done.epoch == epoch for done in self.evaluations):
+            return False
+        if self.evaluation is not None and self.evaluation.epoch == epoch:
+            return self.evaluation.by is member  # asked before; perhaps it did not hear
+        self.evaluation = Evaluation(by=member, epoch=epoch, version=version)
+        return True
+
+    def waited(self, now: float) -> str:
+        """How long it has been waiting, in words."""
+        return f"since {0.0 if self.waiting_since is None else now - self.waiting_since:.1f} s"
+
+    def wait_from(self, now: float) -> None:
+        """Something new is waited for."""
+        self.waiting_since = now
 
     def snapshot(self) -> Mapping[str, object]:
         """Everything that decides what happens next, as plain values, to compare two states."""
         return {
             "phase": self.phase,
             "version": self.version,
-            "epoch": self.epoch,
-            "start": self.start,
+            "samples": self.samples.snapshot(),
+            "assignments": self.assignments,
             "fingerprint": self.fingerprint,
             "initializer": self.initializer,
-            "round": repr(self.round),
             "members": {
-                m.worker: (m.incarnation, m.rank, m.listening, m.version, dict(m.last_seq), list(m.outcomes))
+                m.worker: (
+                    *(m.incarnation, m.rank, m.listening, m.version, dict(m.last_seq), list(m.outcomes)),
+                    *(repr(m.work), repr(m.void), m.after, m.clock, m.share),
+                )
                 for m in self.roster.by_rank()
             },
-            "evaluation": self.evaluation,
+            "evaluation": repr(self.evaluation),
             "evaluations": list(self.evaluations),
         }

@@ -60,6 +60,11 @@ class Broadcast:
     raw_bytes: int
     passed_over: int = 0
 
+    @property
+    def wire_bytes(self) -> int:
+        """Of its messages, without what gRPC puts around them."""
+        return sum(map(len, self.messages))
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -67,6 +72,22 @@ class Share:
 
     samples: int
     payloads: Sequence[Payload]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One application: what turns version - 1 of a partition into version.
+
+    base_version: at which the gradient was computed, if there is a single one. bases: other versions at which
+    gradients are being computed.
+    """
+
+    partition: int
+    version: int
+    shares: Sequence[Share]
+    rate_factor: float = 1.0
+    base_version: int | None = None
+    bases: frozenset[int] = frozenset()
 
 
 class DivergedError(ArithmeticError):
@@ -82,6 +103,7 @@ class Store:
         build_optimizer: BuildOptimizer,
         seed: int = 0,
         aggregation: Aggregation = MEAN,
+        delay_compensation: float = 0.0,
     ) -> None:
         """
         Args:
@@ -89,8 +111,13 @@ class Store:
             downlink: compressor of the updates, "none" for values without loss.
             seed: of the job, for compressors that draw.
             aggregation: how a round's gradients become one.
+            delay_compensation: λ of g + λ g² (w - w_base), which makes up to first order for the parameters'
+                having moved on since a gradient was computed; 0 for none. Keeps a copy of every version at
+                which gradients are being computed. Source: Zheng et al., "Asynchronous Stochastic Gradient
+                Descent with Delay Compensation" (ICML 2017).
         """
         self._aggregation = aggregation
+        self._compensation = delay_compensation
         self.manifest = manifest
         self.version = 0
         self.parameters = [
@@ -110,16 +137,20 @@ class Store:
         self.replica = (
             [parameter.clone() for parameter in self.parameters] if self._lossy else self.parameters
         )
+        self._bases: dict[tuple[int, int], list[torch.Tensor]] = {}  # by partition and version
+        if delay_compensation:
+            for partition in range(len(manifest.partitions)):
+                self._keep_base(Step(partition=partition, version=0, shares=()))
 
-    def apply(self, partition: int, version: int, shares: Sequence[Share], rate_factor: float) -> Broadcast:
+    def apply(self, step: Step) -> Broadcast:
         """Take one optimizer step of the partition and encode what the workers need for it.
 
         The mean is one over all samples: payloads are summed in the order given, each weighted with its part
         of the samples. Without samples, and with fewer gradients than the aggregation needs, the parameters
         stay as they are.
         """
-        tensors = self.manifest.partitions[partition]
-        contributing = [share for share in shares if share.samples > 0]
+        tensors = self.manifest.partitions[step.partition]
+        contributing = [share for share in step.shares if share.samples > 0]
         changed = len(contributing) >= self._aggregation.fewest
         if changed:
             outs = [_flat(self._gradients[tensor]) for tensor in tensors]
@@ -127,13 +158,32 @@ class Store:
                 _mean(contributing, outs)
             else:
                 combine(self._aggregation, [share.payloads for share in contributing], outs)
+            if self._compensation and step.base_version is not None:
+                self._compensate(step.partition, step.base_version)
             for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
-                group["lr"] = base * rate_factor
+                group["lr"] = base * step.rate_factor
             self._optimizer.step()
-            self._check_finite(tensors, version)
-        self.version = version
-        broadcast = self._encode_update(partition, version, changed=changed)
+            self._check_finite(tensors, step.version)
+        self.version = step.version
+        broadcast = self._encode_update(step.partition, step.version, changed=changed)
+        if self._compensation:
+            self._keep_base(step)
         return broadcast if changed else replace(broadcast, passed_over=len(contributing))
+
+    def _compensate(self, partition: int, base_version: int) -> None:
+        bases = self._bases[partition, base_version]
+        for tensor, base in zip(self.manifest.partitions[partition], bases, strict=True):
+            gradient = self._gradients[tensor]
+            moved = self.replica[tensor] - base
+            gradient.add_(moved.mul_(gradient).mul_(gradient), alpha=self._compensation)
+
+    def _keep_base(self, step: Step) -> None:
+        """Workers may be told to compute at this version; others that nobody computes at are forgotten."""
+        for partition, version in list(self._bases):
+            if partition == step.partition and version < step.version - 1 and version not in step.bases:
+                del self._bases[partition, version]
+        tensors = self.manifest.partitions[step.partition]
+        self._bases[step.partition, step.version] = [self.replica[tensor].clone() for tensor in tensors]
 
     def _check_finite(self, tensors: Sequence[int], version: int) -> None:
         for tensor in tensors:

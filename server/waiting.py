@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..proto.messages import Phase
+from .roster import Member
 from .state import JobState
 
 
@@ -23,8 +24,8 @@ class Waiting:
 
 
 def describe_waiting(state: JobState, now: float) -> Waiting:
-    waited = 0.0 if state.waiting_since is None else now - state.waiting_since
-    since = f"since {waited:.1f} s"
+    """What is waited for before and after the training; while it runs, its mode knows."""
+    since = state.waited(now)
     members = state.roster.members
     match state.phase:
         case Phase.EMPTY:
@@ -39,33 +40,23 @@ def describe_waiting(state: JobState, now: float) -> Waiting:
             names = ", ".join(member.name for member in have) or "none"
             return _of(f"workers: have {len(have)} of {needed} ({names})", since)
         case Phase.FINISHING if state.evaluation is not None:
-            member = members[state.evaluation.by[0]]
+            member = state.evaluation.by
             return _of(f"{member.name} to evaluate the last version", since, (member.rank,))
         case Phase.FINISHING:
             names = ", ".join(member.name for member in state.roster.by_rank())
             return _of(f"{names} to come back and evaluate the last version", since)
-        case Phase.RUNNING if state.round is not None:
-            missing = sorted({rank for p in range(state.partitions) for rank in state.round.missing(p)})
-            if not missing:
-                text = f"version {state.version + 1} is being computed {since}"
-                return Waiting(subject="computed", text=text, for_others=False)
-            names = ", ".join(_describe(state, rank, now) for rank in missing)
-            text = f"version {state.version + 1} waits {since} for {names}"
-            return Waiting(ranks=tuple(missing), subject=f"{missing}", text=text)
         case _:
             return Waiting()
 
 
-def _of(subject: str, since: str, ranks: tuple[int, ...] = ()) -> Waiting:
-    return Waiting(ranks=ranks, subject=subject, text=f"waiting {since} for {subject}")
-
-
-def _describe(state: JobState, rank: int, now: float) -> str:
-    assert state.round is not None
-    worker, incarnation = state.round.members[rank]
-    member = state.roster.members.get(worker)
-    if member is None or member.incarnation != incarnation:
-        return f"rank {rank} ({worker}, gone)"
+def describe(state: JobState, member: Member, rank: int, now: float) -> str:
+    """A member that is waited for, and what is known of it. rank: in its round."""
+    if state.roster.members.get(member.worker) is not member:
+        return f"rank {rank} ({member.worker}, gone)"
     link = "connected" if member.attached else "disconnected"
     doing = f", {member.activity}" if member.activity else ""
-    return f"rank {rank} ({worker}, {link}, heard {now - member.heard_at:.1f} s ago{doing})"
+    return f"rank {rank} ({member.worker}, {link}, heard {now - member.heard_at:.1f} s ago{doing})"
+
+
+def _of(subject: str, since: str, ranks: tuple[int, ...] = ()) -> Waiting:
+    return Waiting(ranks=ranks, subject=subject, text=f"waiting {since} for {subject}")

@@ -105,7 +105,7 @@ class Client:
         self._outbox: asyncio.Queue[bytes | Pending] | None = None
         self._exchange: asyncio.Task[None] | None = None
         self._left = False
-        self._assigned = -1  # version of the last assignment
+        self._assigned = 0  # id of the last assignment
 
     # ---- for the training thread
 
@@ -366,9 +366,9 @@ class Client:
                         self._pending.pop(message.seq, None)
                     self._incoming.put(message)
                 case m.Assignment():
-                    if message.version > self._assigned:
+                    if message.id > self._assigned:
                         progress.set()
-                    self._assigned = message.version
+                    self._assigned = message.id
                     self._incoming.put(message)
                 case m.Waiting() | m.InitializeRequest():
                     self._incoming.put(message)
@@ -393,7 +393,7 @@ class Client:
 
     def _ready_message(self) -> m.Ready:
         assert self._manifest is not None
-        return m.Ready(fingerprint=self._manifest.fingerprint, version=self._version)
+        return m.Ready(fingerprint=self._manifest.fingerprint, version=self._version, assigned=self._assigned)
 
     def _send_push(self, pending: Pending) -> None:
         self._pending[pending.header.seq] = pending

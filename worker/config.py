@@ -42,4 +42,7 @@ class WorkerConfig:
     give_up_seconds: float = option(
         120.0, "how long to try to come back after the connection broke", check=at_least(0)
     )
+    leave_seconds: float = option(
+        20.0, "when told to stop, how long to try to hand over what was not sent yet", check=at_least(0)
+    )
     log_format: str = option("auto", "words, JSON lines, or words on a terminal only", choices=LOG_FORMATS)

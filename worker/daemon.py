@@ -40,6 +40,37 @@ class _Signalled(BaseException):
         self.number = number
 
 
+class _Signals:
+    """SIGTERM and SIGINT. While the worker trains, the first one asks it to hand over what it still holds,
+    and only raises when that takes too long; a second one ends the process at once."""
+
+    def __init__(self, leave_s: float) -> None:
+        self._leave_s = leave_s
+        self.received: int | None = None
+        self.trainer: Trainer | None = None
+        assert threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGALRM, self._on_alarm)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        for again in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(again, lambda n, _: os._exit(128 + n))
+        self.received = number
+        if self.trainer is None or not self._leave_s:
+            raise _Signalled(number)
+        self.trainer.leave()
+        signal.setitimer(signal.ITIMER_REAL, self._leave_s)
+
+    def _on_alarm(self, number: int, frame: FrameType | None) -> NoReturn:
+        assert self.received is not None
+        raise _Signalled(self.received)
+
+    def settled(self) -> None:
+        """Nothing is to be interrupted any more."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def run(effective: Effective[WorkerConfig]) -> int:
     """Train until the job is done. Returns the exit code; raises UsageError."""
     config = effective.config
@@ -53,7 +84,7 @@ def run(effective: Effective[WorkerConfig]) -> int:
     client: Client | None = None
     leaving = threading.Event()
     http = _open_http(effective, metrics, leaving)
-    _raise_on_signals()
+    signals = _Signals(config.leave_seconds)
     try:
         client = Client(
             _address(config.server),
@@ -64,13 +95,22 @@ def run(effective: Effective[WorkerConfig]) -> int:
             sent=metrics.sent,
             received=metrics.received,
         )
-        code, reason = _train(client, config, compressor, device, metrics)
+        code, reason = _train(client, config, compressor, device, metrics, signals)
+        signals.settled()
         client.leave(reason, failed=code not in (Exit.DONE, Exit.TERMINATED, Exit.INTERRUPTED))
         return code
     except _Signalled as signalled:
+        signals.settled()
         leaving.set()
         name = signal.Signals(signalled.number).name
-        log.info("%s: leaving", name)
+        held_back = signals.trainer.held_back if signals.trainer else 0.0
+        if held_back:
+            log.warning(
+                "%s: leaving after %g s with gradients of norm %.3g that the server has not got",
+                *(name, config.leave_seconds, held_back),
+            )
+        else:
+            log.info("%s: leaving", name)
         if client is not None:
             client.leave(f"stopped by {name}", failed=False)
         return 128 + signalled.number
@@ -82,7 +122,12 @@ def run(effective: Effective[WorkerConfig]) -> int:
 
 
 def _train(
-    client: Client, config: WorkerConfig, compressor: str, device: torch.device, metrics: Metrics
+    client: Client,
+    config: WorkerConfig,
+    compressor: str,
+    device: torch.device,
+    metrics: Metrics,
+    signals: _Signals,
 ) -> tuple[Exit, str]:
     """The whole job. Returns the exit code and the reason to leave with."""
     try:
@@ -105,7 +150,13 @@ def _train(
             ),
             metrics=metrics,
         )
-        trainer.run()
+        signals.trainer = trainer
+        done = trainer.run()
+        if not done:
+            assert signals.received is not None
+            name = signal.Signals(signals.received).name
+            log.info("%s: leaving, with everything handed over", name)
+            return Exit(128 + signals.received), f"stopped by {name}"
         log.info("the job is done at version %d", replica.version or 0)
         return Exit.DONE, "done"
     except Refused as refused:
@@ -183,14 +234,3 @@ def _open_http(
         ready=lambda: (not leaving.is_set(), "shutting down" if leaving.is_set() else "running"),
         fallback=effective.origins["http_port"] == "default",
     )
-
-
-def _raise_on_signals() -> None:
-    def on_signal(number: int, frame: FrameType | None) -> NoReturn:
-        for again in (signal.SIGTERM, signal.SIGINT):  # a second one ends the process at once
-            signal.signal(again, lambda n, _: os._exit(128 + n))
-        raise _Signalled(number)
-
-    assert threading.current_thread() is threading.main_thread()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)

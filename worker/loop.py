@@ -30,9 +30,10 @@ from ..proto.refusal import Reason, Refused
 from ..proto.transfer import tensor_header
 from .client import Client, Received
 from .flops import layer_flops
+from .local import LocalTraining
 from .metrics import Metrics
 from .replica import Replica
-from .sharding import epoch_order, shard
+from .sharding import Indices, batches, epoch_order, shard
 from .tasks import Task
 
 log = logging.getLogger("gradwire.worker")
@@ -87,8 +88,13 @@ class Trainer:
                 reply.job.optimizer,
             )
         self._must_initialize = reply.initialize
+        local = reply.job.mode == "local"
+        self._local = (
+            LocalTraining(replica.parameters, reply.job.optimizer, reply.job.correction) if local else None
+        )
+        self._leaving = False
         self._seq = 0
-        self._last_pushed_version = -1
+        self._last_answered = 0  # id of the assignment that was pushed for last
         self._in_flight: dict[int, list[Payload]] = {}  # by seq, until the outcome is known
         self._resends = 0
         self._skipped = 0
@@ -98,8 +104,20 @@ class Trainer:
         self._order: tuple[int, Any] = (-1, None)
         self._assigned_at: float | None = None
 
-    def run(self) -> None:
-        """Train until the server says that the job is done.
+    @property
+    def held_back(self) -> float:
+        """Euclidean norm of what this worker has computed and the server has not got."""
+        return self._compressor.residual_norm()
+
+    def leave(self) -> None:
+        """Make the next push the last, and whole, so that nothing is lost that is in the residual. Only sets
+        a flag, so that a signal handler may call it."""
+        self._leaving = True
+
+    def run(self) -> bool:
+        """Train until the server says that the job is done, or `leave` was called and all is handed over.
+
+        Returns whether the job is done.
 
         Raises:
             Refused, UnreachableError: from the client.
@@ -109,6 +127,8 @@ class Trainer:
             self._initialize()
         self._client.ready(self._replica.manifest)
         while True:
+            if self._leaving and not self._in_flight and not self.held_back:
+                return False
             self._client.activity = "waiting"
             with self._metrics.during("waiting"):
                 message = self._client.next(POLL_S)
@@ -117,7 +137,7 @@ class Trainer:
                     self._apply(message)
                 case m.Assignment():
                     if self._assignment(message):
-                        return
+                        return True
                 case m.Outcome():
                     self._outcome(message)
                 case m.Waiting():
@@ -158,10 +178,11 @@ class Trainer:
                 f"told to work at version {assignment.version} with a replica of {self._replica.version}"
             )
         self._metrics.epoch.set(assignment.epoch)
-        if assignment.evaluate_epoch > self._evaluated_epoch:  # told again after a reconnect otherwise
+        evaluated = assignment.evaluate_epoch <= self._evaluated_epoch  # told again after a reconnect
+        if not evaluated and not self._leaving:  # who leaves has no time for it; another will be asked
             self._evaluate(assignment)
             self._evaluated_epoch = assignment.evaluate_epoch
-        if assignment.samples == 0 or assignment.version <= self._last_pushed_version:
+        if not assignment.ranges or assignment.id <= self._last_answered:
             return False  # nothing to compute, or told again; the push is on its way
         now = time.perf_counter()
         if self._assigned_at is not None:
@@ -177,53 +198,64 @@ class Trainer:
         indices = shard(self._order[1], assignment)
         payloads: list[Payload] = []
         samples, loss = len(indices), 0.0
-        if samples:
+        try:
             self._client.activity = "computing"
             with self._metrics.during("computing"):
-                loss, gradients = self._gradients(assignment, indices)
+                loss, gradients = self._compute(assignment, indices)
             self._client.activity = "compressing"
-            try:
-                with self._metrics.during("compressing"):
-                    payloads = self._compress(assignment, gradients, samples, loss)
-                self._skipped = 0
-                self._held = 0 if payloads else self._held + 1
-                if not payloads:  # held back until a later version, which then speaks for itself
-                    samples = 0
-            except _UnusableError as error:
-                self._skip(assignment, error)
-                samples, loss = 0, 0.0
+            with self._metrics.during("compressing"):
+                payloads = self._compress(assignment, gradients, samples, loss)
+            self._skipped = 0
+            self._held = 0 if payloads else self._held + 1
+            if not payloads:  # held back until a later version, which then speaks for itself
+                samples = 0
+        except _UnusableError as error:
+            self._skip(assignment, error)
+            samples, loss = 0, 0.0
         self._seq += 1
         header = m.Push(
             seq=self._seq,
+            assignment=assignment.id,
             base_version=assignment.version,
             samples=samples,
             tensors=tuple(tensor_header(i, payload) for i, payload in enumerate(payloads)),
             loss=loss,
         )
         self._in_flight[self._seq] = payloads
-        self._last_pushed_version = assignment.version
+        self._last_answered = assignment.id
         with self._metrics.during("pushing"):
             self._client.push(header, payloads)
         self._metrics.loss.set(loss)
         if self._seq % RESIDUAL_EVERY == 1:
             self._metrics.residual_norm.set(self._compressor.residual_norm())
 
-    def _gradients(self, assignment: m.Assignment, indices: Any) -> tuple[float, list[torch.Tensor]]:
-        """Mean loss over this worker's samples and its gradient. Raises TaskFailedError."""
-        # Dropout and the like repeat with the step and not with the process.
+    def _compute(self, assignment: m.Assignment, indices: Indices) -> tuple[float, list[torch.Tensor]]:
+        """Mean loss over this worker's samples, and its gradient, or the change of its local steps.
+
+        Raises:
+            TaskFailedError
+        """
         entropy = [self._job.seed, assignment.version, assignment.position]
-        torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
+
+        def gradients(step: int, batch: Indices) -> float:
+            # Dropout and the like repeat with the step and not with the process.
+            words = entropy if step == 0 else [*entropy, step]
+            torch.manual_seed(int(np.random.SeedSequence(words).generate_state(1)[0]))
+            return float(guarded(f"task {self._task.name!r}", lambda: self._gradients(batch)))
+
+        if self._local is None:
+            return gradients(0, indices), self._replica.gradients()
+        parts = batches(indices, self._job.batch_size)
+        return self._local.change(parts, assignment.learning_rate, gradients)
+
+    def _gradients(self, indices: Indices) -> float:
         model = self._replica.model
-
-        def compute() -> float:
-            model.train()
-            for parameter in self._replica.parameters:
-                parameter.grad = None
-            loss = self._task.loss(model, to_device(self._task.batch(indices), self._device))
-            torch.autograd.backward(loss)
-            return float(loss.detach())
-
-        return guarded(f"task {self._task.name!r}", compute), self._replica.gradients()
+        model.train()
+        for parameter in self._replica.parameters:
+            parameter.grad = None
+        loss = self._task.loss(model, to_device(self._task.batch(indices), self._device))
+        torch.autograd.backward(loss)
+        return float(loss.detach())
 
     def _probe(self, task: Task) -> None:
         batch = task.batch(np.zeros(1, np.int64))
@@ -237,11 +269,13 @@ class Trainer:
         # The place in the round, because ranks are given anew when a worker comes back after its lease.
         self._compressor.rank = assignment.position
         try:
+            if self._leaving:
+                return self._compressor.flush(gradients, workers=assignment.world)
             return self._compressor.compress(
                 gradients,
                 samples,
                 version=assignment.version,
-                epoch=assignment.epoch + assignment.start / self._replica.manifest.train_samples,
+                epoch=assignment.progress,
                 workers=assignment.world,
             )
         except NonFiniteGradient as error:
@@ -250,6 +284,8 @@ class Trainer:
     def _skip(self, assignment: m.Assignment, error: _UnusableError) -> None:
         self._skipped += 1
         self._metrics.skipped.inc()
+        if self._local is not None:
+            self._local.reset()
         log.warning("version %d: %s; this step contributes nothing", assignment.version, error)
         if self._skipped >= MAX_SKIPPED_STEPS:
             raise TaskFailedError(

@@ -1,8 +1,8 @@
-"""Which samples a worker takes: a pure function of the job's seed and the round's assignment.
+"""Which samples a worker takes: a pure function of the job's seed and its assignment.
 
-Each epoch is one permutation of the training samples, drawn from (seed, epoch). A round takes the next
-`samples` of it and divides them among its members by position, as evenly as whole samples allow. Nothing
-depends on who the members are, so that an epoch goes on without a seam when they change.
+Each epoch is one permutation of the training samples, drawn from (seed, epoch). An assignment names ranges of
+it, and the server sees to it that each sample is in one assignment. Nothing here depends on who the workers
+are, so that an epoch goes on without a seam when they change.
 """
 
 from __future__ import annotations
@@ -22,6 +22,14 @@ def epoch_order(seed: int, epoch: int, train_samples: int) -> Indices:
 
 
 def shard(order: Indices, assignment: Assignment) -> Indices:
-    """The indices of this worker's samples in this round; empty if there are fewer samples than workers."""
-    start, end = share(assignment.samples, assignment.position, assignment.world)
-    return order[assignment.start + start : assignment.start + end]
+    """The indices of this worker's samples."""
+    if not assignment.ranges:
+        return order[:0]
+    return np.concatenate([order[each.start : each.start + each.count] for each in assignment.ranges])
+
+
+def batches(indices: Indices, batch_size: int) -> list[Indices]:
+    """Divided into as few batches as `batch_size` allows, as evenly as whole samples allow."""
+    steps = -(-len(indices) // batch_size)
+    bounds = [share(len(indices), step, steps) for step in range(steps)]
+    return [indices[start:end] for start, end in bounds]

@@ -16,7 +16,7 @@ from gradwire.benchmarks.compressors import default_specs
 from gradwire.benchmarks.simulation import Run, train
 from gradwire.compressors import create
 from gradwire.compressors.registry import BUILT_IN
-from gradwire.server.optimizer import parse_optimizer
+from gradwire.optimizer import parse_optimizer
 from gradwire.spec import parse_spec
 from gradwire.worker.tasks.digits import digits
 

@@ -217,6 +217,7 @@ class Raw:
         parts = [payload.data for payload in payloads]
         fields: dict[str, Any] = {
             "seq": 1,
+            "assignment": 1,
             "base_version": 0,
             "samples": 4,
             "tensors": tuple(tensor_header(i, payload) for i, payload in enumerate(payloads)),

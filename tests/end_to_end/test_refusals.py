@@ -197,7 +197,9 @@ def _with_trailer(data: bytes) -> bytes:
 def test_a_header_with_one_byte_changed_ends_the_stream(address: str) -> None:
     async def run() -> None:
         async for raw in in_training(address):
-            push = bytearray(encode_worker(m.Push(seq=1, base_version=0, samples=0, tensors=(), loss=0.5)))
+            push = bytearray(
+                encode_worker(m.Push(seq=1, assignment=1, base_version=0, samples=0, tensors=(), loss=0.5))
+            )
             push[3] ^= 1
             before = state_of(await status(raw))
             await raw.send(bytes(push))

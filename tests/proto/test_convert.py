@@ -18,6 +18,7 @@ EXAMPLES: list[Any] = [
     m.JoinRequest(protocol_version=1, worker="w", incarnation=2**63, compressors=("none", "4bit")),
     m.Push(
         seq=7,
+        assignment=5,
         base_version=6,
         samples=32,
         tensors=(

@@ -19,6 +19,7 @@ MESSAGES: list[m.WorkerMessage] = [
     m.Ready(fingerprint=b"1234", version=7),
     m.Push(
         seq=3,
+        assignment=5,
         base_version=2,
         samples=32,
         loss=0.5,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gradwire.server.optimizer import Adam, AdamW, Sgd, parse_optimizer
+from gradwire.optimizer import Adam, AdamW, Sgd, parse_optimizer
 from gradwire.server.schedule import parse_schedule
 from gradwire.spec import SpecError
 

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from gradwire.compressors import LayerRule, ModelCompressor, Payload, check_downlink
+from gradwire.optimizer import build_optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, Content, Tensor, Update
 from gradwire.proto.transfer import Assembly, announced_payloads
 from gradwire.proto.wire import CHUNK_BYTES, decode_server
 from gradwire.server.aggregation import Trimmed
-from gradwire.server.optimizer import build_optimizer, parse_optimizer
-from gradwire.server.store import Broadcast, DivergedError, Share, Store
+from gradwire.server.store import Broadcast, DivergedError, Share, Step, Store
 from gradwire.spec import SpecError
 from gradwire.worker.replica import Replica
 
@@ -74,7 +74,7 @@ def test_an_uncompressed_round_is_one_step_on_the_mean_over_all_samples(optimize
     expected = [value.clone().requires_grad_() for value in initial()]
     reference = build_optimizer(parse_optimizer(optimizer), expected, 0.1)
     for step in range(5):
-        ours.apply(0, step + 1, shares(step, workers), 1.0)
+        ours.apply(Step(partition=0, version=step + 1, shares=shares(step, workers)))
         for index, parameter in enumerate(expected):
             sums = [gradients(step, rank)[index] * samples for rank, samples in enumerate(SAMPLES)]
             parameter.grad = torch.stack(sums).sum(0) / sum(SAMPLES)
@@ -89,7 +89,13 @@ def test_one_workers_step_is_torchs_own_to_the_bit() -> None:
     expected = [value.clone().requires_grad_() for value in initial()]
     reference = torch.optim.SGD(expected, lr=0.1, momentum=0.9)
     for step in range(5):
-        ours.apply(0, step + 1, [Share(31, compressor.compress(gradients(step, 0), 31, version=step))], 1.0)
+        ours.apply(
+            Step(
+                partition=0,
+                version=step + 1,
+                shares=[Share(31, compressor.compress(gradients(step, 0), 31, version=step))],
+            )
+        )
         for parameter, gradient in zip(expected, gradients(step, 0), strict=True):
             parameter.grad = gradient
         reference.step()
@@ -102,7 +108,7 @@ def test_the_same_round_gives_the_same_bits(spec: str) -> None:
     for _ in range(2):
         ours, workers = store("adam"), compressors(spec)
         for step in range(3):
-            ours.apply(0, step + 1, shares(step, workers), 1.0)
+            ours.apply(Step(partition=0, version=step + 1, shares=shares(step, workers)))
         digests.add(ours.sha256())
     assert len(digests) == 1
 
@@ -113,15 +119,15 @@ def test_the_order_of_the_shares_decides_the_bits_and_nothing_else_does() -> Non
     for order in itertools.permutations(range(4)):
         ours = store()
         given = shares(0, compressors("none"))
-        ours.apply(0, 1, [given[rank] for rank in order], 1.0)
+        ours.apply(Step(partition=0, version=1, shares=[given[rank] for rank in order]))
         digests[order] = ours.sha256()
     assert len(set(digests.values())) > 1
 
 
 def test_the_learning_rate_follows_the_factor() -> None:
     slow, fast = store(), store(rate=0.05)
-    slow.apply(0, 1, shares(0, compressors("none")), 0.5)
-    fast.apply(0, 1, shares(0, compressors("none")), 1.0)
+    slow.apply(Step(partition=0, version=1, shares=shares(0, compressors("none")), rate_factor=0.5))
+    fast.apply(Step(partition=0, version=1, shares=shares(0, compressors("none"))))
     assert slow.sha256() == fast.sha256()
 
 
@@ -135,17 +141,17 @@ def test_fewer_gradients_than_the_aggregation_needs_change_nothing() -> None:
     )
     given = shares(0, compressors("none"))
     before = ours.sha256()
-    assert ours.apply(0, 1, given[:2], 1.0).passed_over == 2
+    assert ours.apply(Step(partition=0, version=1, shares=given[:2])).passed_over == 2
     assert ours.sha256() == before
-    assert ours.apply(0, 2, given[:3], 1.0).passed_over == 0
+    assert ours.apply(Step(partition=0, version=2, shares=given[:3])).passed_over == 0
     assert ours.sha256() != before
 
 
 def test_a_round_without_samples_changes_nothing() -> None:
     ours = store("sgd:momentum=0.9,weight_decay=0.1")
-    ours.apply(0, 1, shares(0, compressors("none")), 1.0)
+    ours.apply(Step(partition=0, version=1, shares=shares(0, compressors("none"))))
     before = ours.sha256()
-    broadcast = ours.apply(0, 2, [Share(0, ())], 1.0)
+    broadcast = ours.apply(Step(partition=0, version=2, shares=[Share(0, ())]))
     assert ours.sha256() == before
     assert (ours.version, broadcast.version) == (2, 2)
 
@@ -177,7 +183,7 @@ def test_replicas_stay_alike_to_the_bit_also_the_late_ones(downlink: str) -> Non
     early, late = replica(), replica()
     early.apply(*receive(ours.snapshot(0)))
     for step in range(6):
-        broadcast = ours.apply(0, step + 1, shares(step, workers), 1.0)
+        broadcast = ours.apply(Step(partition=0, version=step + 1, shares=shares(step, workers)))
         assert broadcast.content is (Content.VALUES if downlink == "none" else Content.DELTA)
         early.apply(*receive(broadcast))
         if step == 3:
@@ -195,11 +201,11 @@ def test_what_one_update_leaves_out_is_in_the_next(downlink: str) -> None:
     """The replica does not drift: after updates of nothing it is within one rounding of the parameters."""
     ours = store("sgd", downlink)
     for step in range(20):
-        ours.apply(0, step + 1, shares(step, compressors("none")), 1.0)
+        ours.apply(Step(partition=0, version=step + 1, shares=shares(step, compressors("none"))))
     drift = max(float((p - r).abs().max()) for p, r in zip(ours.parameters, ours.replica, strict=True))
     assert 0 < drift < 1e-2
     for step in range(20, 24):
-        ours.apply(0, step + 1, [Share(0, ())], 1.0)
+        ours.apply(Step(partition=0, version=step + 1, shares=[Share(0, ())]))
     drift = max(float((p - r).abs().max()) for p, r in zip(ours.parameters, ours.replica, strict=True))
     assert drift < 1e-7
 
@@ -207,7 +213,12 @@ def test_what_one_update_leaves_out_is_in_the_next(downlink: str) -> None:
 def test_a_lossy_update_takes_half_the_bytes() -> None:
     sizes = {
         downlink: sum(
-            map(len, store("sgd", downlink).apply(0, 1, shares(0, compressors("none")), 1.0).messages)
+            map(
+                len,
+                store("sgd", downlink)
+                .apply(Step(partition=0, version=1, shares=shares(0, compressors("none"))))
+                .messages,
+            )
         )
         for downlink in ("none", "bf16")
     }
@@ -219,7 +230,7 @@ def test_a_lossy_update_takes_half_the_bytes() -> None:
 def test_an_update_that_was_applied_before_is_passed_over() -> None:
     ours, mine = store("sgd", "bf16"), replica()
     mine.apply(*receive(ours.snapshot(0)))
-    update = ours.apply(0, 1, shares(0, compressors("none")), 1.0)
+    update = ours.apply(Step(partition=0, version=1, shares=shares(0, compressors("none"))))
     mine.apply(*receive(update))
     once = bits(mine)
     mine.apply(*receive(update))
@@ -229,7 +240,7 @@ def test_an_update_that_was_applied_before_is_passed_over() -> None:
 def test_parameters_that_leave_the_range_of_floats_end_the_job() -> None:
     ours = store("sgd:weight_decay=100", rate=3e38)
     with pytest.raises(DivergedError, match=r"parameters of '.*' are no longer finite at version 1"):
-        ours.apply(0, 1, shares(0, compressors("none")), 1.0)
+        ours.apply(Step(partition=0, version=1, shares=shares(0, compressors("none"))))
 
 
 def test_the_saved_file_holds_the_parameters_and_their_digest(tmp_path: Path) -> None:
@@ -307,7 +318,7 @@ def test_compressed_updates_give_every_worker_the_servers_replica(downlink: str)
         take(worker, ours.snapshot(0))
     for step in range(20):
         shares = [wide_share(step)] if step % 7 != 4 else [Share(0, ())]
-        update = ours.apply(0, step + 1, shares, 1.0)
+        update = ours.apply(Step(partition=0, version=step + 1, shares=shares))
         assert update.content is Content.DELTA
         for worker in (one, other):
             take(worker, update)
@@ -326,12 +337,12 @@ def test_compressed_updates_catch_up_when_nothing_is_added(downlink: str) -> Non
     ours = wide_store(downlink)
     start = [value.detach().clone() for value in ours.parameters]
     for step in range(8):
-        ours.apply(0, step + 1, [wide_share(step)], 1.0)
+        ours.apply(Step(partition=0, version=step + 1, shares=[wide_share(step)]))
     way = sum(float(((p - s) ** 2).sum()) for p, s in zip(ours.parameters, start, strict=True)) ** 0.5
     first = drift(ours)
     assert 0 < first < way
     for step in range(8, 32):
-        ours.apply(0, step + 1, [Share(0, ())], 1.0)
+        ours.apply(Step(partition=0, version=step + 1, shares=[Share(0, ())]))
     # Of a hundredth in each update, 24 leave about four fifths.
     assert drift(ours) < (0.85 if DOWNLINKS[downlink] == 100 else 0.4) * first
 
@@ -341,7 +352,12 @@ def test_a_compressed_update_takes_the_bytes_that_its_compressor_promises(downli
     ours = wide_store(downlink)
     weight, bias = (spec.elements for spec in WIDE_MANIFEST.specs)
     for step in range(5):
-        size = sum(map(len, ours.apply(0, step + 1, [wide_share(step)], 1.0).messages))
+        size = sum(
+            map(
+                len,
+                ours.apply(Step(partition=0, version=step + 1, shares=[wide_share(step)])).messages,
+            )
+        )
         # Scales and levels are a few in a hundred; the bias travels as bfloat16; and there are the headers.
         assert size <= 4 * weight / DOWNLINKS[downlink] * 1.02 + 2 * bias + 200
 
@@ -349,10 +365,10 @@ def test_a_compressed_update_takes_the_bytes_that_its_compressor_promises(downli
 def test_an_update_of_nothing_is_tiny_and_changes_nothing() -> None:
     ours, worker = wide_store("none"), wide_replica()
     take(worker, ours.snapshot(0))
-    take(worker, ours.apply(0, 1, [wide_share(0)], 1.0))
+    take(worker, ours.apply(Step(partition=0, version=1, shares=[wide_share(0)])))
     before = bits(worker)
     for version, shares in ((2, []), (3, [Share(0, ())])):
-        update = ours.apply(0, version, shares, 1.0)
+        update = ours.apply(Step(partition=0, version=version, shares=shares))
         assert (update.version, update.content) == (version, Content.DELTA)
         assert sum(map(len, update.messages)) < 100
         take(worker, update)
@@ -366,7 +382,7 @@ def test_an_update_of_nothing_leaves_negative_zeros_alone() -> None:
     with torch.no_grad():
         ours.parameters[0][0, :5] = -0.0
     take(early, ours.snapshot(0))
-    take(early, ours.apply(0, 1, [Share(0, ())], 1.0))
+    take(early, ours.apply(Step(partition=0, version=1, shares=[Share(0, ())])))
     take(late, ours.snapshot(0))
     assert bits(early) == bits(late) == replica_bits(ours)
 

@@ -84,8 +84,9 @@ def task(loss_scale: float = 1.0) -> Task:
 
 
 def assignment(version: int, *, samples: int = 4, **changes: Any) -> m.Assignment:
-    fields: dict[str, Any] = {"epoch": 0, "start": 4 * version, "position": 0, "world": 1}
-    return m.Assignment(version=version, samples=samples, **{**fields, **changes})
+    """The only one at its version."""
+    ranges = (m.Range(start=4 * version, count=samples),) if samples else ()
+    return m.Assignment(**{"id": version + 1, "version": version, "ranges": ranges, **changes})
 
 
 def done(version: int) -> m.Assignment:
@@ -214,14 +215,6 @@ def test_an_assignment_that_is_repeated_is_done_once() -> None:
     assert len(script.pushed) == 1
 
 
-def test_a_worker_without_samples_says_so() -> None:
-    script = Script(assignment(0, samples=1, position=1, world=2), accepted(1), done(0))
-    subject, _ = trainer(script)
-    subject.run()
-    ((header, payloads),) = script.pushed
-    assert (header.samples, header.tensors, payloads) == (0, (), [])
-
-
 def test_a_step_without_a_finite_loss_contributes_nothing_and_ten_end_the_worker() -> None:
     script = Script()
     subject, replica = trainer(script, loss_scale=float("nan"))
@@ -306,8 +299,7 @@ def test_what_is_drawn_follows_the_place_in_the_round() -> None:
     for position in (0, 1):
         script = Script()
         subject, _ = trainer(script, "qsgd:bits=2")
-        # As many samples before it as itself has: both take the first four.
-        script.messages = [assignment(0, samples=8, start=-4 * position, position=position, world=2), done(0)]
+        script.messages = [assignment(0, position=position, world=2), done(0)]
         subject.run()
         pushed.append(sent(script, 1))
     assert not np.array_equal(pushed[0], pushed[1])

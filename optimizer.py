@@ -1,7 +1,8 @@
 """The optimizer, from what the operator typed: `sgd:momentum=0.9,weight_decay=1e-4`.
 
 It is torch's own, so momentum, weight decay and the rest are applied exactly once: on the server, to the
-aggregated gradient. This module imports torch only when an optimizer is built.
+aggregated gradient, or in local mode on each worker, to its own. This module imports torch only when an
+optimizer is built.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..spec import SpecError, known, parse_options, parse_spec
+from .spec import SpecError, known, parse_options, parse_spec
 
 if TYPE_CHECKING:
     import torch

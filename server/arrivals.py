@@ -1,0 +1,250 @@
+"""Arrivals: the modes `stale` and `async`. Each push is applied by itself, when it comes, as a version.
+
+A member that has pushed is given its next samples once its push is published, at whatever version that is by
+then. Pushes are applied one at a time in the order in which they came.
+
+`stale` bounds how far members may drift apart (stale synchronous parallel, Ho et al., NIPS 2013). A member's
+clock is the number of its pushes. It is given work only while its clock is at most `staleness` ahead of the
+slowest ready member's. The staleness of a push is how many clocks it is behind the newest push that has been
+accepted, which by that rule is never more than the bound; a push that were older would be refused. Who joins
+starts at the clock of the slowest.
+
+A member that takes more than twice as long as the fastest is given fewer samples at a time, and its pushes
+weigh less accordingly: otherwise the bound would make everybody as slow as it is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ..proto.messages import Assignment
+from . import events as e
+from .roster import Member, Work
+from .state import JobState
+from .waiting import Waiting, describe
+
+SLOW = 2.0  # times the fastest's: from here on a member's share shrinks
+
+
+def next_share(share: int, seconds: float, fastest_seconds: float, batch_size: int) -> int:
+    """How many samples a member should get next, after `share` took it `seconds`.
+
+    fastest_seconds: what the fastest took. A share shrinks in proportion where it takes over `SLOW` times as
+    long, and grows back, at most twofold, once it takes less than the fastest's. At least 1, at most
+    `batch_size`.
+    """
+    if fastest_seconds <= 0 or seconds <= 0:
+        return share
+    ratio = fastest_seconds / seconds
+    if ratio < 1 / SLOW or share < batch_size:
+        share = round(share * min(2.0, ratio))
+    return max(1, min(batch_size, share))
+
+
+class Arrivals:
+    def __init__(self, state: JobState, staleness: int | None) -> None:
+        """staleness: the bound in clocks, None for no bound."""
+        self._state = state
+        self._bound = staleness
+        self._promised = 0  # the last version that a push was told it will be
+        self._newest = -1  # clock of the newest push accepted
+        self._queue: deque[e.Apply] = deque()
+        self._applying = False
+        self._seconds: dict[int, float] = {}  # that a member of this rank took for its last work
+
+    @property
+    def quiet(self) -> bool:
+        return self._promised == self._state.version
+
+    # ---- giving out work
+
+    def offer(self, now: float) -> list[e.Action]:
+        state = self._state
+        actions: list[e.Action] = []
+        for member in state.roster.listening():
+            if member.work is not None or member.after > state.version:
+                continue
+            if state.evaluation is not None and state.evaluation.by is member:
+                continue
+            if state.evaluation is None and state.ask_for_evaluation(member, state.epoch, state.version):
+                actions.append(self._evaluate(member))
+                continue
+            clock = self._clock(member)
+            if self._held(clock):
+                continue
+            share = member.share or state.rules.batch_size
+            drawn = state.samples.draw(share)
+            if drawn is None:
+                break
+            position = state.roster.ready().index(member)
+            assign = state.assign(
+                member,
+                Assignment(
+                    id=0,
+                    version=state.version,
+                    epoch=drawn.epoch,
+                    ranges=drawn.ranges,
+                    position=position,
+                    world=len(state.roster.ready()),
+                    progress=state.samples.progress,
+                ),
+            )
+            member.work = Work(
+                assignment=assign.assignment,
+                drawn=drawn,
+                given_at=now,
+                undecided=set(range(state.partitions)),
+                share=share,
+            )
+            actions.append(assign)
+        return actions
+
+    def _evaluate(self, member: Member) -> e.Action:
+        """Evaluating takes time, so nothing else is to be done at that version."""
+        state = self._state
+        assign = state.assign(
+            member,
+            Assignment(
+                id=0, version=state.version, progress=state.samples.progress, evaluate_epoch=state.epoch
+            ),
+        )
+        assert state.evaluation is not None
+        state.evaluation = replace(state.evaluation, assignment=assign.assignment.id)
+        return assign
+
+    def _clock(self, member: Member) -> int:
+        if member.clock is None:
+            clocks = [each.clock for each in self._state.roster.ready() if each.clock is not None]
+            member.clock = min(clocks, default=self._newest + 1)
+        return member.clock
+
+    def _slowest(self) -> int:
+        """Clock of the ready member that is furthest behind."""
+        clocks = [each.clock for each in self._state.roster.ready() if each.clock is not None]
+        return min(clocks, default=0)
+
+    def _held(self, clock: int) -> bool:
+        return self._bound is not None and clock - self._slowest() > self._bound
+
+    def resume(self, member: Member, assigned: int) -> list[e.Action]:
+        state = self._state
+        evaluation = state.evaluation
+        if evaluation is not None and evaluation.by is member and evaluation.assignment != assigned:
+            state.evaluation = None  # it never heard of it
+        if member.work is None or member.work.assignment.id == assigned:
+            return []
+        # It never heard of its work either, and is given it at the version that there is now.
+        assign = state.assign(member, replace(member.work.assignment, version=state.version))
+        member.work.assignment = assign.assignment
+        return [assign]
+
+    # ---- taking pushes
+
+    def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
+        state, rules = self._state, self._state.rules
+        clock = self._clock(member)
+        state.samples.settle(work.drawn)
+        clocks = max(0, self._newest - clock)
+        if self._bound is not None and clocks > self._bound:
+            return None
+        base_version = work.assignment.version
+        versions = self._promised - base_version
+        state.largest_staleness = max(state.largest_staleness, versions if self._bound is None else clocks)
+        self._newest = max(self._newest, clock)
+        member.clock = clock + 1
+        self._promised += 1
+        member.after = self._promised
+        self._pace(member, work, now)
+        middle = state.samples.progress - work.drawn.count / 2 / state.samples.per_epoch
+        weight = work.share / rules.batch_size
+        contribution = e.Contribution(
+            rank=member.rank, samples=event.samples, loss=event.loss, content=event.content
+        )
+        self._queue.append(
+            e.Apply(
+                partition=event.partition,
+                version=self._promised,
+                contributions=(contribution,),
+                rate_factor=rules.rate_factor(middle) * weight / (max(1, versions) if rules.inverse else 1),
+                opened_at=work.given_at,
+                base_version=base_version,
+                clocks_stale=clocks,
+            )
+        )
+        state.wait_from(now)
+        return self._promised
+
+    def _pace(self, member: Member, work: Work, now: float) -> None:
+        """Note how long its work took it, and fit its share to that."""
+        if self._bound is None:
+            return
+        self._seconds[member.rank] = now - work.given_at
+        ranks = {each.rank for each in self._state.roster.ready()}
+        fastest = min(seconds for rank, seconds in self._seconds.items() if rank in ranks | {member.rank})
+        batch_size = self._state.rules.batch_size
+        if work.drawn.count == work.share:  # otherwise it had less to do than its share
+            member.share = next_share(work.share, now - work.given_at, fastest, batch_size)
+
+    def lost(self, member: Member) -> None:
+        member.clock = None
+        self._seconds.pop(member.rank, None)
+        if member.work is not None:
+            self._state.samples.give_back(member.work.drawn)
+            member.void, member.work = member.work, None
+
+    # ---- applying
+
+    def proceed(self, now: float) -> list[e.Action]:
+        if self._applying or not self._queue:
+            return []
+        self._applying = True
+        members = self._state.roster.members.values()
+        bases = {each.work.assignment.version for each in members if each.work is not None}
+        bases |= {each.base_version for each in self._queue if each.base_version is not None}
+        return [replace(self._queue.popleft(), bases=frozenset(bases))]
+
+    def published(self, event: e.Published) -> None:
+        assert self._applying
+        assert event.version == self._state.version + 1
+        self._applying = False
+        self._state.version = event.version
+
+    # ---- what is waited for
+
+    def _stuck(self) -> list[Member]:
+        """Members that could compute if others were not so far behind."""
+        return [
+            each
+            for each in self._state.roster.listening()
+            if each.work is None and each.after <= self._state.version and self._held(each.clock or 0)
+        ]
+
+    def missing(self) -> Sequence[int]:
+        if not self._stuck():
+            return []
+        slowest = self._slowest()
+        return [each.rank for each in self._state.roster.ready() if each.clock == slowest]
+
+    def waiting(self, now: float) -> Waiting:
+        missing = self.missing()
+        if not missing:
+            return Waiting()
+        stuck = ", ".join(f"{each.name} at clock {each.clock}" for each in self._stuck())
+        names = ", ".join(
+            describe(self._state, each, each.rank, now)
+            for each in self._state.roster.ready()
+            if each.rank in missing
+        )
+        since = self._state.waited(now)
+        text = f"{stuck} may be {self._bound} ahead and waits {since} for {names} at clock {self._slowest()}"
+        return Waiting(ranks=tuple(missing), subject=f"{missing}", text=text)
+
+    def snapshot(self) -> Mapping[str, object]:
+        return {
+            "promised": self._promised,
+            "newest": self._newest,
+            "queue": repr(self._queue),
+            "applying": self._applying,
+        }
