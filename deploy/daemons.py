@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
 from .. import __version__
 from ..options import resolve
-from ..server.config import ServerConfig
+from ..server.config import ServerConfig, check_together
 from ..worker.config import WorkerConfig
 from .config import RunOptions
 
 HOST = "127.0.0.1"
+
+# Options of gc-run that are the server's.
+_OF_THE_SERVER = tuple(
+    field.name
+    for field in dataclasses.fields(RunOptions)
+    if field.name in {of_server.name for of_server in dataclasses.fields(ServerConfig)}
+)
 
 # Both daemons share this machine's cores with each other, and their logs are read by people.
 _COMMON = ("--http-port=0", "--log-format=text", "--threads=1")
@@ -27,17 +35,8 @@ def server_arguments(options: RunOptions, port: int, output: Path) -> list[str]:
         *_COMMON,
         f"--host={HOST}",
         f"--port={port}",
-        f"--task={options.task}",
-        f"--mode={options.mode}",
         f"--min-workers={options.workers}",
-        f"--epochs={options.epochs}",
-        f"--batch-size={options.batch_size}",
-        f"--seed={options.seed}",
-        f"--optimizer={options.optimizer}",
-        f"--learning-rate={options.learning_rate}",
-        f"--schedule={options.schedule}",
-        f"--downlink={options.downlink}",
-        f"--aggregation={options.aggregation}",
+        *(f"--{name.replace('_', '-')}={getattr(options, name)}" for name in _OF_THE_SERVER),
         f"--output={output}",
     ]
 
@@ -60,5 +59,8 @@ def check_daemon_options(options: RunOptions, environ: Mapping[str, str]) -> Non
     """
     server = server_arguments(options, port=0, output=Path("parameters"))
     worker = worker_arguments(options, port=1, index=0)
-    resolve(ServerConfig, prog="gc-server", description="", argv=server, environ=environ, version=__version__)
+    asked = resolve(
+        ServerConfig, prog="gc-server", description="", argv=server, environ=environ, version=__version__
+    )
+    check_together(asked.config)
     resolve(WorkerConfig, prog="gc-worker", description="", argv=worker, environ=environ, version=__version__)

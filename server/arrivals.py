@@ -9,8 +9,8 @@ slowest ready member's. The staleness of a push is how many clocks it is behind 
 accepted, which by that rule is never more than the bound; a push that were older would be refused. Who joins
 starts at the clock of the slowest.
 
-A member that takes more than twice as long as the fastest is given fewer samples at a time, and its pushes
-weigh less accordingly: otherwise the bound would make everybody as slow as it is.
+A member that takes more than twice as long as the others is given fewer samples at a time (`pace`), and its
+pushes weigh less accordingly: otherwise the bound would make everybody as slow as it is.
 """
 
 from __future__ import annotations
@@ -21,26 +21,10 @@ from dataclasses import replace
 
 from ..proto.messages import Assignment
 from . import events as e
+from .pace import Pace
 from .roster import Member, Work
 from .state import JobState
 from .waiting import Waiting, describe
-
-SLOW = 2.0  # times the fastest's: from here on a member's share shrinks
-
-
-def next_share(share: int, seconds: float, fastest_seconds: float, batch_size: int) -> int:
-    """How many samples a member should get next, after `share` took it `seconds`.
-
-    fastest_seconds: what the fastest took. A share shrinks in proportion where it takes over `SLOW` times as
-    long, and grows back, at most twofold, once it takes less than the fastest's. At least 1, at most
-    `batch_size`.
-    """
-    if fastest_seconds <= 0 or seconds <= 0:
-        return share
-    ratio = fastest_seconds / seconds
-    if ratio < 1 / SLOW or share < batch_size:
-        share = round(share * min(2.0, ratio))
-    return max(1, min(batch_size, share))
 
 
 class Arrivals:
@@ -52,7 +36,6 @@ class Arrivals:
         self._newest = -1  # clock of the newest push accepted
         self._queue: deque[e.Apply] = deque()
         self._applying = False
-        self._seconds: dict[int, float] = {}  # that a member of this rank took for its last work
 
     @property
     def quiet(self) -> bool:
@@ -68,14 +51,15 @@ class Arrivals:
                 continue
             if state.evaluation is not None and state.evaluation.by is member:
                 continue
-            if state.evaluation is None and state.ask_for_evaluation(member, state.epoch, state.version):
+            due = state.epoch_to_evaluate
+            if state.evaluation is None and state.ask_for_evaluation(member, due, state.version):
                 actions.append(self._evaluate(member))
                 continue
             clock = self._clock(member)
             if self._held(clock):
                 continue
-            share = member.share or state.rules.batch_size
-            drawn = state.samples.draw(share)
+            member.pace = member.pace or Pace(share=state.rules.batch_size)
+            drawn = state.samples.draw(member.pace.share)
             if drawn is None:
                 break
             position = state.roster.ready().index(member)
@@ -96,7 +80,7 @@ class Arrivals:
                 drawn=drawn,
                 given_at=now,
                 undecided=set(range(state.partitions)),
-                share=share,
+                share=member.pace.share,
             )
             actions.append(assign)
         return actions
@@ -156,7 +140,7 @@ class Arrivals:
         member.clock = clock + 1
         self._promised += 1
         member.after = self._promised
-        self._pace(member, work, now)
+        self._judge(member, work, now)
         middle = state.samples.progress - work.drawn.count / 2 / state.samples.per_epoch
         weight = work.share / rules.batch_size
         contribution = e.Contribution(
@@ -176,20 +160,18 @@ class Arrivals:
         state.wait_from(now)
         return self._promised
 
-    def _pace(self, member: Member, work: Work, now: float) -> None:
-        """Note how long its work took it, and fit its share to that."""
-        if self._bound is None:
-            return
-        self._seconds[member.rank] = now - work.given_at
-        ranks = {each.rank for each in self._state.roster.ready()}
-        fastest = min(seconds for rank, seconds in self._seconds.items() if rank in ranks | {member.rank})
-        batch_size = self._state.rules.batch_size
-        if work.drawn.count == work.share:  # otherwise it had less to do than its share
-            member.share = next_share(work.share, now - work.given_at, fastest, batch_size)
+    def _judge(self, member: Member, work: Work, now: float) -> None:
+        """Fit the member's share to how long it took, if the others depend on that."""
+        pace = member.pace
+        if self._bound is None or pace is None or work.drawn.count < pace.share:
+            return  # an epoch that ended left it less to do than its share
+        pace.note(now - work.given_at)
+        ready = [each for each in self._state.roster.ready() if each is not member]
+        pace.adapt([each.pace for each in ready if each.pace is not None], self._state.rules.batch_size)
 
     def lost(self, member: Member) -> None:
         member.clock = None
-        self._seconds.pop(member.rank, None)
+        member.pace = None
         if member.work is not None:
             self._state.samples.give_back(member.work.drawn)
             member.void, member.work = member.work, None

@@ -26,7 +26,7 @@ from .mode import Mode
 from .roster import Member, Roster
 from .rounds import Rounds
 from .samples import Samples
-from .state import Evaluation, JobState, Rules
+from .state import JobState, Rules
 from .waiting import Waiting, describe_waiting
 
 REPORT_AFTER_S = 1.0  # a round that waits longer names whom it waits for
@@ -303,11 +303,12 @@ class Core(JobState):
         if any(done.epoch == event.epoch for done in self.evaluations):
             return []  # told again after a reconnect
         asked = self.evaluation
-        told = Evaluation(by=member, epoch=event.epoch, version=event.version)
+        # The version may be an earlier one than it was asked for last, if it had heard of that after all.
         if (
             asked is None
             or asked.by is not member
-            or (asked.epoch, asked.version) != (told.epoch, told.version)
+            or asked.epoch != event.epoch
+            or event.version > asked.version
         ):
             text = f"an evaluation of epoch {event.epoch} by {member.name} was not asked for and is ignored"
             return [e.Note(text=text, warning=True)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ..proto.messages import Assignment, Outcome
 from ..proto.refusal import Refused
 from . import refusals
+from .pace import Pace
 from .samples import Drawn
 
 OUTCOMES_PER_MEMBER = 16
@@ -53,7 +54,7 @@ class Member:
     void: Work | None = None  # the last that was taken from it, because it was lost
     after: int = 0  # the version that its last push became: it gets work once that is published
     clock: int | None = None  # pushes completed, counted from where the others stood when it came
-    share: int | None = None  # samples that it gets at a time, if not a whole batch
+    pace: Pace | None = None
     last_seq: dict[int, int] = field(default_factory=dict[int, int])  # by partition
     outcomes: OrderedDict[tuple[int, int], Outcome] = field(
         default_factory=OrderedDict[tuple[int, int], Outcome]

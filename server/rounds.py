@@ -35,7 +35,7 @@ class Round:
     opened_at: float
     drawn: Drawn
     steps: int
-    members: dict[int, Member]  # by rank
+    members: dict[int, Member] = field(repr=False)  # by rank
     work: dict[int, Work]
     needed: int  # contributions that close it
     contributions: list[dict[int, e.Contribution]]
@@ -88,7 +88,8 @@ class Rounds:
         actions: list[e.Action] = []
         for position, (member, part) in enumerate(zip(members, parts, strict=True)):
             state.assignments += 1
-            evaluate = position == 0 and state.ask_for_evaluation(member, state.epoch, state.version)
+            due = state.epoch_to_evaluate
+            evaluate = position == 0 and state.ask_for_evaluation(member, due, state.version)
             assignment = Assignment(
                 id=state.assignments,
                 version=state.version,
@@ -98,7 +99,7 @@ class Rounds:
                 world=len(members),
                 progress=progress,
                 learning_rate=rules.learning_rate * rules.rate_factor(middle),
-                evaluate_epoch=state.epoch if evaluate else 0,
+                evaluate_epoch=due if evaluate else 0,
             )
             work[member.rank] = member.work = Work(
                 assignment=assignment, drawn=part, given_at=now, undecided=set(range(state.partitions))
@@ -155,9 +156,10 @@ class Rounds:
     def lost(self, member: Member) -> None:
         round_ = self.round
         rank = round_.rank_of(member) if round_ is not None else None
-        if round_ is None or rank is None:
-            if member.work is not None:
-                self._void(member, settled=member.work.settled)
+        work = member.work
+        if round_ is None or rank is None or (work is not None and work.settled):
+            if work is not None:
+                self._void(member, settled=work.settled)
             return
         round_.lost.add(rank)
         if not any(round_.contributions) and set(round_.members) <= round_.lost:

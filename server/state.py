@@ -86,6 +86,11 @@ class JobState:
         return self.samples.completed
 
     @property
+    def epoch_to_evaluate(self) -> int:
+        """The last one completed, 0 for none: the end of the last epoch waits for the last version."""
+        return self.epoch if self.epoch < self.rules.epochs else 0
+
+    @property
     def epoch_progress(self) -> float:
         """Part of the running epoch that is done, 0 to 1."""
         return min(1.0, max(0.0, self.samples.progress - self.epoch))
@@ -101,11 +106,13 @@ class JobState:
         return Assign(worker=member.worker, assignment=assignment, has=has)
 
     def ask_for_evaluation(self, member: Member, epoch: int, version: int) -> bool:
-        """Whether this member shall evaluate the epoch: once, unless who was asked before is lost."""
+        """Whether this member shall evaluate the epoch: once, unless who was asked before is lost. One
+        evaluation at a time, so that a slow one delays the next and is not overtaken by it."""
         if epoch == 0 or any(done.epoch == epoch for done in self.evaluations):
             return False
-        if self.evaluation is not None and self.evaluation.epoch == epoch:
-            return self.evaluation.by is member  # asked before; perhaps it did not hear
+        asked = self.evaluation
+        if asked is not None and (asked.by is not member or asked.epoch != epoch):
+            return False  # who was asked before and perhaps did not hear is asked again
         self.evaluation = Evaluation(by=member, epoch=epoch, version=version)
         return True
 
@@ -129,7 +136,7 @@ class JobState:
             "members": {
                 m.worker: (
                     *(m.incarnation, m.rank, m.listening, m.version, dict(m.last_seq), list(m.outcomes)),
-                    *(repr(m.work), repr(m.void), m.after, m.clock, m.share),
+                    *(repr(m.work), repr(m.void), m.after, m.clock, repr(m.pace)),
                 )
                 for m in self.roster.by_rank()
             },

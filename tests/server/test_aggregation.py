@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -75,8 +76,8 @@ def test_of_equal_gradients_krum_takes_the_first() -> None:
     assert all(np.array_equal(*pair) for pair in zip(combined(Krum(), given), given[0], strict=True))
 
 
-WRONG = {
-    "huge": lambda right: np.full_like(right, 1e30),
+WRONG: dict[str, Callable[[Array], Array]] = {
+    "huge": lambda right: np.full_like(right, np.float32(1e30)),
     "largest": lambda right: np.full_like(right, LARGEST),
     "sign flipped": lambda right: -100 * right,
 }

@@ -86,7 +86,8 @@ def task(loss_scale: float = 1.0) -> Task:
 def assignment(version: int, *, samples: int = 4, **changes: Any) -> m.Assignment:
     """The only one at its version."""
     ranges = (m.Range(start=4 * version, count=samples),) if samples else ()
-    return m.Assignment(**{"id": version + 1, "version": version, "ranges": ranges, **changes})
+    fields: dict[str, Any] = {"id": version + 1, "version": version, "ranges": ranges}
+    return m.Assignment(**{**fields, **changes})
 
 
 def done(version: int) -> m.Assignment:

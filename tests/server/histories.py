@@ -1,0 +1,525 @@
+"""Random histories of a job: the real state machine and store, workers that do anything, and an oracle.
+
+Workers join, leave, crash and come back; their streams break; messages are lost, doubled and overtake each
+other by any time; the clock jumps. After every step the oracle checks what must always hold:
+
+    E  every acknowledged push is applied exactly once, in the version that its outcome named; a duplicate
+       gets the first outcome; the parameters are, bit for bit, what mean and SGD make of the applied log
+    S  in stale mode no applied push is more clocks behind the newest one than the bound
+    F  the parameters stay finite
+    N  what is refused changes nothing but the lease of the worker it came from
+    M  what is remembered of a worker is bounded
+    L  once faults stop, the job finishes; no sample of any epoch has been lost, none applied twice
+
+As a program it runs as many steps as it is told to, over all modes:
+
+    python tests/server/histories.py --steps 10000000 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradwire.compressors import DenseFormat, DensePayload
+from gradwire.optimizer import build_optimizer, parse_optimizer
+from gradwire.proto.manifest import Manifest
+from gradwire.proto.messages import Assignment, Decision, Outcome, Phase, Tensor
+from gradwire.server import events as e
+from gradwire.server.core import Core
+from gradwire.server.interval import Adaptive
+from gradwire.server.roster import OUTCOMES_PER_MEMBER
+from gradwire.server.state import Rules
+from gradwire.server.store import Share, Step, Store
+
+LEASE_S = 10.0
+MODEL = b"model"
+ELEMENTS = 3
+RATE = 0.01
+NAMES = ("a", "b", "c", "d")
+MODES: dict[str, dict[str, Any]] = {
+    "sync": {},
+    "sync, backup 1": {"backup": 1, "min_workers": 2},
+    "stale 0": {"mode": "stale", "staleness": 0},
+    "stale 2": {"mode": "stale", "staleness": 2},
+    "async": {"mode": "async", "inverse": True},
+    "local": {"mode": "local", "local_steps": Adaptive(first=2, most=3)},
+}
+
+Pick = Callable[[int], int]  # a number below the given one
+
+
+@dataclass(kw_only=True, slots=True)
+class Sim:
+    """A worker: what it knows, which may be less than what the server has sent."""
+
+    name: str
+    incarnation: int
+    attached: bool = False
+    ready: bool = False
+    version: int | None = None
+    assigned: int = 0
+    assignments: list[Assignment] = field(default_factory=list[Assignment])  # still to be answered
+    seq: int = 0
+    open: dict[int, e.Pushed] = field(default_factory=dict[int, e.Pushed])  # pushes without an outcome
+    sent: list[e.Pushed] = field(default_factory=list[e.Pushed])
+    evaluation: Assignment | None = None
+    finished: bool = False
+
+
+class World:
+    """One job. Every method is something that may happen; `act` chooses one by itself."""
+
+    def __init__(
+        self, pick: Pick, *, epochs: int = 3, samples: int = 50, batch: int = 4, **rules: Any
+    ) -> None:
+        self.pick = pick
+        fields: dict[str, Any] = {"min_workers": 1, "batch_size": batch, "epochs": epochs, "lease_s": LEASE_S}
+        self.rules = Rules(**{**fields, **rules})
+        self.core = Core(self.rules)
+        self.now = 0.0
+        self.samples, self.epochs = samples, epochs
+        self.sims: dict[str, Sim] = {}
+        self.incarnations: Counter[str] = Counter()
+        self.wire: list[e.Pushed] = []  # on its way, in no order
+        self.pending: e.Apply | None = None
+        self.outcomes: dict[tuple[str, int, int], Outcome] = {}
+        self.accepted: dict[str, int] = {}  # content -> version that was named
+        self.applied: dict[str, int] = {}
+        self.covered: Counter[tuple[int, int]] = Counter()  # (epoch, sample) in accepted pushes
+        self.answered: Counter[tuple[int, int]] = Counter()  # in those that were decided on at all
+        self.ranges: dict[int, list[tuple[int, int]]] = {}  # by assignment
+        self.late: set[tuple[int, int]] = set()
+        self.newest_clock = -1
+        self.steps = 0
+        self.store: Store | None = None
+        self.expected = np.zeros(ELEMENTS, np.float32)
+
+    # ---- what may happen
+
+    def act(self) -> None:
+        """One of the things below, each with its own likelihood."""
+        choices: list[tuple[int, Callable[[], None]]] = [
+            (6, self.deliver), (6, self.compute), (5, self.publish), (3, self.come), (4, self.beat),
+            (2, self.wait), (1, self.repeat), (1, self.lose), (1, self.break_stream), (2, self.evaluate),
+            (1, self.reconnect), (1, self.push_nonsense),
+        ]  # fmt: skip
+        if self.pick(8) == 0:
+            choices += [(1, self.crash), (1, self.leave), (1, self.jump)]
+        at = self.pick(sum(weight for weight, _ in choices))
+        for weight, happen in choices:
+            if at < weight:
+                happen()
+                return
+            at -= weight
+
+    def come(self) -> None:
+        """A worker starts, if it does not run."""
+        name = NAMES[self.pick(len(NAMES))]
+        if name in self.sims and self.pick(4):
+            return
+        self.incarnations[name] += 1
+        sim = Sim(name=name, incarnation=self.incarnations[name])
+        actions = self.step(e.Joined(worker=name, incarnation=sim.incarnation, compressor="none"))
+        if any(isinstance(action, e.Refuse) for action in actions):
+            return
+        self.sims[name] = sim
+        self.attach(sim)
+        admits = [action for action in actions if isinstance(action, e.Admit)]
+        if admits and admits[0].initialize:
+            self.initialize(sim)
+        self.prepare(sim)
+
+    def initialize(self, sim: Sim) -> None:
+        if self.core.phase is not Phase.EMPTY:
+            return
+        manifest = Manifest((Tensor(name="w", shape=(ELEMENTS,)),), self.samples)
+        options = parse_optimizer("sgd")
+        self.store = Store(
+            manifest,
+            [np.zeros(ELEMENTS, np.float32)],
+            "none",
+            lambda parameters: build_optimizer(options, parameters, RATE),
+        )
+        self.step(
+            e.Initialized(
+                worker=sim.name,
+                incarnation=sim.incarnation,
+                fingerprint=MODEL,
+                train_samples=self.samples,
+                partitions=1,
+            )
+        )
+        sim.version = 0
+
+    def attach(self, sim: Sim) -> None:
+        actions = self.step(e.Attached(worker=sim.name, incarnation=sim.incarnation))
+        sim.attached = not any(isinstance(action, e.Refuse) for action in actions)
+        sim.ready = False
+
+    def prepare(self, sim: Sim) -> None:
+        """Say that it is ready, and send again what has no outcome."""
+        if not sim.attached:
+            return
+        sim.ready = True
+        self.wire += sim.open.values()
+        self.step(
+            e.Prepared(
+                worker=sim.name,
+                incarnation=sim.incarnation,
+                fingerprint=MODEL,
+                version=sim.version,
+                assigned=sim.assigned,
+            )
+        )
+        if sim.evaluation is not None:
+            self.tell_evaluation(sim)
+
+    def reconnect(self) -> None:
+        away = [sim for sim in self.sims.values() if not sim.attached]
+        if away:
+            sim = away[self.pick(len(away))]
+            self.attach(sim)
+            self.prepare(sim)
+
+    def break_stream(self) -> None:
+        if sim := self.any_sim():
+            sim.attached = sim.ready = False
+            self.step(e.Detached(worker=sim.name, incarnation=sim.incarnation))
+
+    def crash(self) -> None:
+        """The process is gone; what it sent may still arrive. The server finds out later."""
+        if sim := self.any_sim():
+            del self.sims[sim.name]
+            self.step(e.Detached(worker=sim.name, incarnation=sim.incarnation))
+
+    def leave(self) -> None:
+        if sim := self.any_sim():
+            del self.sims[sim.name]
+            self.step(e.Left(worker=sim.name, incarnation=sim.incarnation, failed=False, reason="told to"))
+
+    def compute(self) -> None:
+        busy = [sim for sim in self.sims.values() if sim.assignments]
+        if busy:
+            self.answer(busy[self.pick(len(busy))])
+
+    def answer(self, sim: Sim) -> None:
+        """Push for the assignment; sometimes nothing came of the step."""
+        assignment = sim.assignments.pop(0)
+        sim.seq += 1
+        samples = assignment.samples if self.pick(10) else 0
+        push = e.Pushed(
+            worker=sim.name,
+            incarnation=sim.incarnation,
+            seq=sim.seq,
+            partition=0,
+            assignment=assignment.id,
+            base_version=assignment.version,
+            samples=samples,
+            loss=1.0 + self.pick(100) / 100,
+            content=f"{sim.name}/{sim.incarnation}/{sim.seq}",
+        )
+        sim.open[sim.seq] = push
+        sim.sent.append(push)
+        if sim.attached:
+            self.wire.append(push)
+
+    def deliver(self) -> None:
+        """Some message arrives, not necessarily the oldest."""
+        if self.wire:
+            self.arrive(self.wire.pop(self.pick(len(self.wire))))
+
+    def repeat(self) -> None:
+        """A copy of anything ever sent arrives."""
+        senders = [sim for sim in self.sims.values() if sim.sent]
+        if senders:
+            sent = senders[self.pick(len(senders))].sent
+            self.arrive(sent[self.pick(len(sent))])
+
+    def lose(self) -> None:
+        if self.wire:
+            self.wire.pop(self.pick(len(self.wire)))
+
+    def push_nonsense(self) -> None:
+        """A push that no worker of ours would send."""
+        if sim := self.any_sim():
+            push = e.Pushed(
+                worker=sim.name,
+                incarnation=sim.incarnation - self.pick(2),
+                seq=sim.seq + 1 + self.pick(3),
+                partition=0,
+                assignment=sim.assigned,
+                base_version=self.pick(self.core.version + 2),
+                samples=self.rules.batch_size * 10 + self.pick(3),
+                content="nonsense",
+            )
+            before = self.state()
+            actions = self.core.step(push, self.now)
+            if any(isinstance(action, e.Refuse) for action in actions):
+                self.unchanged(before)
+            else:  # refused as stale: it has used up a seq, as a push of the worker's own
+                (outcome,) = [action.outcome for action in actions if isinstance(action, e.Answer)]
+                assert outcome.decision is Decision.REFUSED
+                sim.seq = push.seq
+                self.outcomes.setdefault((push.worker, push.incarnation, push.seq), outcome)
+                self.take_in(actions)
+
+    def publish(self) -> None:
+        """What was to be applied has been."""
+        apply = self.pending
+        if apply is None:
+            return
+        self.pending = None
+        assert self.store is not None
+        shares = [Share(c.samples, [payload(str(c.content))]) for c in apply.contributions]
+        self.store.apply(
+            Step(partition=0, version=apply.version, shares=shares, rate_factor=apply.rate_factor)
+        )
+        self.check_applied(apply)
+        self.step(e.Published(partition=0, version=apply.version))
+
+    def evaluate(self) -> None:
+        evaluators = [sim for sim in self.sims.values() if sim.evaluation is not None and sim.attached]
+        if evaluators:
+            self.tell_evaluation(evaluators[self.pick(len(evaluators))])
+
+    def tell_evaluation(self, sim: Sim) -> None:
+        assert sim.evaluation is not None
+        self.step(
+            e.Evaluated(
+                worker=sim.name,
+                incarnation=sim.incarnation,
+                version=sim.evaluation.version,
+                epoch=sim.evaluation.evaluate_epoch,
+                metrics={"accuracy": 0.5},
+            )
+        )
+
+    def beat(self) -> None:
+        for sim in list(self.sims.values()):
+            if sim.attached:
+                self.step(e.Heard(worker=sim.name, incarnation=sim.incarnation))
+
+    def wait(self) -> None:
+        self.now += 0.01 * (1 + self.pick(200))
+        self.step(e.Tick())
+
+    def jump(self) -> None:
+        """The server was asleep: every lease is over."""
+        self.now += LEASE_S * (1 + self.pick(3))
+        self.step(e.Tick())
+
+    def any_sim(self) -> Sim | None:
+        return list(self.sims.values())[self.pick(len(self.sims))] if self.sims else None
+
+    # ---- the server, and what it sends
+
+    def arrive(self, push: e.Pushed) -> None:
+        identity = (push.worker, push.incarnation, push.seq)
+        before = self.state()
+        member = self.core.roster.members.get(push.worker)
+        live = member is not None and member.incarnation == push.incarnation
+        remembered = live and push.seq > member.last_seq.get(0, 0) - OUTCOMES_PER_MEMBER if member else False
+        actions = self.step(push)
+        answers = [action.outcome for action in actions if isinstance(action, e.Answer)]
+        if not answers:
+            self.unchanged(before)
+            assert not (remembered and identity in self.outcomes), (
+                f"E: the outcome of {identity} is forgotten"
+            )
+            refused = next(action.refusal for action in actions if isinstance(action, e.Refuse))
+            assert refused.message, "a refusal says why"
+            return
+        (outcome,) = answers
+        first = self.outcomes.setdefault(identity, outcome)
+        assert outcome == first, f"E: a duplicate of {identity} got {outcome}, the first one {first}"
+        sim = self.sims.get(push.worker)
+        if sim is not None and sim.incarnation == push.incarnation and sim.attached and self.pick(10):
+            sim.open.pop(push.seq, None)  # otherwise the answer is lost on its way
+
+    def step(self, event: e.Event) -> list[e.Action]:
+        push = event if isinstance(event, e.Pushed) else None
+        accepted = self.core.accepted_pushes
+        decided = accepted + self.core.stale_pushes
+        member = self.core.roster.members.get(push.worker) if push else None
+        clock = member.clock if member is not None else None
+        actions = self.core.step(event, self.now)
+        self.steps += 1
+        if push is not None and self.core.accepted_pushes + self.core.stale_pushes > decided:
+            samples = self.ranges.get(push.assignment, [])
+            self.answered.update(samples)
+            if self.core.accepted_pushes > accepted:
+                name = str(push.content)
+                assert name not in self.accepted, f"E: {name} was accepted twice"
+                (outcome,) = [action.outcome for action in actions if isinstance(action, e.Answer)]
+                self.accepted[name] = outcome.version
+                self.covered.update(samples)
+                if clock is not None and self.rules.mode == "stale":
+                    behind = self.newest_clock - clock
+                    assert behind <= self.rules.staleness, f"S: {name} is {behind} clocks behind"
+                    self.newest_clock = max(self.newest_clock, clock)
+        self.take_in(actions)
+        if self.core.phase is Phase.RUNNING:
+            # What is computed for rounds that have closed, when the last version is complete.
+            works = [each.work for each in self.core.roster.members.values()]
+            late = [work for work in works if work is not None and work.settled]
+            self.late = {sample for work in late for sample in samples_of(work.assignment)}
+        for each in self.core.roster.members.values():
+            assert len(each.outcomes) <= OUTCOMES_PER_MEMBER, "M"
+        return actions
+
+    def take_in(self, actions: Sequence[e.Action]) -> None:
+        for action in actions:
+            match action:
+                case e.Apply():
+                    assert self.pending is None, "applied two at a time"
+                    ranks = [each.rank for each in action.contributions]
+                    assert ranks == sorted(set(ranks)), "rank order"
+                    self.pending = action
+                case e.Assign():
+                    self.assign(action)
+                case e.Disconnect():
+                    sim = self.sims.get(action.worker)
+                    if sim is not None and sim.incarnation == action.incarnation:
+                        sim.attached = sim.ready = False
+                        if action.final:
+                            del self.sims[action.worker]
+                case _:
+                    pass
+
+    def assign(self, action: e.Assign) -> None:
+        assignment = action.assignment
+        assert assignment.version == self.core.version, "work is for the version that there is"
+        self.ranges[assignment.id] = samples_of(assignment)
+        sim = self.sims.get(action.worker)
+        if sim is None or not sim.ready:
+            return
+        if self.pick(12) == 0:  # lost: its stream breaks
+            sim.attached = sim.ready = False
+            self.step(e.Detached(worker=sim.name, incarnation=sim.incarnation))
+            return
+        sim.version, sim.finished = assignment.version, sim.finished or assignment.finished
+        if assignment.evaluate_epoch:
+            sim.evaluation = assignment
+        if assignment.id > sim.assigned and assignment.ranges:
+            sim.assignments.append(assignment)
+        sim.assigned = max(sim.assigned, assignment.id)
+
+    # ---- the oracle
+
+    def state(self) -> Any:
+        return {**self.core.snapshot(), **self.core.mode.snapshot()}
+
+    def unchanged(self, before: Any) -> None:
+        assert self.state() == before, "N: a refused input changed the state"
+
+    def check_applied(self, apply: e.Apply) -> None:
+        """Against a plain mean, in the order of the ranks, every product and sum in float32, and SGD."""
+        given = [each for each in apply.contributions if each.samples]
+        total = sum(each.samples for each in given)
+        gradient = np.zeros(ELEMENTS, np.float32)
+        for each in given:
+            gradient += np.float32(each.samples / total) * values(str(each.content))
+        if given:
+            torch.from_numpy(self.expected).add_(torch.from_numpy(gradient), alpha=-RATE * apply.rate_factor)
+        for each in apply.contributions:
+            name = str(each.content)
+            assert name not in self.applied, f"E: {name} was applied twice"
+            assert self.accepted.get(name) == apply.version, f"E: {name} is in another version than was said"
+            self.applied[name] = apply.version
+        assert self.store is not None
+        (parameters,) = self.store.values()
+        assert parameters.tobytes() == self.expected.tobytes(), "E: the parameters are not those of the log"
+        assert np.isfinite(self.expected).all(), "F"
+
+    def finish(self) -> None:
+        """No more faults: the job has to come to its end, with every sample accounted for."""
+        start = self.steps
+        while self.core.phase is not Phase.FINISHED:
+            assert self.steps - start < 20_000, f"L: no end in sight, {self.core.waiting(self.now)}"
+            self.publish()
+            for sim in list(self.sims.values()):
+                if not sim.attached:
+                    self.attach(sim)
+                    self.prepare(sim)
+            if not any(sim.ready for sim in self.sims.values()):
+                self.come()
+            for sim in list(self.sims.values()):
+                while sim.assignments:
+                    self.answer(sim)
+            # In the order of seq, as a worker sends again what came behind something that was lost.
+            self.wire = [push for sim in self.sims.values() for push in sim.open.values()]
+            while self.wire:
+                self.arrive(self.wire.pop(0))
+            self.evaluate()
+            self.beat()
+            self.wait()
+        self.check_end()
+
+    def check_end(self) -> None:
+        for epoch in range(self.epochs):
+            for index in range(self.samples):
+                sample = (epoch, index)
+                assert self.covered[sample] <= 1, f"{sample} was accepted from two workers"
+                assert self.answered[sample] or sample in self.late, f"{sample} was lost"
+        assert set(self.applied) == set(self.accepted), "E: acknowledged, but not applied"
+
+
+def samples_of(assignment: Assignment) -> list[tuple[int, int]]:
+    """As (epoch, place in its order)."""
+    return [(assignment.epoch, each.start + i) for each in assignment.ranges for i in range(each.count)]
+
+
+def values(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The gradient of a push: anything, as long as it is always the same."""
+    return np.random.default_rng(list(name.encode())).standard_normal(ELEMENTS).astype(np.float32)
+
+
+def payload(name: str) -> DensePayload:
+    return DensePayload(format=DenseFormat.FLOAT32, elements=ELEMENTS, data=values(name).view(np.uint8))
+
+
+def run(mode: str, steps: int, seed: int) -> tuple[int, int]:
+    """As many jobs as it takes for so many steps. Returns steps and pushes applied."""
+    done = applied = 0
+    while done < steps:
+        seed += 1
+        chance = random.Random(f"{mode}/{seed}")
+        world = World(chance.randrange, epochs=1 + chance.randrange(20), **MODES[mode])
+        try:
+            for _ in range(chance.randrange(3000)):
+                world.act()
+                if world.core.phase is Phase.FINISHED:
+                    break
+            world.finish()
+        except AssertionError as error:
+            raise AssertionError(f"mode {mode!r}, seed {seed}, step {world.steps}: {error}") from error
+        done += world.steps
+        applied += len(world.applied)
+    return done, applied
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Random histories of jobs, checked by an oracle.")
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    for mode in MODES:
+        started = time.perf_counter()
+        steps, applied = run(mode, given.steps // len(MODES), given.seed)
+        print(
+            f"{mode}: {steps} steps, {applied} pushes applied, {time.perf_counter() - started:.0f} s",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""What every mode promises, over random histories; `histories` says what is checked after each step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from gradwire.proto.messages import Outcome, Phase
+from gradwire.server.arrivals import Arrivals
+from gradwire.server.roster import Member, Work
+from gradwire.server.samples import Samples
+from gradwire.server.state import JobState
+
+from .histories import MODES, World, run
+
+ARRIVALS_INIT = Arrivals.__init__
+STEPS = 20_000  # of each mode, 120,000 together
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_random_histories_keep_every_promise(mode: str) -> None:
+    steps, applied = run(mode, STEPS, seed=1)
+    assert steps >= STEPS
+    assert applied > STEPS / 40, "the histories never got going"
+
+
+class Histories(RuleBasedStateMachine):
+    """The same, with steps that hypothesis chooses and shrinks."""
+
+    world: World
+
+    @initialize(mode=st.sampled_from(sorted(MODES)), data=st.data())
+    def begin(self, mode: str, data: st.DataObject) -> None:
+        self.world = World(lambda below: data.draw(st.integers(0, below - 1)), epochs=2, **MODES[mode])
+        self.world.come()
+
+    @rule()
+    def a_worker_comes(self) -> None:
+        self.world.come()
+
+    @rule()
+    def a_worker_crashes(self) -> None:
+        self.world.crash()
+
+    @rule()
+    def a_worker_leaves(self) -> None:
+        self.world.leave()
+
+    @rule()
+    def a_stream_breaks(self) -> None:
+        self.world.break_stream()
+
+    @rule()
+    def a_worker_reconnects(self) -> None:
+        self.world.reconnect()
+
+    @rule()
+    def a_worker_computes(self) -> None:
+        self.world.compute()
+
+    @rule()
+    def a_push_arrives(self) -> None:
+        self.world.deliver()
+
+    @rule()
+    def a_copy_arrives(self) -> None:
+        self.world.repeat()
+
+    @rule()
+    def a_push_is_lost(self) -> None:
+        self.world.lose()
+
+    @rule()
+    def nonsense_arrives(self) -> None:
+        self.world.push_nonsense()
+
+    @rule()
+    def a_version_is_published(self) -> None:
+        self.world.publish()
+
+    @rule()
+    def an_evaluation_arrives(self) -> None:
+        self.world.evaluate()
+
+    @rule()
+    def heartbeats_arrive(self) -> None:
+        self.world.beat()
+
+    @rule()
+    def time_passes(self) -> None:
+        self.world.wait()
+
+    @rule()
+    def the_clock_jumps(self) -> None:
+        self.world.jump()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            assert self.world.core.phase is not Phase.UNSPECIFIED
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(
+    max_examples=100,
+    stateful_step_count=100,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
+)
+
+
+# ---- what they notice. Each of these takes away one of the things that keep a promise.
+
+
+def forget(self: Member, outcome: Outcome) -> None:
+    """No outcome is remembered."""
+
+
+def forget_outcomes(self: Member, outcome: Outcome) -> None:
+    """Only the number of the last push is."""
+    self.last_seq[outcome.partition] = outcome.seq
+
+
+def drift_further(self: Arrivals, state: JobState, staleness: int | None) -> None:
+    """The bound is not the one that was asked for."""
+    ARRIVALS_INIT(self, state, None if staleness is None else staleness + 1)
+
+
+def give_nothing_back(self: Samples, drawn: Any, *, settled: bool = False) -> None:
+    if not settled:
+        self.settle(drawn)
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "name", "broken"),
+    [
+        ("sync", Member, "remember", forget),
+        ("async", Member, "remember", forget),
+        ("sync", Member, "remember", forget_outcomes),
+        ("stale 2", Arrivals, "__init__", drift_further),
+        ("async", Samples, "give_back", give_nothing_back),
+        ("sync", Samples, "give_back", give_nothing_back),
+    ],
+)
+def test_the_histories_notice_what_is_broken(
+    monkeypatch: pytest.MonkeyPatch, mode: str, owner: type[Any], name: str, broken: Any
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(AssertionError, match=r"mode .*, seed"):
+        run(mode, STEPS, seed=1)
+
+
+def test_the_histories_notice_a_push_that_answers_two_assignments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the number of its assignment a late push would count for whatever its worker has now."""
+
+    class Anything(int):
+        def __ne__(self, other: object) -> bool:
+            return False
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = int.__hash__
+
+    original = Work.__init__
+
+    def build(self: Work, **fields: Any) -> None:
+        assignment = fields["assignment"]
+        object.__setattr__(assignment, "id", Anything(assignment.id))
+        original(self, **fields)
+
+    monkeypatch.setattr(Work, "__init__", build)
+    with pytest.raises(AssertionError, match=r"mode .*, seed"):
+        run("async", STEPS, seed=1)
