@@ -24,6 +24,11 @@ class Result:
     steps: versions that the server has published.
     seconds: from the first round's opening to the last version.
     accuracy_by_epoch: one per epoch, None where the evaluation was lost with the worker that made it.
+    seconds_by_epoch: when each was complete, None where that is None.
+    local_steps: that each worker took, in local mode: `steps`, the rounds, divided by them say how often the
+        workers exchanged what they had learnt.
+    largest_staleness: of a push that was applied: in clocks in stale mode, in versions in async mode.
+    repeated_samples: trained on twice, because a worker came back with what another had been given.
     wire_bytes_*: with gRPC and HTTP/2 framing, everything that the server received and sent.
     raw_bytes_*: what the same tensors take as bare float32.
     payload_bytes_up: payloads of accepted pushes alone, without any header.
@@ -54,6 +59,10 @@ class Result:
     lost_workers: tuple[str, ...]
     parameters_sha256: str
     accuracy_by_epoch: tuple[float | None, ...]
+    seconds_by_epoch: tuple[float | None, ...]
+    local_steps: int
+    largest_staleness: int
+    repeated_samples: int
 
     @property
     def bytes_by_epoch(self) -> tuple[float, ...]:
@@ -65,6 +74,7 @@ class Result:
 def result_of(options: RunOptions, status: StatusReply) -> Result:
     """The result, from the last status of a finished job."""
     metrics = {evaluation.epoch: evaluation.metrics for evaluation in status.evaluations}
+    seconds = {evaluation.epoch: evaluation.seconds for evaluation in status.evaluations}
     final = metrics.get(status.epoch, {})
     traffic = status.traffic
     return Result(
@@ -92,6 +102,10 @@ def result_of(options: RunOptions, status: StatusReply) -> Result:
         accuracy_by_epoch=tuple(
             metrics.get(epoch, {}).get("accuracy") for epoch in range(1, status.epoch + 1)
         ),
+        seconds_by_epoch=tuple(seconds.get(epoch) for epoch in range(1, status.epoch + 1)),
+        local_steps=status.local_steps,
+        largest_staleness=status.largest_staleness,
+        repeated_samples=status.repeated_samples,
     )
 
 
@@ -171,6 +185,11 @@ def table_of(result: Result, baseline: Result | None) -> Table:
         _saving(result, other, "down"),
     )
     row("  against bare float32", _against_raw(result, "down"), _against_raw(other, "down"))
+    if result.local_steps:
+        row("rounds per local step", _per_step(result), _per_step(other))
+    if result.mode in ("stale", "async"):
+        unit = "clocks" if result.mode == "stale" else "versions"
+        row(f"largest staleness, {unit}", str(result.largest_staleness), str(other.largest_staleness))
     if result.refused_pushes or other.refused_pushes:
         row("refused pushes", str(result.refused_pushes), str(other.refused_pushes))
     if result.lost_workers or other.lost_workers:
@@ -212,6 +231,10 @@ def _fewer(theirs: int, ours: int) -> str:
     if text in ("1.00×", "–"):
         return "same" if text == "1.00×" else text
     return f"{text} fewer" if ours < theirs else f"{inverse} more"
+
+
+def _per_step(result: Result) -> str:
+    return f"{result.steps / result.local_steps:.2f} ({result.steps} of {result.local_steps})"
 
 
 def _count(number: int, noun: str) -> str:

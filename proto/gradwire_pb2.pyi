@@ -587,7 +587,7 @@ class LostStatus(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class EpochStatus(_message.Message):
-    __slots__ = ("epoch", "version", "metrics")
+    __slots__ = ("epoch", "version", "metrics", "seconds")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -598,10 +598,12 @@ class EpochStatus(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     version: int
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    seconds: float
+    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Traffic(_message.Message):
     __slots__ = ("wire_bytes_up", "wire_bytes_down", "raw_bytes_up", "raw_bytes_down", "payload_bytes_up", "compressed_payload_bytes_up", "compressed_raw_bytes_up")
@@ -622,7 +624,7 @@ class Traffic(_message.Message):
     def __init__(self, wire_bytes_up: _Optional[int] = ..., wire_bytes_down: _Optional[int] = ..., raw_bytes_up: _Optional[int] = ..., raw_bytes_down: _Optional[int] = ..., payload_bytes_up: _Optional[int] = ..., compressed_payload_bytes_up: _Optional[int] = ..., compressed_raw_bytes_up: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("job", "phase", "waiting", "version", "epoch", "epoch_progress", "members", "lost", "evaluations", "traffic", "pushes", "refused_pushes", "train_loss", "training_seconds", "parameters_sha256", "software")
+    __slots__ = ("job", "phase", "waiting", "version", "epoch", "epoch_progress", "members", "lost", "evaluations", "traffic", "pushes", "refused_pushes", "train_loss", "training_seconds", "parameters_sha256", "software", "local_steps", "largest_staleness", "repeated_samples")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -639,6 +641,9 @@ class StatusReply(_message.Message):
     TRAINING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_SHA256_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     job: Job
     phase: Phase
     waiting: str
@@ -655,4 +660,7 @@ class StatusReply(_message.Message):
     training_seconds: float
     parameters_sha256: str
     software: str
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ...) -> None: ...
+    local_steps: int
+    largest_staleness: int
+    repeated_samples: int
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ..., local_steps: _Optional[int] = ..., largest_staleness: _Optional[int] = ..., repeated_samples: _Optional[int] = ...) -> None: ...

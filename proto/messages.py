@@ -314,6 +314,7 @@ class EpochStatus:
     epoch: int
     version: int
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -355,6 +356,9 @@ class StatusReply:
     training_seconds: float
     parameters_sha256: str
     software: str
+    local_steps: int = 0
+    largest_staleness: int = 0
+    repeated_samples: int = 0
 
 
 WorkerMessage = Chunk | Push | Heartbeat | Hello | Evaluation | Leave | Ready

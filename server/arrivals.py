@@ -4,8 +4,10 @@ A member that has pushed is given its next samples once its push is published, a
 then. Pushes are applied one at a time in the order in which they came.
 
 `stale` bounds how far members may drift apart (stale synchronous parallel, Ho et al., NIPS 2013). A member's
-clock is the number of its pushes. It is given work only while its clock is at most `staleness` ahead of the
-slowest ready member's. The staleness of a push is how many clocks it is behind the newest push that has been
+clock is the number of its pushes that are applied. It is given work only while its clock is at most
+`staleness` ahead of the slowest ready member's, so that at clock c it computes with all that anyone has
+contributed up to clock c - staleness - 1; with a bound of 0 all finish a clock before anyone begins the next.
+The staleness of a push is how many clocks it is behind the newest push that has been
 accepted, which by that rule is never more than the bound; a push that were older would be refused. Who joins
 starts at the clock of the slowest.
 
@@ -36,6 +38,7 @@ class Arrivals:
         self._newest = -1  # clock of the newest push accepted
         self._queue: deque[e.Apply] = deque()
         self._applying = False
+        self._epoch_version = 0  # the version with which the last epoch was complete
 
     @property
     def quiet(self) -> bool:
@@ -51,9 +54,13 @@ class Arrivals:
                 continue
             if state.evaluation is not None and state.evaluation.by is member:
                 continue
-            due = state.epoch_to_evaluate
-            if state.evaluation is None and state.ask_for_evaluation(member, due, state.version):
-                actions.append(self._evaluate(member))
+            due = state.epoch_to_evaluate if state.version >= self._epoch_version else 0
+            if state.ask_for_evaluation(member, due, state.assignments + 1, now):
+                # It takes time, so nothing else is to be done at that version.
+                assignment = Assignment(
+                    id=0, version=state.version, progress=state.samples.progress, evaluate_epoch=due
+                )
+                actions.append(state.assign(member, assignment))
                 continue
             clock = self._clock(member)
             if self._held(clock):
@@ -85,41 +92,30 @@ class Arrivals:
             actions.append(assign)
         return actions
 
-    def _evaluate(self, member: Member) -> e.Action:
-        """Evaluating takes time, so nothing else is to be done at that version."""
-        state = self._state
-        assign = state.assign(
-            member,
-            Assignment(
-                id=0, version=state.version, progress=state.samples.progress, evaluate_epoch=state.epoch
-            ),
-        )
-        assert state.evaluation is not None
-        state.evaluation = replace(state.evaluation, assignment=assign.assignment.id)
-        return assign
-
     def _clock(self, member: Member) -> int:
         if member.clock is None:
             clocks = [each.clock for each in self._state.roster.ready() if each.clock is not None]
             member.clock = min(clocks, default=self._newest + 1)
         return member.clock
 
+    def _reached(self, member: Member) -> int | None:
+        """The member's clock, without a push that others cannot see yet."""
+        unseen = member.after > self._state.version
+        return None if member.clock is None else member.clock - unseen
+
     def _slowest(self) -> int:
         """Clock of the ready member that is furthest behind."""
-        clocks = [each.clock for each in self._state.roster.ready() if each.clock is not None]
-        return min(clocks, default=0)
+        clocks = [self._reached(each) for each in self._state.roster.ready()]
+        return min((clock for clock in clocks if clock is not None), default=0)
 
     def _held(self, clock: int) -> bool:
         return self._bound is not None and clock - self._slowest() > self._bound
 
-    def resume(self, member: Member, assigned: int) -> list[e.Action]:
+    def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
         state = self._state
-        evaluation = state.evaluation
-        if evaluation is not None and evaluation.by is member and evaluation.assignment != assigned:
-            state.evaluation = None  # it never heard of it
         if member.work is None or member.work.assignment.id == assigned:
             return []
-        # It never heard of its work either, and is given it at the version that there is now.
+        # It never heard of its work, and is given it at the version that there is now.
         assign = state.assign(member, replace(member.work.assignment, version=state.version))
         member.work.assignment = assign.assignment
         return [assign]
@@ -129,6 +125,7 @@ class Arrivals:
     def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
         state, rules = self._state, self._state.rules
         clock = self._clock(member)
+        epoch = state.epoch
         state.samples.settle(work.drawn)
         clocks = max(0, self._newest - clock)
         if self._bound is not None and clocks > self._bound:
@@ -140,6 +137,8 @@ class Arrivals:
         member.clock = clock + 1
         self._promised += 1
         member.after = self._promised
+        if state.epoch > epoch:
+            self._epoch_version = self._promised
         self._judge(member, work, now)
         middle = state.samples.progress - work.drawn.count / 2 / state.samples.per_epoch
         weight = work.share / rules.batch_size
@@ -154,7 +153,7 @@ class Arrivals:
                 rate_factor=rules.rate_factor(middle) * weight / (max(1, versions) if rules.inverse else 1),
                 opened_at=work.given_at,
                 base_version=base_version,
-                clocks_stale=clocks,
+                clocks_stale=None if self._bound is None else clocks,
             )
         )
         state.wait_from(now)
@@ -207,7 +206,7 @@ class Arrivals:
         if not self._stuck():
             return []
         slowest = self._slowest()
-        return [each.rank for each in self._state.roster.ready() if each.clock == slowest]
+        return [each.rank for each in self._state.roster.ready() if self._reached(each) == slowest]
 
     def waiting(self, now: float) -> Waiting:
         missing = self.missing()

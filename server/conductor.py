@@ -197,6 +197,8 @@ class Conductor:
             samples = sum(each.samples for each in action.contributions)
             loss = sum(each.loss * each.samples for each in action.contributions if each.samples)
             mean_loss = loss / samples if samples else math.nan
+            if action.clocks_stale is not None:
+                self.metrics.staleness_clocks.observe(action.clocks_stale)
             self.metrics.round_closed(self._ended_at - action.opened_at, samples, mean_loss)
         self.happen(e.Published(partition=action.partition, version=action.version))
 
@@ -243,6 +245,8 @@ class Conductor:
         metrics.epoch.set(core.epoch + core.epoch_progress)
         metrics.missing.set(len(core.mode.missing()))
         metrics.local_steps.set(core.local_steps)
+        metrics.staleness_largest.set(core.largest_staleness)
+        metrics.repeated.set(core.repeated_samples)
         metrics.set_phase(core.phase)
 
     async def on_reducer(self, function: Callable[..., T], *arguments: Any) -> T:

@@ -102,10 +102,11 @@ class Core(JobState):
         member.ready = member.listening = True
         member.fingerprint = event.fingerprint
         member.version = event.version
+        self.forget_evaluation(member, event.assigned)
         if self.phase is Phase.EMPTY and self.initializer in (None, (member.worker, member.incarnation)):
             return self._request_initialize(member)
         if self.phase in (Phase.GATHERING, Phase.RUNNING):
-            return [*self.mode.resume(member, event.assigned), *self._advance(now)]
+            return [*self.mode.resume(member, event.assigned, now), *self._advance(now)]
         return self._finish(now)
 
     def _detached(self, event: e.Detached, now: float) -> list[e.Action]:
@@ -140,8 +141,7 @@ class Core(JobState):
             self.initializer = None
             for candidate in self.roster.listening()[:1]:  # otherwise the next one to get ready
                 actions += self._request_initialize(candidate)
-        if self.evaluation is not None and self.evaluation.by is member:
-            self.evaluation = None
+        self.forget_evaluation(member)
         self.mode.lost(member)
         return [*actions, *self._advance(now)]
 
@@ -194,11 +194,12 @@ class Core(JobState):
         """Whatever can happen now: give out work, apply what is complete, begin to wait, or to finish."""
         if self.phase not in (Phase.GATHERING, Phase.RUNNING):
             return self._finish(now) if self.phase is Phase.FINISHING else []
-        if self.started and self.mode.quiet and self.samples.done:
+        started = self.started_at is not None
+        if started and self.mode.quiet and self.samples.done:
             self.phase = Phase.FINISHING
             self.wait_from(now)
             return self._finish(now)
-        needed = 1 if self.started else self.rules.min_workers
+        needed = 1 if started else self.rules.min_workers
         if self.mode.quiet and len(self.roster.ready()) < needed:
             if self.phase is Phase.RUNNING:
                 self.phase = Phase.GATHERING
@@ -207,7 +208,8 @@ class Core(JobState):
         if self.phase is Phase.GATHERING:
             self.phase = Phase.RUNNING
             self.wait_from(now)
-        self.started = True
+        if self.started_at is None:
+            self.started_at = now
         return [*self.mode.offer(now), *self.mode.proceed(now)]
 
     def _pushed(self, event: e.Pushed, now: float) -> list[e.Action]:
@@ -284,7 +286,7 @@ class Core(JobState):
         return [
             self._last_assignment(member, finished=False)
             for member in idle_first
-            if self.ask_for_evaluation(member, self.epoch, self.version)
+            if self.ask_for_evaluation(member, self.epoch, self.assignments + 1, now)
         ]
 
     def _last_assignment(self, member: Member, *, finished: bool) -> e.Assign:
@@ -303,17 +305,22 @@ class Core(JobState):
         if any(done.epoch == event.epoch for done in self.evaluations):
             return []  # told again after a reconnect
         asked = self.evaluation
-        # The version may be an earlier one than it was asked for last, if it had heard of that after all.
         if (
             asked is None
             or asked.by is not member
-            or asked.epoch != event.epoch
-            or event.version > asked.version
+            or (asked.epoch, asked.version) != (event.epoch, event.version)
         ):
             text = f"an evaluation of epoch {event.epoch} by {member.name} was not asked for and is ignored"
             return [e.Note(text=text, warning=True)]
         self.evaluation = None
-        self.evaluations.append(EpochStatus(epoch=event.epoch, version=event.version, metrics=event.metrics))
+        self.evaluations.append(
+            EpochStatus(
+                epoch=event.epoch,
+                version=event.version,
+                metrics=event.metrics,
+                seconds=asked.asked_at - (self.started_at or 0.0),
+            )
+        )
         self.evaluations.sort(key=lambda done: done.epoch)
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(event.metrics.items()))
         note = e.Note(text=f"epoch {event.epoch}, version {event.version}: {text} (by {member.name})")

@@ -209,7 +209,7 @@ class Apply:
     rate_factor: what the base learning rate is multiplied with. opened_at: when the work was given out.
     base_version: at which the gradient of a single contribution was computed, if pushes are applied singly.
     bases: other versions at which gradients are being computed, besides those not yet published.
-    clocks_stale: clocks that it is behind the newest push.
+    clocks_stale: clocks that it is behind the newest push, where they are bounded.
     """
 
     partition: int
@@ -219,7 +219,7 @@ class Apply:
     opened_at: float
     base_version: int | None = None
     bases: frozenset[int] = frozenset()
-    clocks_stale: int = 0
+    clocks_stale: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,6 +81,12 @@ class Metrics:
         self.staleness_bound = gauge(
             "staleness_bound_clocks", "Clocks that a push may be behind, --staleness"
         )
+        self.staleness_largest = gauge(
+            "staleness_largest", "Of all pushes accepted: clocks in stale mode, versions in async mode"
+        )
+        self.repeated = gauge(
+            "repeated_samples", "Samples trained on by who had lost them as well as by who got them then"
+        )
         self.local_steps = gauge("local_steps", "Steps that each worker takes in the last round opened")
         self.members = gauge("members", "Members that hold a lease")
         self.missing = gauge("round_missing_members", "Members that the open round waits for")

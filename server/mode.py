@@ -32,7 +32,7 @@ class Mode(Protocol):
         """The member is no longer one. Its work is taken from it, now or when its round closes."""
         ...
 
-    def resume(self, member: Member, assigned: int) -> list[e.Action]:
+    def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
         """The member is back on a new stream; `assigned` is the id of the last assignment that it got."""
         ...
 

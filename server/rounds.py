@@ -89,7 +89,7 @@ class Rounds:
         for position, (member, part) in enumerate(zip(members, parts, strict=True)):
             state.assignments += 1
             due = state.epoch_to_evaluate
-            evaluate = position == 0 and state.ask_for_evaluation(member, due, state.version)
+            evaluate = position == 0 and state.ask_for_evaluation(member, due, state.assignments, now)
             assignment = Assignment(
                 id=state.assignments,
                 version=state.version,
@@ -130,13 +130,15 @@ class Rounds:
         now = self._state.rules.rate_factor(self._state.samples.progress)
         return planned.following(self._loss / loss if loss else math.nan, factor / now if now else math.inf)
 
-    def resume(self, member: Member, assigned: int) -> list[e.Action]:
-        work = member.work
+    def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
+        state, work = self._state, member.work
         if work is None:
             return []
         if not work.settled:
             # Its round is open: what it was told may not have arrived.
-            return [self._state.send(member, work.assignment)]
+            assignment = work.assignment
+            state.ask_for_evaluation(member, assignment.evaluate_epoch, assignment.id, now)
+            return [state.send(member, assignment)]
         if work.assignment.id != assigned:  # it never heard of it, and will not answer
             self._void(member, settled=True)
         return []

@@ -241,6 +241,9 @@ class Service:
             training_seconds=self._conductor.training_seconds,
             parameters_sha256=self._conductor.parameters_sha256,
             software=self._settings.software,
+            local_steps=core.all_local_steps,
+            largest_staleness=core.largest_staleness,
+            repeated_samples=core.repeated_samples,
         )
 
     async def _exchange(self, requests: AsyncIterator[Any], context: Context) -> None:

@@ -52,7 +52,8 @@ class Evaluation:
     by: Member = field(repr=False, compare=False)
     epoch: int
     version: int
-    assignment: int = 0  # its id
+    asked_at: float
+    assignment: int  # its id
 
 
 @dataclass(kw_only=True)
@@ -67,7 +68,9 @@ class JobState:
     samples: Samples = SAMPLES_UNKNOWN
     partitions: int = 1
     version: int = 0
-    started: bool = False  # work was given out: from then on any number of members will do
+    started_at: float | None = (
+        None  # when work was first given out: from then on any number of members will do
+    )
     assignments: int = 0  # given out so far; the id of the last one
     evaluation: Evaluation | None = None  # asked for and not yet reported
     evaluations: list[EpochStatus] = field(default_factory=list[EpochStatus])
@@ -105,16 +108,22 @@ class JobState:
         has, member.version = member.version, assignment.version
         return Assign(worker=member.worker, assignment=assignment, has=has)
 
-    def ask_for_evaluation(self, member: Member, epoch: int, version: int) -> bool:
-        """Whether this member shall evaluate the epoch: once, unless who was asked before is lost. One
-        evaluation at a time, so that a slow one delays the next and is not overtaken by it."""
-        if epoch == 0 or any(done.epoch == epoch for done in self.evaluations):
+    def ask_for_evaluation(self, member: Member, epoch: int, assignment: int, now: float) -> bool:
+        """Whether this member shall evaluate the epoch, as part of this assignment: once, unless who was
+        asked before is lost or never heard of it. One evaluation at a time: a slow one delays the next."""
+        if epoch == 0 or self.evaluation is not None or any(done.epoch == epoch for done in self.evaluations):
             return False
-        asked = self.evaluation
-        if asked is not None and (asked.by is not member or asked.epoch != epoch):
-            return False  # who was asked before and perhaps did not hear is asked again
-        self.evaluation = Evaluation(by=member, epoch=epoch, version=version)
+        self.evaluation = Evaluation(
+            by=member, epoch=epoch, version=self.version, asked_at=now, assignment=assignment
+        )
         return True
+
+    def forget_evaluation(self, member: Member, assigned: int = -1) -> None:
+        """Another one may be asked: this member is lost, or `assigned` is the last assignment it has heard of
+        and is not the one to evaluate."""
+        asked = self.evaluation
+        if asked is not None and asked.by is member and asked.assignment > assigned:
+            self.evaluation = None
 
     def waited(self, now: float) -> str:
         """How long it has been waiting, in words."""

@@ -36,7 +36,7 @@ def describe_waiting(state: JobState, now: float) -> Waiting:
             return _of(f"{who} to upload the initial parameters", since)
         case Phase.GATHERING:
             have = state.roster.ready()
-            needed = 1 if state.started else state.rules.min_workers
+            needed = 1 if state.started_at is not None else state.rules.min_workers
             names = ", ".join(member.name for member in have) or "none"
             return _of(f"workers: have {len(have)} of {needed} ({names})", since)
         case Phase.FINISHING if state.evaluation is not None:

@@ -38,6 +38,10 @@ def run(compressor: str, *accuracies: float | None, seed: int = 1) -> Result:
         lost_workers=(),
         parameters_sha256="ab" * 32,
         accuracy_by_epoch=accuracies,
+        seconds_by_epoch=(None,) * len(accuracies),
+        local_steps=0,
+        largest_staleness=0,
+        repeated_samples=0,
     )
 
 

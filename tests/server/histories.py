@@ -450,7 +450,7 @@ class World:
                 if not sim.attached:
                     self.attach(sim)
                     self.prepare(sim)
-            if not any(sim.ready for sim in self.sims.values()):
+            if sum(sim.ready for sim in self.sims.values()) < self.rules.min_workers:
                 self.come()
             for sim in list(self.sims.values()):
                 while sim.assignments:
