@@ -56,9 +56,10 @@ class Adaptive:
 
     def following(self, loss_ratio: float, rate_ratio: float) -> int:
         """H_s. loss_ratio: F_s / F_0. rate_ratio: η_0 / η_s, infinite where η_s is 0."""
-        if not loss_ratio >= 0 or not rate_ratio >= 0:  # no number, or a loss below zero: nothing to go by
+        ratio = loss_ratio * rate_ratio
+        if not ratio >= 0:  # no number, or a loss below zero: nothing to go by
             return self.first
-        wanted = math.sqrt(loss_ratio * rate_ratio) * self.first
+        wanted = math.sqrt(ratio) * self.first
         # The product of two roundings may lie a little above a whole number that it should be.
         return max(1, min(self.most, math.ceil(min(wanted, MOST_STEPS) * (1 - 1e-12))))
 

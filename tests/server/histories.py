@@ -269,6 +269,7 @@ class World:
                 (outcome,) = [action.outcome for action in actions if isinstance(action, e.Answer)]
                 assert outcome.decision is Decision.REFUSED
                 sim.seq = push.seq
+                self.answered.update(self.ranges.get(push.assignment, []))
                 self.outcomes.setdefault((push.worker, push.incarnation, push.seq), outcome)
                 self.take_in(actions)
 

@@ -147,6 +147,48 @@ def test_fewer_gradients_than_the_aggregation_needs_change_nothing() -> None:
     assert ours.sha256() != before
 
 
+def compensated(downlink: str) -> Store:
+    return Store(
+        manifest(),
+        [value.clone().view(-1).numpy() for value in initial()],
+        downlink,
+        lambda parameters: build_optimizer(parse_optimizer("sgd"), parameters, 0.1),
+        delay_compensation=0.5,
+    )
+
+
+@pytest.mark.parametrize("downlink", ["none", "bf16"])
+def test_a_late_gradient_is_corrected_by_how_far_the_parameters_have_moved(downlink: str) -> None:
+    ours = compensated(downlink)
+    base = [value.clone() for value in ours.replica]
+    (fresh, late, *_) = shares(0, compressors("none"))
+    ours.apply(Step(partition=0, version=1, shares=[fresh], base_version=0, bases=frozenset({0})))
+    moved = [now - then for now, then in zip(ours.replica, base, strict=True)]
+    before = [value.clone() for value in ours.parameters]
+    ours.apply(Step(partition=0, version=2, shares=[late], base_version=0))
+    for value, old, gradient, way in zip(ours.parameters, before, gradients(0, 1), moved, strict=True):
+        expected = old - 0.1 * (gradient + 0.5 * gradient * gradient * way)
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_fresh_gradient_needs_no_correction() -> None:
+    ours, plain = compensated("none"), store()
+    for step, share in enumerate(shares(0, compressors("none"))):
+        ours.apply(Step(partition=0, version=step + 1, shares=[share], base_version=step))
+        plain.apply(Step(partition=0, version=step + 1, shares=[share], base_version=step))
+    assert ours.sha256() == plain.sha256()
+
+
+def test_only_versions_at_which_somebody_computes_are_kept() -> None:
+    ours = compensated("none")
+    given = shares(0, compressors("none"))
+    for step in range(20):
+        bases = frozenset({step, 3} if step >= 3 else {step})
+        ours.apply(Step(partition=0, version=step + 1, shares=given[:1], base_version=step, bases=bases))
+        assert len(ours._bases) <= 4
+    ours.apply(Step(partition=0, version=21, shares=given[:1], base_version=3))
+
+
 def test_a_round_without_samples_changes_nothing() -> None:
     ours = store("sgd:momentum=0.9,weight_decay=0.1")
     ours.apply(Step(partition=0, version=1, shares=shares(0, compressors("none"))))

@@ -304,3 +304,78 @@ def test_what_is_drawn_follows_the_place_in_the_round() -> None:
         subject.run()
         pushed.append(sent(script, 1))
     assert not np.array_equal(pushed[0], pushed[1])
+
+
+# ---- leaving
+
+
+def leaving(subject: Trainer) -> Any:
+    """The answer to the first push, and the worker is told to stop before it comes."""
+
+    def answer() -> m.Outcome:
+        subject.leave()
+        return accepted(1)
+
+    return answer
+
+
+def test_a_worker_that_leaves_hands_over_its_residual_with_its_next_push() -> None:
+    script = Script()
+    subject, replica = trainer(script, "topk:ratio=8")
+
+    script.messages = [assignment(0), leaving(subject), update(replica, 1), assignment(1), accepted(2)]
+    assert subject.run() is False
+    ((_, first), (header, last)) = script.pushed
+    assert all(isinstance(payload, DensePayload) for payload in last)
+    assert header.samples == 4
+    assert subject.held_back == 0.0
+    # Both steps were at the same parameters: what was sent is the two gradients, nothing more or less.
+    total = np.concatenate([decode(payload) for payload in first]) + sent(script, 2)
+    np.testing.assert_allclose(total, gradient_at(0) + gradient_at(1), rtol=1e-5, atol=1e-6)
+
+
+def gradient_at(version: int) -> np.ndarray[Any, Any]:
+    """Of the samples of that version's assignment, at the initial parameters."""
+    script = Script()
+    subject, replica = trainer(script, "none")
+    script.messages = [update(replica, version), assignment(version), done(version)]
+    subject.run()
+    return sent(script, 1)
+
+
+def test_a_worker_that_holds_nothing_back_leaves_at_once() -> None:
+    script = Script(assignment(0), accepted(1))
+    subject, _ = trainer(script, "none")
+    script.messages = [assignment(0), leaving(subject)]
+    assert subject.run() is False
+    assert len(script.pushed) == 1
+
+
+def test_who_leaves_does_not_evaluate_any_more() -> None:
+    script = Script()
+    subject, _ = trainer(script, "4bit")
+    script.messages = [
+        assignment(0),
+        leaving(subject),
+        assignment(0, id=2, evaluate_epoch=1),
+        accepted(2),
+    ]
+    assert subject.run() is False
+    assert script.reports == []
+
+
+@pytest.mark.parametrize("compressor", ["none", "topk:ratio=8,feedback=off"])
+def test_a_refused_gradient_without_a_residual_goes_out_with_the_next(compressor: str) -> None:
+    script = Script()
+    subject, replica = trainer(script, compressor)
+    script.messages = [assignment(0), refused(1, Reason.STALE), update(replica, 1), assignment(1), done(1)]
+    subject.run()
+    alone = Script()
+    other, replica = trainer(alone, compressor)
+    alone.messages = [update(replica, 1), assignment(1), done(1)]
+    replica.version = 0
+    other.run()
+    if compressor == "none":
+        np.testing.assert_allclose(sent(script, 2), sent(script, 1) + sent(alone, 1), rtol=1e-6)
+    assert not np.array_equal(sent(script, 2), sent(alone, 1))
+    assert subject.held_back == 0.0

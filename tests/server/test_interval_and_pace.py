@@ -1,0 +1,124 @@
+"""How many local steps a round has, and how many samples a slow worker gets."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gradwire.server.interval import Adaptive, Fixed, parse_local_steps
+from gradwire.server.pace import ENOUGH, Pace
+from gradwire.spec import SpecError
+
+# ---- local steps
+
+
+@pytest.mark.parametrize(
+    ("loss_ratio", "rate_ratio", "steps"),
+    [
+        (1.0, 1.0, 4),  # the first round's own: H_0, not its root
+        (0.25, 1.0, 2),
+        (0.26, 1.0, 3),  # rounded up
+        (1e-9, 1.0, 1),
+        (4.0, 1.0, 8),
+        (1.0, 4.0, 8),  # a rate that has fallen to a quarter
+        (1.0, 1e9, 16),
+        (1.0, math.inf, 16),  # a rate of nothing
+        (0.0, math.inf, 4),  # nothing to go by
+        (math.nan, 1.0, 4),
+        (-1.0, 1.0, 4),
+    ],
+)
+def test_the_interval_follows_loss_and_rate(loss_ratio: float, rate_ratio: float, steps: int) -> None:
+    assert Adaptive(first=4, most=16).following(loss_ratio, rate_ratio) == steps
+    assert Fixed(steps=7).following(loss_ratio, rate_ratio) == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("8", Fixed(steps=8)),
+        ("adaptive", Adaptive(first=4, most=16)),
+        ("adaptive:first=8,most=64", Adaptive(first=8, most=64)),
+    ],
+)
+def test_what_can_be_typed(text: str, steps: object) -> None:
+    assert parse_local_steps(text) == steps
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0", "expected 1 to 10000 steps, got 0"),
+        ("often", "unknown local steps 'often'; expected a whole number, or adaptive"),
+        ("adaptive:first=9,most=8", "first: expected at most `most`, which is 8, got 9"),
+        ("adaptive:steps=9", "known keys: first, most"),
+    ],
+)
+def test_what_cannot_is_refused(text: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        parse_local_steps(text)
+
+
+# ---- shares
+
+BATCH = 32
+
+
+def usual(seconds: float = 0.1) -> list[Pace]:
+    return [Pace(share=BATCH, seconds=seconds, answers=ENOUGH) for _ in range(3)]
+
+
+def answer(pace: Pace, seconds: float, times: int = ENOUGH, others: list[Pace] | None = None) -> None:
+    for _ in range(times):
+        pace.note(seconds)
+        pace.adapt(usual() if others is None else others, BATCH)
+
+
+def test_a_worker_that_takes_ten_times_as_long_gets_a_tenth() -> None:
+    pace = Pace(share=BATCH)
+    answer(pace, 1.0, ENOUGH - 1)
+    assert pace.share == BATCH  # not by one bad step
+    answer(pace, 1.0, 1)
+    assert pace.share == 3
+    answer(pace, 3 * 1.0 / BATCH)
+    assert pace.share in (3, 4)
+
+
+def test_somewhat_slower_is_not_slow() -> None:
+    pace = Pace(share=BATCH)
+    answer(pace, 0.19, 50)
+    assert pace.share == BATCH
+
+
+def test_a_worker_that_recovers_gets_its_share_back() -> None:
+    pace = Pace(share=BATCH)
+    answer(pace, 1.0)
+    for _ in range(12):
+        answer(pace, 0.1 * pace.share / BATCH)
+    assert pace.share == BATCH
+    assert not pace.fixed
+
+
+def test_where_fewer_samples_do_not_help_the_share_is_whole_again_and_stays() -> None:
+    """A slow link, or a fixed cost per step: shrinking would only lose samples."""
+    pace = Pace(share=BATCH)
+    answer(pace, 1.0)
+    assert pace.share == 3
+    answer(pace, 0.95)
+    assert pace.share == BATCH
+    answer(pace, 1.0, 20)
+    assert pace.share == BATCH
+
+
+def test_without_anyone_to_compare_with_nothing_changes() -> None:
+    pace = Pace(share=BATCH)
+    answer(pace, 5.0, others=[])
+    answer(pace, 5.0, others=[Pace(share=4, seconds=0.1, answers=ENOUGH)])
+    assert pace.share == BATCH
+
+
+def test_a_share_is_at_least_one_sample() -> None:
+    pace = Pace(share=BATCH)
+    answer(pace, 1e6)
+    assert pace.share == 1

@@ -1,0 +1,122 @@
+"""The ledger of samples: each one out once, back if nobody answered for it, and out again before new ones."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gradwire.proto.messages import Range
+from gradwire.server.samples import Drawn, Samples
+
+
+def numbers(drawn: Drawn) -> list[tuple[int, int]]:
+    return [(drawn.epoch, each.start + i) for each in drawn.ranges for i in range(each.count)]
+
+
+def draw(samples: Samples, most: int) -> Drawn:
+    drawn = samples.draw(most)
+    assert drawn is not None
+    return drawn
+
+
+def test_samples_go_out_in_order_and_an_epoch_ends_with_fewer() -> None:
+    samples = Samples(10, 2)
+    assert [numbers(draw(samples, 4)) for _ in range(4)] == [
+        [(0, 0), (0, 1), (0, 2), (0, 3)],
+        [(0, 4), (0, 5), (0, 6), (0, 7)],
+        [(0, 8), (0, 9)],
+        [(1, 0), (1, 1), (1, 2), (1, 3)],
+    ]
+    draw(samples, 100)
+    assert samples.draw(1) is None
+    assert not samples.done
+
+
+def test_what_comes_back_goes_out_before_anything_new_and_with_it() -> None:
+    samples = Samples(10, 1)
+    first, second = draw(samples, 3), draw(samples, 3)
+    samples.give_back(second)
+    samples.give_back(first)
+    assert draw(samples, 2).ranges == (Range(start=0, count=2),)
+    assert draw(samples, 5).ranges == (
+        Range(start=2, count=1),
+        Range(start=3, count=3),
+        Range(start=6, count=1),
+    )
+
+
+def test_older_epochs_are_not_mixed_with_the_running_one() -> None:
+    samples = Samples(4, 2)
+    first = draw(samples, 4)
+    draw(samples, 2)
+    samples.give_back(first)
+    assert draw(samples, 10).epoch == 0
+    assert draw(samples, 10) == Drawn(epoch=1, ranges=(Range(start=2, count=2),))
+
+
+def test_an_epoch_is_complete_when_all_of_it_is_settled() -> None:
+    samples = Samples(4, 2)
+    first, second, third = draw(samples, 2), draw(samples, 2), draw(samples, 2)
+    samples.settle(third)
+    samples.settle(first)
+    assert samples.completed == 0
+    assert samples.progress == pytest.approx(1.0)
+    samples.settle(second)
+    assert samples.completed == 1
+    samples.settle(draw(samples, 2))
+    assert samples.completed == 2
+    assert samples.done
+
+
+def test_what_was_given_back_can_be_taken_back_until_somebody_has_it() -> None:
+    samples = Samples(8, 1)
+    first, second = draw(samples, 2), draw(samples, 2)
+    samples.give_back(first)
+    assert samples.take_back(first)
+    assert not samples.take_back(first)
+    samples.give_back(second)
+    draw(samples, 1)
+    assert not samples.take_back(second)
+
+
+def test_what_was_settled_too_early_can_still_come_back() -> None:
+    samples = Samples(4, 1)
+    drawn = draw(samples, 4)
+    samples.settle(drawn)
+    assert samples.done
+    samples.give_back(drawn, settled=True)
+    assert not samples.done
+    assert samples.completed == 1  # once said, it stays said
+    samples.settle(draw(samples, 4))
+    assert samples.done
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7, 9])
+def test_what_is_drawn_is_divided_evenly(world: int) -> None:
+    drawn = Drawn(epoch=3, ranges=(Range(start=5, count=2), Range(start=20, count=5)))
+    parts = drawn.divided(world)
+    assert [number for part in parts for number in numbers(part)] == numbers(drawn)
+    assert len(parts) == min(world, 7)
+    assert max(part.count for part in parts) - min(part.count for part in parts) <= 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_sample_is_settled_once_whatever_comes_back(seed: int) -> None:
+    chance = random.Random(seed)
+    samples = Samples(chance.randrange(1, 60), 3)
+    out: list[Drawn] = []
+    settled: list[tuple[int, int]] = []
+    while not samples.done:
+        drawn = samples.draw(chance.randrange(1, 9))
+        if drawn is not None:
+            out.append(drawn)
+        if out and (drawn is None or chance.random() < 0.6):
+            one = out.pop(chance.randrange(len(out)))
+            if chance.random() < 0.4:
+                samples.give_back(one)
+            else:
+                samples.settle(one)
+                settled += numbers(one)
+    assert sorted(settled) == [(epoch, i) for epoch in range(3) for i in range(samples.per_epoch)]
+    assert samples.progress == pytest.approx(3.0)

@@ -1,0 +1,78 @@
+"""Local steps, against the plain loop that they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gradwire.worker.local import LocalTraining
+from gradwire.worker.sharding import Indices
+
+INPUTS = torch.randn(40, 5, generator=torch.Generator().manual_seed(1))
+TARGETS = torch.randn(40, 3, generator=torch.Generator().manual_seed(2))
+BATCHES = [np.arange(start, start + 8) for start in (0, 8, 16, 24)]
+
+
+def network() -> nn.Linear:
+    torch.manual_seed(3)
+    return nn.Linear(5, 3)
+
+
+def loss_of(model: nn.Module, batch: Indices) -> torch.Tensor:
+    return nn.functional.mse_loss(model(INPUTS[batch]), TARGETS[batch])
+
+
+def train(
+    model: nn.Linear, local: LocalTraining, batches: list[Indices], rate: float = 0.1
+) -> tuple[float, list[torch.Tensor]]:
+    def gradients(step: int, batch: Indices) -> float:
+        for parameter in model.parameters():
+            parameter.grad = None
+        loss = loss_of(model, batch)
+        torch.autograd.backward(loss)
+        return float(loss.detach())
+
+    return local.change(batches, rate, gradients)
+
+
+@pytest.mark.parametrize("correction", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_it_is_descent_with_a_pull_to_where_it_began(steps: int, correction: float) -> None:
+    model, plain = network(), network()
+    start = [parameter.detach().clone() for parameter in plain.parameters()]
+    losses: list[float] = []
+    for batch in BATCHES[:steps]:
+        plain.zero_grad()
+        loss = loss_of(plain, batch)
+        losses.append(float(loss.detach()))
+        torch.autograd.backward(loss)
+        with torch.no_grad():
+            for parameter, before in zip(plain.parameters(), start, strict=True):
+                assert parameter.grad is not None
+                parameter.sub_(0.1 * parameter.grad + correction * (parameter - before))
+    local = LocalTraining(list(model.parameters()), "sgd", correction)
+    loss_found, changes = train(model, local, BATCHES[:steps])
+    assert loss_found == pytest.approx(np.mean(losses))
+    for change, parameter, before in zip(changes, plain.parameters(), start, strict=True):
+        torch.testing.assert_close(change, before - parameter.detach(), rtol=1e-5, atol=1e-7)
+    for parameter, before in zip(model.parameters(), start, strict=True):
+        assert torch.equal(parameter, before), "the replica is as it was"
+
+
+def test_the_optimizers_state_stays_from_round_to_round_until_it_is_reset() -> None:
+    model = network()
+    local = LocalTraining(list(model.parameters()), "sgd:momentum=0.9", 0.0)
+    (_, first), (_, second) = train(model, local, BATCHES[:1]), train(model, local, BATCHES[:1])
+    torch.testing.assert_close(second[0], 1.9 * first[0])
+    local.reset()
+    _, again = train(model, local, BATCHES[:1])
+    assert torch.equal(again[0], first[0])
+
+
+def test_the_loss_is_the_mean_over_all_samples() -> None:
+    model = network()
+    local = LocalTraining(list(model.parameters()), "sgd", 0.0)
+    loss, _ = train(model, local, [np.arange(30), np.arange(30, 40)], rate=0.0)
+    assert loss == pytest.approx(float(loss_of(model, np.arange(40)).detach()), rel=1e-5)
