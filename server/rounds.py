@@ -226,7 +226,8 @@ class Rounds:
             if self._first is None:
                 progress = self._state.samples.progress
                 self._first = self._loss, self._state.rules.rate_factor(progress)
-            self._state.all_local_steps += round_.steps
+            most = max(work.drawn.count for work in round_.work.values())
+            self._state.all_local_steps += -(-most // self._state.rules.batch_size)
 
     def published(self, event: e.Published) -> None:
         round_ = self.round

@@ -103,8 +103,9 @@ class Daemon:
 
 
 class Server(Daemon):
-    def __init__(self, *arguments: str) -> None:
-        super().__init__("gradwire.server.cli", ("--port", "0", "--host", "127.0.0.1", *arguments))
+    def __init__(self, *arguments: str, program: Sequence[str] = ("gradwire.server.cli",)) -> None:
+        module, *first = program
+        super().__init__(module, (*first, "--port", "0", "--host", "127.0.0.1", *arguments))
         self.port = int(self.wait_for(r"listening on 127\.0\.0\.1:(\d+)").group(1))
         self.address = f"127.0.0.1:{self.port}"
 
@@ -115,8 +116,9 @@ class Daemons:
     def __init__(self) -> None:
         self._all: list[Daemon] = []
 
-    def server(self, *arguments: str) -> Server:
-        server = Server(*arguments)
+    def server(self, *arguments: str, program: Sequence[str] = ("gradwire.server.cli",)) -> Server:
+        """program: a module to run instead of gc-server, and its own arguments, which come first."""
+        server = Server(*arguments, program=program)
         self._all.append(server)
         return server
 

@@ -1,15 +1,18 @@
 """Tasks for the end-to-end tests: quick ones, and ones that misbehave."""
 
+import dataclasses
+import os
 import random
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from gradwire.worker.tasks import Task
+from gradwire.worker.tasks import Task, load
 
 
 def regression(
@@ -50,6 +53,29 @@ def regression(
     return Task(
         name="regression", train_samples=samples, model=model, batch=batch, loss=loss, evaluate=evaluate
     )
+
+
+def paced(seconds: float = 0.001, samples: int = 192) -> Task:
+    """The noisy linear problem, at so many seconds per sample, times SLOWER in the environment."""
+    task = regression(samples=samples)
+    pace_s = seconds * float(os.environ.get("SLOWER", "1"))
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        time.sleep(pace_s * len(batch[0]))
+        return task.loss(model, batch)
+
+    return dataclasses.replace(task, loss=loss)
+
+
+def slow_digits(slow: float = 0.1) -> Task:
+    """Digits, with so many seconds of delay per step."""
+    task = load("digits")
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        time.sleep(slow)
+        return task.loss(model, batch)
+
+    return dataclasses.replace(task, loss=loss)
 
 
 def raises_while_loading() -> Task:

@@ -1,0 +1,42 @@
+"""gc-server, with a record of every application: `recording_server FILE ...`, where the rest is gc-server's.
+
+FILE is a sequence of pickles: first the initial parameters, then one entry for each application, as decoded
+gradients, so that a test can do the arithmetic itself.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import Any
+
+from gradwire.compressors import decode
+from gradwire.server import store
+from gradwire.server.cli import main
+
+
+def record(path: str) -> None:
+    file = open(path, "wb")  # noqa: SIM115 - as long as the process
+
+    def write(entry: Any) -> None:
+        pickle.dump(entry, file)
+        file.flush()
+
+    build, apply = store.Store.__init__, store.Store.apply
+
+    def recorded_build(self: store.Store, *arguments: Any, **named: Any) -> None:
+        build(self, *arguments, **named)
+        write([value.detach().numpy().copy().reshape(-1) for value in self.parameters])
+
+    def recorded_apply(self: store.Store, step: store.Step) -> store.Broadcast:
+        shares = [(share.samples, [decode(payload) for payload in share.payloads]) for share in step.shares]
+        write((step.version, step.rate_factor, shares))
+        return apply(self, step)
+
+    store.Store.__init__ = recorded_build  # type: ignore[method-assign]
+    store.Store.apply = recorded_apply  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    record(sys.argv[1])
+    sys.exit(main(sys.argv[2:]))
