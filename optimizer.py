@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from .spec import SpecError, known, parse_options, parse_spec
 
@@ -30,6 +30,9 @@ def _check_not_negative(name: str, value: float) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sgd:
+    """undoes_weights, here and below: whether a gradient times a constant makes the same step."""
+
+    undoes_weights: ClassVar[bool] = False
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
@@ -44,6 +47,8 @@ class Sgd:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adam:
     """Weight decay is added to the gradient."""
+
+    undoes_weights: ClassVar[bool] = True
 
     beta1: float = 0.9
     beta2: float = 0.999

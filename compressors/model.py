@@ -81,12 +81,14 @@ class ModelCompressor:
         samples: int,
         *,
         version: int,
+        step: int | None = None,
         epoch: float = 0.0,
         workers: int = 1,
     ) -> list[Payload]:
         """Compress one step's mean gradients over `samples` samples (at least 1).
 
-        version: of the parameters they were computed at. epoch: passes over the training samples so far.
+        version: of the parameters they were computed at. step: what a delay counts, the version if not given.
+        epoch: passes over the training samples so far.
         workers: that take part in the round, at least 1.
         A gradient that lies on a GPU is compressed there if its compressor can, otherwise on the host.
         Returns payloads in the order of the specs; none at all at a version that a delay passes over.
@@ -98,7 +100,7 @@ class ModelCompressor:
         if samples < 1:
             raise ValueError(f"samples: expected at least 1, got {samples}")
         flat, magnitudes = self._prepared(gradients, workers)
-        if (version + 1) % self._wrapping.delay:
+        if ((version if step is None else step) + 1) % self._wrapping.delay:
             for layer, gradient in zip(self._layers, flat, strict=True):
                 assert isinstance(layer.compressor, ErrorFeedback)  # `Wrapping` sees to that
                 layer.compressor.accumulate(gradient, layer.state)

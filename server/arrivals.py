@@ -38,6 +38,7 @@ class Arrivals:
         self._newest = -1  # clock of the newest push accepted
         self._queue: deque[e.Apply] = deque()
         self._applying = False
+        self._stuck_since = 0.0  # when somebody began to wait for the slowest
         self._epoch_version = 0  # the version with which the last epoch was complete
 
     @property
@@ -48,7 +49,10 @@ class Arrivals:
 
     def offer(self, now: float) -> list[e.Action]:
         state = self._state
+        if self._applying:  # a snapshot would be of the version after this one
+            return []
         actions: list[e.Action] = []
+        stuck = False
         for member in state.roster.listening():
             if member.work is not None or member.after > state.version:
                 continue
@@ -62,8 +66,8 @@ class Arrivals:
                 )
                 actions.append(state.assign(member, assignment))
                 continue
-            clock = self._clock(member)
-            if self._held(clock):
+            if self._held(self._clock(member)):
+                stuck = True
                 continue
             member.pace = member.pace or Pace(share=state.rules.batch_size)
             drawn = state.samples.draw(member.pace.share)
@@ -90,6 +94,8 @@ class Arrivals:
                 share=member.pace.share,
             )
             actions.append(assign)
+        if not stuck:
+            self._stuck_since = now
         return actions
 
     def _clock(self, member: Member) -> int:
@@ -112,13 +118,14 @@ class Arrivals:
         return self._bound is not None and clock - self._slowest() > self._bound
 
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
-        state = self._state
-        if member.work is None or member.work.assignment.id == assigned:
-            return []
-        # It never heard of its work, and is given it at the version that there is now.
-        assign = state.assign(member, replace(member.work.assignment, version=state.version))
-        member.work.assignment = assign.assignment
-        return [assign]
+        work = member.work
+        if work is not None and work.assignment.id != assigned:
+            # It never heard of it, and is given work anew, at the version that there is then.
+            self._state.samples.give_back(work.drawn)
+            member.work = None
+        elif work is not None:
+            work.interrupted = True
+        return []
 
     # ---- taking pushes
 
@@ -129,6 +136,7 @@ class Arrivals:
         state.samples.settle(work.drawn)
         clocks = max(0, self._newest - clock)
         if self._bound is not None and clocks > self._bound:
+            member.clock = None  # it starts again beside the slowest
             return None
         base_version = work.assignment.version
         versions = self._promised - base_version
@@ -150,7 +158,8 @@ class Arrivals:
                 partition=event.partition,
                 version=self._promised,
                 contributions=(contribution,),
-                rate_factor=rules.rate_factor(middle) * weight / (max(1, versions) if rules.inverse else 1),
+                rate_factor=rules.rate_factor(middle),
+                weight=weight / (max(1, versions) if rules.inverse else 1),
                 opened_at=work.given_at,
                 base_version=base_version,
                 clocks_stale=None if self._bound is None else clocks,
@@ -162,8 +171,8 @@ class Arrivals:
     def _judge(self, member: Member, work: Work, now: float) -> None:
         """Fit the member's share to how long it took, if the others depend on that."""
         pace = member.pace
-        if self._bound is None or pace is None or work.drawn.count < pace.share:
-            return  # an epoch that ended left it less to do than its share
+        if self._bound is None or pace is None or work.interrupted or work.drawn.count < pace.share:
+            return  # its time says nothing: it was away, or an epoch that ended left it less than its share
         pace.note(now - work.given_at)
         ready = [each for each in self._state.roster.ready() if each is not member]
         pace.adapt([each.pace for each in ready if each.pace is not None], self._state.rules.batch_size)
@@ -203,24 +212,33 @@ class Arrivals:
         ]
 
     def missing(self) -> Sequence[int]:
-        if not self._stuck():
-            return []
-        slowest = self._slowest()
-        return [each.rank for each in self._state.roster.ready() if self._reached(each) == slowest]
+        return [each.rank for each in self._awaited()]
+
+    def _awaited(self) -> list[Member]:
+        """Where some are stuck, those that are furthest behind; otherwise all who have something to do."""
+        ready, evaluation = self._state.roster.ready(), self._state.evaluation
+        if self._stuck():
+            return [each for each in ready if self._reached(each) == self._slowest()]
+        evaluator = evaluation.by if evaluation is not None else None
+        return [each for each in ready if each.work is not None or each is evaluator]
 
     def waiting(self, now: float) -> Waiting:
-        missing = self.missing()
-        if not missing:
-            return Waiting()
-        stuck = ", ".join(f"{each.name} at clock {each.clock}" for each in self._stuck())
-        names = ", ".join(
-            describe(self._state, each, each.rank, now)
-            for each in self._state.roster.ready()
-            if each.rank in missing
-        )
-        since = self._state.waited(now)
-        text = f"{stuck} may be {self._bound} ahead and waits {since} for {names} at clock {self._slowest()}"
-        return Waiting(ranks=tuple(missing), subject=f"{missing}", text=text)
+        state, awaited, stuck = self._state, self._awaited(), self._stuck()
+        since = state.waited(now)
+        if not awaited:
+            if self.quiet:
+                return Waiting()
+            text = f"version {state.version + 1} is being computed {since}"
+            return Waiting(subject="computed", text=text, for_others=False)
+        ranks = tuple(each.rank for each in awaited)
+        names = ", ".join(describe(state, each, each.rank, now) for each in awaited)
+        if not stuck:
+            text = f"version {state.version + 1} waits {since} for {names}"
+            return Waiting(ranks=ranks, subject=f"{ranks}", text=text)
+        since = f"since {now - self._stuck_since:.1f} s"
+        ahead = ", ".join(f"{each.name} at clock {each.clock}" for each in stuck)
+        text = f"{ahead} may be {self._bound} ahead and waits {since} for {names} at clock {self._slowest()}"
+        return Waiting(ranks=ranks, subject=f"{ranks}", text=text, seconds=now - self._stuck_since)
 
     def snapshot(self) -> Mapping[str, object]:
         return {

@@ -177,6 +177,7 @@ class Conductor:
             version=action.version,
             shares=shares,
             rate_factor=action.rate_factor,
+            weight=action.weight,
             base_version=action.base_version,
             bases=action.bases,
         )

@@ -138,6 +138,11 @@ def check_together(config: ServerConfig) -> None:
         if value != defaults[name] and config.mode not in modes:
             flag = f"--{name.replace('_', '-')} {value}"
             raise UsageError(f"{flag}: is for --mode {' or '.join(modes)}, and this is --mode {config.mode}")
+    if config.staleness_lr != "none" and parse_optimizer(config.optimizer).undoes_weights:
+        raise UsageError(
+            f"--staleness-lr {config.staleness_lr}: weighs gradients, and --optimizer {config.optimizer} "
+            "takes no notice of how large they are; use sgd"
+        )
     needed = config.backup + parse_aggregation(config.aggregation).fewest
     if config.min_workers < needed:
         what = f"--aggregation {config.aggregation}"

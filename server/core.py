@@ -308,7 +308,8 @@ class Core(JobState):
         if (
             asked is None
             or asked.by is not member
-            or (asked.epoch, asked.version) != (event.epoch, event.version)
+            or asked.epoch != event.epoch
+            or event.version > asked.version
         ):
             text = f"an evaluation of epoch {event.epoch} by {member.name} was not asked for and is ignored"
             return [e.Note(text=text, warning=True)]
@@ -373,7 +374,7 @@ class Core(JobState):
         if self.waiting_since is None:
             self.wait_from(now)
         waiting = self.waiting(now)
-        waited = now - (self.waiting_since or now)
+        waited = now - (self.waiting_since or now) if waiting.seconds is None else waiting.seconds
         if not waiting.text or waited < (REPORT_AFTER_S if waiting.for_others else REPORT_EVERY_S):
             return []
         if self._reported is not None:

@@ -206,7 +206,8 @@ class Contribution:
 class Apply:
     """Reduce the contributions, in this order, and turn version - 1 of the partition into version.
 
-    rate_factor: what the base learning rate is multiplied with. opened_at: when the work was given out.
+    rate_factor: what the base learning rate is multiplied with. weight: what the mean gradient is.
+    opened_at: when the work was given out.
     base_version: at which the gradient of a single contribution was computed, if pushes are applied singly.
     bases: other versions at which gradients are being computed, besides those not yet published.
     clocks_stale: clocks that it is behind the newest push, where they are bounded.
@@ -217,6 +218,7 @@ class Apply:
     contributions: tuple[Contribution, ...]
     rate_factor: float
     opened_at: float
+    weight: float = 1.0
     base_version: int | None = None
     bases: frozenset[int] = frozenset()
     clocks_stale: int | None = None

@@ -94,6 +94,7 @@ def stale(worker: str, seq: int, assignment: int, version: int) -> Refusal:
         field=f"push {seq}",
         limit=f"one push for what the worker was last given, while it can be part of version {version + 1}",
         value=f"for assignment {assignment}",
+        remedy="none needed: the gradient goes out with the worker's next push",
     )
 
 
@@ -104,6 +105,7 @@ def base_version(worker: str, seq: int, given: int, expected: int) -> Refusal:
         field=f"push {seq} base_version",
         limit=f"{expected}, that of its assignment",
         value=str(given),
+        remedy="compute at the version that the assignment names",
     )
 
 

@@ -25,7 +25,8 @@ class Work:
     """What a member was given to compute, until it has answered.
 
     undecided: partitions of which no push has come. settled: its round closed without it, so that its push
-    will be refused. share: samples that it was meant to get, though an epoch that ends may have had fewer.
+    will be refused. interrupted: its stream broke meanwhile. share: samples that it was meant to get, though
+    an epoch that ends may have had fewer.
     """
 
     assignment: Assignment
@@ -34,6 +35,7 @@ class Work:
     undecided: set[int]
     share: int = 0
     settled: bool = False
+    interrupted: bool = False
 
 
 @dataclass(kw_only=True, slots=True)

@@ -35,6 +35,7 @@ class Round:
     opened_at: float
     drawn: Drawn
     steps: int
+    rate_factor: float
     members: dict[int, Member] = field(repr=False)  # by rank
     work: dict[int, Work]
     needed: int  # contributions that close it
@@ -83,7 +84,7 @@ class Rounds:
         members = idle[: len(parts)]
         late = len(ready) - len(idle)
         progress = state.samples.progress
-        middle = progress + drawn.count / 2 / state.samples.per_epoch
+        rate_factor = rules.rate_factor(progress + drawn.count / 2 / state.samples.per_epoch)
         work: dict[int, Work] = {}
         actions: list[e.Action] = []
         for position, (member, part) in enumerate(zip(members, parts, strict=True)):
@@ -98,7 +99,7 @@ class Rounds:
                 position=position,
                 world=len(members),
                 progress=progress,
-                learning_rate=rules.learning_rate * rules.rate_factor(middle),
+                learning_rate=rules.learning_rate * rate_factor,
                 evaluate_epoch=due if evaluate else 0,
             )
             work[member.rank] = member.work = Work(
@@ -111,6 +112,7 @@ class Rounds:
             opened_at=now,
             drawn=drawn,
             steps=steps,
+            rate_factor=rate_factor,
             members={member.rank: member for member in members},
             work=work,
             needed=max(1, min(len(members), len(members) + late - rules.backup)),
@@ -189,15 +191,12 @@ class Rounds:
                 continue
             round_.closed.add(partition)
             in_rank_order = [each for _, each in sorted(round_.contributions[partition].items())]
-            middle = self._state.samples.progress + round_.drawn.count / 2 / self._state.samples.per_epoch
             actions.append(
                 e.Apply(
                     partition=partition,
                     version=round_.version + 1,
                     contributions=tuple(in_rank_order),
-                    rate_factor=1.0
-                    if self._state.rules.local_steps
-                    else self._state.rules.rate_factor(middle),
+                    rate_factor=1.0 if self._state.rules.local_steps else round_.rate_factor,
                     opened_at=round_.opened_at,
                 )
             )
@@ -224,8 +223,7 @@ class Rounds:
         if samples:
             self._loss = sum(each.loss * each.samples for each in given) / samples
             if self._first is None:
-                progress = self._state.samples.progress
-                self._first = self._loss, self._state.rules.rate_factor(progress)
+                self._first = self._loss, round_.rate_factor
             most = max(work.drawn.count for work in round_.work.values())
             self._state.all_local_steps += -(-most // self._state.rules.batch_size)
 

@@ -8,6 +8,7 @@ an epoch is complete when each of its samples has been answered for once.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..proto.messages import Range
@@ -91,17 +92,16 @@ class Samples:
         """They have to go out again. settled: they had been settled too early."""
         if not settled:
             self._unsettled[drawn.epoch] -= drawn.count
-        self._returned.setdefault(drawn.epoch, []).extend(drawn.ranges)
-        self._returned[drawn.epoch].sort(key=lambda each: each.start)
+        self._returned[drawn.epoch] = _merged([*self._returned.get(drawn.epoch, ()), *drawn.ranges])
 
     def take_back(self, drawn: Drawn) -> bool:
         """Settle what was given back, if all of it is still here."""
         returned = self._returned.get(drawn.epoch, [])
-        if any(each not in returned for each in drawn.ranges):
+        left = [piece for each in returned for piece in _without(each, drawn.ranges)]
+        if sum(each.count for each in returned) - sum(each.count for each in left) < drawn.count:
             return False
-        for each in drawn.ranges:
-            returned.remove(each)
-        if not returned:
+        self._returned[drawn.epoch] = left
+        if not left:
             del self._returned[drawn.epoch]
         self._count_completed()
         return True
@@ -131,3 +131,30 @@ class Samples:
         """All of it, as plain values."""
         returned = {epoch: tuple(ranges) for epoch, ranges in self._returned.items()}
         return self._epoch, self._next, returned, dict(self._unsettled), self.completed
+
+
+def _merged(ranges: Sequence[Range]) -> list[Range]:
+    """In order, and neighbours as one."""
+    merged: list[Range] = []
+    for each in sorted(ranges, key=lambda each: each.start):
+        last = merged[-1] if merged else None
+        if last is not None and last.start + last.count == each.start:
+            merged[-1] = Range(start=last.start, count=last.count + each.count)
+        else:
+            merged.append(each)
+    return merged
+
+
+def _without(whole: Range, parts: Sequence[Range]) -> list[Range]:
+    """What is left of a range without those parts of it."""
+    pieces: list[Range] = []
+    start, end = whole.start, whole.start + whole.count
+    for part in sorted(parts, key=lambda part: part.start):
+        if part.start + part.count <= start or part.start >= end:
+            continue
+        if part.start > start:
+            pieces.append(Range(start=start, count=part.start - start))
+        start = max(start, part.start + part.count)
+    if start < end:
+        pieces.append(Range(start=start, count=end - start))
+    return pieces

@@ -78,14 +78,15 @@ class Share:
 class Step:
     """One application: what turns version - 1 of a partition into version.
 
-    base_version: at which the gradient was computed, if there is a single one. bases: other versions at which
-    gradients are being computed.
+    weight: of the mean gradient. base_version: at which it was computed, if it is a single one's.
+    bases: other versions at which gradients are being computed.
     """
 
     partition: int
     version: int
     shares: Sequence[Share]
     rate_factor: float = 1.0
+    weight: float = 1.0
     base_version: int | None = None
     bases: frozenset[int] = frozenset()
 
@@ -155,7 +156,7 @@ class Store:
         if changed:
             outs = [_flat(self._gradients[tensor]) for tensor in tensors]
             if isinstance(self._aggregation, Mean):
-                _mean(contributing, outs)
+                _mean(contributing, step.weight, outs)
             else:
                 combine(self._aggregation, [share.payloads for share in contributing], outs)
             if self._compensation and step.base_version is not None:
@@ -250,10 +251,10 @@ class Store:
         temporary.replace(path)
 
 
-def _mean(shares: Sequence[Share], outs: Sequence[Float32]) -> None:
-    """Over all samples."""
+def _mean(shares: Sequence[Share], weight: float, outs: Sequence[Float32]) -> None:
+    """Over all samples, times `weight`."""
     total = sum(share.samples for share in shares)
-    weights = [share.samples / total for share in shares]
+    weights = [share.samples / total * weight for share in shares]
     for place, out in enumerate(outs):
         reduce_payloads([share.payloads[place] for share in shares], weights, out)
 

@@ -14,13 +14,15 @@ class Waiting:
     """ranks: who is missing. subject: what it is about, without times, to tell news from repetition.
 
     text: the whole story; empty while nothing is outstanding.
-    for_others: whether it is for somebody else than this server.
+    for_others: whether it is for somebody else than this server. seconds: how long already, if not since
+    whatever is waited for began.
     """
 
     ranks: tuple[int, ...] = ()
     subject: str = ""
     text: str = ""
     for_others: bool = True
+    seconds: float | None = None
 
 
 def describe_waiting(state: JobState, now: float) -> Waiting:

@@ -167,8 +167,12 @@ class Client:
 
     def ready(self, manifest: Manifest) -> None:
         """Say that work may come."""
-        self._manifest = manifest
-        self._send_soon(self._ready_message())
+
+        def say() -> None:  # on the loop, so that a stream that is just being opened does not say it too
+            self._manifest = manifest
+            self._enqueue(encode_worker(self._ready_message()))
+
+        self._loop.call_soon_threadsafe(say)
 
     def next(self, timeout_s: float) -> Incoming | None:
         """What arrived next, None after the timeout.

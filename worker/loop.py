@@ -88,6 +88,8 @@ class Trainer:
                 reply.job.optimizer,
             )
         self._must_initialize = reply.initialize
+        # Whether a version may be computed at by one worker twice, or not at all.
+        self._by_arrival = reply.job.mode in ("stale", "async")
         local = reply.job.mode == "local"
         self._local = (
             LocalTraining(replica.parameters, reply.job.optimizer, reply.job.correction) if local else None
@@ -100,7 +102,7 @@ class Trainer:
         self._skipped = 0
         self._held = 0  # steps since the last that was pushed
         self._seen_reconnects = 0
-        self._evaluated_epoch = 0
+        self._evaluation: m.Evaluation | None = None  # the last one
         self._order: tuple[int, Any] = (-1, None)
         self._assigned_at: float | None = None
 
@@ -178,10 +180,7 @@ class Trainer:
                 f"told to work at version {assignment.version} with a replica of {self._replica.version}"
             )
         self._metrics.epoch.set(assignment.epoch)
-        evaluated = assignment.evaluate_epoch <= self._evaluated_epoch  # told again after a reconnect
-        if not evaluated and not self._leaving:  # who leaves has no time for it; another will be asked
-            self._evaluate(assignment)
-            self._evaluated_epoch = assignment.evaluate_epoch
+        self._maybe_evaluate(assignment)
         if not assignment.ranges or assignment.id <= self._last_answered:
             return False  # nothing to compute, or told again; the push is on its way
         now = time.perf_counter()
@@ -235,7 +234,7 @@ class Trainer:
         Raises:
             TaskFailedError
         """
-        entropy = [self._job.seed, assignment.version, assignment.position]
+        entropy = [self._job.seed, *self._place(assignment)]
 
         def gradients(step: int, batch: Indices) -> float:
             # Dropout and the like repeat with the step and not with the process.
@@ -257,6 +256,14 @@ class Trainer:
         torch.autograd.backward(loss)
         return float(loss.detach())
 
+    def _place(self, assignment: m.Assignment) -> tuple[int, int]:
+        """What random numbers depend on, besides the job's seed: the version and the place in its round where
+        all compute at it together, because ranks are given anew when a worker comes back after its lease, and
+        otherwise the assignment."""
+        if self._by_arrival:
+            return assignment.id, 0
+        return assignment.version, assignment.position
+
     def _probe(self, task: Task) -> None:
         batch = task.batch(np.zeros(1, np.int64))
         task.loss(self._replica.model, to_device(batch, self._device))
@@ -266,15 +273,15 @@ class Trainer:
     ) -> list[Payload]:
         if not math.isfinite(loss):
             raise _UnusableError(f"the loss is {loss}")
-        # The place in the round, because ranks are given anew when a worker comes back after its lease.
-        self._compressor.rank = assignment.position
+        version, self._compressor.rank = self._place(assignment)
         try:
             if self._leaving:
                 return self._compressor.flush(gradients, workers=assignment.world)
             return self._compressor.compress(
                 gradients,
                 samples,
-                version=assignment.version,
+                version=version,
+                step=self._seq if self._by_arrival else assignment.version,
                 epoch=assignment.progress,
                 workers=assignment.world,
             )
@@ -293,7 +300,16 @@ class Trainer:
                 "lower --learning-rate, or check the data and the loss"
             )
 
-    def _evaluate(self, assignment: m.Assignment) -> None:
+    def _maybe_evaluate(self, assignment: m.Assignment) -> None:
+        if assignment.evaluate_epoch == 0:
+            return
+        if self._evaluation is not None and assignment.evaluate_epoch <= self._evaluation.epoch:
+            self._client.report(self._evaluation)  # told again: the report may not have been heard
+        elif not (self._leaving and assignment.ranges):  # who leaves has better things to do if it can
+            self._evaluation = self._evaluate(assignment)
+            self._client.report(self._evaluation)
+
+    def _evaluate(self, assignment: m.Assignment) -> m.Evaluation:
         self._client.activity = "evaluating"
         model = self._replica.model
 
@@ -311,9 +327,7 @@ class Trainer:
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
         log.info("epoch %d: %s", assignment.evaluate_epoch, text)
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        self._client.report(
-            m.Evaluation(version=assignment.version, epoch=assignment.evaluate_epoch, metrics=metrics)
-        )
+        return m.Evaluation(version=assignment.version, epoch=assignment.evaluate_epoch, metrics=metrics)
 
     def _outcome(self, outcome: m.Outcome) -> None:
         """Settle a push. Its outcome may come when later pushes are on their way, or more than once."""

@@ -205,10 +205,37 @@ def test_a_refused_push_is_sent_with_the_next(spec: str) -> None:
         assert np.abs(values - g.numpy().reshape(-1)).max() <= lowest * 1.01, spec_of.name
 
 
-def test_without_feedback_a_refused_push_is_lost() -> None:
+def test_without_feedback_a_refused_push_is_added_to_the_next_gradient() -> None:
     compressor = model("none")
-    compressor.restore(compressor.compress(gradients(), 32, version=0))
+    given = gradients()
+    compressor.restore(compressor.compress(given, 32, version=0))
+    assert compressor.residual_norm() > 0
+    for payload, gradient in zip(compressor.compress(given, 32, version=1), given, strict=True):
+        assert np.array_equal(decode(payload), 2 * gradient.reshape(-1).numpy())
     assert compressor.residual_norm() == 0.0
+
+
+@pytest.mark.parametrize(
+    "spec", ["none", "2bit", "topk:ratio=10,momentum=0.9", "dgc:clip=0.01", "krngc:delay=9"]
+)
+def test_flushing_sends_all_that_is_left_whole(spec: str) -> None:
+    """What was sent before and what is flushed is what would have been sent without compression."""
+    compressor = model(spec)
+    given = gradients()
+    sent = [[decode(payload) for payload in compressor.compress(given, 1, version=step)] for step in range(3)]
+    held = compressor.residual_norm()
+    last = compressor.flush([torch.zeros_like(gradient) for gradient in given])
+    assert compressor.residual_norm() == 0.0
+    assert all(isinstance(payload, DensePayload) for payload in last)
+    if "momentum" in spec or "dgc" in spec or "krngc" in spec:  # velocities go on
+        assert any(np.any(decode(payload)) for payload in last)
+        return
+    assert held == pytest.approx(
+        np.sqrt(sum(float((decode(payload) ** 2).sum()) for payload in last)), abs=1e-6
+    )
+    for place, gradient in enumerate(given):
+        total = sum(step[place] for step in sent) + decode(last[place])
+        np.testing.assert_allclose(total, 3 * gradient.reshape(-1).numpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_residual_norm_covers_every_tensor() -> None:

@@ -34,6 +34,7 @@ from gradwire.optimizer import build_optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Assignment, Decision, Outcome, Phase, Tensor
 from gradwire.server import events as e
+from gradwire.server.arrivals import Arrivals
 from gradwire.server.core import Core
 from gradwire.server.interval import Adaptive
 from gradwire.server.roster import OUTCOMES_PER_MEMBER
@@ -71,7 +72,8 @@ class Sim:
     seq: int = 0
     open: dict[int, e.Pushed] = field(default_factory=dict[int, e.Pushed])  # pushes without an outcome
     sent: list[e.Pushed] = field(default_factory=list[e.Pushed])
-    evaluation: Assignment | None = None
+    evaluation: Assignment | None = None  # still to be done
+    report: Assignment | None = None  # the last one done, told again on every new stream
     finished: bool = False
 
 
@@ -97,6 +99,9 @@ class World:
         self.covered: Counter[tuple[int, int]] = Counter()  # (epoch, sample) in accepted pushes
         self.answered: Counter[tuple[int, int]] = Counter()  # in those that were decided on at all
         self.ranges: dict[int, list[tuple[int, int]]] = {}  # by assignment
+        self.pushes: dict[str, e.Pushed] = {}
+        self.given: dict[int, set[str]] = {}  # by version, who was given samples and has not been lost since
+        self.gone: set[tuple[int, str]] = set()  # (version, worker) of those that have
         self.late: set[tuple[int, int]] = set()
         self.newest_clock = -1
         self.steps = 0
@@ -180,8 +185,7 @@ class World:
                 assigned=sim.assigned,
             )
         )
-        if sim.evaluation is not None:
-            self.tell_evaluation(sim)
+        self.tell_evaluation(sim)
 
     def reconnect(self) -> None:
         away = [sim for sim in self.sims.values() if not sim.attached]
@@ -227,6 +231,7 @@ class World:
             loss=1.0 + self.pick(100) / 100,
             content=f"{sim.name}/{sim.incarnation}/{sim.seq}",
         )
+        self.pushes[str(push.content)] = push
         sim.open[sim.seq] = push
         sim.sent.append(push)
         if sim.attached:
@@ -282,24 +287,36 @@ class World:
         assert self.store is not None
         shares = [Share(c.samples, [payload(str(c.content))]) for c in apply.contributions]
         self.store.apply(
-            Step(partition=0, version=apply.version, shares=shares, rate_factor=apply.rate_factor)
+            Step(
+                partition=0,
+                version=apply.version,
+                shares=shares,
+                rate_factor=apply.rate_factor,
+                weight=apply.weight,
+                base_version=apply.base_version,
+                bases=apply.bases,
+            )
         )
         self.check_applied(apply)
         self.step(e.Published(partition=0, version=apply.version))
 
     def evaluate(self) -> None:
-        evaluators = [sim for sim in self.sims.values() if sim.evaluation is not None and sim.attached]
+        evaluators = [sim for sim in self.sims.values() if sim.evaluation is not None]
         if evaluators:
-            self.tell_evaluation(evaluators[self.pick(len(evaluators))])
+            sim = evaluators[self.pick(len(evaluators))]
+            sim.report, sim.evaluation = sim.evaluation, None
+            self.tell_evaluation(sim)
 
     def tell_evaluation(self, sim: Sim) -> None:
-        assert sim.evaluation is not None
+        """Once; if its stream is broken then, the next one begins with it."""
+        if sim.report is None or not sim.attached:
+            return
         self.step(
             e.Evaluated(
                 worker=sim.name,
                 incarnation=sim.incarnation,
-                version=sim.evaluation.version,
-                epoch=sim.evaluation.evaluate_epoch,
+                version=sim.report.version,
+                epoch=sim.report.evaluate_epoch,
                 metrics={"accuracy": 0.5},
             )
         )
@@ -387,6 +404,10 @@ class World:
                     self.pending = action
                 case e.Assign():
                     self.assign(action)
+                case e.Lost():
+                    worker = action.name[-2]
+                    self.gone.add((self.core.version, worker))
+                    self.given.get(self.core.version, set()).discard(worker)
                 case e.Disconnect():
                     sim = self.sims.get(action.worker)
                     if sim is not None and sim.incarnation == action.incarnation:
@@ -400,6 +421,8 @@ class World:
         assignment = action.assignment
         assert assignment.version == self.core.version, "work is for the version that there is"
         self.ranges[assignment.id] = samples_of(assignment)
+        if assignment.ranges and (assignment.version, action.worker) not in self.gone:
+            self.given.setdefault(assignment.version, set()).add(action.worker)
         sim = self.sims.get(action.worker)
         if sim is None or not sim.ready:
             return
@@ -407,9 +430,13 @@ class World:
             sim.attached = sim.ready = False
             self.step(e.Detached(worker=sim.name, incarnation=sim.incarnation))
             return
+        assert action.has == sim.version, "what it was sent is what it has"
         sim.version, sim.finished = assignment.version, sim.finished or assignment.finished
         if assignment.evaluate_epoch:
-            sim.evaluation = assignment
+            if sim.report is not None and assignment.evaluate_epoch <= sim.report.evaluate_epoch:
+                self.tell_evaluation(sim)
+            elif sim.evaluation is None or assignment.evaluate_epoch > sim.evaluation.evaluate_epoch:
+                sim.evaluation = assignment
         if assignment.id > sim.assigned and assignment.ranges:
             sim.assignments.append(assignment)
         sim.assigned = max(sim.assigned, assignment.id)
@@ -424,11 +451,12 @@ class World:
 
     def check_applied(self, apply: e.Apply) -> None:
         """Against a plain mean, in the order of the ranks, every product and sum in float32, and SGD."""
+        self.check_members(apply)
         given = [each for each in apply.contributions if each.samples]
         total = sum(each.samples for each in given)
         gradient = np.zeros(ELEMENTS, np.float32)
         for each in given:
-            gradient += np.float32(each.samples / total) * values(str(each.content))
+            gradient += np.float32(each.samples / total * apply.weight) * values(str(each.content))
         if given:
             torch.from_numpy(self.expected).add_(torch.from_numpy(gradient), alpha=-RATE * apply.rate_factor)
         for each in apply.contributions:
@@ -440,6 +468,22 @@ class World:
         (parameters,) = self.store.values()
         assert parameters.tobytes() == self.expected.tobytes(), "E: the parameters are not those of the log"
         assert np.isfinite(self.expected).all(), "F"
+
+    def check_members(self, apply: e.Apply) -> None:
+        """In rounds, that it has everybody who was given work for it and is still there, but for backups; by
+        arrival, that it weighs what it should."""
+        assert apply.rate_factor == 1.0
+        if isinstance(self.core.mode, Arrivals):
+            (contribution,) = apply.contributions
+            push = self.pushes[str(contribution.content)]
+            assert apply.base_version == push.base_version
+            weight = 1 / max(1, apply.version - 1 - push.base_version) if self.rules.inverse else 1.0
+            assert apply.weight == weight or self.rules.mode == "stale"  # where a slow worker's share is less
+            return
+        assert apply.weight == 1.0
+        names = {str(each.content).split("/")[0] for each in apply.contributions}
+        missing = self.given.get(apply.version - 1, set()) - names
+        assert len(missing) <= self.rules.backup, f"version {apply.version} did not wait for {missing}"
 
     def finish(self) -> None:
         """No more faults: the job has to come to its end, with every sample accounted for."""
@@ -472,6 +516,9 @@ class World:
                 assert self.covered[sample] <= 1, f"{sample} was accepted from two workers"
                 assert self.answered[sample] or sample in self.late, f"{sample} was lost"
         assert set(self.applied) == set(self.accepted), "E: acknowledged, but not applied"
+        evaluated = [each.epoch for each in self.core.evaluations]
+        assert evaluated == sorted(set(evaluated))
+        assert not self.core.roster.members or evaluated[-1] == self.epochs, "the end is evaluated"
 
 
 def samples_of(assignment: Assignment) -> list[tuple[int, int]]:
@@ -490,7 +537,7 @@ def payload(name: str) -> DensePayload:
 
 def run(mode: str, steps: int, seed: int) -> tuple[int, int]:
     """As many jobs as it takes for so many steps. Returns steps and pushes applied."""
-    done = applied = 0
+    done = applied = epochs = evaluated = 0
     while done < steps:
         seed += 1
         chance = random.Random(f"{mode}/{seed}")
@@ -505,6 +552,11 @@ def run(mode: str, steps: int, seed: int) -> tuple[int, int]:
             raise AssertionError(f"mode {mode!r}, seed {seed}, step {world.steps}: {error}") from error
         done += world.steps
         applied += len(world.applied)
+        epochs += world.epochs
+        evaluated += len(world.core.evaluations)
+    assert evaluated > epochs / 2, (
+        f"mode {mode!r}, from seed {seed}: only {evaluated} of {epochs} epochs evaluated"
+    )
     return done, applied
 
 

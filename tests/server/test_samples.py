@@ -39,11 +39,7 @@ def test_what_comes_back_goes_out_before_anything_new_and_with_it() -> None:
     samples.give_back(second)
     samples.give_back(first)
     assert draw(samples, 2).ranges == (Range(start=0, count=2),)
-    assert draw(samples, 5).ranges == (
-        Range(start=2, count=1),
-        Range(start=3, count=3),
-        Range(start=6, count=1),
-    )
+    assert draw(samples, 5).ranges == (Range(start=2, count=4), Range(start=6, count=1))
 
 
 def test_older_epochs_are_not_mixed_with_the_running_one() -> None:
@@ -76,8 +72,21 @@ def test_what_was_given_back_can_be_taken_back_until_somebody_has_it() -> None:
     assert samples.take_back(first)
     assert not samples.take_back(first)
     samples.give_back(second)
-    draw(samples, 1)
+    samples.draw(1)
     assert not samples.take_back(second)
+
+
+def test_what_was_given_back_is_found_among_its_neighbours() -> None:
+    samples = Samples(12, 1)
+    first, second, third = draw(samples, 3), draw(samples, 3), draw(samples, 3)
+    for each in (third, first, second):
+        samples.give_back(each)
+    assert samples.take_back(second)
+    assert draw(samples, 100).ranges == (
+        Range(start=0, count=3),
+        Range(start=6, count=3),
+        Range(start=9, count=3),
+    )
 
 
 def test_what_was_settled_too_early_can_still_come_back() -> None:

@@ -75,7 +75,8 @@ class Story:
                 return f"{worker}'s push {outcome.seq} is refused: {outcome.refusal.reason.label}"
             case e.Apply():
                 names = " ".join(str(each.content) for each in action.contributions)
-                rate = "" if action.rate_factor == 1 else f" at {action.rate_factor:.3g} of the rate"
+                assert action.rate_factor == 1
+                rate = "" if action.weight == 1 else f" with weight {action.weight:.3g}"
                 return f"version {action.version} is made of {names}{rate}"
             case e.Refuse(refusal=refusal):
                 return f"refused: {refusal.reason.label}"

@@ -237,7 +237,8 @@ def test_rank_0_evaluates_when_it_is_told_to() -> None:
     asked = assignment(0, evaluate_epoch=3)
     script.messages = [asked, asked, accepted(1), done(0)]
     subject.run()
-    (report,) = script.reports  # asked twice, done once
+    report, again = script.reports  # asked twice, done once
+    assert again is report
     assert (report.epoch, report.version, report.metrics["accuracy"]) == (3, 0, 0.25)
 
 
