@@ -16,6 +16,7 @@ from .arguments import BenchError
 # they import torch.
 COMMANDS = {
     "compressors": ("speed, ratio and error of every compressor", "compressors"),
+    "modes": ("speed and accuracy of every mode, also with slow workers and lost ones", "modes"),
     "accuracy": ("accuracy of every compressor on digits, at 10 x and 100 x", "compressor_accuracy"),
 }
 

@@ -183,7 +183,7 @@ def _start_server(
     Between choosing a free port and listening on it, someone else may take it; then another one is tried.
     """
     for attempt in range(1, START_ATTEMPTS + 1):
-        port = _free_port()
+        port = free_port()
         arguments = server_arguments(plan.options, port, plan.directory / PARAMETERS)
         server = children.start("server", plan.server, arguments)
         silence = _Silence(server, watcher)
@@ -204,7 +204,8 @@ def _start_server(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on, at this moment."""
     with socket.create_server((HOST, 0)) as listener:
         return int(listener.getsockname()[1])
 

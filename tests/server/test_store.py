@@ -185,7 +185,7 @@ def test_only_versions_at_which_somebody_computes_are_kept() -> None:
     for step in range(20):
         bases = frozenset({step, 3} if step >= 3 else {step})
         ours.apply(Step(partition=0, version=step + 1, shares=given[:1], base_version=step, bases=bases))
-        assert len(ours._bases) <= 4
+        assert len(ours._bases) <= 4  # pyright: ignore[reportPrivateUsage]
     ours.apply(Step(partition=0, version=21, shares=given[:1], base_version=3))
 
 

@@ -1,0 +1,43 @@
+"""Digits at a given pace: computation that takes the time it is told to, so that processes that share cores
+do not slow each other down, and one of them can be made slower than the others.
+
+As a program it is a gc-worker that is slower by a factor: `python -m gradwire.benchmarks.paced 10 --server …`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+import time
+from typing import Any
+
+import torch
+
+from ..worker.tasks import Task, load
+
+slower = 1.0  # of this process; `main` sets it
+
+
+def digits(seconds: float = 0.001, model: str = "mlp") -> Task:
+    """Real training on digits; each step takes so many seconds per sample longer."""
+    task = load(f"digits:model={model}")
+
+    def loss(network: torch.nn.Module, batch: Any) -> torch.Tensor:
+        time.sleep(seconds * slower * len(batch[0]))
+        return task.loss(network, batch)
+
+    return dataclasses.replace(task, loss=loss)
+
+
+def main(arguments: list[str]) -> int:
+    from ..worker.cli import main as gc_worker
+
+    # By its name: run as a program, this module is another one than the task's.
+    module: Any = importlib.import_module("gradwire.benchmarks.paced")
+    module.slower = float(arguments[0])
+    return gc_worker(arguments[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
