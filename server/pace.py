@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 SLOW = 2.0  # times what the others take: from there on a share shrinks
-ENOUGH = 4  # answers in a row before it is judged
+ENOUGH = 3  # answers in a row before it is judged
 HELPED = 0.75  # of the time before: a smaller share that does not get below that was no use
 SMOOTHING = 0.3  # weight of the last answer in the mean
 

@@ -56,7 +56,7 @@ def test_a_slow_worker_is_measured_with_real_processes(tmp_path: Path) -> None:
 
 def test_pace_is_time_per_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(paced.time, "sleep", slept.append)
+    monkeypatch.setattr("time.sleep", slept.append)
     task, plain = paced.digits(seconds=0.5), load("digits")
     model = task.model()
     batch = task.batch(np.arange(4))
