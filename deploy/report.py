@@ -212,7 +212,9 @@ def ratio(numerator: float, denominator: float) -> str:
 
 
 def _heading(result: Result) -> str:
-    return result.compressor if result.downlink == "none" else f"{result.compressor}, {result.downlink} down"
+    mode = "" if result.mode == "sync" else f"{result.mode}: "
+    down = "" if result.downlink == "none" else f", {result.downlink} down"
+    return f"{mode}{result.compressor}{down}"
 
 
 def _saving(ours: Result, theirs: Result, direction: Literal["up", "down"]) -> str:
