@@ -18,7 +18,9 @@ class RunOptions:
     compressor: str = option("4bit", "how gradients are compressed", metavar=SPEC)
     mode: str = option("sync", "how pushes become versions: sync, stale, async or local", metavar="NAME")
     backup: int = option(0, "sync: members that a round does without", check=at_least(0))
-    staleness: int = option(4, "stale: pushes that a worker may be ahead of the slowest", check=at_least(0))
+    staleness: int = option(
+        4, "stale: clocks ahead of the slowest at which a step may begin", check=at_least(0)
+    )
     staleness_lr: str = option("none", "stale, async: inverse divides by staleness", metavar="NAME")
     delay_compensation: float = option(0.0, "stale, async: lambda of the correction", check=at_least(0))
     local_steps: str = option("adaptive", "local: steps per round", metavar="N|adaptive[:KEY=VALUE,...]")

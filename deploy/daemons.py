@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .. import __version__
-from ..options import resolve
+from ..options import UsageError, resolve
 from ..server.config import ServerConfig, check_together
 from ..worker.config import WorkerConfig
 from .config import RunOptions
@@ -62,5 +62,8 @@ def check_daemon_options(options: RunOptions, environ: Mapping[str, str]) -> Non
     asked = resolve(
         ServerConfig, prog="gc-server", description="", argv=server, environ=environ, version=__version__
     )
-    check_together(asked.config)
+    try:
+        check_together(asked.config)
+    except UsageError as error:  # what --workers becomes
+        raise UsageError(str(error).replace("--min-workers", "--workers")) from None
     resolve(WorkerConfig, prog="gc-worker", description="", argv=worker, environ=environ, version=__version__)

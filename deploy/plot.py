@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .report import Result
+from .report import Result, heading
 
 _COLORS = ("#1f6feb", "#8c959f")  # the run, the baseline
 
@@ -37,8 +37,8 @@ def write_plot(path: Path, runs: Sequence[Result]) -> None:
             if accuracy is not None
         ]
         epochs, megabytes, accuracies = zip(*points, strict=True) if points else ((), (), ())
-        over_epochs.plot(epochs, accuracies, color=color, label=run.compressor)
-        over_bytes.plot(megabytes, accuracies, color=color, label=run.compressor)
+        over_epochs.plot(epochs, accuracies, color=color, label=heading(run))
+        over_bytes.plot(megabytes, accuracies, color=color, label=heading(run))
     over_epochs.set(xlabel="epoch", ylabel="validation accuracy", title="Accuracy over epochs")
     over_bytes.set(xlabel="MB on the wire, both directions", title="Accuracy over bytes")
     for axes in (over_epochs, over_bytes):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,7 @@ class Result:
     local_steps: that each worker took, in local mode: `steps`, the rounds, divided by them say how often the
         workers exchanged what they had learnt.
     largest_staleness: of a push that was applied: in clocks in stale mode, in versions in async mode.
+    options: all of gc-run's, as they were in force.
     repeated_samples: trained on twice, because a worker came back with what another had been given.
     wire_bytes_*: with gRPC and HTTP/2 framing, everything that the server received and sent.
     raw_bytes_*: what the same tensors take as bare float32.
@@ -63,6 +65,7 @@ class Result:
     local_steps: int
     largest_staleness: int
     repeated_samples: int
+    options: Mapping[str, Any]
 
     @property
     def bytes_by_epoch(self) -> tuple[float, ...]:
@@ -106,6 +109,7 @@ def result_of(options: RunOptions, status: StatusReply) -> Result:
         local_steps=status.local_steps,
         largest_staleness=status.largest_staleness,
         repeated_samples=status.repeated_samples,
+        options=dataclasses.asdict(options),
     )
 
 
@@ -143,9 +147,9 @@ def table_of(result: Result, baseline: Result | None) -> Table:
     # Text, because a task such as my:fire:x=1 is no markup.
     table = Table(title=Text(f"{result.task}: {workers}, {epochs}, seed {result.seed}"))
     table.add_column("")
-    table.add_column(_heading(result), justify="right")
+    table.add_column(heading(result), justify="right")
     if baseline is not None:
-        table.add_column(_heading(baseline), justify="right")
+        table.add_column(heading(baseline), justify="right")
         table.add_column("difference", justify="right")
 
     def row(name: str, ours: str, theirs: str = "", difference: str = "") -> None:
@@ -211,7 +215,8 @@ def ratio(numerator: float, denominator: float) -> str:
     return f"{numerator / denominator:.2f}×" if denominator else "–"
 
 
-def _heading(result: Result) -> str:
+def heading(result: Result) -> str:
+    """What tells one run from another: mode, compressor and downlink."""
     mode = "" if result.mode == "sync" else f"{result.mode}: "
     down = "" if result.downlink == "none" else f", {result.downlink} down"
     return f"{mode}{result.compressor}{down}"

@@ -177,6 +177,9 @@ class Arrivals:
         ready = [each for each in self._state.roster.ready() if each is not member]
         pace.adapt([each.pace for each in ready if each.pace is not None], self._state.rules.batch_size)
 
+    def too_late(self, work: Work) -> bool:
+        return False
+
     def lost(self, member: Member) -> None:
         member.clock = None
         member.pace = None
@@ -215,29 +218,39 @@ class Arrivals:
         return [each.rank for each in self._awaited()]
 
     def _awaited(self) -> list[Member]:
-        """Where some are stuck, those that are furthest behind; otherwise all who have something to do."""
-        ready, evaluation = self._state.roster.ready(), self._state.evaluation
+        """Whom others wait for: the slowest where some are stuck; everybody who has something to do where
+        others have nothing, because all samples are out."""
+        state = self._state
+        ready = state.roster.ready()
         if self._stuck():
             return [each for each in ready if self._reached(each) == self._slowest()]
-        evaluator = evaluation.by if evaluation is not None else None
-        return [each for each in ready if each.work is not None or each is evaluator]
+        busy = self._busy()
+        idle = any(each not in busy and each.after <= state.version for each in state.roster.listening())
+        return busy if idle else []
+
+    def _busy(self) -> list[Member]:
+        evaluator = self._state.evaluation.by if self._state.evaluation is not None else None
+        return [each for each in self._state.roster.ready() if each.work is not None or each is evaluator]
 
     def waiting(self, now: float) -> Waiting:
-        state, awaited, stuck = self._state, self._awaited(), self._stuck()
-        since = state.waited(now)
-        if not awaited:
-            if self.quiet:
-                return Waiting()
-            text = f"version {state.version + 1} is being computed {since}"
-            return Waiting(subject="computed", text=text, for_others=False)
+        state, stuck = self._state, self._stuck()
+        awaited, since = self._awaited(), state.waited(now)
+        members = awaited or self._busy()
+        names = ", ".join(describe(state, each, each.rank, now) for each in members)
         ranks = tuple(each.rank for each in awaited)
-        names = ", ".join(describe(state, each, each.rank, now) for each in awaited)
+        if not awaited:  # nobody waits, and still it is good to know who has not been heard of
+            who = names or "the server"
+            text = f"version {state.version + 1} is being computed {since} by {who}"
+            return Waiting(subject="computed", text=text, for_others=False)
         if not stuck:
             text = f"version {state.version + 1} waits {since} for {names}"
             return Waiting(ranks=ranks, subject=f"{ranks}", text=text)
         since = f"since {now - self._stuck_since:.1f} s"
         ahead = ", ".join(f"{each.name} at clock {each.clock}" for each in stuck)
-        text = f"{ahead} may be {self._bound} ahead and waits {since} for {names} at clock {self._slowest()}"
+        text = (
+            f"{ahead}: a step begins at most {self._bound} ahead of the slowest, which is at clock "
+            f"{self._slowest()}; waits {since} for {names}"
+        )
         return Waiting(ranks=ranks, subject=f"{ranks}", text=text, seconds=now - self._stuck_since)
 
     def snapshot(self) -> Mapping[str, object]:

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from ..compressors import Payload
@@ -135,8 +136,11 @@ class Conductor:
         if action.has != assignment.version:
             assert self.store is not None
             for partition in range(len(self.store.manifest.partitions)):
-                for broadcast in self._broadcasts(partition, assignment.version, action.has):
-                    session.outbox.send_broadcast(broadcast)
+                *missed, last = self._broadcasts(partition, assignment.version, action.has)
+                for broadcast in missed:  # uncompressed, the last alone would have done
+                    assert isinstance(broadcast, Broadcast)
+                    session.outbox.send_broadcast(replace(broadcast, raw_bytes=0))
+                session.outbox.send_broadcast(last)
         session.outbox.send(assignment)
 
     def _broadcasts(

@@ -65,7 +65,9 @@ class ServerConfig:
     mode: str = option("sync", "how pushes become versions", choices=MODES)
     backup: int = option(0, "sync: members that a round does without", check=between(0, MAX_UINT32))
     staleness: int = option(
-        4, "stale: pushes that a worker may be ahead of the slowest", check=between(0, MAX_UINT32)
+        4,
+        "stale: clocks that a worker may be ahead of the slowest when it begins a step",
+        check=between(0, MAX_UINT32),
     )
     staleness_lr: str = option(
         "none",

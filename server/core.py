@@ -106,6 +106,7 @@ class Core(JobState):
         if self.phase is Phase.EMPTY and self.initializer in (None, (member.worker, member.incarnation)):
             return self._request_initialize(member)
         if self.phase in (Phase.GATHERING, Phase.RUNNING):
+            self._reinstate(member, event.assigned)
             return [*self.mode.resume(member, event.assigned, now), *self._advance(now)]
         return self._finish(now)
 
@@ -123,9 +124,8 @@ class Core(JobState):
 
     def _left(self, event: e.Left, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
-        done = self.phase in (Phase.FINISHING, Phase.FINISHED) and not event.failed
-        actions = self._give_up(member, event.reason, now, expected=done)
-        return [e.Note(text=f"{member.name} left: {event.reason}"), *actions] if done else actions
+        actions = self._give_up(member, event.reason, now, expected=not event.failed)
+        return actions if event.failed else [e.Note(text=f"{member.name} left: {event.reason}"), *actions]
 
     def _give_up(self, member: Member, reason: str, now: float, *, expected: bool = False) -> list[e.Action]:
         """Take a member out of everything that waits for it."""
@@ -253,6 +253,15 @@ class Core(JobState):
             )
         member.remember(outcome)
         return [e.Answer(worker=member.worker, outcome=outcome), *self._advance(now)]
+
+    def _reinstate(self, member: Member, assigned: int) -> None:
+        """Who comes back still computing what was taken from it goes on with that, if nobody else has it."""
+        void = member.void
+        if void is None or member.work is not None or void.assignment.id != assigned:
+            return
+        if self.samples.take_back(void.drawn, settled=self.mode.too_late(void)):
+            void.settled, void.interrupted = self.mode.too_late(void), True
+            member.work, member.void = void, None
 
     def _reclaim(self, member: Member, event: e.Pushed) -> None:
         """The gradient goes into the worker's residual: its samples need nobody else, if they still can."""

@@ -28,6 +28,10 @@ class Mode(Protocol):
         """
         ...
 
+    def too_late(self, work: Work) -> bool:
+        """Whether a push for work that was taken from its member could no longer be part of a version."""
+        ...
+
     def lost(self, member: Member) -> None:
         """The member is no longer one. Its work is taken from it, now or when its round closes."""
         ...

@@ -157,6 +157,9 @@ class Rounds:
         )
         return round_.version + 1
 
+    def too_late(self, work: Work) -> bool:
+        return True  # its round has closed
+
     def lost(self, member: Member) -> None:
         round_ = self.round
         rank = round_.rank_of(member) if round_ is not None else None
@@ -224,8 +227,9 @@ class Rounds:
             self._loss = sum(each.loss * each.samples for each in given) / samples
             if self._first is None:
                 self._first = self._loss, round_.rate_factor
-            most = max(work.drawn.count for work in round_.work.values())
-            self._state.all_local_steps += -(-most // self._state.rules.batch_size)
+            if self._state.rules.local_steps is not None:
+                most = max(work.drawn.count for work in round_.work.values())
+                self._state.all_local_steps += -(-most // self._state.rules.batch_size)
 
     def published(self, event: e.Published) -> None:
         round_ = self.round

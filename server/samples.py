@@ -94,8 +94,8 @@ class Samples:
             self._unsettled[drawn.epoch] -= drawn.count
         self._returned[drawn.epoch] = _merged([*self._returned.get(drawn.epoch, ()), *drawn.ranges])
 
-    def take_back(self, drawn: Drawn) -> bool:
-        """Settle what was given back, if all of it is still here."""
+    def take_back(self, drawn: Drawn, *, settled: bool = True) -> bool:
+        """Settle what was given back, if all of it is still here. settled: or have it drawn again."""
         returned = self._returned.get(drawn.epoch, [])
         left = [piece for each in returned for piece in _without(each, drawn.ranges)]
         if sum(each.count for each in returned) - sum(each.count for each in left) < drawn.count:
@@ -103,6 +103,8 @@ class Samples:
         self._returned[drawn.epoch] = left
         if not left:
             del self._returned[drawn.epoch]
+        if not settled:
+            self._unsettled[drawn.epoch] += drawn.count
         self._count_completed()
         return True
 

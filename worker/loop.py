@@ -80,7 +80,13 @@ class Trainer:
             specs = [replace(spec, flops=flops.get(spec.name, 0.0)) for spec in specs]
         self._compressor = ModelCompressor(specs, compressor, rule, reply.job.seed, reply.rank)
         wrapping = wrapping_of(compressor)
-        if wrapping is not None and wrapping.momentum and "momentum" in reply.job.optimizer:
+        if wrapping is not None and wrapping.momentum and reply.job.mode == "local":
+            log.warning(
+                "the momentum of %s acts on the changes that local steps make, besides what --optimizer and "
+                "--outer-optimizer of the server have; give it momentum=0 unless that is meant",
+                compressor,
+            )
+        elif wrapping is not None and wrapping.momentum and "momentum" in reply.job.optimizer:
             log.warning(
                 "momentum is applied twice: by %s and by the server's optimizer %s; "
                 "start the server with plain sgd, or give the compressor momentum=0",
@@ -95,6 +101,7 @@ class Trainer:
             LocalTraining(replica.parameters, reply.job.optimizer, reply.job.correction) if local else None
         )
         self._leaving = False
+        self._raw_arrived = 0
         self._seq = 0
         self._last_answered = 0  # id of the assignment that was pushed for last
         self._in_flight: dict[int, list[Payload]] = {}  # by seq, until the outcome is known
@@ -163,7 +170,8 @@ class Trainer:
         with self._metrics.during("applying"):
             self._replica.apply(received.update, received.payloads)
         self._metrics.version.set(received.update.version)
-        self._metrics.raw_down.inc(sum(payload.elements for payload in received.payloads) * 4)
+        # Of several updates in a row, uncompressed, the last alone would have done.
+        self._raw_arrived = sum(payload.elements for payload in received.payloads) * 4
 
     def _assignment(self, assignment: m.Assignment) -> bool:
         """Returns whether the job is done."""
@@ -179,6 +187,8 @@ class Trainer:
             raise RuntimeError(
                 f"told to work at version {assignment.version} with a replica of {self._replica.version}"
             )
+        self._metrics.raw_down.inc(self._raw_arrived)
+        self._raw_arrived = 0
         self._metrics.epoch.set(assignment.epoch)
         self._maybe_evaluate(assignment)
         if not assignment.ranges or assignment.id <= self._last_answered:
@@ -343,7 +353,10 @@ class Trainer:
         assert outcome.refusal is not None
         self._metrics.pushes.labels("refused").inc()
         self._metrics.refusals.labels(outcome.refusal.reason.label).inc()
-        log.warning("push %d was refused: %s", outcome.seq, outcome.refusal)
+        if outcome.refusal.reason is Reason.STALE:
+            log.info("push %d came too late; its gradient goes out with the next push", outcome.seq)
+        else:
+            log.warning("push %d was refused: %s", outcome.seq, outcome.refusal)
         match outcome.refusal.reason:
             case Reason.STALE:  # its round has closed: the gradient goes out with the next push
                 self._client.settle(outcome.seq)

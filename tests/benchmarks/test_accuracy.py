@@ -42,6 +42,7 @@ def run(compressor: str, *accuracies: float | None, seed: int = 1) -> Result:
         local_steps=0,
         largest_staleness=0,
         repeated_samples=0,
+        options={},
     )
 
 

@@ -317,7 +317,7 @@ def test_a_worker_that_is_told_to_stop_leaves_and_is_not_waited_for(daemons: Dae
     poll(lambda: final_status(server).version > 0, "no progress")
     workers[1].signal(signal.SIGTERM)
     assert workers[1].wait() == 143
-    server.wait_for(r"rank \d \(w1\) is lost: stopped by SIGTERM")
+    server.wait_for(r"rank \d \(w1\) left: stopped by SIGTERM")
     reply = finished(server)
     assert workers[0].wait() == 0
     assert reply.epoch == 2

@@ -208,6 +208,8 @@ class World:
     def leave(self) -> None:
         if sim := self.any_sim():
             del self.sims[sim.name]
+            self.gone.add((self.core.version, sim.name))
+            self.given.get(self.core.version, set()).discard(sim.name)
             self.step(e.Left(worker=sim.name, incarnation=sim.incarnation, failed=False, reason="told to"))
 
     def compute(self) -> None:
