@@ -12,7 +12,7 @@ All but the mean take every worker alike, whatever its samples: samples are what
 
 Sources: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (ICML 2018)
 for median and trimmed mean; Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient
-Descent" (NeurIPS 2017) for Krum. This module imports torch only when something is aggregated.
+Descent" (NeurIPS 2017) for Krum. This module imports torch and numpy only when something is aggregated.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from ..spec import SpecError, known, parse_options, parse_spec
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from ..compressors import Payload
 
-Float32 = npt.NDArray[np.float32]
+    Float32 = npt.NDArray[np.float32]
 
 # Coordinates that are sorted at a time: so many workers' values of them stay in the cache.
 COLUMNS = 1 << 14
@@ -109,6 +109,8 @@ def combine(
     gradients: of each worker, in rank order, a payload per tensor; at least `aggregation.fewest` workers.
     Decodes one tensor of all workers at a time, so it takes that much memory.
     """
+    import numpy as np
+
     from ..compressors import decode, reduce_payloads
 
     if len(gradients) < aggregation.fewest:
@@ -128,6 +130,8 @@ def combine(
 
 def _middle(aggregation: Median | Trimmed, block: Float32) -> Float32:
     """Of values sorted along the first axis, one row per worker."""
+    import numpy as np
+
     workers = len(block)
     if isinstance(aggregation, Trimmed):
         part = block[aggregation.wrong : workers - aggregation.wrong]
@@ -139,6 +143,8 @@ def _middle(aggregation: Median | Trimmed, block: Float32) -> Float32:
 
 def _least_far(aggregation: Krum, gradients: Sequence[Sequence[Payload]]) -> int:
     """Which worker Krum chooses."""
+    import numpy as np
+
     from ..compressors import decode
 
     workers = len(gradients)

@@ -259,9 +259,14 @@ class Core(JobState):
         void = member.void
         if void is None or member.work is not None or void.assignment.id != assigned:
             return
-        if self.samples.take_back(void.drawn, settled=self.mode.too_late(void)):
-            void.settled, void.interrupted = self.mode.too_late(void), True
-            member.work, member.void = void, None
+        late = self.mode.too_late(void)
+        if not self.samples.take_back(void.drawn, settled=late):
+            return
+        if self.samples.done:  # its gradient would wait in its residual for a push that never comes
+            self.samples.give_back(void.drawn, settled=True)
+            return
+        void.settled, void.interrupted = late, True
+        member.work, member.void = void, None
 
     def _reclaim(self, member: Member, event: e.Pushed) -> None:
         """The gradient goes into the worker's residual: its samples need nobody else, if they still can."""

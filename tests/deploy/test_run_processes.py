@@ -188,7 +188,7 @@ def test_a_port_that_someone_else_takes_is_replaced(
     with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as free:
         ports = [other.getsockname()[1], free.getsockname()[1]]
         free.close()
-        monkeypatch.setattr(engine, "_free_port", iter(ports).__next__)
+        monkeypatch.setattr(engine, "free_port", iter(ports).__next__)
         assert train(plan(tmp_path), Notes(), interrupt).phase is Phase.FINISHED
 
 
