@@ -7,9 +7,9 @@ then. Pushes are applied one at a time in the order in which they came.
 clock is the number of its pushes that are applied. It is given work only while its clock is at most
 `staleness` ahead of the slowest ready member's, so that at clock c it computes with all that anyone has
 contributed up to clock c - staleness - 1; with a bound of 0 all finish a clock before anyone begins the next.
-The staleness of a push is how many clocks it is behind the newest push that has been
-accepted, which by that rule is never more than the bound; a push that were older would be refused. Who joins
-starts at the clock of the slowest.
+The staleness of a push is how many clocks it is behind the newest push that has been accepted, which by that
+rule is never more than the bound; a push that were older would be refused. Who joins starts at the clock of
+the slowest.
 
 A member that takes more than twice as long as the others is given fewer samples at a time (`pace`), and its
 pushes weigh less accordingly: otherwise the bound would make everybody as slow as it is.
@@ -73,7 +73,6 @@ class Arrivals:
             drawn = state.samples.draw(member.pace.share)
             if drawn is None:
                 break
-            position = state.roster.ready().index(member)
             assign = state.assign(
                 member,
                 Assignment(
@@ -81,7 +80,6 @@ class Arrivals:
                     version=state.version,
                     epoch=drawn.epoch,
                     ranges=drawn.ranges,
-                    position=position,
                     world=len(state.roster.ready()),
                     progress=state.samples.progress,
                 ),

@@ -71,7 +71,7 @@ class ServerConfig:
     )
     staleness_lr: str = option(
         "none",
-        "stale, async: inverse divides the rate of a push by the versions since its base",
+        "stale, async: inverse divides a gradient by the versions applied since its base",
         choices=STALENESS_RATES,
     )
     delay_compensation: float = option(

@@ -16,7 +16,6 @@ from .schedule import Constant
 
 LOST_REMEMBERED = 256
 CONSTANT = Constant()
-SAMPLES_UNKNOWN = Samples(0, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +23,7 @@ class Rules:
     """What the job's configuration means for decisions.
 
     backup: members that a round of sync mode does without. staleness: in stale mode, clocks that a member may
-    be ahead of the slowest. inverse: divide the rate of a push by its staleness, in stale and async mode.
+    be ahead of the slowest. inverse: divide a gradient by its staleness, in stale and async mode.
     local_steps: in local mode.
     """
 
@@ -65,12 +64,10 @@ class JobState:
     phase: Phase = Phase.EMPTY
     initializer: tuple[str, int] | None = None  # (worker, incarnation) that was asked for the parameters
     fingerprint: bytes = b""
-    samples: Samples = SAMPLES_UNKNOWN
+    samples: Samples = field(default_factory=lambda: Samples(0, 0))  # none before they are known
     partitions: int = 1
     version: int = 0
-    started_at: float | None = (
-        None  # when work was first given out: from then on any number of members will do
-    )
+    started_at: float | None = None  # when work was first given out; then any number of members will do
     assignments: int = 0  # given out so far; the id of the last one
     evaluation: Evaluation | None = None  # asked for and not yet reported
     evaluations: list[EpochStatus] = field(default_factory=list[EpochStatus])

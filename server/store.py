@@ -160,7 +160,7 @@ class Store:
             else:
                 combine(self._aggregation, [share.payloads for share in contributing], outs)
             if self._compensation and step.base_version is not None:
-                self._compensate(step.partition, step.base_version)
+                self._compensate(step.partition, step.base_version, step.weight)
             for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
                 group["lr"] = base * step.rate_factor
             self._optimizer.step()
@@ -171,12 +171,13 @@ class Store:
             self._keep_base(step)
         return broadcast if changed else replace(broadcast, passed_over=len(contributing))
 
-    def _compensate(self, partition: int, base_version: int) -> None:
+    def _compensate(self, partition: int, base_version: int, weight: float) -> None:
+        """Of weight · g make weight · (g + λ g² (w - w_base))."""
         bases = self._bases[partition, base_version]
         for tensor, base in zip(self.manifest.partitions[partition], bases, strict=True):
             gradient = self._gradients[tensor]
             moved = self.replica[tensor] - base
-            gradient.add_(moved.mul_(gradient).mul_(gradient), alpha=self._compensation)
+            gradient.add_(moved.mul_(gradient).mul_(gradient), alpha=self._compensation / weight)
 
     def _keep_base(self, step: Step) -> None:
         """Workers may be told to compute at this version; others that nobody computes at are forgotten."""

@@ -171,6 +171,19 @@ def test_a_late_gradient_is_corrected_by_how_far_the_parameters_have_moved(downl
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_correction_is_weighed_as_its_gradient_is() -> None:
+    moves: list[list[torch.Tensor]] = []
+    for weight in (1.0, 0.25):
+        ours = compensated("none")
+        (fresh, late, *_) = shares(0, compressors("none"))
+        ours.apply(Step(partition=0, version=1, shares=[fresh], base_version=0, bases=frozenset({0})))
+        before = [value.clone() for value in ours.parameters]
+        ours.apply(Step(partition=0, version=2, shares=[late], base_version=0, weight=weight))
+        moves.append([(now - old) / weight for now, old in zip(ours.parameters, before, strict=True)])
+    for whole, weighed in zip(*moves, strict=True):
+        torch.testing.assert_close(weighed, whole, rtol=1e-4, atol=1e-6)
+
+
 def test_a_fresh_gradient_needs_no_correction() -> None:
     ours, plain = compensated("none"), store()
     for step, share in enumerate(shares(0, compressors("none"))):
