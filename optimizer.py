@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from .spec import SpecError, known, parse_options, parse_spec
+from .spec import parse_one_of
 
 if TYPE_CHECKING:
     import torch
@@ -75,10 +75,7 @@ OPTIMIZERS: Mapping[str, type[OptimizerOptions]] = {"sgd": Sgd, "adam": Adam, "a
 
 def parse_optimizer(text: str) -> OptimizerOptions:
     """Raises SpecError, which lists what is known."""
-    spec = parse_spec("optimizer", text)
-    if spec.name not in OPTIMIZERS:
-        raise SpecError(f"unknown optimizer {spec.name!r}; known optimizers: {known(OPTIMIZERS)}")
-    return parse_options(OPTIMIZERS[spec.name], spec)
+    return parse_one_of("optimizer", text, OPTIMIZERS)
 
 
 def build_optimizer(

@@ -108,6 +108,14 @@ def parse_options(
         raise SpecError(f"{spec.kind} {spec.name!r}: {error}") from None
 
 
+def parse_one_of(kind: str, text: str, types: Mapping[str, type[OptionsT]]) -> OptionsT:
+    """Make the options of whichever is named; raise `SpecError`, which lists what is known."""
+    spec = parse_spec(kind, text)
+    if spec.name not in types:
+        raise SpecError(f"unknown {kind} {spec.name!r}; known {kind}s: {known(types)}")
+    return parse_options(types[spec.name], spec)
+
+
 def option_types(options_type: type[Any]) -> dict[str, type[Any]]:
     """Key to type, in the order of the fields."""
     hints = get_type_hints(options_type)

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..spec import SpecError, known, parse_options, parse_spec
+from ..spec import parse_one_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,10 +95,7 @@ AGGREGATIONS: Mapping[str, type[Aggregation]] = {
 
 def parse_aggregation(text: str) -> Aggregation:
     """Raises SpecError, which lists what is known."""
-    spec = parse_spec("aggregation", text)
-    if spec.name not in AGGREGATIONS:
-        raise SpecError(f"unknown aggregation {spec.name!r}; known aggregations: {known(AGGREGATIONS)}")
-    return parse_options(AGGREGATIONS[spec.name], spec)
+    return parse_one_of("aggregation", text, AGGREGATIONS)
 
 
 def combine(

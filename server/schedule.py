@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..spec import SpecError, known, parse_options, parse_spec
+from ..spec import parse_one_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,4 @@ SCHEDULES: Mapping[str, type[Constant]] = {
 
 def parse_schedule(text: str) -> Constant:
     """Raises SpecError, which lists what is known."""
-    spec = parse_spec("schedule", text)
-    if spec.name not in SCHEDULES:
-        raise SpecError(f"unknown schedule {spec.name!r}; known schedules: {known(SCHEDULES)}")
-    return parse_options(SCHEDULES[spec.name], spec)
+    return parse_one_of("schedule", text, SCHEDULES)
