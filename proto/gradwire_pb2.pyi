@@ -32,6 +32,8 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_STALE: _ClassVar[Reason]
     REASON_PROTECTED: _ClassVar[Reason]
     REASON_STOPPING: _ClassVar[Reason]
+    REASON_PACKET: _ClassVar[Reason]
+    REASON_REDUNDANT: _ClassVar[Reason]
 
 class DenseFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -60,6 +62,15 @@ class Content(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENT_UNSPECIFIED: _ClassVar[Content]
     CONTENT_VALUES: _ClassVar[Content]
     CONTENT_DELTA: _ClassVar[Content]
+
+class Scheme(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCHEME_UNSPECIFIED: _ClassVar[Scheme]
+    SCHEME_CODED: _ClassVar[Scheme]
+    SCHEME_UNCODED: _ClassVar[Scheme]
+    SCHEME_UNICAST: _ClassVar[Scheme]
+    SCHEME_MULTICAST: _ClassVar[Scheme]
+    SCHEME_SUMMED: _ClassVar[Scheme]
 
 class Decision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -100,6 +111,8 @@ REASON_SEQUENCE: Reason
 REASON_STALE: Reason
 REASON_PROTECTED: Reason
 REASON_STOPPING: Reason
+REASON_PACKET: Reason
+REASON_REDUNDANT: Reason
 DENSE_FORMAT_UNSPECIFIED: DenseFormat
 DENSE_FORMAT_FLOAT32: DenseFormat
 DENSE_FORMAT_BFLOAT16: DenseFormat
@@ -116,6 +129,12 @@ INDEX_CODING_SEEDED: IndexCoding
 CONTENT_UNSPECIFIED: Content
 CONTENT_VALUES: Content
 CONTENT_DELTA: Content
+SCHEME_UNSPECIFIED: Scheme
+SCHEME_CODED: Scheme
+SCHEME_UNCODED: Scheme
+SCHEME_UNICAST: Scheme
+SCHEME_MULTICAST: Scheme
+SCHEME_SUMMED: Scheme
 DECISION_UNSPECIFIED: Decision
 DECISION_ACCEPTED: Decision
 DECISION_REFUSED: Decision
@@ -362,7 +381,7 @@ class TensorHeader(_message.Message):
     def __init__(self, tensor: _Optional[int] = ..., elements: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ..., sparse: _Optional[_Union[SparseHeader, _Mapping]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("chunk", "push", "heartbeat", "hello", "evaluation", "leave", "ready", "crc32c")
+    __slots__ = ("chunk", "push", "heartbeat", "hello", "evaluation", "leave", "ready", "packet", "snapshot", "crc32c")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +389,8 @@ class WorkerMessage(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    PACKET_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
     push: Push
@@ -378,8 +399,10 @@ class WorkerMessage(_message.Message):
     evaluation: Evaluation
     leave: Leave
     ready: Ready
+    packet: Packet
+    snapshot: Snapshot
     crc32c: int
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "worker", "incarnation")
@@ -402,7 +425,7 @@ class Ready(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ..., assigned: _Optional[int] = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("seq", "base_version", "partition", "samples", "tensors", "loss", "assignment")
+    __slots__ = ("seq", "base_version", "partition", "samples", "tensors", "loss", "assignment", "exchanged", "slice", "slices")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -410,6 +433,9 @@ class Push(_message.Message):
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGED_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
     seq: int
     base_version: int
     partition: int
@@ -417,7 +443,36 @@ class Push(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
     loss: float
     assignment: int
-    def __init__(self, seq: _Optional[int] = ..., base_version: _Optional[int] = ..., partition: _Optional[int] = ..., samples: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., loss: _Optional[float] = ..., assignment: _Optional[int] = ...) -> None: ...
+    exchanged: Exchanged
+    slice: int
+    slices: int
+    def __init__(self, seq: _Optional[int] = ..., base_version: _Optional[int] = ..., partition: _Optional[int] = ..., samples: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., loss: _Optional[float] = ..., assignment: _Optional[int] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ...) -> None: ...
+
+class Exchanged(_message.Message):
+    __slots__ = ("crc32c", "computing_seconds", "exchanging_seconds", "clipped")
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CLIPPED_FIELD_NUMBER: _ClassVar[int]
+    crc32c: int
+    computing_seconds: float
+    exchanging_seconds: float
+    clipped: int
+    def __init__(self, crc32c: _Optional[int] = ..., computing_seconds: _Optional[float] = ..., exchanging_seconds: _Optional[float] = ..., clipped: _Optional[int] = ...) -> None: ...
+
+class Packet(_message.Message):
+    __slots__ = ("exchange", "index")
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    exchange: int
+    index: int
+    def __init__(self, exchange: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("activity",)
@@ -451,7 +506,7 @@ class Leave(_message.Message):
     def __init__(self, failed: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("chunk", "update", "assignment", "outcome", "welcome", "waiting", "initialize", "crc32c")
+    __slots__ = ("chunk", "update", "assignment", "outcome", "welcome", "waiting", "initialize", "packet", "snapshot", "crc32c")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
@@ -459,6 +514,8 @@ class ServerMessage(_message.Message):
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     INITIALIZE_FIELD_NUMBER: _ClassVar[int]
+    PACKET_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
     update: Update
@@ -467,8 +524,10 @@ class ServerMessage(_message.Message):
     welcome: Welcome
     waiting: Waiting
     initialize: InitializeRequest
+    packet: Packet
+    snapshot: SnapshotRequest
     crc32c: int
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("rank", "version", "last_seq")
@@ -501,7 +560,7 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate")
+    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate", "slice", "slices", "stragglers", "coding", "apply")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -512,6 +571,11 @@ class Assignment(_message.Message):
     RANGES_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    STRAGGLERS_FIELD_NUMBER: _ClassVar[int]
+    CODING_FIELD_NUMBER: _ClassVar[int]
+    APPLY_FIELD_NUMBER: _ClassVar[int]
     version: int
     epoch: int
     position: int
@@ -522,7 +586,26 @@ class Assignment(_message.Message):
     ranges: _containers.RepeatedCompositeFieldContainer[Range]
     progress: float
     learning_rate: float
-    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+    slice: int
+    slices: int
+    stragglers: int
+    coding: Coding
+    apply: int
+    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ...) -> None: ...
+
+class Coding(_message.Message):
+    __slots__ = ("exchange", "scheme", "redundancy", "senders", "present")
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
+    SCHEME_FIELD_NUMBER: _ClassVar[int]
+    REDUNDANCY_FIELD_NUMBER: _ClassVar[int]
+    SENDERS_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    exchange: int
+    scheme: Scheme
+    redundancy: int
+    senders: _containers.RepeatedScalarFieldContainer[int]
+    present: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, exchange: _Optional[int] = ..., scheme: _Optional[_Union[Scheme, str]] = ..., redundancy: _Optional[int] = ..., senders: _Optional[_Iterable[int]] = ..., present: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("seq", "partition", "decision", "version", "refusal")
@@ -547,6 +630,12 @@ class Waiting(_message.Message):
     seconds: float
     text: str
     def __init__(self, ranks: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class InitializeRequest(_message.Message):
     __slots__ = ()

@@ -184,6 +184,14 @@ class Ready:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Exchanged:
+    crc32c: int
+    computing_seconds: float = 0.0
+    exchanging_seconds: float = 0.0
+    clipped: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Push:
     seq: int
     base_version: int
@@ -192,6 +200,25 @@ class Push:
     tensors: tuple[TensorHeader, ...]
     loss: float = 0.0
     assignment: int
+    exchanged: Exchanged | None = None
+    slice: int = 0
+    slices: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packet:
+    exchange: int
+    index: int
+
+    @property
+    def transfer(self) -> int:
+        """What its chunks are marked with."""
+        return (self.exchange << 32) + self.index
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,6 +266,24 @@ class Range:
     count: int
 
 
+class SchemeCode(IntEnum):
+    UNSPECIFIED = 0
+    CODED = 1
+    UNCODED = 2
+    UNICAST = 3
+    MULTICAST = 4
+    SUMMED = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coding:
+    exchange: int
+    scheme: SchemeCode
+    redundancy: int
+    senders: tuple[int, ...] = ()
+    present: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
     id: int
@@ -251,6 +296,11 @@ class Assignment:
     learning_rate: float = 0.0
     evaluate_epoch: int = 0
     finished: bool = False
+    slice: int = 0
+    slices: int = 0
+    stragglers: int = 0
+    coding: Coding | None = None
+    apply: int = 0
 
     @property
     def samples(self) -> int:
@@ -278,6 +328,11 @@ class Waiting:
     ranks: tuple[int, ...]
     seconds: float
     text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotRequest:
+    version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -361,7 +416,9 @@ class StatusReply:
     repeated_samples: int = 0
 
 
-WorkerMessage = Chunk | Push | Heartbeat | Hello | Evaluation | Leave | Ready
-ServerMessage = Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest
+WorkerMessage = Chunk | Push | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot
+ServerMessage = (
+    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest
+)
 InitializeMessage = Chunk | InitializeHeader
 FetchMessage = Chunk | FetchHeader

@@ -39,6 +39,8 @@ class Reason(IntEnum):
     STALE = 21
     PROTECTED = 22
     STOPPING = 23
+    PACKET = 24
+    REDUNDANT = 25
 
     @property
     def label(self) -> str:

@@ -1,0 +1,30 @@
+"""Coding across workers: who computes what more than once, and what that saves in what they send.
+
+Pure functions and numpy: both sides of the wire call them with the same numbers and get the same plan.
+"""
+
+from .exchange import Exchange, packet_elements
+from .fixed_point import FIXED_POINT_LIMIT, from_fixed_point, to_fixed_point
+from .plan import MAX_BLOCKS, NOBODY, Packet, Plan, Scheme, blocks_in, plan, resent
+from .redundancy import StepTimes, fastest, possible, step_seconds, without_redundancy
+
+__all__ = [
+    "FIXED_POINT_LIMIT",
+    "MAX_BLOCKS",
+    "NOBODY",
+    "Exchange",
+    "Packet",
+    "Plan",
+    "Scheme",
+    "StepTimes",
+    "blocks_in",
+    "fastest",
+    "from_fixed_point",
+    "packet_elements",
+    "plan",
+    "possible",
+    "resent",
+    "step_seconds",
+    "to_fixed_point",
+    "without_redundancy",
+]

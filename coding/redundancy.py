@@ -1,0 +1,59 @@
+"""How long a step takes at each redundancy, and which one is the fastest.
+
+The paper's model is T(r) = r · T_calc + T_comm / r. Its 1/r holds for a given number of blocks; but with r
+their number C(n,r) grows too, and through a server that relays, every packet comes down once for each of its
+targets. A node's own link carries, in block gradients,
+
+    up    C(n-1,r) / r          down    C(n-1,r)
+
+and downwards is never the smaller one, so that is what the time of an exchange goes with here:
+
+    T(r) = r · T_calc + T_comm · C(n-1,r) / (n-1)
+
+T_calc and T_comm are those of r = 1, where each node computes its n-th part of the batch once. Between 1 and
+n - 1 the load only rises and falls again, so that one of these two is the fastest, unless n is so large that
+C(n,r) exceeds `MAX_BLOCKS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import comb
+
+from .plan import MAX_BLOCKS
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Of a step without redundancy, in seconds."""
+
+    computing: float
+    exchanging: float
+
+
+def load(nodes: int, redundancy: int) -> int:
+    """Block gradients that come down to each node."""
+    return comb(nodes - 1, redundancy)
+
+
+def step_seconds(times: StepTimes, nodes: int, redundancy: int) -> float:
+    """T(r)."""
+    exchanging = times.exchanging * load(nodes, redundancy) / load(nodes, 1) if nodes > 1 else 0.0
+    return redundancy * times.computing + exchanging
+
+
+def possible(nodes: int) -> list[int]:
+    """Every redundancy that so many nodes can have."""
+    return [r for r in range(1, max(nodes, 2)) if comb(nodes, r) <= MAX_BLOCKS]
+
+
+def fastest(times: StepTimes, nodes: int) -> int:
+    """The redundancy with the shortest step; the smallest one of equals."""
+    return min(possible(nodes), key=lambda r: step_seconds(times, nodes, r))
+
+
+def without_redundancy(nodes: int, redundancy: int, measured: StepTimes) -> StepTimes:
+    """What a step at some redundancy says about one at 1."""
+    factor = Fraction(load(nodes, 1), load(nodes, redundancy)) if nodes > 1 else Fraction(1)
+    return StepTimes(measured.computing / redundancy, measured.exchanging * float(factor))

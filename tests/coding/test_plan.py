@@ -1,0 +1,165 @@
+"""Plans and exchanges, for every number of nodes and redundancy that can be tried exhaustively."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gradwire.coding import NOBODY, Exchange, Plan, Scheme, blocks_in, plan, resent
+
+Words = npt.NDArray[np.uint32]
+CASES = [(nodes, r) for nodes in range(2, 8) for r in range(1, nodes)]
+
+
+def blocks_of(made: Plan, elements: int, seed: int = 0) -> Words:
+    """Gradients that fill the whole range of 32 bits, so that every sum of them wraps."""
+    rng = np.random.default_rng([seed, made.nodes, len(made.holders), elements])
+    return rng.integers(0, 2**32, (len(made.holders), elements), dtype=np.uint32)
+
+
+def carry_out(
+    made: Plan, blocks: Words, *, skip: Callable[[int, int], bool] = lambda *_: False
+) -> list[Exchange]:
+    """Every node's exchange after all packets have gone to their targets, in no particular order."""
+    nodes = [
+        Exchange(made, node, {block: blocks[block] for block in made.held[node]}, blocks.shape[1])
+        for node in range(made.nodes)
+    ]
+    for index in np.random.default_rng(1).permutation(len(made.packets)):
+        packet = made.packets[index]
+        data = nodes[packet.sender].encoded(index)
+        for target in packet.targets:
+            if not skip(index, target):
+                nodes[target].take(index, data)
+    return nodes
+
+
+def exact_sum(blocks: Words) -> npt.NDArray[np.int64]:
+    total: npt.NDArray[np.int64] = blocks.view(np.int32).sum(axis=0, dtype=np.int64)
+    return total
+
+
+@pytest.mark.parametrize(("nodes", "r"), CASES)
+@pytest.mark.parametrize("scheme", Scheme)
+def test_everybody_gets_the_sum_of_all_blocks_to_the_bit(scheme: Scheme, nodes: int, r: int) -> None:
+    made = plan(scheme, nodes, r)
+    for elements in (0, 1, r, 13):
+        blocks = blocks_of(made, elements)
+        for each in carry_out(made, blocks):
+            assert each.complete
+            np.testing.assert_array_equal(each.sums(), exact_sum(blocks))
+
+
+@pytest.mark.parametrize(("nodes", "r"), CASES)
+def test_every_block_has_the_holders_that_the_scheme_gives_it(nodes: int, r: int) -> None:
+    coded = plan(Scheme.CODED, nodes, r)
+    assert sorted(coded.holders) == sorted(combinations(range(nodes), r))
+    assert all(len(held) == comb(nodes - 1, r - 1) for held in coded.held)
+    for scheme in (Scheme.UNICAST, Scheme.MULTICAST, Scheme.SUMMED):
+        made = plan(scheme, nodes, r)
+        assert len(made.holders) == blocks_in(scheme, nodes, r)
+        sizes = [len(held) for held in made.held]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("nodes", "r"), CASES)
+def test_loads_are_those_of_the_paper(nodes: int, r: int) -> None:
+    blocks = comb(nodes, r)
+    coded = plan(Scheme.CODED, nodes, r)
+    assert len(coded.packets) == comb(nodes, r + 1) * (r + 1)
+    assert {len(packet.targets) for packet in coded.packets} == {r}
+    assert coded.uplink == Fraction(comb(nodes, r + 1) * (r + 1), r)
+    assert coded.downlink == coded.uplink * r
+    assert plan(Scheme.UNCODED, nodes, r).uplink == (nodes - r) * blocks
+    plain = plan(Scheme.UNICAST, nodes, r)
+    assert plain.uplink == (nodes - 1) * blocks
+    assert coded.uplink / plain.uplink == Fraction(nodes - r, (nodes - 1) * r)
+    assert plan(Scheme.MULTICAST, nodes, r).uplink == blocks
+    assert plan(Scheme.SUMMED, nodes, r).uplink == nodes
+
+
+@pytest.mark.parametrize(("nodes", "r"), CASES)
+def test_packets_are_those_of_the_groups(nodes: int, r: int) -> None:
+    """M(S, i) = the sum over k in S, k != i, of the slice of G(S without k) at the position of i in it."""
+    made = plan(Scheme.CODED, nodes, r)
+    number = {holders: block for block, holders in enumerate(made.holders)}
+    expected = {
+        (group, sender): {
+            (number[tuple(n for n in group if n != k)], [n for n in group if n != k].index(sender))
+            for k in group
+            if k != sender
+        }
+        for group in combinations(range(nodes), r + 1)
+        for sender in group
+    }
+    got = {
+        (tuple(sorted((packet.sender, *packet.targets))), packet.sender): set(packet.terms)
+        for packet in made.packets
+    }
+    assert got == expected
+
+
+def test_a_duplicate_changes_nothing() -> None:
+    made = plan(Scheme.CODED, 4, 2)
+    blocks = blocks_of(made, 10)
+    nodes = carry_out(made, blocks)
+    for index in made.sent_to(0):
+        nodes[0].take(index, nodes[made.packets[index].sender].encoded(index))
+    np.testing.assert_array_equal(nodes[0].sums(), exact_sum(blocks))
+
+
+def test_a_lost_packet_leaves_its_targets_incomplete() -> None:
+    made = plan(Scheme.CODED, 4, 2)
+    lost = made.sent_to(3)[0]
+    nodes = carry_out(made, blocks_of(made, 10), skip=lambda index, target: (index, target) == (lost, 3))
+    assert [each.complete for each in nodes] == [True, True, True, False]
+    assert nodes[3].missing == {lost}
+
+
+def test_a_packet_for_others_or_of_another_size_is_refused() -> None:
+    made = plan(Scheme.CODED, 4, 2)
+    blocks = blocks_of(made, 10)
+    nodes = carry_out(made, blocks)
+    (mine, *_) = made.sent_by(0)
+    data = nodes[0].encoded(mine)
+    with pytest.raises(ValueError, match="node 0"):
+        nodes[0].take(mine, data)
+    target = made.packets[mine].targets[0]
+    with pytest.raises(ValueError, match="5 elements"):
+        nodes[target].take(mine, data[:-1])
+
+
+@pytest.mark.parametrize(("nodes", "r"), CASES)
+def test_without_one_node_the_others_still_get_all_that_somebody_has(nodes: int, r: int) -> None:
+    original = plan(Scheme.CODED, nodes, r)
+    blocks = blocks_of(original, 7)
+    for gone in range(nodes):
+        there = [node for node in range(nodes) if node != gone]
+        senders = [
+            next((holder for holder in holders if holder != gone), NOBODY) for holders in original.holders
+        ]
+        again = resent(original, senders, there)
+        assert len(again.blocks) == len(original.blocks) - (1 if r == 1 else 0)
+        assert not any(gone in (packet.sender, *packet.targets) for packet in again.packets)
+        finished = carry_out(again, blocks)
+        for node in there:
+            np.testing.assert_array_equal(finished[node].sums(), exact_sum(blocks[list(again.blocks)]))
+
+
+@pytest.mark.parametrize(("nodes", "r"), [(1, 2), (2, 2), (4, 4), (4, 0), (4, -1), (20, 10)])
+def test_what_cannot_be_is_refused(nodes: int, r: int) -> None:
+    with pytest.raises(ValueError, match=r"redundancy|blocks"):
+        plan(Scheme.CODED, nodes, r)
+
+
+def test_one_node_exchanges_nothing() -> None:
+    made = plan(Scheme.CODED, 1, 1)
+    assert made.packets == ()
+    (alone,) = carry_out(made, blocks := blocks_of(made, 5))
+    np.testing.assert_array_equal(alone.sums(), exact_sum(blocks))
