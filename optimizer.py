@@ -93,3 +93,27 @@ def build_optimizer(
         eps=options.eps,
         weight_decay=options.weight_decay,
     )
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> list[tuple[str, int, torch.Tensor]]:
+    """What it will remember of its parameters, as it is before the first step.
+
+    Returns (what, number of the parameter, tensor). The optimizer keeps it in these tensors from now on, so
+    that it can be copied and replaced.
+    """
+    import torch
+
+    found: list[tuple[str, int, torch.Tensor]] = []
+    place = 0
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if "betas" in group:
+                state["step"] = torch.tensor(0.0)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            elif group["momentum"]:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            found += [(what, place, tensor) for what, tensor in state.items()]
+            place += 1
+    return found

@@ -6,12 +6,13 @@ Pure functions and numpy: both sides of the wire call them with the same numbers
 from .exchange import Exchange, packet_elements
 from .fixed_point import FIXED_POINT_LIMIT, from_fixed_point, to_fixed_point
 from .plan import MAX_BLOCKS, NOBODY, Packet, Plan, Scheme, blocks_in, plan, resent
-from .redundancy import StepTimes, fastest, possible, step_seconds, without_redundancy
+from .redundancy import Choice, StepTimes, fastest, possible, step_seconds, without_redundancy
 
 __all__ = [
     "FIXED_POINT_LIMIT",
     "MAX_BLOCKS",
     "NOBODY",
+    "Choice",
     "Exchange",
     "Packet",
     "Plan",

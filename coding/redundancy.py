@@ -17,9 +17,11 @@ C(n,r) exceeds `MAX_BLOCKS`.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from fractions import Fraction
 from math import comb
+from statistics import median
 
 from .plan import MAX_BLOCKS
 
@@ -57,3 +59,44 @@ def without_redundancy(nodes: int, redundancy: int, measured: StepTimes) -> Step
     """What a step at some redundancy says about one at 1."""
     factor = Fraction(load(nodes, 1), load(nodes, redundancy)) if nodes > 1 else Fraction(1)
     return StepTimes(measured.computing / redundancy, measured.exchanging * float(factor))
+
+
+class Choice:
+    """The redundancy of the next step, from how long the last ones took."""
+
+    REMEMBERED = 9  # steps
+    FEWEST = 3  # before anything is concluded from them
+    GAIN = 0.9  # a change has to promise a step as short as this, or it is not worth it
+
+    def __init__(self) -> None:
+        self._nodes = 0
+        self._times: deque[StepTimes] = deque(maxlen=self.REMEMBERED)
+        self._chosen = 1
+
+    def note(self, nodes: int, redundancy: int, measured: StepTimes) -> None:
+        """A step is over. The first of a number of nodes is not representative."""
+        if nodes != self._nodes:
+            self._nodes = nodes
+            self._times.clear()
+            return
+        self._times.append(without_redundancy(nodes, redundancy, measured))
+
+    @property
+    def typical(self) -> StepTimes | None:
+        """The median of what was measured, None before there is enough of it."""
+        if len(self._times) < self.FEWEST:
+            return None
+        return StepTimes(
+            median(each.computing for each in self._times), median(each.exchanging for each in self._times)
+        )
+
+    def next(self, nodes: int) -> int:
+        typical = self.typical if nodes == self._nodes else None
+        if self._chosen not in possible(nodes):
+            self._chosen = 1
+        if typical is not None:
+            best = fastest(typical, nodes)
+            now = step_seconds(typical, nodes, self._chosen)
+            if step_seconds(typical, nodes, best) < self.GAIN * now:
+                self._chosen = best
+        return self._chosen

@@ -32,14 +32,17 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     """Entry point; returns the exit code."""
     environ = os.environ if environ is None else environ
     try:
-        options = resolve(
+        given = resolve(
             RunOptions,
             prog="gc-run",
             description=DESCRIPTION,
             argv=sys.argv[1:] if argv is None else argv,
             environ=environ,
             version=__version__,
-        ).config
+        )
+        options = given.config
+        if options.mode == "coded" and given.origins["compressor"] == "default":
+            options = dataclasses.replace(options, compressor="none")
         check_daemon_options(options, environ)
         with run_directory(options) as directory:
             return _checked(options, directory, json_path(options))

@@ -16,7 +16,9 @@ class RunOptions:
     task: str = option("digits", "what to train: a built-in task or module:function", metavar=SPEC)
     workers: int = option(4, "worker processes", check=at_least(1))
     compressor: str = option("4bit", "how gradients are compressed", metavar=SPEC)
-    mode: str = option("sync", "how pushes become versions: sync, stale, async or local", metavar="NAME")
+    mode: str = option(
+        "sync", "how pushes become versions: sync, stale, async, local or coded", metavar="NAME"
+    )
     backup: int = option(0, "sync: members that a round does without", check=at_least(0))
     staleness: int = option(
         4, "stale: clocks ahead of the slowest at which a step may begin", check=at_least(0)
@@ -27,6 +29,8 @@ class RunOptions:
     correction: float = option(0.1, "local: part of the way back that each step takes", check=at_least(0))
     outer_optimizer: str = option("sgd", "local: applied to the mean change", metavar=SPEC)
     outer_rate: float = option(1.0, "local: its learning rate", check=at_least(0))
+    redundancy: str = option("1", "coded: workers that compute the same, a number or auto", metavar="N|auto")
+    scheme: str = option("coded", "coded: what is exchanged, to compare", metavar="NAME")
     downlink: str = option("none", "compressor of the updates that go to the workers", metavar=SPEC)
     aggregation: str = option("mean", "of the server: how gradients become one", metavar=SPEC)
     epochs: int = option(30, "passes over the training samples", check=at_least(1))

@@ -57,6 +57,10 @@ def check_daemon_options(options: RunOptions, environ: Mapping[str, str]) -> Non
     Raises:
         UsageError: from the daemon's own rules; gc-run's options have the names of theirs.
     """
+    if options.mode == "coded" and options.compressor != "none":
+        raise UsageError(
+            f"--compressor {options.compressor}: --mode coded exchanges gradients in fixed point; use none"
+        )
     server = server_arguments(options, port=0, output=Path("parameters"))
     worker = worker_arguments(options, port=1, index=0)
     asked = resolve(

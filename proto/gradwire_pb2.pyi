@@ -201,14 +201,16 @@ class Limits(_message.Message):
     def __init__(self, chunk_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
 
 class Tensor(_message.Message):
-    __slots__ = ("name", "shape", "dtype")
+    __slots__ = ("name", "shape", "dtype", "state")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
+    state: bool
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., state: bool = ...) -> None: ...
 
 class Manifest(_message.Message):
     __slots__ = ("tensors", "train_samples", "fingerprint")
@@ -461,12 +463,14 @@ class Exchanged(_message.Message):
     def __init__(self, crc32c: _Optional[int] = ..., computing_seconds: _Optional[float] = ..., exchanging_seconds: _Optional[float] = ..., clipped: _Optional[int] = ...) -> None: ...
 
 class Packet(_message.Message):
-    __slots__ = ("exchange", "index")
+    __slots__ = ("exchange", "index", "elements")
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     exchange: int
     index: int
-    def __init__(self, exchange: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+    elements: int
+    def __init__(self, exchange: _Optional[int] = ..., index: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("version",)
@@ -632,10 +636,12 @@ class Waiting(_message.Message):
     def __init__(self, ranks: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "apply")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    APPLY_FIELD_NUMBER: _ClassVar[int]
     version: int
-    def __init__(self, version: _Optional[int] = ...) -> None: ...
+    apply: int
+    def __init__(self, version: _Optional[int] = ..., apply: _Optional[int] = ...) -> None: ...
 
 class InitializeRequest(_message.Message):
     __slots__ = ()

@@ -40,6 +40,12 @@ class Manifest:
     def elements(self) -> int:
         return sum(spec.elements for spec in self.specs)
 
+    @cached_property
+    def gradient_elements(self) -> int:
+        """Of the parameters alone, which come first."""
+        pairs = zip(self.tensors, self.specs, strict=True)
+        return sum(spec.elements for tensor, spec in pairs if not tensor.state)
+
     @property
     def raw_bytes(self) -> int:
         """Bytes of all tensors as float32."""
@@ -47,10 +53,11 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """SHA-256 over names, shapes, dtypes and the number of training samples."""
+        """SHA-256 over names, shapes, dtypes, kinds and the number of training samples."""
         digest = hashlib.sha256(f"gradwire manifest 1;{self.train_samples}".encode())
         for tensor in self.tensors:
-            digest.update(f";{tensor.name!r}:{tensor.dtype}:{tensor.shape}".encode())
+            kind = ":state" if tensor.state else ""
+            digest.update(f";{tensor.name!r}:{tensor.dtype}:{tensor.shape}{kind}".encode())
         return digest.digest()
 
     def to_message(self) -> ManifestMessage:

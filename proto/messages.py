@@ -45,6 +45,7 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     dtype: str = "float32"
+    state: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,6 +210,7 @@ class Push:
 class Packet:
     exchange: int
     index: int
+    elements: int
 
     @property
     def transfer(self) -> int:
@@ -333,6 +335,7 @@ class Waiting:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotRequest:
     version: int
+    apply: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

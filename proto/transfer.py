@@ -190,13 +190,71 @@ def _refused(error: PayloadError, worker: str, field: str) -> Refused:
     )
 
 
-class Assembly:
-    """The bytes of one transfer while they arrive.
+class Passage:
+    """One transfer while its bytes pass by.
 
     Chunks come in order and, but for the last, in full size, each with the checksum of everything up to its
-    end; anything else is refused. The buffer is allocated at construction, so check the header first
-    (`announced_payloads`).
+    end; anything else is refused.
     """
+
+    def __init__(
+        self, transfer: int, partition: int, size: int, *, chunk_bytes: int = CHUNK_BYTES, worker: str
+    ) -> None:
+        """
+        Args:
+            size: bytes in all.
+            chunk_bytes: of every chunk but the last.
+            worker: whom to name in a refusal.
+        """
+        self.transfer = transfer
+        self.partition = partition
+        self._size = size
+        self._worker = worker
+        self._chunk_bytes = chunk_bytes
+        self._filled = 0
+        self._crc32c = 0
+
+    @property
+    def complete(self) -> bool:
+        return self._filled == self._size
+
+    def add(self, chunk: Chunk) -> None:
+        """Take the next chunk. Raises Refused: CHUNK or CHECKSUM."""
+        remaining = self._size - self._filled
+        expected = (self.transfer, self.partition, self._filled, min(self._chunk_bytes, remaining))
+        got = (chunk.transfer, chunk.partition, chunk.offset, int(chunk.data.size))
+        if got != expected:
+            text = "transfer {}, partition {}, offset {}, {} bytes"
+            raise self._refuse(Reason.CHUNK, "chunk", text.format(*expected), text.format(*got))
+        actual = crc32c((chunk.data,), self._crc32c)
+        if actual != chunk.crc32c:
+            where = f"chunk at offset {chunk.offset}"
+            raise self._refuse(Reason.CHECKSUM, where, f"crc32c {chunk.crc32c:08x}", f"{actual:08x}")
+        self._crc32c = actual
+        self._filled += chunk.data.size
+
+    def _refuse(self, reason: Reason, field: str, limit: str, value: str) -> Refused:
+        what = f"transfer {self.transfer}, {field}"
+        return Refused(refusal(reason, worker=self._worker, field=what, limit=limit, value=value))
+
+
+class Collection(Passage):
+    """The bytes of one transfer. The buffer is allocated at construction, so check the header first."""
+
+    def __init__(
+        self, transfer: int, partition: int, size: int, *, chunk_bytes: int = CHUNK_BYTES, worker: str
+    ) -> None:
+        super().__init__(transfer, partition, size, chunk_bytes=chunk_bytes, worker=worker)
+        self.data: Bytes = np.empty(size, np.uint8)
+
+    def add(self, chunk: Chunk) -> None:
+        at = self._filled
+        super().add(chunk)
+        self.data[at : self._filled] = chunk.data
+
+
+class Assembly(Collection):
+    """The payloads of one transfer while their bytes arrive; their headers have been checked."""
 
     def __init__(
         self,
@@ -211,39 +269,12 @@ class Assembly:
         """
         Args:
             payloads: as announced, without bytes.
-            chunk_bytes: of every chunk but the last.
             worker, names: whom and which tensors to name in a refusal.
         """
-        self.transfer = transfer
-        self.partition = partition
-        self._payloads = payloads
-        self._worker = worker
-        self._names = names
-        self._chunk_bytes = chunk_bytes
         self._sizes = [payload_bytes(payload) for payload in payloads]
-        self._buffer: Bytes = np.empty(sum(self._sizes), np.uint8)
-        self._filled = 0
-        self._crc32c = 0
-
-    @property
-    def complete(self) -> bool:
-        return self._filled == self._buffer.size
-
-    def add(self, chunk: Chunk) -> None:
-        """Take the next chunk. Raises Refused: CHUNK or CHECKSUM."""
-        remaining = self._buffer.size - self._filled
-        expected = (self.transfer, self.partition, self._filled, min(self._chunk_bytes, remaining))
-        got = (chunk.transfer, chunk.partition, chunk.offset, int(chunk.data.size))
-        if got != expected:
-            text = "transfer {}, partition {}, offset {}, {} bytes"
-            raise self._refuse(Reason.CHUNK, "chunk", text.format(*expected), text.format(*got))
-        actual = crc32c((chunk.data,), self._crc32c)
-        if actual != chunk.crc32c:
-            where = f"chunk at offset {chunk.offset}"
-            raise self._refuse(Reason.CHECKSUM, where, f"crc32c {chunk.crc32c:08x}", f"{actual:08x}")
-        self._crc32c = actual
-        self._buffer[self._filled : self._filled + chunk.data.size] = chunk.data
-        self._filled += chunk.data.size
+        super().__init__(transfer, partition, sum(self._sizes), chunk_bytes=chunk_bytes, worker=worker)
+        self._payloads = payloads
+        self._names = names
 
     def finish(self) -> list[Payload]:
         """The payloads, checked: codes, padding, levels, finite values.
@@ -257,7 +288,7 @@ class Assembly:
         whole: list[Payload] = []
         at = 0
         for name, payload, size in zip(self._names, self._payloads, self._sizes, strict=True):
-            filled = dataclasses.replace(payload, data=self._buffer[at : at + size])
+            filled = dataclasses.replace(payload, data=self.data[at : at + size])
             at += size
             try:
                 validate(filled)
@@ -265,7 +296,3 @@ class Assembly:
                 raise _refused(error, self._worker, f"tensor {name!r}") from None
             whole.append(filled)
         return whole
-
-    def _refuse(self, reason: Reason, field: str, limit: str, value: str) -> Refused:
-        what = f"transfer {self.transfer}, {field}"
-        return Refused(refusal(reason, worker=self._worker, field=what, limit=limit, value=value))

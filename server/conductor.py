@@ -101,6 +101,17 @@ class Conductor:
                 self._send(action.worker, action.outcome)
             case e.Apply():
                 self._work(self._apply(action))
+            case e.Closed():
+                self._ended_at = time.monotonic()
+                seconds = self._ended_at - action.opened_at
+                self.metrics.round_closed(seconds, action.samples, action.loss)
+                self.metrics.redundancy.set(action.redundancy)
+            case e.RequestCopy():
+                self._send(action.worker, m.SnapshotRequest(version=action.version, apply=action.apply))
+            case e.Relabel():
+                self._snapshots.clear()
+                assert self.store is not None
+                self._work(self.on_reducer(self.store.relabel, action.version))
             case e.Disconnect():
                 session = self.sessions.get(action.worker)
                 if session is not None and session.incarnation == action.incarnation:
@@ -117,7 +128,7 @@ class Conductor:
                 log.log(logging.WARNING if action.warning else logging.INFO, "%s", action.text)
             case e.Finish():
                 self._work(self._finish())
-            case e.Admit() | e.Refuse():
+            case e.Admit() | e.Refuse() | e.Relay():
                 pass  # answered by whoever raised the event
 
     def _send(self, worker: str, message: m.ServerMessage) -> None:
@@ -226,6 +237,13 @@ class Conductor:
         self.parameters_sha256 = await self.on_reducer(conclude)
         log.info("the job is finished at version %d", self.core.version)
 
+    async def copy(self, worker: str, incarnation: int, version: int, values: Sequence[Payload]) -> None:
+        """Take over a worker's snapshot."""
+        assert self.store is not None
+        await self.on_reducer(self.store.load, version, values)
+        self._snapshots.clear()
+        self.happen(e.Copied(worker=worker, incarnation=incarnation, version=version))
+
     def _work(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._working.add(task)
@@ -252,6 +270,8 @@ class Conductor:
         metrics.local_steps.set(core.local_steps)
         metrics.staleness_largest.set(core.largest_staleness)
         metrics.repeated.set(core.repeated_samples)
+        metrics.drifting.set(core.drifting)
+        metrics.uncoded.set(core.uncoded_exchanges)
         metrics.set_phase(core.phase)
 
     async def on_reducer(self, function: Callable[..., T], *arguments: Any) -> T:

@@ -23,7 +23,8 @@ from .schedule import parse_schedule
 
 DEFAULT_PORT = 50051
 MAX_UINT32 = 2**32 - 1
-MODES = ("sync", "stale", "async", "local")
+MODES = ("sync", "stale", "async", "local", "coded")
+SCHEMES = ("coded", "uncoded", "unicast", "multicast", "summed")
 STALENESS_RATES = ("none", "inverse")
 
 # The modes that an option is for, where it is not for all of them.
@@ -37,7 +38,19 @@ OF_MODES = {
     "outer_optimizer": ("local",),
     "outer_rate": ("local",),
     "aggregation": ("sync", "local"),
+    "redundancy": ("coded",),
+    "scheme": ("coded",),
+    "downlink": ("sync", "stale", "async", "local"),
 }
+
+
+def parse_redundancy(text: str) -> int | None:
+    """None for auto. Raises ValueError."""
+    if text == "auto":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"expected a number of at least 1, or auto, got {text!r}")
+    return int(text)
 
 
 def _well_formed(parse: Callable[[str], object]) -> Callable[[str], None]:
@@ -93,6 +106,15 @@ class ServerConfig:
         check=_well_formed(parse_optimizer),
     )
     outer_rate: float = option(1.0, "local: learning rate of the outer optimizer", check=at_least(0))
+    redundancy: str = option(
+        "1",
+        "coded: workers that compute the same part of a batch; auto chooses by measured times",
+        metavar="N|auto",
+        check=_well_formed(parse_redundancy),
+    )
+    scheme: str = option(
+        "coded", "coded: what is exchanged; all but coded are there to compare with", choices=SCHEMES
+    )
     min_workers: int = option(1, "workers to wait for before the first round", check=at_least(1))
     epochs: int = option(30, "passes over the training samples", check=between(1, MAX_UINT32))
     batch_size: int = option(32, "samples per worker and step", check=between(1, MAX_UINT32))

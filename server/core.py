@@ -9,19 +9,20 @@ replayed.
                              ^────no members left───────┘                      any ─Stopping─> STOPPING
 
 Here is what all modes have in common: membership, exactly one outcome for each push, evaluations, the end.
-Who gets which samples, and when pushes become a version, is the mode's: `rounds` or `arrivals`.
+Who gets which samples, and when pushes become a version, is the mode's: `rounds`, `arrivals` or `coded`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from ..proto.messages import Assignment, Decision, EpochStatus, LostStatus, Outcome, Phase
 from ..proto.refusal import Refusal, Refused
 from . import events as e
 from . import refusals
 from .arrivals import Arrivals
+from .coded import Coded
 from .mode import Mode
 from .roster import Member, Roster
 from .rounds import Rounds
@@ -41,6 +42,8 @@ class Core(JobState):
         self.mode: Mode
         if rules.mode in ("stale", "async"):
             self.mode = Arrivals(self, rules.staleness if rules.mode == "stale" else None)
+        elif rules.mode == "coded":
+            self.mode = Coded(self, rules.scheme, rules.redundancy)
         else:
             self.mode = Rounds(self)
         self._reported: tuple[str, float] | None = None
@@ -52,6 +55,7 @@ class Core(JobState):
             e.Detached: self._detached,
             e.Heard: self._heard,
             e.Pushed: self._pushed,
+            **dict.fromkeys(get_args(e.OfMode), self._of_mode),
             e.Published: self._published,
             e.Evaluated: self._evaluated,
             e.Left: self._left,
@@ -276,6 +280,10 @@ class Core(JobState):
             if not self.samples.take_back(void.drawn):
                 self.repeated_samples += event.samples
 
+    def _of_mode(self, event: e.OfMode, now: float) -> list[e.Action]:
+        member = self.roster.find(event.worker, event.incarnation, now)
+        return [*self.mode.happened(member, event, now), *self._advance(now)]
+
     def _published(self, event: e.Published, now: float) -> list[e.Action]:
         self.mode.published(event)
         return self._advance(now)
@@ -311,6 +319,7 @@ class Core(JobState):
             progress=self.samples.progress,
             evaluate_epoch=0 if finished else self.epoch,
             finished=finished,
+            apply=self.applied,
         )
         return self.assign(member, assignment)
 

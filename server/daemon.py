@@ -14,6 +14,7 @@ import torch
 import uvloop
 
 from .. import __version__
+from ..coding import Scheme
 from ..compressors import check_downlink, set_threads, warm_up
 from ..exits import Exit
 from ..optimizer import build_optimizer, parse_optimizer
@@ -27,7 +28,7 @@ from ..spec import SpecError
 from ..telemetry import HttpEndpoint, set_up_logging
 from .aggregation import parse_aggregation
 from .conductor import Conductor
-from .config import ServerConfig, check_together
+from .config import ServerConfig, check_together, parse_redundancy
 from .core import Core
 from .interval import parse_local_steps
 from .metrics import Metrics
@@ -111,6 +112,8 @@ def _conductor(config: ServerConfig) -> Conductor:
         staleness=config.staleness,
         inverse=config.staleness_lr == "inverse",
         local_steps=parse_local_steps(config.local_steps) if config.mode == "local" else None,
+        scheme=Scheme(config.scheme),
+        redundancy=parse_redundancy(config.redundancy),
     )
     metrics = Metrics(config.downlink)
     if config.mode == "stale":

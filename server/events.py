@@ -96,6 +96,48 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PacketBegun:
+    """The first bytes of a coded packet are here."""
+
+    worker: str
+    incarnation: int
+    exchange: int
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PacketRelayed:
+    """A coded packet has been handed on whole."""
+
+    worker: str
+    incarnation: int
+    exchange: int
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PacketDamaged:
+    """A coded packet was refused; part of it may have been handed on."""
+
+    worker: str
+    incarnation: int
+    exchange: int
+    refusal: Refusal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copied:
+    """The server's parameters are those of a worker's snapshot."""
+
+    worker: str
+    incarnation: int
+    version: int
+
+
+OfMode = PacketBegun | PacketRelayed | PacketDamaged | Copied
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
     worker: str
     incarnation: int
@@ -132,6 +174,10 @@ Event = (
     | Detached
     | Heard
     | Pushed
+    | PacketBegun
+    | PacketRelayed
+    | PacketDamaged
+    | Copied
     | Published
     | Evaluated
     | Left
@@ -225,6 +271,40 @@ class Apply:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Relay:
+    """Hand a packet that has begun on to these workers. slices: that gradients are cut into for it."""
+
+    targets: tuple[str, ...]
+    slices: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Closed:
+    """A round is over whose steps the workers take. samples: behind the step. loss: their mean."""
+
+    samples: int
+    loss: float
+    opened_at: float
+    redundancy: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestCopy:
+    """Ask a worker for a snapshot of its replica, after it has applied the sum of an exchange."""
+
+    worker: str
+    version: int
+    apply: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Relabel:
+    """The server's parameters, unchanged, are this version from now on."""
+
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Disconnect:
     """End a worker's stream. final: it shall not come back; otherwise it may reconnect."""
 
@@ -273,6 +353,10 @@ Action = (
     | Assign
     | Answer
     | Apply
+    | Relay
+    | Closed
+    | RequestCopy
+    | Relabel
     | Disconnect
     | Report
     | Note

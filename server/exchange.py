@@ -21,6 +21,7 @@ from ..proto.service import Malformed
 from . import events as e
 from .conductor import Conductor
 from .metrics import SENDER, compressor_label
+from .relay import Uploads
 from .streams import Context, Inbox, Outbox, Session
 
 log = logging.getLogger("gradwire.server")
@@ -87,15 +88,20 @@ class Exchange:
         """Take in messages until the worker is done. Raises Refused where the stream cannot go on."""
         worker, incarnation = session.worker, session.incarnation
         conductor = self._conductor
+        uploads = Uploads(conductor, session)
         async for message in requests:
             if session.outbox.ended_with is not None:
                 return
             match message:
                 case m.Chunk():
                     conductor.happen(e.Heard(worker=worker, incarnation=incarnation))
-                    await self._take(session, message)
+                    if not await uploads.add(message):
+                        await self._take(session, message)
                 case m.Push():
+                    uploads.end()
                     await self._take(session, message)
+                case m.Packet() | m.Snapshot():
+                    uploads.begin(message)
                 case m.Heartbeat():
                     activity = message.activity[:MAX_TEXT_CHARACTERS]
                     conductor.happen(e.Heard(worker=worker, incarnation=incarnation, activity=activity))
@@ -174,7 +180,7 @@ class Exchange:
                 base_version=push.base_version,
                 samples=push.samples,
                 loss=push.loss,
-                content=payloads,
+                content=push.exchanged or payloads,
             )
         )
         if self._core.accepted_pushes > accepted:  # neither changes for a duplicate

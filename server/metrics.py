@@ -88,6 +88,9 @@ class Metrics:
             "repeated_samples", "Samples trained on by who had lost them as well as by who got them then"
         )
         self.local_steps = gauge("local_steps", "Steps that each worker takes in the last round opened")
+        self.redundancy = gauge("redundancy", "Workers that compute the same, in the last round closed")
+        self.uncoded = gauge("uncoded_exchanges", "Exchanges of packets that were replaced by uncoded ones")
+        self.drifting = gauge("drifting_replicas", "Members whose sums differ from the first one's")
         self.members = gauge("members", "Members that hold a lease")
         self.missing = gauge("round_missing_members", "Members that the open round waits for")
         self.version = gauge("version", "Parameter version")

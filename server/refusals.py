@@ -120,6 +120,28 @@ def samples(worker: str, seq: int, given: int, most: int) -> Refusal:
     )
 
 
+def not_initialized(worker: str, what: str) -> Refusal:
+    text = f"worker {worker!r}: {what} came before the job has its initial parameters"
+    return Refusal(reason=Reason.NOT_INITIALIZED, worker=worker, message=text)
+
+
+def packet(worker: str, limit: str, value: str) -> Refusal:
+    return refusal(
+        Reason.PACKET,
+        worker=worker,
+        field="packet",
+        limit=limit,
+        value=value,
+        remedy="both sides have to be of the same release",
+    )
+
+
+def not_coded(worker: str) -> Refusal:
+    return refusal(
+        Reason.PACKET, worker=worker, field="mode", limit="coded for packets and snapshots", value="another"
+    )
+
+
 def finished(worker: str, epochs: int) -> Refusal:
     text = f"the job has finished its {epochs} epochs"
     return Refusal(reason=Reason.JOB_FINISHED, worker=worker, message=text)

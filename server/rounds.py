@@ -20,7 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..proto.messages import Assignment
+from ..proto.refusal import Refused
 from . import events as e
+from . import refusals
 from .roster import Member, Work
 from .samples import Drawn
 from .state import JobState
@@ -156,6 +158,12 @@ class Rounds:
             rank=rank, samples=event.samples, loss=event.loss, content=event.content
         )
         return round_.version + 1
+
+    def happened(self, member: Member, event: e.OfMode, now: float) -> list[e.Action]:
+        raise Refused(refusals.not_coded(member.worker))
+
+    def wants_copy(self, worker: str, version: int) -> bool:
+        return False
 
     def too_late(self, work: Work) -> bool:
         return True  # its round has closed

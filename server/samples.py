@@ -32,6 +32,10 @@ class Drawn:
         shares = [share(self.count, position, world) for position in range(world)]
         return [Drawn(epoch=self.epoch, ranges=self._between(*each)) for each in shares]
 
+    def part(self, position: int, parts: int) -> Drawn:
+        """One of as many equal parts, which may be empty."""
+        return Drawn(epoch=self.epoch, ranges=self._between(*share(self.count, position, parts)))
+
     def _between(self, start: int, end: int) -> tuple[Range, ...]:
         """Of the samples numbered as they stand in the ranges."""
         found: list[Range] = []

@@ -109,8 +109,11 @@ class Service:
                         remedy=f"choose another --{field.replace(' ', '-')}",
                     )
                 )
+        coded = self._settings.job.mode == "coded"
         event = e.Joined(
-            worker=request.worker, incarnation=request.incarnation, compressor=request.compressor
+            worker=request.worker,
+            incarnation=request.incarnation,
+            compressor="none" if coded else request.compressor,
         )
         actions = self._conductor.decide(event)
         self._conductor.perform(actions)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ..coding import Scheme
 from ..proto.messages import Assignment, EpochStatus, LostStatus, Phase
 from .events import Assign
 from .interval import LocalSteps
@@ -24,7 +25,7 @@ class Rules:
 
     backup: members that a round of sync mode does without. staleness: in stale mode, clocks that a member may
     be ahead of the slowest. inverse: divide a gradient by its staleness, in stale and async mode.
-    local_steps: in local mode.
+    local_steps: in local mode. scheme, redundancy: in coded mode; None to choose by measured times.
     """
 
     mode: str = "sync"
@@ -38,6 +39,8 @@ class Rules:
     staleness: int = 4
     inverse: bool = False
     local_steps: LocalSteps | None = None
+    scheme: Scheme = Scheme.CODED
+    redundancy: int | None = None
 
     def rate_factor(self, progress: float) -> float:
         """What the base learning rate is multiplied with after so many epochs."""
@@ -77,6 +80,9 @@ class JobState:
     repeated_samples: int = 0  # trained on by who had lost them as well as by who got them then
     local_steps: int = 1  # of the last round
     all_local_steps: int = 0  # of all rounds that were applied
+    applied: int = 0  # number of the exchange that led to the version, in coded mode
+    uncoded_exchanges: int = 0  # that replaced one which could not end
+    drifting: int = 0  # members whose replicas differ from the first one's
     largest_staleness: int = 0  # of accepted pushes: in clocks in stale mode, else in versions
     waiting_since: float | None = None  # when whatever is waited for began
 

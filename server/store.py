@@ -30,6 +30,7 @@ from ..compressors import (
     Payload,
     SparsePayload,
     add_update,
+    decode,
     lossless,
     reduce_payloads,
     wire_bytes,
@@ -217,6 +218,16 @@ class Store:
         values = [_values(self.replica[tensor]) for tensor in self.manifest.partitions[partition]]
         return self._encode(partition, self.version, Content.VALUES, values)
 
+    def load(self, version: int, values: Sequence[Payload]) -> None:
+        """Take over a worker's parameters, and what its optimizer remembers with them."""
+        for parameter, payload in zip(self.parameters, values, strict=True):
+            _flat(parameter)[:] = decode(payload)
+        self.version = version
+
+    def relabel(self, version: int) -> None:
+        """Call what is here another version."""
+        self.version = version
+
     def _encode(
         self, partition: int, version: int, content: Content, payloads: Sequence[Payload]
     ) -> Broadcast:
@@ -245,7 +256,8 @@ class Store:
 
     def save(self, path: Path, digest: str) -> None:
         """Write the parameters as safetensors, under a temporary name first. digest: their SHA-256."""
-        tensors = {spec.name: p for spec, p in zip(self.manifest.specs, self.parameters, strict=True)}
+        named = zip(self.manifest.tensors, self.parameters, strict=True)
+        tensors = {tensor.name: parameter for tensor, parameter in named if not tensor.state}
         metadata = {"version": str(self.version), "sha256": digest}
         temporary = path.with_name(path.name + ".partial")
         save_file({name: p.contiguous() for name, p in tensors.items()}, temporary, metadata)

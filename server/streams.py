@@ -15,6 +15,7 @@ from ..proto.messages import Chunk, Push, ServerMessage
 from ..proto.refusal import Reason, Refusal, Refused, refusal
 from ..proto.transfer import Assembly, announced_payloads
 from ..proto.wire import CHUNK_BYTES, encode_server
+from . import refusals
 from .store import Broadcast
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -41,6 +42,9 @@ class Outbox:
 
     def send(self, message: ServerMessage) -> None:
         self._queue.put_nowait(encode_server(message))
+
+    def send_encoded(self, message: bytes) -> None:
+        self._queue.put_nowait(message)
 
     def send_broadcast(self, broadcast: Broadcast | Awaitable[Broadcast]) -> None:
         self._queue.put_nowait(broadcast)
@@ -81,8 +85,7 @@ class Inbox:
         """
         self.drop(header)
         if manifest is None:
-            why = f"worker {self.worker!r}: push {header.seq} came before the job has its initial parameters"
-            raise Refused(Refusal(reason=Reason.NOT_INITIALIZED, worker=self.worker, message=why))
+            raise Refused(refusals.not_initialized(self.worker, f"push {header.seq}"))
         payloads = self._announced(header, manifest)
         if header.loss != header.loss or abs(header.loss) == float("inf"):
             raise self._refused(
@@ -95,13 +98,13 @@ class Inbox:
         )
 
     def _announced(self, header: Push, manifest: Manifest) -> Sequence[Payload]:
-        if header.samples > 0:
+        if header.samples > 0 and header.exchanged is None:
             return announced_payloads(header.tensors, manifest, header.partition, worker=self.worker)
         if header.tensors or header.partition >= len(manifest.partitions):
             raise self._refused(
                 Reason.TENSOR,
                 f"push {header.seq}",
-                "no tensors where samples is 0, in a partition that exists",
+                "no tensors where samples is 0 or packets were exchanged, in a partition that exists",
                 f"{len(header.tensors)} tensors in partition {header.partition}",
             )
         return ()

@@ -32,7 +32,7 @@ from ..proto.channel import CLIENT_OPTIONS
 from ..proto.manifest import Manifest
 from ..proto.refusal import Reason, Refused
 from ..proto.service import Malformed, Meter, Stub
-from ..proto.transfer import Assembly, announced_payloads, encode_chunks
+from ..proto.transfer import Assembly, Collection, announced_payloads, encode_chunks
 from ..proto.wire import encode_worker
 from .attempts import Attempts, BrokenError, UnreachableError, translated
 
@@ -52,23 +52,37 @@ class Received:
     payloads: Sequence[Payload]
 
 
-Incoming = Received | m.Assignment | m.Outcome | m.Waiting | m.InitializeRequest
+@dataclass(frozen=True, slots=True, eq=False)
+class ReceivedPacket:
+    """A coded packet of another worker, whole. data: uint32, shape (header.elements,)."""
+
+    header: m.Packet
+    data: npt.NDArray[np.uint32]
+
+
+Incoming = (
+    Received | ReceivedPacket | m.Assignment | m.Outcome | m.Waiting | m.InitializeRequest | m.SnapshotRequest
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pending:
-    """A push that the server has not decided on. Its payloads stay as they are, so it can be sent again.
+class Outgoing:
+    """A header and the bytes that follow it. Nobody may write to them until they are sent; those of a push
+    stay as they are until the server has decided on it, so that it can be sent again.
 
-    It is framed while it is sent, chunk by chunk: that overlaps with the network, and keeps no second copy.
+    They are framed while they are sent, chunk by chunk: that overlaps with the network, and keeps no second
+    copy.
     """
 
-    header: m.Push
+    header: m.Push | m.Packet | m.Snapshot
+    transfer: int
     parts: Sequence[npt.NDArray[np.uint8]]
     chunk_bytes: int
+    partition: int = 0
 
     def messages(self) -> Iterator[bytes]:
         yield encode_worker(self.header)
-        yield from encode_chunks(self.header.seq, self.header.partition, self.parts, self.chunk_bytes)
+        yield from encode_chunks(self.transfer, self.partition, self.parts, self.chunk_bytes)
 
 
 class Client:
@@ -100,9 +114,9 @@ class Client:
         self._manifest: Manifest | None = None
         self._version: int | None = None
         self._arrived: set[int] = set()  # partitions of the next version that are here
-        self._pending: dict[int, Pending] = {}  # pushes without an outcome, in order of seq
+        self._pending: dict[int, Outgoing] = {}  # pushes without an outcome, in order of seq
         self._evaluation: m.Evaluation | None = None
-        self._outbox: asyncio.Queue[bytes | Pending] | None = None
+        self._outbox: asyncio.Queue[bytes | Outgoing] | None = None
         self._exchange: asyncio.Task[None] | None = None
         self._left = False
         self._assigned = 0  # id of the last assignment
@@ -193,8 +207,32 @@ class Client:
         """Send a push. Nobody may write to the payloads until its outcome has come."""
         assert self._reply is not None
         parts = [payload.data for payload in payloads]
-        pending = Pending(header, parts, self._reply.limits.chunk_bytes)
+        chunk_bytes = self._reply.limits.chunk_bytes
+        pending = Outgoing(header, header.seq, parts, chunk_bytes, header.partition)
         self._loop.call_soon_threadsafe(self._send_push, pending)
+
+    def send_packet(self, header: m.Packet, data: npt.NDArray[np.uint32]) -> None:
+        """Send a coded packet. If the stream breaks it is lost: the server has the exchange done anew."""
+        self._send_once(header, header.transfer, [data.view(np.uint8)])
+
+    def send_snapshot(self, version: int, values: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Send the replica, every tensor as float32 bytes. If the stream breaks the server asks again."""
+        self._send_once(m.Snapshot(version=version), version, values)
+
+    def _send_once(
+        self, header: m.Packet | m.Snapshot, transfer: int, parts: Sequence[npt.NDArray[np.uint8]]
+    ) -> None:
+        assert self._reply is not None
+        outgoing = Outgoing(header, transfer, parts, self._reply.limits.chunk_bytes)
+        self._loop.call_soon_threadsafe(self._enqueue, outgoing)
+
+    def stepped(self, version: int | None) -> None:
+        """The replica has got to a version by itself."""
+
+        def note() -> None:
+            self._version = version
+
+        self._loop.call_soon_threadsafe(note)
 
     def resend(self) -> None:
         """Send every push that has no outcome once more, after the server found one damaged."""
@@ -295,7 +333,7 @@ class Client:
         """One Exchange call from Hello to its end. Raises BrokenError or Refused."""
         assert self._reply is not None
         call = self._stub.exchange()
-        outbox: asyncio.Queue[bytes | Pending] = asyncio.Queue()
+        outbox: asyncio.Queue[bytes | Outgoing] = asyncio.Queue()
         hello = m.Hello(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation)
         outbox.put_nowait(encode_worker(hello))
         if self._arrived:  # a version that arrived in part: only a snapshot makes it whole
@@ -341,6 +379,7 @@ class Client:
         assert self._reply is not None
         assembly: Assembly | None = None
         update: m.Update | None = None
+        packets: dict[int, tuple[m.Packet, Collection]] = {}  # that are arriving, by transfer
         async for message in call:
             match message:
                 case m.Update():
@@ -359,6 +398,12 @@ class Client:
                         worker=self.worker,
                         names=[self._manifest.specs[tensor].name for tensor in partition],
                     )
+                case m.Packet():
+                    self._begin_packet(message, packets)
+                    self._finish_packet(message.transfer, packets)
+                case m.Chunk() if message.transfer in packets:
+                    packets[message.transfer][1].add(message)
+                    self._finish_packet(message.transfer, packets)
                 case m.Chunk():
                     if assembly is None:
                         raise BrokenError("a chunk came without an update")
@@ -374,7 +419,7 @@ class Client:
                         progress.set()
                     self._assigned = message.id
                     self._incoming.put(message)
-                case m.Waiting() | m.InitializeRequest():
+                case m.Waiting() | m.InitializeRequest() | m.SnapshotRequest():
                     self._incoming.put(message)
                 case m.Welcome():
                     log.info("connected as rank %d, server at version %d", message.rank, message.version)
@@ -388,6 +433,22 @@ class Client:
                 self._note_version(update)
                 assembly = update = None
 
+    def _begin_packet(self, packet: m.Packet, packets: dict[int, tuple[m.Packet, Collection]]) -> None:
+        limit = self._manifest.gradient_elements if self._manifest is not None else 0
+        if packet.elements > limit:
+            raise BrokenError(f"a packet of {packet.elements} elements came, and the model has {limit}")
+        for transfer, (other, _) in list(packets.items()):  # of an exchange that was given up
+            if other.exchange < packet.exchange:
+                del packets[transfer]
+        collection = Collection(packet.transfer, 0, 4 * packet.elements, worker=self.worker)
+        packets[packet.transfer] = packet, collection
+
+    def _finish_packet(self, transfer: int, packets: dict[int, tuple[m.Packet, Collection]]) -> None:
+        packet, collection = packets[transfer]
+        if collection.complete:
+            del packets[transfer]
+            self._incoming.put(ReceivedPacket(packet, collection.data.view(np.uint32)))
+
     def _note_version(self, update: m.Update) -> None:
         assert self._manifest is not None
         self._arrived.add(update.partition)
@@ -399,11 +460,11 @@ class Client:
         assert self._manifest is not None
         return m.Ready(fingerprint=self._manifest.fingerprint, version=self._version, assigned=self._assigned)
 
-    def _send_push(self, pending: Pending) -> None:
-        self._pending[pending.header.seq] = pending
+    def _send_push(self, pending: Outgoing) -> None:
+        self._pending[pending.transfer] = pending
         self._enqueue(pending)
 
-    def _enqueue(self, item: bytes | Pending) -> None:
+    def _enqueue(self, item: bytes | Outgoing) -> None:
         if self._outbox is not None:  # otherwise it goes out when the stream is open again
             self._outbox.put_nowait(item)
 

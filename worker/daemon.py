@@ -95,7 +95,8 @@ def run(effective: Effective[WorkerConfig]) -> int:
             sent=metrics.sent,
             received=metrics.received,
         )
-        code, reason = _train(client, config, compressor, device, metrics, signals)
+        chosen = effective.origins["compressor"] != "default"
+        code, reason = _train(client, config, compressor, device, metrics, signals, chosen=chosen)
         signals.settled()
         client.leave(reason, failed=code not in (Exit.DONE, Exit.TERMINATED, Exit.INTERRUPTED))
         return code
@@ -128,14 +129,21 @@ def _train(
     device: torch.device,
     metrics: Metrics,
     signals: _Signals,
+    *,
+    chosen: bool,
 ) -> tuple[Exit, str]:
-    """The whole job. Returns the exit code and the reason to leave with."""
+    """The whole job. Returns the exit code and the reason to leave with.
+
+    chosen: whether somebody has asked for the compressor.
+    """
     try:
         reply = client.join(__version__, compressor, names())
         log.info(
             "joined job %s as %s, rank %d: %s, mode %s, %d epochs",
             *(reply.job.id, client.worker, reply.rank, reply.job.task, reply.job.mode, reply.job.epochs),
         )
+        if reply.job.mode == "coded":
+            compressor = _without_compressor(compressor, chosen=chosen)
         client.activity = "loading the task"
         task, replica = _load(reply.job.task, reply.job.seed, device)
         trainer = Trainer(
@@ -169,6 +177,9 @@ def _train(
     except UnreachableError as error:
         log.error("%s", error)
         return Exit.UNREACHABLE, str(error)
+    except UsageError as error:
+        log.error("%s", error)
+        return Exit.USAGE, str(error)
     except (TaskError, TaskFailedError, ModelError) as error:
         log.error("%s", error, exc_info=error.__cause__)
         return Exit.TASK, str(error)
@@ -191,6 +202,16 @@ def _check_compressor(spec: str) -> str:
     except SpecError as error:
         raise UsageError(f"--compressor: {error}") from None
     return spec
+
+
+def _without_compressor(spec: str, *, chosen: bool) -> str:
+    """Raises UsageError for a compressor that somebody has chosen."""
+    if chosen and spec != "none":
+        raise UsageError(
+            f"--compressor {spec}: the job's mode is coded, which exchanges gradients in fixed point; "
+            "use --compressor none"
+        )
+    return "none"
 
 
 def _choose_device(name: str) -> torch.device:

@@ -28,7 +28,8 @@ from ..compressors import (
 from ..proto import messages as m
 from ..proto.refusal import Reason, Refused
 from ..proto.transfer import tensor_header
-from .client import Client, Received
+from .client import Client, Received, ReceivedPacket
+from .coded import CodedTraining, finite
 from .flops import layer_flops
 from .local import LocalTraining
 from .metrics import Metrics
@@ -100,6 +101,7 @@ class Trainer:
         self._local = (
             LocalTraining(replica.parameters, reply.job.optimizer, reply.job.correction) if local else None
         )
+        self._coded = CodedTraining(replica, reply.job) if reply.job.mode == "coded" else None
         self._leaving = False
         self._raw_arrived = 0
         self._seq = 0
@@ -117,6 +119,11 @@ class Trainer:
     def held_back(self) -> float:
         """Euclidean norm of what this worker has computed and the server has not got."""
         return self._compressor.residual_norm()
+
+    @property
+    def _awaited(self) -> bool:
+        """Whether other workers wait for this one's part in an exchange."""
+        return self._coded is not None and self._coded.exchanging
 
     def leave(self) -> None:
         """Make the next push the last, and whole, so that nothing is lost that is in the residual. Only sets
@@ -136,7 +143,7 @@ class Trainer:
             self._initialize()
         self._client.ready(self._replica.manifest)
         while True:
-            if self._leaving and not self._in_flight and not self.held_back:
+            if self._leaving and not self._in_flight and not self.held_back and not self._awaited:
                 return False
             self._client.activity = "waiting"
             with self._metrics.during("waiting"):
@@ -144,6 +151,10 @@ class Trainer:
             match message:
                 case Received():
                     self._apply(message)
+                case ReceivedPacket():
+                    self._take_packet(message)
+                case m.SnapshotRequest():
+                    self._send_snapshot(message)
                 case m.Assignment():
                     if self._assignment(message):
                         return True
@@ -183,6 +194,7 @@ class Trainer:
                     self._held,
                 )
             return True
+        self._apply_sum(assignment.apply, assignment.version)
         if assignment.version != self._replica.version:
             raise RuntimeError(
                 f"told to work at version {assignment.version} with a replica of {self._replica.version}"
@@ -197,14 +209,90 @@ class Trainer:
         if self._assigned_at is not None:
             self._metrics.step_seconds.observe(now - self._assigned_at)
         self._assigned_at = now
-        self._step(assignment)
+        if self._coded is not None:
+            self._last_answered = assignment.id
+            self._exchange(self._coded, assignment)
+        else:
+            self._step(assignment)
         return False
 
-    def _step(self, assignment: m.Assignment) -> None:
+    # ---- coded mode
+
+    def _exchange(self, coded: CodedTraining, assignment: m.Assignment) -> None:
+        """Send what others need for the assignment's exchange."""
+
+        def gradients(block: int, indices: Indices) -> tuple[float, list[torch.Tensor]]:
+            # Dropout and the like are the same wherever a block is computed.
+            loss = self._seeded(indices, assignment.version, block)
+            if not math.isfinite(loss):
+                self._skip(assignment, _UnusableError(f"the loss is {loss}"))
+            else:
+                self._skipped = 0
+            return finite(loss), self._replica.gradients()
+
+        self._client.activity = "computing"
+        with self._metrics.during("computing"):
+            step = coded.compute(assignment, self._indices(assignment), gradients)
+        self._client.activity = "exchanging"
+        with self._metrics.during("encoding"):
+            for header, data in coded.begin(step):
+                self._client.send_packet(header, data)
+                self._metrics.raw_up.inc(data.nbytes)
+        self._metrics.loss.set(step.loss)
+        self._metrics.clipped.inc(step.clipped)
+        if not coded.exchanging:
+            self._report(coded, assignment.id)
+
+    def _take_packet(self, received: ReceivedPacket) -> None:
+        assert self._coded is not None
+        with self._metrics.during("decoding"):
+            step = self._coded.take(received.header, received.data)
+        self._metrics.raw_down.inc(received.data.nbytes)
+        if step is not None:
+            self._report(self._coded, step.assignment.id)
+
+    def _report(self, coded: CodedTraining, assignment: int) -> None:
+        """Say that everything is decoded."""
+        step = coded.step
+        self._seq += 1
+        header = m.Push(
+            seq=self._seq,
+            assignment=assignment,
+            base_version=step.assignment.version,
+            samples=step.samples,
+            tensors=(),
+            loss=step.loss,
+            exchanged=coded.report(step),
+        )
+        self._in_flight[self._seq] = []
+        self._client.push(header, [])
+
+    def _apply_sum(self, exchange: int, version: int) -> None:
+        if self._coded is None or not exchange or self._replica.version == version:
+            return
+        with self._metrics.during("applying"):
+            self._coded.apply(exchange, version)
+        self._client.stepped(self._replica.version)
+        self._metrics.version.set(self._replica.version or 0)
+
+    def _send_snapshot(self, request: m.SnapshotRequest) -> None:
+        self._apply_sum(request.apply, request.version)
+        if self._replica.version == request.version:
+            # A copy: the next step may be taken while it is being sent.
+            values = [value.copy() for value in self._replica.values()]
+            self._client.send_snapshot(request.version, values)
+            self._metrics.raw_up.inc(self._replica.manifest.raw_bytes)
+
+    # ---- all other modes
+
+    def _indices(self, assignment: m.Assignment) -> Indices:
         if self._order[0] != assignment.epoch:
             train_samples = self._replica.manifest.train_samples
             self._order = (assignment.epoch, epoch_order(self._job.seed, assignment.epoch, train_samples))
-        indices = shard(self._order[1], assignment)
+        return shard(self._order[1], assignment)
+
+    def _step(self, assignment: m.Assignment) -> None:
+        indices = self._indices(assignment)
         payloads: list[Payload] = []
         samples, loss = len(indices), 0.0
         try:
@@ -244,18 +332,21 @@ class Trainer:
         Raises:
             TaskFailedError
         """
-        entropy = [self._job.seed, *self._place(assignment)]
+        place = self._place(assignment)
 
         def gradients(step: int, batch: Indices) -> float:
-            # Dropout and the like repeat with the step and not with the process.
-            words = entropy if step == 0 else [*entropy, step]
-            torch.manual_seed(int(np.random.SeedSequence(words).generate_state(1)[0]))
-            return float(guarded(f"task {self._task.name!r}", lambda: self._gradients(batch)))
+            return self._seeded(batch, *place, *((step,) if step else ()))
 
         if self._local is None:
             return gradients(0, indices), self._replica.gradients()
         parts = batches(indices, self._job.batch_size)
         return self._local.change(parts, assignment.learning_rate, gradients)
+
+    def _seeded(self, batch: Indices, *place: int) -> float:
+        """As `_gradients`; dropout and the like repeat with the place and not with the process."""
+        words = np.random.SeedSequence([self._job.seed, *place]).generate_state(1)
+        torch.manual_seed(int(words[0]))
+        return float(guarded(f"task {self._task.name!r}", lambda: self._gradients(batch)))
 
     def _gradients(self, indices: Indices) -> float:
         model = self._replica.model

@@ -42,6 +42,7 @@ class Metrics:
         self.pushes = counter("pushes", "Pushes by what the server decided", "decision")
         self.refusals = counter("refusals", "Pushes that the server refused", "reason")
         self.skipped = counter("skipped_steps", "Steps without a usable gradient")
+        self.clipped = counter("clipped_elements", "Of gradients outside of the range of fixed point")
         self.reconnects = counter("reconnects", "Times the stream was opened again")
         self.seconds = counter("seconds", "Where the time goes; waiting_* is waiting", "activity")
         self.step_seconds = Histogram(

@@ -34,14 +34,21 @@ class Replica:
                 )
         self.model = model
         self.parameters = [parameter for _, parameter in named]
+        self._tensors: list[torch.Tensor] = [*self.parameters]
         self.manifest = Manifest(
             tuple(Tensor(name=name, shape=tuple(p.shape), dtype=DTYPE) for name, p in named), train_samples
         )
         self.version: int | None = None
 
+    def include(self, state: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Make named tensors that are no parameters a part of the replica and its manifest."""
+        self._tensors += [tensor for _, tensor in state]
+        added = [Tensor(name=name, shape=tuple(t.shape), dtype=DTYPE, state=True) for name, t in state]
+        self.manifest = Manifest((*self.manifest.tensors, *added), self.manifest.train_samples)
+
     def values(self) -> list[npt.NDArray[np.uint8]]:
-        """Every parameter as flat float32 bytes."""
-        return [p.detach().cpu().contiguous().view(-1).numpy().view(np.uint8) for p in self.parameters]
+        """Every tensor as flat float32 bytes."""
+        return [p.detach().cpu().contiguous().view(-1).numpy().view(np.uint8) for p in self._tensors]
 
     def apply(self, update: Update, payloads: Sequence[Payload]) -> None:
         """Take in an update. One that has been applied before is passed over."""
@@ -49,7 +56,7 @@ class Replica:
             return
         with torch.no_grad():
             for tensor, payload in zip(update.tensors, payloads, strict=True):
-                parameter = self.parameters[tensor.tensor]
+                parameter = self._tensors[tensor.tensor]
                 if update.content is Content.VALUES:
                     parameter.copy_(torch.from_numpy(decode(payload)).view(parameter.shape))
                 else:

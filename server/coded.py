@@ -1,0 +1,494 @@
+"""Coded rounds: the mode `coded`. Workers exchange coded packets of gradients, and take the step themselves.
+
+A round opens as in `rounds`: the ready members that are idle are its nodes, numbered from 0, and all its
+samples are told to all of them, because who computes which block follows from the numbers (`coding.plan`).
+The server hands the packets on. Each member says when it has the sum of all blocks; once all of them have it,
+the round is closed, and the next assignment says whose sum it was, so that a replica changes only when every
+replica can.
+
+An exchange that cannot end is replaced: when a packet was damaged, or a member is lost before all of its
+packets were handed on, or comes back on another stream, on which what was sent to it meanwhile is missing.
+Then every block goes whole from one member that has it to those that lack it, under a new number, and sums of
+the old exchange are void. A block that nobody has any more is left out, and its samples go out again.
+
+The parameters are at the workers. The server has a copy, from the member with the lowest rank: of the end of
+each epoch, of the end of the job, and of any version at which somebody is to be given it, for which the round
+waits. If everybody is lost who had the current version, training goes on from the copy, and what was trained
+since goes out again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..coding import NOBODY, Choice, Plan, Scheme, StepTimes, plan, possible, resent
+from ..proto.messages import Assignment, Coding, Exchanged, SchemeCode
+from ..proto.refusal import Refused
+from . import events as e
+from . import refusals
+from .roster import Member, Work
+from .samples import Drawn
+from .state import JobState
+from .waiting import Waiting, describe
+
+DRIFT_ROUNDS = 100  # after which replicas that differ are brought together, if no epoch ends before
+MAX_DAMAGED = 3  # packets of one member in a round; then something is wrong with it
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a member has said after an exchange."""
+
+    samples: int
+    loss: float
+    exchanged: Exchanged
+
+
+@dataclass(kw_only=True, slots=True)
+class Round:
+    """Its members, by node, are frozen when it opens; `plan` is that of the running exchange."""
+
+    version: int
+    opened_at: float
+    drawn: Drawn
+    redundancy: int
+    scheme: Scheme
+    plan: Plan
+    exchange: int
+    members: dict[int, Member] = field(repr=False)
+    begun: set[int] = field(default_factory=set[int])  # packets of the exchange that have begun to come
+    relayed: set[int] = field(default_factory=set[int])  # and those that were handed on whole
+    reports: dict[int, Report] = field(default_factory=dict[int, Report])  # by node, of the exchange
+    lost: set[int] = field(default_factory=set[int])
+    broken: str = ""  # why the exchange cannot end
+    damaged: Counter[int] = field(default_factory=Counter[int])  # packets, by node
+
+    @property
+    def present(self) -> list[int]:
+        return [node for node in self.members if node not in self.lost]
+
+    @property
+    def missing(self) -> list[int]:
+        """Nodes that have not said that they have the sum."""
+        return [node for node in self.present if node not in self.reports]
+
+    def node_of(self, member: Member) -> int | None:
+        return next((node for node, other in self.members.items() if other is member), None)
+
+    def part(self, block: int) -> Drawn:
+        """The samples of a block."""
+        return self.drawn.part(block, len(self.plan.holders))
+
+
+class Coded:
+    def __init__(self, state: JobState, scheme: Scheme, redundancy: int | None) -> None:
+        """redundancy: as many as there can be if so many cannot be had; None to choose by measured times."""
+        self._state = state
+        self._scheme = scheme
+        self._redundancy = redundancy
+        self._choice = Choice()
+        self.round: Round | None = None
+        self._exchanges = 0  # so far; the number of the last one
+        self._have_sum: set[tuple[str, int]] = set()  # members with the sum of the last round
+        self._copy = 0  # version of the server's copy
+        self._copying: Member | None = None  # who was asked for one of the current version
+        self._since_copy: list[tuple[int, Drawn]] = []  # what led to each later version
+        self._copy_due = False
+        self._drifted: set[tuple[str, int]] = set()  # members whose sums differ from the first one's
+        self._drifting_since = 0  # version
+        self._noted = (0, 0)  # nodes and redundancy of the last round
+
+    @property
+    def quiet(self) -> bool:
+        return self.round is None and (self._copied or (not self._state.samples.done and self._kept))
+
+    @property
+    def _copied(self) -> bool:
+        return self._copy == self._state.version
+
+    @property
+    def _kept(self) -> bool:
+        """Whether any member has the current version."""
+        return any(self._is_current(member) for member in self._state.roster.members.values())
+
+    # ---- giving out work
+
+    def offer(self, now: float) -> list[e.Action]:
+        actions: list[e.Action] = []
+        if self.round is not None and self.round.broken:
+            actions += self._exchange_again(self.round, now)
+        if self.round is not None and not self.round.missing:
+            actions += self._close(self.round, now)
+        if self.round is None and not self._copied and not self._kept:
+            actions += self._go_back()
+        if self.round is None:
+            actions += self._open(now)
+        return actions
+
+    def _open(self, now: float) -> list[e.Action]:
+        state = self._state
+        ready = state.roster.ready()
+        if not ready:
+            return []
+        behind = [member for member in ready if not self._is_current(member)]
+        actions: list[e.Action] = []
+        if behind or self._copy_due or state.samples.done:
+            actions += self._ask_for_copy()
+        if behind and not self._copied:
+            return actions  # they get it once it is here
+        drawn = state.samples.draw(state.rules.batch_size * len(ready))
+        if drawn is None:
+            return actions
+        nodes = len(ready)
+        redundancy = self._redundancy_for(nodes)
+        if (nodes, redundancy) != self._noted:
+            self._noted = nodes, redundancy
+            text = f"{nodes} members exchange with redundancy {redundancy}"
+            actions.append(e.Note(text=f"{text}{self._why(nodes)}"))
+        self._exchanges += 1
+        self.round = round_ = Round(
+            version=state.version,
+            opened_at=now,
+            drawn=drawn,
+            redundancy=redundancy,
+            scheme=self._scheme,
+            plan=plan(self._scheme, nodes, redundancy),
+            exchange=self._exchanges,
+            members=dict(enumerate(ready)),
+        )
+        coding = Coding(exchange=self._exchanges, scheme=SchemeCode[self._scheme.name], redundancy=redundancy)
+        state.wait_from(now)
+        return actions + self._assign(round_, coding, now, evaluate=True)
+
+    def _redundancy_for(self, nodes: int) -> int:
+        if self._redundancy is None:
+            return self._choice.next(nodes)
+        return max(r for r in possible(nodes) if r <= self._redundancy)
+
+    def _why(self, nodes: int) -> str:
+        typical = self._choice.typical
+        if self._redundancy is not None or typical is None:
+            return ""
+        times = f"{typical.computing:.3g} s and exchanging {typical.exchanging:.3g} s"
+        return f": without it, computing takes {times}"
+
+    def _assign(self, round_: Round, coding: Coding, now: float, *, evaluate: bool) -> list[e.Action]:
+        """Tell every member that is present what to do in the running exchange."""
+        state, rules = self._state, self._state.rules
+        due = state.epoch_to_evaluate if evaluate else 0
+        middle = state.samples.progress + round_.drawn.count / 2 / state.samples.per_epoch
+        actions: list[e.Action] = []
+        for node in round_.present:
+            member = round_.members[node]
+            state.assignments += 1
+            asked = state.ask_for_evaluation(member, due, state.assignments, now)
+            if asked:
+                due = 0
+            assignment = Assignment(
+                id=state.assignments,
+                version=round_.version,
+                epoch=round_.drawn.epoch,
+                ranges=round_.drawn.ranges,
+                position=node,
+                world=len(round_.members),
+                progress=state.samples.progress,
+                learning_rate=rules.learning_rate * rules.rate_factor(middle),
+                evaluate_epoch=state.epoch_to_evaluate if asked else 0,
+                coding=coding,
+                apply=state.applied,
+            )
+            member.work = Work(
+                assignment=assignment,
+                drawn=round_.drawn,
+                given_at=now,
+                undecided=set(range(state.partitions)),
+            )
+            if member.listening:  # whoever is reconnecting hears of it when it is back
+                actions.append(self._send(member, assignment))
+        return actions
+
+    def _send(self, member: Member, assignment: Assignment) -> e.Assign:
+        if self._is_current(member):  # it can get to the version by itself
+            member.version = assignment.version
+        return self._state.send(member, assignment)
+
+    def _is_current(self, member: Member) -> bool:
+        """Whether its replica is at the current version, or will be once it is told to apply its sum."""
+        name, version = (member.worker, member.incarnation), self._state.version
+        return member.version == version or (name in self._have_sum and member.version == version - 1)
+
+    def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
+        if self._copying is member:  # the request, or the answer, may be lost
+            self._copying = None
+        round_, work = self.round, member.work
+        node = round_.node_of(member) if round_ is not None else None
+        if round_ is None or node is None or work is None:
+            return []
+        if not self._is_current(member) and not self._copied:
+            self._drop(round_, node, f"{member.name} has lost its parameters")
+            return []
+        missed = any(node in round_.plan.packets[index].targets for index in round_.begun)
+        if assigned == work.assignment.id or missed:
+            round_.broken = f"{member.name} has lost its stream"
+            return []
+        return [self._send(member, work.assignment)]
+
+    # ---- packets
+
+    def happened(self, member: Member, event: e.OfMode, now: float) -> list[e.Action]:
+        match event:
+            case e.PacketBegun():
+                return self._begun(member, event)
+            case e.PacketRelayed():
+                if self.round is not None and self.round.exchange == event.exchange:
+                    self.round.relayed.add(event.index)
+            case e.PacketDamaged():
+                return self._damaged(member, event)
+            case e.Copied():
+                self._since_copy = [each for each in self._since_copy if each[0] > event.version]
+                self._copy, self._copying, self._copy_due = event.version, None, False
+        return []
+
+    def _begun(self, member: Member, event: e.PacketBegun) -> list[e.Action]:
+        """Have a packet handed on, unless it is of an exchange that is over, or has been."""
+        round_ = self.round
+        if event.exchange > self._exchanges:
+            limit = f"an exchange up to {self._exchanges}"
+            raise Refused(refusals.packet(member.worker, limit, str(event.exchange)))
+        if round_ is None or event.exchange != round_.exchange:
+            return []
+        node = round_.node_of(member)
+        mine = [] if node is None else round_.plan.sent_by(node)
+        if event.index not in mine:
+            raise Refused(refusals.packet(member.worker, f"one of {mine}", f"packet {event.index}"))
+        if event.index in round_.relayed:
+            return []
+        round_.begun.add(event.index)
+        targets = [round_.members[target] for target in round_.plan.packets[event.index].targets]
+        workers = tuple(target.worker for target in targets if target.listening)
+        return [e.Relay(targets=workers, slices=round_.plan.slices)]
+
+    def _damaged(self, member: Member, event: e.PacketDamaged) -> list[e.Action]:
+        round_ = self.round
+        node = round_.node_of(member) if round_ is not None else None
+        if round_ is None or node is None or round_.exchange != event.exchange:
+            return []
+        round_.broken = f"a packet of {member.name} was refused ({event.refusal.message})"
+        round_.damaged[node] += 1
+        if round_.damaged[node] <= MAX_DAMAGED:
+            return []
+        self._drop(round_, node, f"{MAX_DAMAGED + 1} packets of {member.name} were refused")
+        return [
+            e.Disconnect(
+                worker=member.worker, incarnation=member.incarnation, refusal=event.refusal, final=True
+            )
+        ]
+
+    def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
+        round_ = self.round
+        node = round_.node_of(member) if round_ is not None else None
+        if round_ is None or node is None or not isinstance(event.content, Exchanged):
+            return None
+        round_.reports[node] = Report(event.samples, event.loss, event.content)
+        return round_.version + 1
+
+    def too_late(self, work: Work) -> bool:
+        return True
+
+    def lost(self, member: Member) -> None:
+        self._have_sum.discard((member.worker, member.incarnation))
+        if self._copying is member:
+            self._copying = None
+        round_ = self.round
+        node = round_.node_of(member) if round_ is not None else None
+        if round_ is not None and node is not None:
+            self._drop(round_, node, f"{member.name} is lost")
+
+    def _drop(self, round_: Round, node: int, why: str) -> None:
+        """Go on with the round without a member."""
+        round_.members[node].work = None
+        round_.lost.add(node)
+        round_.reports.pop(node, None)
+        if not round_.present:
+            self._state.samples.give_back(round_.drawn)
+            self.round = None
+        elif not set(round_.plan.sent_by(node)) <= round_.relayed:
+            round_.broken = why
+
+    def _exchange_again(self, round_: Round, now: float) -> list[e.Action]:
+        """Whole blocks instead, from whoever has them."""
+        original = plan(round_.scheme, len(round_.members), round_.redundancy)
+        present = round_.present
+        sends = dict.fromkeys(present, 0)
+        senders: list[int] = []
+        for holders in original.holders:
+            able = [node for node in holders if node in sends]
+            able.sort(key=lambda node: (not round_.members[node].listening, sends[node]))
+            senders.append(able[0] if able else NOBODY)
+            if able:
+                sends[able[0]] += 1
+        self._exchanges += 1
+        round_.exchange = self._exchanges
+        round_.plan = resent(original, senders, present)
+        round_.begun, round_.relayed, round_.reports = set(), set(), {}
+        text = f"version {round_.version + 1}: {round_.broken}; the gradients are sent uncoded instead"
+        round_.broken = ""
+        coding = Coding(
+            exchange=round_.exchange,
+            scheme=SchemeCode[round_.scheme.name],
+            redundancy=round_.redundancy,
+            senders=tuple(senders),
+            present=tuple(present),
+        )
+        self._state.uncoded_exchanges += 1
+        note = e.Note(text=text, warning=True)
+        return [note, *self._assign(round_, coding, now, evaluate=False)]
+
+    # ---- closing
+
+    def _close(self, round_: Round, now: float) -> list[e.Action]:
+        state = self._state
+        epochs = state.epoch
+        reports = [round_.reports[node] for node in round_.present]
+        for block in range(len(round_.plan.holders)):
+            part = round_.part(block)
+            if not part.count:
+                continue
+            if block in round_.plan.blocks:
+                state.samples.settle(part)
+                self._since_copy.append((state.version + 1, part))
+            else:
+                state.samples.give_back(part)
+        state.version += 1
+        state.applied = round_.exchange
+        members = [round_.members[node] for node in round_.present]
+        for member in members:
+            member.version = state.version  # it gets there by itself when it is told to
+        self._have_sum = {(member.worker, member.incarnation) for member in members}
+        self.round, self._copying = None, None
+        self._copy_due |= state.epoch > epochs
+        samples = sum(report.samples for report in reports)
+        loss = sum(report.loss * report.samples for report in reports) / samples if samples else math.nan
+        trained = sum(round_.part(block).count for block in round_.plan.blocks)
+        computing = max(report.exchanged.computing_seconds for report in reports)
+        if len(reports) == len(round_.members) and round_.plan.slices == round_.redundancy:
+            measured = StepTimes(computing, max(0.0, now - round_.opened_at - computing))
+            self._choice.note(len(reports), round_.redundancy, measured)
+        closed = e.Closed(
+            samples=trained, loss=loss, opened_at=round_.opened_at, redundancy=round_.redundancy
+        )
+        actions = [closed, *self._compare(members, reports)]
+        if self._copy_due or state.version - self._drifting_since >= DRIFT_ROUNDS:
+            self._bring_together(members)
+        return actions
+
+    def _compare(self, members: Sequence[Member], reports: Sequence[Report]) -> list[e.Action]:
+        """Whether all replicas are still the same, to the bit: computers of different makes may differ in the
+        last ones, which adds up over time."""
+        first = reports[0].exchanged.crc32c
+        pairs = list(zip(members, reports, strict=True))
+        drifted = {(m.worker, m.incarnation) for m, report in pairs if report.exchanged.crc32c != first}
+        new = drifted - self._drifted
+        if drifted and not self._drifted:
+            self._drifting_since = self._state.version
+        self._drifted = drifted
+        self._state.drifting = len(drifted)
+        if not new:
+            return []
+        names = ", ".join(m.name for m, report in pairs if report.exchanged.crc32c != first)
+        text = (
+            f"version {self._state.version}: the gradients of {names} differ from those of "
+            f"{members[0].name} in their last bits; they are given its parameters when the epoch ends"
+        )
+        return [e.Note(text=text, warning=True)]
+
+    def _bring_together(self, members: Sequence[Member]) -> None:
+        """Whoever has drifted gets the parameters anew before the next round."""
+        for member in members:
+            name = member.worker, member.incarnation
+            if name in self._drifted:
+                self._have_sum.discard(name)
+                member.version = None
+        self._drifted = set()
+
+    # ---- the server's copy
+
+    def _ask_for_copy(self) -> list[e.Action]:
+        state = self._state
+        if self._copied:
+            self._copy_due = False
+        if self._copied or self._copying is not None:
+            return []
+        for member in state.roster.listening():
+            if self._is_current(member):
+                self._copying = member
+                return [e.RequestCopy(worker=member.worker, version=state.version, apply=state.applied)]
+        return []
+
+    def wants_copy(self, worker: str, version: int) -> bool:
+        asked = self._copying
+        return asked is not None and asked.worker == worker and version == self._state.version
+
+    def _go_back(self) -> list[e.Action]:
+        """Nobody has the current version any more: what the copy holds becomes the next one."""
+        state = self._state
+        gone = state.version - self._copy
+        for _, drawn in self._since_copy:
+            state.samples.give_back(drawn, settled=True)
+        self._since_copy = []
+        self._have_sum, state.applied = set(), 0
+        state.version += 1
+        self._copy = state.version
+        text = (
+            f"everybody who had version {state.version - 1} is lost: the server's copy, {gone} versions "
+            f"older, is version {state.version}, and what was trained on since then goes out again"
+        )
+        return [e.Note(text=text, warning=True), e.Relabel(version=state.version)]
+
+    # ---- what is waited for
+
+    def proceed(self, now: float) -> list[e.Action]:
+        return []
+
+    def published(self, event: e.Published) -> None:
+        raise AssertionError("nothing is applied at the server")
+
+    def missing(self) -> Sequence[int]:
+        round_ = self.round
+        if round_ is None:
+            return [self._copying.rank] if self._copying is not None else []
+        return sorted(round_.members[node].rank for node in round_.missing)
+
+    def waiting(self, now: float) -> Waiting:
+        state, round_ = self._state, self.round
+        since = state.waited(now)
+        if round_ is None:
+            if self._copying is None:
+                kept = [each for each in state.roster.by_rank() if self._is_current(each)]
+                names = ", ".join(describe(state, each, each.rank, now) for each in kept)
+                text = (
+                    f"version {state.version} is waited for {since} from whoever has it: {names or 'nobody'}"
+                )
+                return Waiting(subject="copy", text=text)
+            names = describe(state, self._copying, self._copying.rank, now)
+            text = f"the copy of version {state.version} is waited for {since} from {names}"
+            return Waiting(ranks=(self._copying.rank,), subject="copy", text=text)
+        missing = [round_.members[node] for node in round_.missing]
+        names = ", ".join(describe(state, member, member.rank, now) for member in missing)
+        ranks = tuple(sorted(member.rank for member in missing))
+        return Waiting(
+            ranks=ranks, subject=f"{ranks}", text=f"version {round_.version + 1} waits {since} for {names}"
+        )
+
+    def snapshot(self) -> Mapping[str, object]:
+        return {
+            "round": repr(self.round),
+            "exchanges": self._exchanges,
+            "copy": (self._copy, self._copy_due, self._copying and self._copying.worker),
+            "since copy": repr(self._since_copy),
+            "have sum": sorted(self._have_sum),
+            "drifted": sorted(self._drifted),
+        }

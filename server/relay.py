@@ -1,0 +1,159 @@
+"""What a worker sends in coded mode besides pushes: packets, which are handed on, and snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..compressors import DenseFormat, DensePayload, Payload
+from ..proto.manifest import Manifest
+from ..proto.messages import Chunk, Packet, Snapshot
+from ..proto.refusal import Refused
+from ..proto.transfer import Assembly, Passage
+from ..proto.wire import CHUNK_BYTES, encode_chunk
+from . import events as e
+from . import refusals
+from .conductor import Conductor
+from .streams import Outbox, Session
+
+log = logging.getLogger("gradwire.server")
+
+
+class Relay:
+    """A packet on its way: each chunk is checked and goes on at once, so that up and down overlap."""
+
+    def __init__(self, packet: Packet, targets: Sequence[Outbox], worker: str) -> None:
+        self.packet = packet
+        self._targets = targets
+        self._passage = Passage(packet.transfer, 0, 4 * packet.elements, worker=worker)
+        for target in targets:
+            target.send(packet)
+
+    @property
+    def complete(self) -> bool:
+        return self._passage.complete
+
+    def add(self, chunk: Chunk) -> None:
+        """Raises Refused: CHUNK or CHECKSUM. What has been handed on of the packet is then worth nothing."""
+        self._passage.add(chunk)
+        message = encode_chunk(chunk.transfer, chunk.partition, chunk.offset, (chunk.data,), chunk.crc32c)
+        for target in self._targets:
+            target.send_encoded(message)
+
+
+class Uploads:
+    """Packets and snapshots of one stream, one at a time."""
+
+    def __init__(self, conductor: Conductor, session: Session) -> None:
+        self._conductor = conductor
+        self._session = session
+        self._arriving: Relay | tuple[Snapshot, Assembly] | None = None
+        self._dropping: int | None = None  # transfer that is of no use
+
+    def end(self) -> None:
+        """Something else begins."""
+        self._arriving = self._dropping = None
+
+    def begin(self, header: Packet | Snapshot) -> None:
+        """Raises Refused where the stream cannot go on."""
+        self.end()
+        store = self._conductor.store
+        if store is None:
+            raise Refused(refusals.not_initialized(self._session.worker, type(header).__name__))
+        if isinstance(header, Snapshot):
+            self._begin_snapshot(header, store.manifest)
+        else:
+            self._begin_packet(header, store.manifest)
+
+    def _begin_packet(self, packet: Packet, manifest: Manifest) -> None:
+        self._dropping = packet.transfer
+        begun = e.PacketBegun(
+            worker=self._session.worker,
+            incarnation=self._session.incarnation,
+            exchange=packet.exchange,
+            index=packet.index,
+        )
+        actions = self._conductor.decide(begun)
+        self._conductor.perform(actions)
+        wanted = next((action for action in actions if isinstance(action, e.Relay)), None)
+        if wanted is None:  # it comes too late
+            return
+        expected = -(-manifest.gradient_elements // wanted.slices)
+        if packet.elements != expected:
+            limit, value = f"{expected} elements", f"{packet.elements}"
+            raise Refused(refusals.packet(self._session.worker, limit, value))
+        sessions = self._conductor.sessions
+        targets = [sessions[worker].outbox for worker in wanted.targets if worker in sessions]
+        self._dropping = None
+        self._go_on(Relay(packet, targets, self._session.worker))
+
+    def _begin_snapshot(self, snapshot: Snapshot, manifest: Manifest) -> None:
+        if not self._conductor.core.mode.wants_copy(self._session.worker, snapshot.version):
+            self._dropping = snapshot.version
+            return
+        payloads: list[Payload] = [
+            DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=np.empty(0, np.uint8))
+            for spec in manifest.specs
+        ]
+        assembly = Assembly(
+            *(snapshot.version, 0, payloads),
+            chunk_bytes=CHUNK_BYTES,
+            worker=self._session.worker,
+            names=[spec.name for spec in manifest.specs],
+        )
+        self._arriving = snapshot, assembly
+
+    async def add(self, chunk: Chunk) -> bool:
+        """Take a chunk; False if it is of something else. Raises Refused where the stream cannot go on."""
+        if self._arriving is None:
+            return self._dropping == chunk.transfer
+        if isinstance(self._arriving, Relay):
+            self._relay(self._arriving, chunk)
+        else:
+            await self._keep(*self._arriving, chunk)
+        return True
+
+    def _relay(self, relay: Relay, chunk: Chunk) -> None:
+        try:
+            relay.add(chunk)
+        except Refused as refused:
+            log.warning("refused packet %d: %s", relay.packet.index, refused)
+            self._conductor.metrics.refusal(refused.refusal.reason)
+            self._arriving, self._dropping = None, relay.packet.transfer
+            self._conductor.happen(
+                e.PacketDamaged(
+                    worker=self._session.worker,
+                    incarnation=self._session.incarnation,
+                    exchange=relay.packet.exchange,
+                    refusal=refused.refusal,
+                )
+            )
+            return
+        self._go_on(relay)
+
+    def _go_on(self, relay: Relay) -> None:
+        """With the next chunk, unless there is none: a packet of an empty slice has no bytes."""
+        if not relay.complete:
+            self._arriving = relay
+            return
+        self._arriving = None
+        self._conductor.happen(
+            e.PacketRelayed(
+                worker=self._session.worker,
+                incarnation=self._session.incarnation,
+                exchange=relay.packet.exchange,
+                index=relay.packet.index,
+            )
+        )
+
+    async def _keep(self, snapshot: Snapshot, assembly: Assembly, chunk: Chunk) -> None:
+        assembly.add(chunk)
+        if not assembly.complete:
+            return
+        self._arriving = None
+        values = await asyncio.to_thread(assembly.finish)
+        worker, incarnation = self._session.worker, self._session.incarnation
+        await self._conductor.copy(worker, incarnation, snapshot.version, values)
