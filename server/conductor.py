@@ -241,6 +241,7 @@ class Conductor:
         """Take over a worker's snapshot."""
         assert self.store is not None
         await self.on_reducer(self.store.load, version, values)
+        self.metrics.copied(self.store.manifest.raw_bytes)
         self._snapshots.clear()
         self.happen(e.Copied(worker=worker, incarnation=incarnation, version=version))
 

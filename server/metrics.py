@@ -113,7 +113,8 @@ class Metrics:
         self._raw_down += raw_bytes
         self._raw_bytes.labels("down", self._downlink).inc(raw_bytes)
 
-    def initialized(self, raw_bytes: int) -> None:
+    def copied(self, raw_bytes: int) -> None:
+        """All parameters have come from a worker."""
         self._raw_up += raw_bytes
         self._raw_bytes.labels("up", "unattributed").inc(raw_bytes)
 
@@ -128,6 +129,13 @@ class Metrics:
         self._raw_bytes.labels("up", SENDER.get()).inc(raw)
         self._pushes.labels(SENDER.get()).inc()
         self.staleness.observe(versions_stale)
+
+    def relayed(self, payload_bytes: int, targets: int) -> None:
+        """A coded packet has come, and has been handed on to so many."""
+        self._payload += payload_bytes
+        self._raw_up += payload_bytes
+        self._raw_bytes.labels("up", SENDER.get()).inc(payload_bytes)
+        self.sent_raw(payload_bytes * targets)
 
     def push_refused(self, reason: Reason) -> None:
         self.refused += 1

@@ -27,7 +27,7 @@ class Relay:
 
     def __init__(self, packet: Packet, targets: Sequence[Outbox], worker: str) -> None:
         self.packet = packet
-        self._targets = targets
+        self.targets = targets
         self._passage = Passage(packet.transfer, 0, 4 * packet.elements, worker=worker)
         for target in targets:
             target.send(packet)
@@ -40,7 +40,7 @@ class Relay:
         """Raises Refused: CHUNK or CHECKSUM. What has been handed on of the packet is then worth nothing."""
         self._passage.add(chunk)
         message = encode_chunk(chunk.transfer, chunk.partition, chunk.offset, (chunk.data,), chunk.crc32c)
-        for target in self._targets:
+        for target in self.targets:
             target.send_encoded(message)
 
 
@@ -140,6 +140,7 @@ class Uploads:
             self._arriving = relay
             return
         self._arriving = None
+        self._conductor.metrics.relayed(4 * relay.packet.elements, len(relay.targets))
         self._conductor.happen(
             e.PacketRelayed(
                 worker=self._session.worker,

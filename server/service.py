@@ -155,7 +155,7 @@ class Service:
             )
         )
         self._conductor.store = store
-        self._metrics.initialized(manifest.raw_bytes)
+        self._metrics.copied(manifest.raw_bytes)
         log.info(
             "%d tensors, %d parameters, %d training samples from %s",
             *(len(manifest.tensors), manifest.elements, manifest.train_samples, header.worker),

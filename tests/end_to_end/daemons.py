@@ -128,6 +128,12 @@ class Daemons:
         self._all.append(worker)
         return worker
 
+    def program(self, module: str, first: str, address: str, *arguments: str) -> Daemon:
+        """A worker of another make: a module of `programs`, and its own argument, which comes first."""
+        worker = Daemon(module, (first, "--server", address, "--threads", "1", *arguments))
+        self._all.append(worker)
+        return worker
+
     def workers(self, server: Server, count: int, *arguments: str) -> list[Daemon]:
         return [self.worker(server.address, "--worker-id", f"w{i}", *arguments) for i in range(count)]
 

@@ -1,0 +1,34 @@
+"""gc-worker, on a line that damages one in EVERY chunks of coded packets: `damaging_worker EVERY ...`, where the
+rest is gc-worker's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from gradwire.proto import messages as m
+from gradwire.worker import client
+from gradwire.worker.cli import main
+
+
+def damage(every: int) -> None:
+    messages = client.Outgoing.messages
+    chunks = 0
+
+    def damaged(self: client.Outgoing) -> Iterator[bytes]:
+        nonlocal chunks
+        header, *rest = messages(self)
+        yield header
+        for chunk in rest:
+            if isinstance(self.header, m.Packet):
+                chunks += 1
+                if chunks % every == 0:
+                    chunk = chunk[:-1] + bytes([chunk[-1] ^ 1])
+            yield chunk
+
+    client.Outgoing.messages = damaged  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    damage(int(sys.argv[1]))
+    sys.exit(main(sys.argv[2:]))

@@ -1,0 +1,203 @@
+"""Coded mode with real processes: the same bits as without coding, whatever happens on the way."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from math import comb
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from daemons import Daemon, Daemons, Server
+from relay import Relay
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
+from test_training import finished
+
+from gradwire.coding import Scheme, blocks_in, from_fixed_point, to_fixed_point
+from gradwire.proto.messages import StatusReply
+from gradwire.proto.shares import share
+from gradwire.worker.sharding import epoch_order
+from gradwire.worker.tasks import load
+
+ELEMENTS = 64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10  # of the model for digits
+SAMPLES = 1408
+SEED = 3
+
+
+def coded_job(daemons: Daemons, *arguments: str, workers: int = 4, epochs: int = 30) -> Server:
+    return daemons.server(
+        *("--mode", "coded", "--seed", str(SEED), "--epochs", str(epochs), "--min-workers", str(workers)),
+        *("--lease-seconds", "20", *arguments),
+    )
+
+
+def ended(server: Server, workers: list[Daemon]) -> StatusReply:
+    server.wait_for("the job is finished", timeout_s=180)
+    reply = finished(server)
+    assert [worker.wait() for worker in workers] == [0] * len(workers)
+    return reply
+
+
+def reference(workers: int, redundancy: int, epochs: int, momentum: float) -> dict[str, torch.Tensor]:
+    """Synchronous SGD in one process: the sum of each block's gradients in fixed point, then of all blocks."""
+    torch.set_num_threads(1)
+    task = load("digits")
+    torch.manual_seed(SEED)
+    model = task.model()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=momentum)
+    blocks = blocks_in(Scheme.CODED, workers, redundancy)
+    for epoch in range(epochs):
+        order = epoch_order(SEED, epoch, task.train_samples)
+        for start in range(0, len(order), 32 * workers):
+            batch = order[start : start + 32 * workers]
+            total = np.zeros(ELEMENTS, np.int64)
+            for block in range(blocks):
+                first, last = share(len(batch), block, blocks)
+                if first == last:
+                    continue
+                optimizer.zero_grad()
+                torch.autograd.backward(task.loss(model, task.batch(batch[first:last])))
+                flat = np.concatenate([p.grad.reshape(-1).numpy() for p in parameters if p.grad is not None])
+                words = np.empty(ELEMENTS, np.uint32)
+                to_fixed_point(flat, words, float(last - first))
+                total += words.view(np.int32)
+            mean = np.empty(ELEMENTS, np.float32)
+            from_fixed_point(total, mean, 1 / len(batch))
+            at = 0
+            for parameter in parameters:
+                size = parameter.numel()
+                parameter.grad = torch.from_numpy(mean[at : at + size].copy()).view(parameter.shape)
+                at += size
+            optimizer.step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.timeout(400)
+def test_a_whole_training_ends_at_the_bits_of_synchronous_sgd(daemons: Daemons, tmp_path: Path) -> None:
+    optimizer = ("--optimizer", "sgd:momentum=0.5")
+    found: dict[str, str] = {}
+    for scheme in ("coded", "unicast"):
+        output = tmp_path / f"{scheme}.safetensors"
+        server = coded_job(
+            *(daemons, "--scheme", scheme, "--redundancy", "2", "--output", str(output), *optimizer)
+        )
+        reply = ended(server, daemons.workers(server, 4))
+        found[scheme] = reply.parameters_sha256
+        assert (reply.version, reply.epoch) == (330, 30)
+        assert reply.evaluations[-1].metrics["accuracy"] > 0.94
+        # What the formula says, in packets whose slices are padded to whole elements.
+        blocks = comb(4, 3) * 3 / 2 if scheme == "coded" else 3 * comb(4, 2)
+        initial_and_copies = (
+            2 * 4 * ELEMENTS * 31
+        )  # parameters and momentum, at the start and after each epoch
+        assert reply.traffic.payload_bytes_up == pytest.approx(330 * blocks * 4 * ELEMENTS, rel=1e-4)
+        assert reply.traffic.raw_bytes_up == pytest.approx(
+            reply.traffic.payload_bytes_up + initial_and_copies, rel=1e-6
+        )
+        assert reply.traffic.wire_bytes_up < 1.01 * reply.traffic.raw_bytes_up
+        assert "uncoded instead" not in server.log
+    assert found["coded"] == found["unicast"]
+    trained, expected = load_file(tmp_path / "coded.safetensors"), reference(4, 2, 30, 0.5)
+    assert trained.keys() == expected.keys()
+    for name, parameter in expected.items():
+        assert torch.equal(trained[name], parameter), name
+
+
+def calm_hash(daemons: Daemons, *arguments: str, epochs: int, workers: int = 4) -> str:
+    server = coded_job(daemons, *arguments, epochs=epochs, workers=workers)
+    return ended(server, daemons.workers(server, workers)).parameters_sha256
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("redundancy", ["1", "2", "3"])
+def test_damaged_packets_lead_to_an_uncoded_exchange_and_the_same_bits(
+    daemons: Daemons, redundancy: str
+) -> None:
+    arguments = ("--redundancy", redundancy)
+    server = coded_job(daemons, *arguments, epochs=4)
+    workers = daemons.workers(server, 3)
+    workers.append(daemons.program("damaging_worker", "7", server.address, "--worker-id", "w3"))
+    reply = ended(server, workers)
+    assert server.log.count("sent uncoded instead") >= 4
+    assert "crc32c" in server.log
+    assert reply.lost == ()
+    assert reply.parameters_sha256 == calm_hash(daemons, *arguments, epochs=4)
+
+
+@pytest.mark.timeout(240)
+def test_connections_that_break_lead_to_the_same_bits(daemons: Daemons) -> None:
+    arguments = ("--redundancy", "2", "--optimizer", "adam", "--learning-rate", "0.01")
+    server = coded_job(daemons, *arguments, epochs=12)
+    relay = Relay(server.port)
+    try:
+        workers = daemons.workers(server, 2)
+        workers += [daemons.worker(f"127.0.0.1:{relay.port}", "--worker-id", f"w{i}") for i in (2, 3)]
+        server.wait_for("epoch 1,")
+        cuts = 0
+        while not any("epoch 11," in text for text in server.messages):
+            cuts += relay.cut()
+            time.sleep(0.7)
+        assert cuts > 1
+        reply = ended(server, workers)
+    finally:
+        relay.close()
+    assert reply.lost == ()
+    assert reply.parameters_sha256 == calm_hash(daemons, *arguments, epochs=12)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("redundancy", ["1", "2"])
+def test_killed_workers_come_back_and_the_training_goes_on(daemons: Daemons, redundancy: str) -> None:
+    arguments = ("--redundancy", redundancy, "--optimizer", "sgd:momentum=0.5", "--lease-seconds", "1.5")
+    server = coded_job(daemons, *arguments, epochs=25)
+    workers = daemons.workers(server, 4)
+    server.wait_for("epoch 1,")
+    chance = random.Random(1)
+    for _ in range(3):
+        index = chance.randrange(4)
+        workers[index].signal(signal.SIGKILL)
+        workers[index] = daemons.worker(server.address, "--worker-id", f"w{index}")
+        workers[index].wait_for("connected as rank")
+        time.sleep(1.0)
+    reply = ended(server, workers)
+    assert reply.epoch == 25
+    assert reply.evaluations[-1].metrics["accuracy"] > 0.92
+    assert "differ" not in server.log  # whoever came late has what the optimizer remembers, too
+    assert reply.refused_pushes < 10
+
+
+def test_a_worker_that_is_told_to_stop_leaves_and_nobody_waits(daemons: Daemons) -> None:
+    server = coded_job(daemons, "--redundancy", "2", epochs=12)
+    workers = daemons.workers(server, 4)
+    server.wait_for("epoch 2,")
+    workers[1].signal(signal.SIGTERM)
+    assert workers[1].wait() == 128 + signal.SIGTERM
+    reply = ended(server, [worker for worker in workers if worker is not workers[1]])
+    assert reply.epoch == 12
+    assert reply.lost == ()
+
+
+def test_everybody_lost_goes_back_to_the_servers_copy(daemons: Daemons) -> None:
+    server = coded_job(daemons, "--lease-seconds", "1.5", workers=2, epochs=12)
+    workers = daemons.workers(server, 2)
+    server.wait_for("epoch 3,")
+    for worker in workers:
+        worker.signal(signal.SIGKILL)
+    server.wait_for("the server's copy, .* goes out again")
+    again = [daemons.worker(server.address, "--worker-id", f"again{i}") for i in range(2)]
+    reply = ended(server, again)
+    assert reply.epoch == 12
+    assert reply.evaluations[-1].metrics["accuracy"] > 0.85
+
+
+def test_a_compressor_that_was_asked_for_is_refused(daemons: Daemons) -> None:
+    server = coded_job(daemons, workers=1, epochs=1)
+    worker = daemons.worker(server.address, "--compressor", "topk:ratio=10")
+    assert worker.wait() == 2
+    assert "use --compressor none" in worker.log
+    alone = daemons.worker(server.address)
+    assert ended(server, [alone]).epoch == 1
