@@ -30,6 +30,29 @@ def digits(seconds: float = 0.001, model: str = "mlp") -> Task:
     return dataclasses.replace(task, loss=loss)
 
 
+def still(elements: int = 250_000, seconds: float = 0.01, samples: int = 1024) -> Task:
+    """A model of so many parameters that takes so many seconds per sample and learns nothing, for times."""
+
+    class Still(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(elements))
+
+    def loss(network: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        time.sleep(seconds * slower * len(batch))
+        weight: torch.Tensor = network.weight  # type: ignore[assignment]
+        return weight.sum() * 1e-3
+
+    return Task(
+        name="still",
+        train_samples=samples,
+        model=Still,
+        batch=lambda indices: torch.from_numpy(indices),
+        loss=loss,
+        evaluate=lambda network: {"loss": 0.0},
+    )
+
+
 def main(arguments: list[str]) -> int:
     from ..worker.cli import main as gc_worker
 

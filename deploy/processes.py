@@ -23,18 +23,21 @@ SHOWN_LOG_LINES = 8
 class Child:
     """One running module, in a session of its own, so that a terminal's Ctrl-C reaches only the parent."""
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, name: str, module: str, arguments: Sequence[str], log: Path, prefix: Sequence[str] = ()
+    ) -> None:
         """
         Args:
             name: for people.
             log: receives standard output and error.
+            prefix: a command to run it under, which becomes it.
         """
         self.name = name
         self.log = log
         with log.open("wb") as output:
             # -P: the working directory holds a user's files, which must not shadow ours.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gradwire.deploy.child", module, *arguments],
+                [*prefix, sys.executable, "-P", "-m", "gradwire.deploy.child", module, *arguments],
                 stdin=subprocess.PIPE,  # the lifeline, see child.py
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -95,10 +98,10 @@ class Children:
         self._directory = directory
         self._all: list[Child] = []
 
-    def start(self, name: str, module: str, arguments: Sequence[str]) -> Child:
-        """Start `module` with its log in `name`.log."""
+    def start(self, name: str, module: str, arguments: Sequence[str], prefix: Sequence[str] = ()) -> Child:
+        """Start `module`, under the command `prefix`, with its log in `name`.log."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        child = Child(name, module, arguments, self._directory / f"{name}.log")
+        child = Child(name, module, arguments, self._directory / f"{name}.log", prefix)
         self._all.append(child)
         return child
 

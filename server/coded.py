@@ -19,68 +19,20 @@ since goes out again.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
-from ..coding import NOBODY, Choice, Plan, Scheme, StepTimes, plan, possible, resent
+from ..coding import Choice, Scheme, StepTimes, plan, possible
 from ..proto.messages import Assignment, Coding, Exchanged, SchemeCode
 from ..proto.refusal import Refused
 from . import events as e
 from . import refusals
+from .coded_round import Report, Round
+from .copies import Drift, Name, ServerCopy, name_of
 from .roster import Member, Work
-from .samples import Drawn
 from .state import JobState
 from .waiting import Waiting, describe
 
-DRIFT_ROUNDS = 100  # after which replicas that differ are brought together, if no epoch ends before
 MAX_DAMAGED = 3  # packets of one member in a round; then something is wrong with it
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a member has said after an exchange."""
-
-    samples: int
-    loss: float
-    exchanged: Exchanged
-
-
-@dataclass(kw_only=True, slots=True)
-class Round:
-    """Its members, by node, are frozen when it opens; `plan` is that of the running exchange."""
-
-    version: int
-    opened_at: float
-    drawn: Drawn
-    redundancy: int
-    scheme: Scheme
-    plan: Plan
-    exchange: int
-    members: dict[int, Member] = field(repr=False)
-    begun: set[int] = field(default_factory=set[int])  # packets of the exchange that have begun to come
-    relayed: set[int] = field(default_factory=set[int])  # and those that were handed on whole
-    reports: dict[int, Report] = field(default_factory=dict[int, Report])  # by node, of the exchange
-    lost: set[int] = field(default_factory=set[int])
-    broken: str = ""  # why the exchange cannot end
-    damaged: Counter[int] = field(default_factory=Counter[int])  # packets, by node
-
-    @property
-    def present(self) -> list[int]:
-        return [node for node in self.members if node not in self.lost]
-
-    @property
-    def missing(self) -> list[int]:
-        """Nodes that have not said that they have the sum."""
-        return [node for node in self.present if node not in self.reports]
-
-    def node_of(self, member: Member) -> int | None:
-        return next((node for node, other in self.members.items() if other is member), None)
-
-    def part(self, block: int) -> Drawn:
-        """The samples of a block."""
-        return self.drawn.part(block, len(self.plan.holders))
 
 
 class Coded:
@@ -92,13 +44,9 @@ class Coded:
         self._choice = Choice()
         self.round: Round | None = None
         self._exchanges = 0  # so far; the number of the last one
-        self._have_sum: set[tuple[str, int]] = set()  # members with the sum of the last round
-        self._copy = 0  # version of the server's copy
-        self._copying: Member | None = None  # who was asked for one of the current version
-        self._since_copy: list[tuple[int, Drawn]] = []  # what led to each later version
-        self._copy_due = False
-        self._drifted: set[tuple[str, int]] = set()  # members whose sums differ from the first one's
-        self._drifting_since = 0  # version
+        self._have_sum: set[Name] = set()  # members with the sum of the last round
+        self._copy = ServerCopy()
+        self._drift = Drift()
         self._noted = (0, 0)  # nodes and redundancy of the last round
 
     @property
@@ -107,7 +55,7 @@ class Coded:
 
     @property
     def _copied(self) -> bool:
-        return self._copy == self._state.version
+        return self._copy.version == self._state.version
 
     @property
     def _kept(self) -> bool:
@@ -135,8 +83,9 @@ class Coded:
             return []
         behind = [member for member in ready if not self._is_current(member)]
         actions: list[e.Action] = []
-        if behind or self._copy_due or state.samples.done:
-            actions += self._ask_for_copy()
+        if behind or self._copy.due or state.samples.done:
+            able = [member for member in ready if member.listening and self._is_current(member)]
+            actions += self._copy.request(able, state.version, state.applied)
         if behind and not self._copied:
             return actions  # they get it once it is here
         drawn = state.samples.draw(state.rules.batch_size * len(ready))
@@ -217,12 +166,12 @@ class Coded:
 
     def _is_current(self, member: Member) -> bool:
         """Whether its replica is at the current version, or will be once it is told to apply its sum."""
-        name, version = (member.worker, member.incarnation), self._state.version
-        return member.version == version or (name in self._have_sum and member.version == version - 1)
+        version = self._state.version
+        has_sum = name_of(member) in self._have_sum
+        return member.version == version or (has_sum and member.version == version - 1)
 
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
-        if self._copying is member:  # the request, or the answer, may be lost
-            self._copying = None
+        self._copy.forget(member)
         round_, work = self.round, member.work
         node = round_.node_of(member) if round_ is not None else None
         if round_ is None or node is None or work is None:
@@ -248,8 +197,7 @@ class Coded:
             case e.PacketDamaged():
                 return self._damaged(member, event)
             case e.Copied():
-                self._since_copy = [each for each in self._since_copy if each[0] > event.version]
-                self._copy, self._copying, self._copy_due = event.version, None, False
+                self._copy.arrived(event.version)
         return []
 
     def _begun(self, member: Member, event: e.PacketBegun) -> list[e.Action]:
@@ -281,17 +229,21 @@ class Coded:
         if round_.damaged[node] <= MAX_DAMAGED:
             return []
         self._drop(round_, node, f"{MAX_DAMAGED + 1} packets of {member.name} were refused")
-        return [
-            e.Disconnect(
-                worker=member.worker, incarnation=member.incarnation, refusal=event.refusal, final=True
-            )
-        ]
+        end = e.Disconnect(
+            worker=member.worker, incarnation=member.incarnation, refusal=event.refusal, final=True
+        )
+        return [end]
 
     def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
         round_ = self.round
         node = round_.node_of(member) if round_ is not None else None
         if round_ is None or node is None or not isinstance(event.content, Exchanged):
             return None
+        if not set(round_.plan.sent_by(node)) <= round_.relayed:  # others would wait for the rest for ever
+            round_.broken = f"{member.name} has not sent all of its packets"
+            round_.damaged[node] += 1
+            if round_.damaged[node] > MAX_DAMAGED:
+                self._drop(round_, node, round_.broken)
         round_.reports[node] = Report(event.samples, event.loss, event.content)
         return round_.version + 1
 
@@ -299,9 +251,8 @@ class Coded:
         return True
 
     def lost(self, member: Member) -> None:
-        self._have_sum.discard((member.worker, member.incarnation))
-        if self._copying is member:
-            self._copying = None
+        self._have_sum.discard(name_of(member))
+        self._copy.forget(member)
         round_ = self.round
         node = round_.node_of(member) if round_ is not None else None
         if round_ is not None and node is not None:
@@ -320,28 +271,15 @@ class Coded:
 
     def _exchange_again(self, round_: Round, now: float) -> list[e.Action]:
         """Whole blocks instead, from whoever has them."""
-        original = plan(round_.scheme, len(round_.members), round_.redundancy)
-        present = round_.present
-        sends = dict.fromkeys(present, 0)
-        senders: list[int] = []
-        for holders in original.holders:
-            able = [node for node in holders if node in sends]
-            able.sort(key=lambda node: (not round_.members[node].listening, sends[node]))
-            senders.append(able[0] if able else NOBODY)
-            if able:
-                sends[able[0]] += 1
         self._exchanges += 1
-        round_.exchange = self._exchanges
-        round_.plan = resent(original, senders, present)
-        round_.begun, round_.relayed, round_.reports = set(), set(), {}
-        text = f"version {round_.version + 1}: {round_.broken}; the gradients are sent uncoded instead"
-        round_.broken = ""
+        broken, senders = round_.broken, round_.begin_again(self._exchanges)
+        text = f"version {round_.version + 1}: {broken}; the gradients are sent uncoded instead"
         coding = Coding(
             exchange=round_.exchange,
             scheme=SchemeCode[round_.scheme.name],
             redundancy=round_.redundancy,
-            senders=tuple(senders),
-            present=tuple(present),
+            senders=senders,
+            present=tuple(round_.present),
         )
         self._state.uncoded_exchanges += 1
         note = e.Note(text=text, warning=True)
@@ -359,7 +297,7 @@ class Coded:
                 continue
             if block in round_.plan.blocks:
                 state.samples.settle(part)
-                self._since_copy.append((state.version + 1, part))
+                self._copy.since.append((state.version + 1, part))
             else:
                 state.samples.give_back(part)
         state.version += 1
@@ -367,83 +305,47 @@ class Coded:
         members = [round_.members[node] for node in round_.present]
         for member in members:
             member.version = state.version  # it gets there by itself when it is told to
-        self._have_sum = {(member.worker, member.incarnation) for member in members}
-        self.round, self._copying = None, None
-        self._copy_due |= state.epoch > epochs
-        samples = sum(report.samples for report in reports)
-        loss = sum(report.loss * report.samples for report in reports) / samples if samples else math.nan
-        trained = sum(round_.part(block).count for block in round_.plan.blocks)
+        self._have_sum = set(map(name_of, members))
+        self.round, self._copy.asked = None, None
+        self._copy.due |= state.epoch > epochs
         computing = max(report.exchanged.computing_seconds for report in reports)
         if len(reports) == len(round_.members) and round_.plan.slices == round_.redundancy:
             measured = StepTimes(computing, max(0.0, now - round_.opened_at - computing))
             self._choice.note(len(reports), round_.redundancy, measured)
         closed = e.Closed(
-            samples=trained, loss=loss, opened_at=round_.opened_at, redundancy=round_.redundancy
+            samples=sum(round_.part(block).count for block in round_.plan.blocks),
+            loss=round_.loss,
+            opened_at=round_.opened_at,
+            redundancy=round_.redundancy,
         )
-        actions = [closed, *self._compare(members, reports)]
-        if self._copy_due or state.version - self._drifting_since >= DRIFT_ROUNDS:
+        checksums = [report.exchanged.crc32c for report in reports]
+        actions = [closed, *self._drift.compare(state.version, members, checksums)]
+        state.drifting = len(self._drift.names)
+        if self._copy.due or self._drift.is_due(state.version):
             self._bring_together(members)
         return actions
-
-    def _compare(self, members: Sequence[Member], reports: Sequence[Report]) -> list[e.Action]:
-        """Whether all replicas are still the same, to the bit: computers of different makes may differ in the
-        last ones, which adds up over time."""
-        first = reports[0].exchanged.crc32c
-        pairs = list(zip(members, reports, strict=True))
-        drifted = {(m.worker, m.incarnation) for m, report in pairs if report.exchanged.crc32c != first}
-        new = drifted - self._drifted
-        if drifted and not self._drifted:
-            self._drifting_since = self._state.version
-        self._drifted = drifted
-        self._state.drifting = len(drifted)
-        if not new:
-            return []
-        names = ", ".join(m.name for m, report in pairs if report.exchanged.crc32c != first)
-        text = (
-            f"version {self._state.version}: the gradients of {names} differ from those of "
-            f"{members[0].name} in their last bits; they are given its parameters when the epoch ends"
-        )
-        return [e.Note(text=text, warning=True)]
 
     def _bring_together(self, members: Sequence[Member]) -> None:
         """Whoever has drifted gets the parameters anew before the next round."""
         for member in members:
-            name = member.worker, member.incarnation
-            if name in self._drifted:
-                self._have_sum.discard(name)
+            if name_of(member) in self._drift.names:
+                self._have_sum.discard(name_of(member))
                 member.version = None
-        self._drifted = set()
-
-    # ---- the server's copy
-
-    def _ask_for_copy(self) -> list[e.Action]:
-        state = self._state
-        if self._copied:
-            self._copy_due = False
-        if self._copied or self._copying is not None:
-            return []
-        for member in state.roster.listening():
-            if self._is_current(member):
-                self._copying = member
-                return [e.RequestCopy(worker=member.worker, version=state.version, apply=state.applied)]
-        return []
+        self._drift.names = set()
 
     def wants_copy(self, worker: str, version: int) -> bool:
-        asked = self._copying
+        asked = self._copy.asked
         return asked is not None and asked.worker == worker and version == self._state.version
 
     def _go_back(self) -> list[e.Action]:
         """Nobody has the current version any more: what the copy holds becomes the next one."""
         state = self._state
-        gone = state.version - self._copy
-        for _, drawn in self._since_copy:
-            state.samples.give_back(drawn, settled=True)
-        self._since_copy = []
-        self._have_sum, state.applied = set(), 0
+        lost = state.version - self._copy.version
         state.version += 1
-        self._copy = state.version
+        state.applied, self._have_sum = 0, set()
+        self._copy.become(state.version, state.samples)
         text = (
-            f"everybody who had version {state.version - 1} is lost: the server's copy, {gone} versions "
+            f"everybody who had version {state.version - 1} is lost: the server's copy, {lost} versions "
             f"older, is version {state.version}, and what was trained on since then goes out again"
         )
         return [e.Note(text=text, warning=True), e.Relabel(version=state.version)]
@@ -459,23 +361,21 @@ class Coded:
     def missing(self) -> Sequence[int]:
         round_ = self.round
         if round_ is None:
-            return [self._copying.rank] if self._copying is not None else []
+            return [self._copy.asked.rank] if self._copy.asked is not None else []
         return sorted(round_.members[node].rank for node in round_.missing)
 
     def waiting(self, now: float) -> Waiting:
         state, round_ = self._state, self.round
         since = state.waited(now)
         if round_ is None:
-            if self._copying is None:
+            if self._copy.asked is None:
                 kept = [each for each in state.roster.by_rank() if self._is_current(each)]
                 names = ", ".join(describe(state, each, each.rank, now) for each in kept)
-                text = (
-                    f"version {state.version} is waited for {since} from whoever has it: {names or 'nobody'}"
-                )
+                text = f"version {state.version} is waited for {since} from {names}, who have it"
                 return Waiting(subject="copy", text=text)
-            names = describe(state, self._copying, self._copying.rank, now)
+            names = describe(state, self._copy.asked, self._copy.asked.rank, now)
             text = f"the copy of version {state.version} is waited for {since} from {names}"
-            return Waiting(ranks=(self._copying.rank,), subject="copy", text=text)
+            return Waiting(ranks=(self._copy.asked.rank,), subject="copy", text=text)
         missing = [round_.members[node] for node in round_.missing]
         names = ", ".join(describe(state, member, member.rank, now) for member in missing)
         ranks = tuple(sorted(member.rank for member in missing))
@@ -487,8 +387,7 @@ class Coded:
         return {
             "round": repr(self.round),
             "exchanges": self._exchanges,
-            "copy": (self._copy, self._copy_due, self._copying and self._copying.worker),
-            "since copy": repr(self._since_copy),
+            "copy": repr(self._copy),
             "have sum": sorted(self._have_sum),
-            "drifted": sorted(self._drifted),
+            "drift": repr(self._drift),
         }

@@ -11,7 +11,7 @@ import numpy as np
 from ..compressors import DenseFormat, DensePayload, Payload
 from ..proto.manifest import Manifest
 from ..proto.messages import Chunk, Packet, Snapshot
-from ..proto.refusal import Refused
+from ..proto.refusal import Refusal, Refused
 from ..proto.transfer import Assembly, Passage
 from ..proto.wire import CHUNK_BYTES, encode_chunk
 from . import events as e
@@ -55,7 +55,10 @@ class Uploads:
 
     def end(self) -> None:
         """Something else begins."""
-        self._arriving = self._dropping = None
+        unfinished, self._arriving, self._dropping = self._arriving, None, None
+        if isinstance(unfinished, Relay):
+            worker = self._session.worker
+            self._damaged(unfinished, refusals.packet(worker, "all of it before something else", "a part"))
 
     def begin(self, header: Packet | Snapshot) -> None:
         """Raises Refused where the stream cannot go on."""
@@ -120,19 +123,22 @@ class Uploads:
         try:
             relay.add(chunk)
         except Refused as refused:
-            log.warning("refused packet %d: %s", relay.packet.index, refused)
-            self._conductor.metrics.refusal(refused.refusal.reason)
             self._arriving, self._dropping = None, relay.packet.transfer
-            self._conductor.happen(
-                e.PacketDamaged(
-                    worker=self._session.worker,
-                    incarnation=self._session.incarnation,
-                    exchange=relay.packet.exchange,
-                    refusal=refused.refusal,
-                )
-            )
+            self._damaged(relay, refused.refusal)
             return
         self._go_on(relay)
+
+    def _damaged(self, relay: Relay, why: Refusal) -> None:
+        log.warning("refused packet %d: %s", relay.packet.index, why)
+        self._conductor.metrics.refusal(why.reason)
+        self._conductor.happen(
+            e.PacketDamaged(
+                worker=self._session.worker,
+                incarnation=self._session.incarnation,
+                exchange=relay.packet.exchange,
+                refusal=why,
+            )
+        )
 
     def _go_on(self, relay: Relay) -> None:
         """With the next chunk, unless there is none: a packet of an empty slice has no bytes."""

@@ -42,7 +42,7 @@ def ended(server: Server, workers: list[Daemon]) -> StatusReply:
 
 
 def reference(workers: int, redundancy: int, epochs: int, momentum: float) -> dict[str, torch.Tensor]:
-    """Synchronous SGD in one process: the sum of each block's gradients in fixed point, then of all blocks."""
+    """Synchronous SGD in one process: each block's gradients summed in fixed point, then all blocks."""
     torch.set_num_threads(1)
     task = load("digits")
     torch.manual_seed(SEED)

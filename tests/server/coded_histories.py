@@ -398,7 +398,7 @@ class Cluster:
         self.happen(e.Tick())
 
     def run(self, most: int) -> int:
-        """To the end of the job, which comes within `most` steps once nothing goes wrong; returns how many."""
+        """To the end of the job, within `most` steps once nothing goes wrong; returns how many it took."""
         while self.steps < most or (self.troubled and self.steps < 50 * most):
             if self.core.phase is m.Phase.FINISHED:
                 self.check()

@@ -1,5 +1,5 @@
-"""gc-worker, on a line that damages one in EVERY chunks of coded packets: `damaging_worker EVERY ...`, where the
-rest is gc-worker's."""
+"""gc-worker, on a line that damages one in EVERY chunks of coded packets: `damaging_worker EVERY ...`, where
+the rest is gc-worker's."""
 
 from __future__ import annotations
 
