@@ -101,37 +101,36 @@ def test_a_whole_training_ends_at_the_bits_of_synchronous_sgd(daemons: Daemons, 
         assert reply.traffic.wire_bytes_up < 1.01 * reply.traffic.raw_bytes_up
         assert "uncoded instead" not in server.log
     assert found["coded"] == found["unicast"]
-    trained, expected = load_file(tmp_path / "coded.safetensors"), reference(4, 2, 30, 0.5)
+    same_bits(tmp_path / "coded.safetensors", reference(4, 2, 30, 0.5))
+
+
+def same_bits(output: Path, expected: dict[str, torch.Tensor]) -> None:
+    trained = load_file(output)
     assert trained.keys() == expected.keys()
     for name, parameter in expected.items():
         assert torch.equal(trained[name], parameter), name
 
 
-def calm_hash(daemons: Daemons, *arguments: str, epochs: int, workers: int = 4) -> str:
-    server = coded_job(daemons, *arguments, epochs=epochs, workers=workers)
-    return ended(server, daemons.workers(server, workers)).parameters_sha256
-
-
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("redundancy", ["1", "2", "3"])
 def test_damaged_packets_lead_to_an_uncoded_exchange_and_the_same_bits(
-    daemons: Daemons, redundancy: str
+    daemons: Daemons, tmp_path: Path
 ) -> None:
-    arguments = ("--redundancy", redundancy)
-    server = coded_job(daemons, *arguments, epochs=4)
-    workers = daemons.workers(server, 3)
-    workers.append(daemons.program("damaging_worker", "7", server.address, "--worker-id", "w3"))
+    output = tmp_path / "model.safetensors"
+    server = coded_job(daemons, "--redundancy", "2", "--output", str(output), workers=3, epochs=4)
+    workers = daemons.workers(server, 2)
+    workers.append(daemons.program("damaging_worker", "7", server.address, "--worker-id", "w2"))
     reply = ended(server, workers)
     assert server.log.count("sent uncoded instead") >= 4
     assert "crc32c" in server.log
     assert reply.lost == ()
-    assert reply.parameters_sha256 == calm_hash(daemons, *arguments, epochs=4)
+    same_bits(output, reference(3, 2, 4, 0.0))
 
 
 @pytest.mark.timeout(240)
-def test_connections_that_break_lead_to_the_same_bits(daemons: Daemons) -> None:
-    arguments = ("--redundancy", "2", "--optimizer", "adam", "--learning-rate", "0.01")
-    server = coded_job(daemons, *arguments, epochs=12)
+def test_connections_that_break_lead_to_the_same_bits(daemons: Daemons, tmp_path: Path) -> None:
+    output = tmp_path / "model.safetensors"
+    optimizer = ("--optimizer", "sgd:momentum=0.5")
+    server = coded_job(daemons, *("--redundancy", "2", "--output", str(output), *optimizer), epochs=12)
     relay = Relay(server.port)
     try:
         workers = daemons.workers(server, 2)
@@ -146,14 +145,17 @@ def test_connections_that_break_lead_to_the_same_bits(daemons: Daemons) -> None:
     finally:
         relay.close()
     assert reply.lost == ()
-    assert reply.parameters_sha256 == calm_hash(daemons, *arguments, epochs=12)
+    same_bits(output, reference(4, 2, 12, 0.5))
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("redundancy", ["1", "2"])
 def test_killed_workers_come_back_and_the_training_goes_on(daemons: Daemons, redundancy: str) -> None:
-    arguments = ("--redundancy", redundancy, "--optimizer", "sgd:momentum=0.5", "--lease-seconds", "1.5")
-    server = coded_job(daemons, *arguments, epochs=25)
+    arguments = ("--redundancy", redundancy, "--optimizer", "adam", "--learning-rate", "0.003")
+    server = coded_job(
+        *(daemons, *arguments, "--lease-seconds", "1.5", "--task", "small_tasks:slow_digits:slow=0.02"),
+        epochs=15,
+    )
     workers = daemons.workers(server, 4)
     server.wait_for("epoch 1,")
     chance = random.Random(1)
@@ -164,7 +166,7 @@ def test_killed_workers_come_back_and_the_training_goes_on(daemons: Daemons, red
         workers[index].wait_for("connected as rank")
         time.sleep(1.0)
     reply = ended(server, workers)
-    assert reply.epoch == 25
+    assert reply.epoch == 15
     assert reply.evaluations[-1].metrics["accuracy"] > 0.92
     assert "differ" not in server.log  # whoever came late has what the optimizer remembers, too
     assert reply.refused_pushes < 10
@@ -182,16 +184,18 @@ def test_a_worker_that_is_told_to_stop_leaves_and_nobody_waits(daemons: Daemons)
 
 
 def test_everybody_lost_goes_back_to_the_servers_copy(daemons: Daemons) -> None:
-    server = coded_job(daemons, "--lease-seconds", "1.5", workers=2, epochs=12)
+    task = ("--task", "small_tasks:slow_digits:slow=0.05")
+    server = coded_job(daemons, *task, "--lease-seconds", "1.5", workers=2, epochs=6)
     workers = daemons.workers(server, 2)
-    server.wait_for("epoch 3,")
+    server.wait_for("epoch 2,")
+    time.sleep(0.5)  # half an epoch, or the copy would be the current version
     for worker in workers:
         worker.signal(signal.SIGKILL)
     server.wait_for("the server's copy, .* goes out again")
     again = [daemons.worker(server.address, "--worker-id", f"again{i}") for i in range(2)]
     reply = ended(server, again)
-    assert reply.epoch == 12
-    assert reply.evaluations[-1].metrics["accuracy"] > 0.85
+    assert reply.epoch == 6
+    assert reply.evaluations[-1].metrics["accuracy"] > 0.8
 
 
 def test_a_compressor_that_was_asked_for_is_refused(daemons: Daemons) -> None:
