@@ -60,8 +60,8 @@ COMPETITORS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One job. blocks_up: block gradients that came to the server in a step. link_up, link_down: of the
-    server's link, for each byte of the packets, initial parameters and copies not counted as such."""
+    """One job. blocks_up, blocks_down: block gradients that came to the server in a step, and that it handed
+    on. link_up, link_down: the same by the counters of its link, with all headers."""
 
     name: str
     workers: int
@@ -70,8 +70,8 @@ class Row:
     step_seconds: float
     blocks_up: float
     blocks_down: float
-    link_up_bytes: int
-    link_down_bytes: int
+    link_up: float
+    link_down: float
     ended_with: int  # redundancy of the last step, 0 where there is none
 
 
@@ -117,9 +117,9 @@ def measure(
         after = star.carried("server")
         log = server.log.read_text()
     chosen = re.findall(r"exchange with redundancy (\d+)", log)
-    moved = [b - a for a, b in zip(before or (0, 0), after, strict=True)]
+    up, down = (b - a for a, b in zip(before or (0, 0), after, strict=True))
     block_bytes = 4 * ELEMENTS * status.version
-    copies = 4 * ELEMENTS  # that of the end goes up
+    parameters = 4 * ELEMENTS  # one worker brings them, the others get them; a copy goes up at the end
     return Row(
         name=name,
         workers=workers,
@@ -127,9 +127,9 @@ def measure(
         seconds_per_sample=seconds,
         step_seconds=status.training_seconds / pushes * (workers if options.get("mode") == "async" else 1),
         blocks_up=status.traffic.payload_bytes_up / block_bytes,
-        blocks_down=(status.traffic.raw_bytes_down - workers * copies) / block_bytes,
-        link_up_bytes=moved[0],
-        link_down_bytes=moved[1],
+        blocks_down=(status.traffic.raw_bytes_down - (workers - 1) * parameters) / block_bytes,
+        link_up=(up - 2 * parameters) / block_bytes,
+        link_down=(down - (workers - 1) * parameters) / block_bytes,
         ended_with=int(chosen[-1]) if chosen else 0,
     )
 
@@ -158,11 +158,10 @@ def bytes_part(workers: Sequence[int], mbit: float, directory: Path) -> tuple[st
                 )
                 rows.append(row)
                 up, down = formula(scheme, nodes, r)
-                block_bytes = 4 * ELEMENTS * 4  # of four steps
                 lines.append(
                     f"| {nodes} | {scheme} | {r} | {row.blocks_up:.3f} | {up:.3f} | {row.blocks_up / up:.4f} "
                     f"| {row.blocks_down:.3f} | {down:.3f} | {row.blocks_down / down:.4f} "
-                    f"| {row.link_up_bytes / block_bytes:.2f} | {row.link_down_bytes / block_bytes:.2f} |"
+                    f"| {row.link_up / up:.3f} | {row.link_down / down:.3f} |"
                 )
                 print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines), rows

@@ -1,0 +1,313 @@
+"""Decisions of coded mode, one at a time; `coded_histories` tries them all together."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from gradwire.proto.messages import Decision, Exchanged, Phase
+from gradwire.proto.refusal import Reason, Refusal
+from gradwire.server import events as e
+from gradwire.server.coded import MAX_DAMAGED, Coded
+from gradwire.server.copies import DRIFT_VERSIONS
+from gradwire.server.core import Core
+from gradwire.server.state import Rules
+
+T = TypeVar("T")
+
+
+class Job:
+    """A job of workers a, b, c, … that are ready, and what it wants done."""
+
+    def __init__(self, workers: int, redundancy: int | None = 2, samples: int = 80, **rules: Any) -> None:
+        self.names = "abcdefgh"[:workers]
+        common: dict[str, Any] = {"mode": "coded", "batch_size": 2, "epochs": 2, "lease_s": 10.0}
+        self.core = Core(Rules(**{**common, "min_workers": workers, "redundancy": redundancy, **rules}))
+        self.now = 0.0
+        self.assigned: dict[str, e.Assign] = {}
+        self.seq = dict.fromkeys(self.names, 0)
+        for name in self.names:
+            self.step(e.Joined(worker=name, incarnation=1))
+        self.step(
+            e.Initialized(worker="a", incarnation=1, fingerprint=b"", train_samples=samples, partitions=1)
+        )
+        for name in self.names:
+            self.come(name)
+
+    @property
+    def mode(self) -> Coded:
+        assert isinstance(self.core.mode, Coded)
+        return self.core.mode
+
+    def step(self, event: e.Event, after: float = 0.0) -> list[e.Action]:
+        self.now += after
+        actions = self.core.step(event, self.now)
+        for action in actions:
+            if isinstance(action, e.Assign):
+                self.assigned[action.worker] = action
+        return actions
+
+    def come(self, name: str, version: int | None = 0, assigned: int = 0) -> list[e.Action]:
+        return [
+            *self.step(e.Attached(worker=name, incarnation=1)),
+            *self.step(
+                e.Prepared(worker=name, incarnation=1, fingerprint=b"", version=version, assigned=assigned)
+            ),
+        ]
+
+    def send(self, name: str) -> None:
+        """All packets of a worker."""
+        assignment = self.assigned[name].assignment
+        assert assignment.coding is not None
+        assert self.mode.round is not None
+        for index in self.mode.round.plan.sent_by(assignment.position):
+            names: dict[str, Any] = {"worker": name, "incarnation": 1}
+            packet = {**names, "exchange": assignment.coding.exchange, "index": index}
+            self.step(e.PacketBegun(**packet))
+            self.step(e.PacketRelayed(**packet))
+
+    def report(self, name: str, crc32c: int = 0, seconds: float = 0.0, after: float = 0.0) -> list[e.Action]:
+        assignment = self.assigned[name].assignment
+        self.seq[name] += 1
+        return self.step(
+            e.Pushed(
+                worker=name,
+                incarnation=1,
+                seq=self.seq[name],
+                partition=0,
+                assignment=assignment.id,
+                base_version=assignment.version,
+                samples=1,
+                content=Exchanged(crc32c=crc32c, computing_seconds=seconds),
+            ),
+            after,
+        )
+
+    def round(self, checksums: str = "", **timing: float) -> list[e.Action]:
+        """A whole one; returns what follows from the last report."""
+        for name in self.names:
+            self.send(name)
+        actions: list[e.Action] = []
+        for place, name in enumerate(self.names):
+            actions = self.report(name, int(checksums[place]) if checksums else 0, **timing)
+        return actions
+
+
+def some(actions: list[e.Action], kind: type[T]) -> list[T]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def refusal(actions: list[e.Action]) -> Refusal:
+    (refused,) = some(actions, e.Refuse)
+    return refused.refusal
+
+
+def test_a_version_is_there_when_everybody_has_the_sum() -> None:
+    job = Job(3)
+    for name in "abc":
+        job.send(name)
+    for name in "ab":
+        (answer,) = some(job.report(name), e.Answer)
+        assert (answer.outcome.decision, answer.outcome.version) == (Decision.ACCEPTED, 1)
+        assert job.core.version == 0
+    actions = job.report("c")
+    assert job.core.version == 1
+    assert {assign.assignment.apply for assign in some(actions, e.Assign)} == {1}
+    assert all(assign.has == assign.assignment.version for assign in some(actions, e.Assign))
+
+
+def test_all_are_told_the_same_samples() -> None:
+    job = Job(3)
+    ranges = {assign.assignment.ranges for assign in job.assigned.values()}
+    assert len(ranges) == 1
+    assert sum(each.count for each in ranges.pop()) == 6
+    assert [job.assigned[name].assignment.position for name in "abc"] == [0, 1, 2]
+
+
+def test_a_packet_that_is_not_ones_own_is_refused_and_changes_nothing() -> None:
+    job = Job(3)
+    assert job.mode.round is not None
+    before = {**job.core.snapshot(), **job.core.mode.snapshot()}
+    (theirs, *_) = job.mode.round.plan.sent_by(1)
+    packet: dict[str, Any] = {"worker": "a", "incarnation": 1, "exchange": 1}
+    for changes in ({"index": theirs}, {"index": 99}, {"index": 0, "exchange": 2}):
+        why = refusal(job.step(e.PacketBegun(**{**packet, **changes})))
+        assert why.reason is Reason.PACKET
+        assert "'a'" in why.message
+    assert {**job.core.snapshot(), **job.core.mode.snapshot()} == before
+
+
+def test_a_packet_of_an_exchange_that_is_over_goes_nowhere() -> None:
+    job = Job(3)
+    job.round()
+    assert job.step(e.PacketBegun(worker="a", incarnation=1, exchange=1, index=0)) == []
+
+
+def test_packets_are_for_coded_mode_only() -> None:
+    core = Core(Rules(min_workers=1, batch_size=1, epochs=1, lease_s=1.0))
+    core.step(e.Joined(worker="a", incarnation=1), 0.0)
+    why = refusal(core.step(e.PacketBegun(worker="a", incarnation=1, exchange=1, index=0), 0.0))
+    assert why.reason is Reason.PACKET
+
+
+def test_damage_replaces_the_exchange_and_says_so() -> None:
+    job = Job(3)
+    why = Refusal(reason=Reason.CHECKSUM, message="crc32c differs")
+    actions = job.step(e.PacketDamaged(worker="b", incarnation=1, exchange=1, refusal=why))
+    (note,) = some(actions, e.Note)
+    assert note.warning
+    assert "rank 1 (b)" in note.text
+    assert "crc32c differs" in note.text
+    codings = [assign.assignment.coding for assign in some(actions, e.Assign)]
+    assert len(codings) == 3
+    for coding in codings:
+        assert coding is not None
+        assert (coding.exchange, len(coding.senders), coding.present) == (2, 3, (0, 1, 2))
+    assert job.core.uncoded_exchanges == 1
+    job.round()
+    assert job.core.version == 1
+
+
+def test_who_damages_again_and_again_is_sent_away() -> None:
+    job = Job(3)
+    why = Refusal(reason=Reason.CHECKSUM, message="crc32c differs")
+    for exchange in range(1, MAX_DAMAGED + 1):
+        actions = job.step(e.PacketDamaged(worker="b", incarnation=1, exchange=exchange, refusal=why))
+        assert not some(actions, e.Disconnect)
+    actions = job.step(e.PacketDamaged(worker="b", incarnation=1, exchange=MAX_DAMAGED + 1, refusal=why))
+    (gone,) = some(actions, e.Disconnect)
+    assert (gone.worker, gone.final) == ("b", True)
+    job.names = "ac"
+    job.round()
+    assert job.core.version == 1
+
+
+def test_who_reports_without_having_sent_its_packets_does_not_keep_others_waiting() -> None:
+    job = Job(3)
+    (note,) = some(job.report("a"), e.Note)
+    assert "has not sent all of its packets" in note.text
+    assert job.assigned["b"].assignment.coding is not None
+    assert job.assigned["b"].assignment.coding.exchange == 2
+
+
+def test_who_is_lost_after_its_packets_are_through_is_not_missed() -> None:
+    job = Job(3)
+    job.send("a")
+    actions = job.step(e.Left(worker="a", incarnation=1, failed=True, reason="told to"))
+    assert not some(actions, e.Assign)
+    for name in "bc":
+        job.send(name)
+        job.report(name)
+    assert job.core.version == 1
+    assert job.core.uncoded_exchanges == 0
+
+
+def test_without_redundancy_the_samples_of_who_is_lost_go_out_again() -> None:
+    job = Job(3, redundancy=1)
+    job.step(e.Left(worker="a", incarnation=1, failed=True, reason="told to"))
+    job.names = "bc"
+    actions = job.round()
+    (closed,) = some(actions, e.Closed)
+    assert closed.samples == 4
+    (first, *_) = job.assigned["b"].assignment.ranges
+    assert (first.start, first.count) == (0, 2)  # the block of a
+
+
+def test_who_joins_gets_a_copy_that_the_round_waits_for() -> None:
+    job = Job(2, redundancy=1)
+    job.round()
+    job.step(e.Joined(worker="z", incarnation=1))
+    assert not some(job.come("z", version=None), e.Assign)
+    actions = job.round()
+    assert not some(actions, e.Assign)
+    (request,) = some(actions, e.RequestCopy)
+    assert (request.worker, request.version, request.apply) == ("a", 2, 2)
+    assert "the copy of version 2 is waited for" in job.core.waiting(job.now).text
+    assert job.mode.wants_copy("a", 2)
+    assert not job.mode.wants_copy("b", 2)
+    actions = job.step(e.Copied(worker="a", incarnation=1, version=2))
+    has = {assign.worker: assign.has for assign in some(actions, e.Assign)}
+    assert has == {"a": 2, "b": 2, "z": None}
+
+
+def test_who_was_asked_for_the_copy_and_is_lost_is_replaced() -> None:
+    job = Job(2, redundancy=1)
+    job.round()
+    job.step(e.Joined(worker="z", incarnation=1))
+    job.come("z", version=None)
+    job.round()
+    actions = job.step(e.Left(worker="a", incarnation=1, failed=True, reason="told to"))
+    assert [request.worker for request in some(actions, e.RequestCopy)] == ["b"]
+
+
+def test_everybody_lost_means_back_to_the_copy() -> None:
+    job = Job(2, redundancy=1)
+    job.round()
+    job.round()
+    for name in "ab":
+        job.step(e.Left(worker=name, incarnation=1, failed=True, reason="told to"))
+    assert job.core.version == 3
+    job.step(e.Joined(worker="z", incarnation=1))
+    actions = job.come("z", version=None)
+    (assign,) = some(actions, e.Assign)
+    assert (assign.has, assign.assignment.version, assign.assignment.apply) == (None, 3, 0)
+    (first, *_) = assign.assignment.ranges
+    assert first.start == 0
+
+
+def test_replicas_that_drift_are_named_and_brought_together_when_the_epoch_ends() -> None:
+    job = Job(3, samples=12)
+    (note,) = some(job.round("001"), e.Note)
+    assert "rank 2 (c)" in note.text
+    assert job.core.drifting == 1
+    actions = job.round("001")  # the epoch is over
+    assert not some(actions, e.Assign)
+    assert len(some(actions, e.RequestCopy)) == 1
+    actions = job.step(e.Copied(worker="a", incarnation=1, version=2))
+    assert {assign.worker: assign.has for assign in some(actions, e.Assign)} == {"a": 2, "b": 2, "c": None}
+    job.round("000")
+    assert job.core.drifting == 0
+
+
+def test_drift_does_not_go_on_for_ever() -> None:
+    job = Job(2, redundancy=1, samples=10_000)
+    rounds = 0
+    while not some(job.round("01"), e.RequestCopy):
+        rounds += 1
+        assert rounds <= DRIFT_VERSIONS
+    assert rounds > DRIFT_VERSIONS / 2
+
+
+def test_redundancy_is_what_the_members_can_have() -> None:
+    job = Job(3, redundancy=5)
+    assert job.mode.round is not None
+    assert job.mode.round.redundancy == 2
+    alone = Job(1, redundancy=5)
+    assert alone.mode.round is not None
+    assert alone.mode.round.redundancy == 1
+    alone.round()
+    assert alone.core.version == 1
+
+
+def test_auto_chooses_redundancy_where_exchanging_takes_long() -> None:
+    slow = Job(3, redundancy=None)
+    for _ in range(6):
+        slow.round(seconds=0.1, after=1.0)
+    assert slow.mode.round is not None
+    assert slow.mode.round.redundancy == 2
+    fast = Job(3, redundancy=None)
+    for _ in range(6):
+        fast.round(seconds=0.1, after=0.04)
+    assert fast.mode.round is not None
+    assert fast.mode.round.redundancy == 1
+
+
+def test_the_job_ends_with_a_copy_of_the_last_version() -> None:
+    job = Job(2, redundancy=1, samples=4, epochs=1)
+    actions = job.round()
+    assert job.core.phase is Phase.RUNNING
+    assert len(some(actions, e.RequestCopy)) == 1
+    job.step(e.Copied(worker="a", incarnation=1, version=1))
+    assert job.core.phase is Phase.FINISHING
+    actions = job.step(e.Evaluated(worker="a", incarnation=1, version=1, epoch=1, metrics={}))
+    assert job.core.phase is Phase.FINISHED
+    assert len(some(actions, e.Finish)) == 1
