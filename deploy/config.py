@@ -18,6 +18,10 @@ class RunOptions:
     compressor: str = option("4bit", "how gradients are compressed", metavar=SPEC)
     mode: str = option("sync", "how pushes become versions: sync, stale, async or local", metavar="NAME")
     backup: int = option(0, "sync: members that a round does without", check=at_least(0))
+    redundancy: str = option(
+        "1", "sync: members that compute the same samples and divide what they push", metavar="N"
+    )
+    straggler_code: int = option(0, "sync: members that a round does without, by coding", check=at_least(0))
     staleness: int = option(
         4, "stale: clocks ahead of the slowest at which a step may begin", check=at_least(0)
     )

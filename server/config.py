@@ -29,6 +29,8 @@ STALENESS_RATES = ("none", "inverse")
 # The modes that an option is for, where it is not for all of them.
 OF_MODES = {
     "backup": ("sync",),
+    "redundancy": ("sync",),
+    "straggler_code": ("sync",),
     "staleness": ("stale",),
     "staleness_lr": ("stale", "async"),
     "delay_compensation": ("stale", "async"),
@@ -64,6 +66,16 @@ class ServerConfig:
     )
     mode: str = option("sync", "how pushes become versions", choices=MODES)
     backup: int = option(0, "sync: members that a round does without", check=between(0, MAX_UINT32))
+    redundancy: str = option(
+        "1",
+        "sync: members that compute the same samples, each pushing its slice of every tensor",
+        metavar="N",
+    )
+    straggler_code: int = option(
+        0,
+        "sync: members that a round does without, because others compute their samples too",
+        check=between(0, MAX_UINT32),
+    )
     staleness: int = option(
         4,
         "stale: clocks that a worker may be ahead of the slowest when it begins a step",
@@ -145,9 +157,38 @@ def check_together(config: ServerConfig) -> None:
             f"--staleness-lr {config.staleness_lr}: weighs gradients, and --optimizer {config.optimizer} "
             "takes no notice of how large they are; use sgd"
         )
+    if config.mode == "sync":
+        _check_redundancy(config)
     needed = config.backup + parse_aggregation(config.aggregation).fewest
     if config.min_workers < needed:
         what = f"--aggregation {config.aggregation}"
         if config.backup:
             what = f"--backup {config.backup} with {what}"
         raise UsageError(f"--min-workers {config.min_workers}: {what} needs at least {needed}")
+
+
+def redundancy_of(config: ServerConfig) -> int:
+    """As a number. Raises UsageError if it is none."""
+    text = config.redundancy
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_UINT32):
+        raise UsageError(f"--redundancy {text}: expected a whole number from 1")
+    return int(text)
+
+
+def _check_redundancy(config: ServerConfig) -> None:
+    redundancy, stragglers = redundancy_of(config), config.straggler_code
+    sliced, coded = f"--redundancy {redundancy}", f"--straggler-code {stragglers}"
+    asked = [*([sliced] if redundancy > 1 else []), *([coded] if stragglers else [])]
+    if not asked:
+        return
+    if len(asked) > 1:
+        raise UsageError(f"{coded}: not with {sliced}; the one saves bytes, the other waiting: choose")
+    if config.backup:
+        why = "rounds would close without slices that nobody else pushes"
+        if stragglers:
+            why = "a coded round already does without as many, and loses nothing by it"
+        raise UsageError(f"{asked[0]}: not with --backup {config.backup}: {why}")
+    if parse_aggregation(config.aggregation) != parse_aggregation("mean"):
+        raise UsageError(f"{asked[0]}: needs --aggregation mean, and this is {config.aggregation}")
+    if config.min_workers <= stragglers:
+        raise UsageError(f"--min-workers {config.min_workers}: {asked[0]} needs at least {stragglers + 1}")

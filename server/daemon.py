@@ -27,7 +27,7 @@ from ..spec import SpecError
 from ..telemetry import HttpEndpoint, set_up_logging
 from .aggregation import parse_aggregation
 from .conductor import Conductor
-from .config import ServerConfig, check_together
+from .config import ServerConfig, check_together, redundancy_of
 from .core import Core
 from .interval import parse_local_steps
 from .metrics import Metrics
@@ -108,6 +108,8 @@ def _conductor(config: ServerConfig) -> Conductor:
         learning_rate=config.learning_rate,
         schedule=parse_schedule(config.schedule),
         backup=config.backup,
+        redundancy=redundancy_of(config) if config.mode == "sync" else 1,
+        straggler_code=config.straggler_code,
         staleness=config.staleness,
         inverse=config.staleness_lr == "inverse",
         local_steps=parse_local_steps(config.local_steps) if config.mode == "local" else None,

@@ -37,9 +37,10 @@ from gradwire.server import events as e
 from gradwire.server.arrivals import Arrivals
 from gradwire.server.core import Core
 from gradwire.server.interval import Adaptive
+from gradwire.server.mean import Share
 from gradwire.server.roster import OUTCOMES_PER_MEMBER
 from gradwire.server.state import Rules
-from gradwire.server.store import Share, Step, Store
+from gradwire.server.store import Step, Store
 
 LEASE_S = 10.0
 MODEL = b"model"
