@@ -54,7 +54,8 @@ class StragglerCode:
         fewest = self.members - self.stragglers
         if len(present) < fewest:
             raise ValueError(f"expected at least {fewest} of {self.members} members, got {len(present)}")
-        weights: Float64 = np.linalg.lstsq(self.matrix[list(present)].T, np.ones(self.members), rcond=None)[0]
+        rows = self.matrix[list(present)]
+        weights = np.linalg.lstsq(rows.T, np.ones(self.members), rcond=None)[0]
         return [float(weight) for weight in weights]
 
 

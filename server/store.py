@@ -138,8 +138,8 @@ class Store:
     def apply(self, step: Step) -> Broadcast:
         """Take one optimizer step of the partition and encode what the workers need for it.
 
-        The mean is one over all samples: payloads are summed in the order given (`mean`). Without samples, and with fewer gradients than the aggregation needs, the parameters
-        stay as they are.
+        The mean is one over all samples, summed in the order given (`mean`). Without samples, and with fewer
+        gradients than the aggregation needs, the parameters stay as they are.
         """
         tensors = self.manifest.partitions[step.partition]
         contributing = [share for share in step.shares if share.samples > 0 and share.weight != 0]
