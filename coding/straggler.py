@@ -28,6 +28,8 @@ import numpy.typing as npt
 
 Float64 = npt.NDArray[np.float64]
 
+ROUNDING = 1e-10  # a weight below this is 0
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StragglerCode:
@@ -56,7 +58,7 @@ class StragglerCode:
             raise ValueError(f"expected at least {fewest} of {self.members} members, got {len(present)}")
         rows = self.matrix[list(present)]
         weights = np.linalg.lstsq(rows.T, np.ones(self.members), rcond=None)[0]
-        return [float(weight) for weight in weights]
+        return [float(weight) if abs(weight) > ROUNDING else 0.0 for weight in weights]
 
 
 def parts_of(member: int, members: int, stragglers: int) -> list[int]:

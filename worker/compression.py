@@ -150,12 +150,15 @@ class Compression:
     def _become(self, slice: int, slices: int) -> None:
         if (slice, slices) == (self._slice, self._slices):
             return
-        if self._compressor.residual_norm():
-            self._take_in(self._compressor.held(), self._slice, self._slices)
+        old = self._slice, self._slices
+        held = self._compressor.held() if self._compressor.residual_norm() else None
         self._slice, self._slices = slice, slices
         self._compressor = self._build(self._parts(slice, slices))
         self._waited = 0
-        self._settle()
+        if held is not None:
+            self._take_in(held, *old)
+        else:
+            self._settle()
 
     def _parts(self, slice: int, slices: int) -> Parts | None:
         return self._bounds(slice, slices) if slices > 1 else None
