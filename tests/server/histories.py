@@ -23,7 +23,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -510,7 +510,7 @@ class World:
                 str(each.content): self.assignments[self.pushes[str(each.content)].assignment]
                 for each in pushes
             }
-            comes_to: Counter[tuple[int, int]] = Counter()
+            comes_to: defaultdict[tuple[int, int], float] = defaultdict(float)
             total = sum(each.samples for each in pushes)
             for each in pushes:
                 assignment = assigned[str(each.content)]
