@@ -600,7 +600,8 @@ def coefficients(assignment: Assignment) -> tuple[list[tuple[int, int]], list[fl
         return samples, [1 / len(samples)] * len(samples) if samples else []
     order = np.arange(len(samples))
     parts = coded_parts(order, assignment)
-    chosen = [samples[index] for part in parts for index in part.indices]
+    places: list[int] = [place for part in parts for place in part.indices.tolist()]
+    chosen = [samples[place] for place in places]
     return chosen, [part.weight / len(part.indices) for part in parts for _ in part.indices]
 
 

@@ -99,7 +99,8 @@ def test_what_comes_along_outside_of_a_slice_is_added_with_its_weight() -> None:
 
 
 def rules(**given: Any) -> Rules:
-    return Rules(**{"min_workers": 1, "batch_size": 4, "epochs": 2, "lease_s": 1.0, **given})
+    fields: dict[str, Any] = {"min_workers": 1, "batch_size": 4, "epochs": 2, "lease_s": 1.0}
+    return Rules(**{**fields, **given})
 
 
 def test_groups_are_as_large_as_the_members_allow() -> None:
