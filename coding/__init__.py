@@ -7,6 +7,7 @@ from .exchange import Exchange, packet_elements
 from .fixed_point import FIXED_POINT_LIMIT, from_fixed_point, to_fixed_point
 from .plan import MAX_BLOCKS, NOBODY, Packet, Plan, Scheme, blocks_in, plan, resent
 from .redundancy import Choice, StepTimes, fastest, possible, step_seconds, without_redundancy
+from .straggler import StragglerCode, parts_of, straggler_code
 
 __all__ = [
     "FIXED_POINT_LIMIT",
@@ -18,14 +19,17 @@ __all__ = [
     "Plan",
     "Scheme",
     "StepTimes",
+    "StragglerCode",
     "blocks_in",
     "fastest",
     "from_fixed_point",
     "packet_elements",
+    "parts_of",
     "plan",
     "possible",
     "resent",
     "step_seconds",
+    "straggler_code",
     "to_fixed_point",
     "without_redundancy",
 ]

@@ -12,10 +12,11 @@ import torch
 
 from .base import Compressor, ModelWide, StepContext, TensorSpec, takes_gpu
 from .feedback import ErrorFeedback, FeedbackState
+from .indices import decode_indices
 from .kernels import FLOAT32_MAX, Magnitudes, devices
 from .layers import LayerRule
-from .payload import DenseFormat, DensePayload, Payload
-from .reduction import add_update
+from .payload import DenseFormat, DensePayload, Payload, SparsePayload
+from .reduction import decode
 from .registry import create, create_bare, wrapping_of
 from .wrapping import Wrapping
 
@@ -32,12 +33,21 @@ class NonFiniteGradient(ValueError):
 
 @dataclass(slots=True)
 class _Layer:
-    """returned: what was refused and has no residual to go into; it is added to the next gradient."""
+    """whole: the tensor; spec: the part of it, from `start`, that is compressed. returned: what was refused
+    and has no residual to go into; it is added to the next gradient."""
 
+    whole: TensorSpec
+    start: int
     spec: TensorSpec
     compressor: Compressor
     state: Any
     returned: torch.Tensor | None = None
+
+    def give_back(self, values: torch.Tensor) -> None:
+        """To the next gradient."""
+        if self.returned is None:
+            self.returned = torch.zeros(self.spec.elements)
+        self.returned.add_(values).clamp_(-_LARGEST, _LARGEST)
 
 
 class ModelCompressor:
@@ -55,6 +65,7 @@ class ModelCompressor:
         rank: int,
         *,
         bare: bool = False,
+        parts: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         """
         specs: the model's tensors, in the order in which gradients will be given.
@@ -63,6 +74,8 @@ class ModelCompressor:
         seed, rank: of the job and of this worker, at least 0; both go into every step's random numbers. No
             two workers of a round may have the same rank; it may be changed between steps.
         bare: keep no residuals and do without clipping and delay: the caller sees to what was not sent.
+        parts: start and end, in each tensor, of the elements that are compressed; all of them if not given.
+            Gradients are given whole all the same: clipping and the rule go by the whole tensors.
         """
         make = create_bare if bare else create
         make(compressor_spec)  # a bad spec is refused even if no tensor would use it
@@ -70,10 +83,13 @@ class ModelCompressor:
         self._seed = seed
         self.rank = rank
         self._layers: list[_Layer] = []
-        for spec in specs:
-            chosen = rule.choose(spec, compressor_spec)
+        self._in_parts = parts is not None
+        bounds = parts if parts is not None else [(0, spec.elements) for spec in specs]
+        for whole, (start, end) in zip(specs, bounds, strict=True):
+            spec = whole if parts is None else replace(whole, shape=(end - start,))
+            chosen = rule.choose(whole, compressor_spec)
             compressor = make(chosen.partition(":")[0] if bare and chosen != compressor_spec else chosen)
-            self._layers.append(_Layer(spec, compressor, compressor.init(spec)))
+            self._layers.append(_Layer(whole, start, spec, compressor, compressor.init(spec)))
 
     def compress(
         self,
@@ -130,8 +146,11 @@ class ModelCompressor:
         """Checked, where they are compressed, and clipped. Nothing is changed if one is not finite."""
         if len(gradients) != len(self._layers):
             raise ValueError(f"expected {len(self._layers)} gradients, got {len(gradients)}")
-        pairs = zip(self._layers, gradients, strict=True)
-        flat = [_taken(layer, gradient) for layer, gradient in pairs]
+        flat = [_taken(layer, gradient) for layer, gradient in zip(self._layers, gradients, strict=True)]
+        if self._in_parts:  # whoever compresses the other parts must come to the same conclusion
+            for layer, gradient in zip(self._layers, gradients, strict=True):
+                if not math.isfinite(float(gradient.sum(dtype=torch.float64))):
+                    raise NonFiniteGradient(layer.whole.name)
         # One read pass serves twice: as the check for infinities and NaNs, and for the magnitudes by which
         # thresholds are chosen. It must be over before the first tensor's state changes.
         magnitudes = [devices.magnitudes(gradient) for gradient in flat]
@@ -139,7 +158,7 @@ class ModelCompressor:
             if not math.isfinite(found.total):
                 raise NonFiniteGradient(layer.spec.name)
         if self._wrapping.clip:
-            flat = _clipped(flat, self._wrapping.clip / math.sqrt(workers))
+            flat = self._clipped(flat, gradients, workers)
             magnitudes = [devices.magnitudes(gradient) for gradient in flat]
         for place, layer in enumerate(self._layers):
             if layer.returned is not None:
@@ -208,11 +227,71 @@ class ModelCompressor:
         for layer, payload in zip(self._layers, payloads, strict=True):
             if isinstance(layer.state, FeedbackState):
                 layer.state.restore(payload)
+            else:
+                layer.give_back(torch.from_numpy(decode(payload)))
+
+    def hold(self, values: Sequence[torch.Tensor]) -> None:
+        """Take in what is still to be sent, flat: into the residuals, or without error feedback the next
+        gradient."""
+        for layer, each in zip(self._layers, values, strict=True):
+            if isinstance(layer.state, FeedbackState):
+                layer.state.residual.add_(each.to(layer.state.residual.device)).clamp_(-_LARGEST, _LARGEST)
+            else:
+                layer.give_back(each)
+
+    def held(self) -> list[torch.Tensor]:
+        """All that is still to be sent, of each tensor, flat; copies, on the host."""
+        return [
+            layer.state.residual.cpu().clone()
+            if isinstance(layer.state, FeedbackState)
+            else _values_or_zeros(layer.returned, layer.spec)
+            for layer in self._layers
+        ]
+
+    def returned(self) -> list[torch.Tensor | None]:
+        """What the next gradient is added to because it was refused; not to be written to."""
+        return [layer.returned for layer in self._layers]
+
+    def undone(
+        self,
+        payloads: Sequence[Payload],
+        gradients: Sequence[torch.Tensor],
+        returned: Sequence[torch.Tensor | None],
+        *,
+        workers: int = 1,
+    ) -> list[torch.Tensor]:
+        """What `hold` has to take in to undo a step: then what is still to be sent is what it was before the
+        gradients came, up to rounding, as if they had been 0. The velocity forgets them, too, but where they
+        have been sent it is 0 already.
+
+        payloads: that came of the step, none where a delay passed over it. gradients, workers: as given.
+        returned: before the step.
+        """
+        flat = [_taken(layer, gradient) for layer, gradient in zip(self._layers, gradients, strict=True)]
+        if self._wrapping.clip:
+            flat = self._clipped(flat, gradients, workers)
+        missing: list[torch.Tensor] = []
+        for place, (layer, gradient) in enumerate(zip(self._layers, flat, strict=True)):
+            payload = payloads[place] if payloads else None
+            if not isinstance(layer.state, FeedbackState):
+                missing.append(_values_or_zeros(returned[place], layer.spec))
                 continue
-            if layer.returned is None:
-                layer.returned = torch.zeros(layer.spec.elements)
-            add_update(payload, layer.returned)
-            layer.returned.clamp_(-_LARGEST, _LARGEST)
+            added = gradient.cpu().clone()
+            missing.append(-added if payload is None else torch.from_numpy(decode(payload)).sub_(added))
+            if layer.state.velocity is not None:
+                if isinstance(payload, SparsePayload):
+                    added[torch.from_numpy(decode_indices(payload).astype(np.int64))] = 0.0
+                layer.state.velocity.sub_(added.to(layer.state.velocity.device))
+        return missing
+
+    def _clipped(
+        self, flat: Sequence[torch.Tensor], whole: Sequence[torch.Tensor], workers: int
+    ) -> list[torch.Tensor]:
+        """Scaled so that the whole gradients have at most the norm that each of so many workers may have."""
+        norm = math.hypot(*map(_norm, whole if self._in_parts else flat))
+        largest = self._wrapping.clip / math.sqrt(workers)
+        factor = largest / norm if norm > largest else 1.0
+        return [gradient * factor for gradient in flat]
 
     def residual_norm(self) -> float:
         """Euclidean norm of everything that is still to be sent, over all tensors."""
@@ -235,23 +314,22 @@ def _norm(tensor: torch.Tensor) -> float:
     return float(cast(torch.Tensor, torch.linalg.vector_norm(tensor, dtype=torch.float64)))
 
 
-def _clipped(gradients: Sequence[torch.Tensor], largest_norm: float) -> list[torch.Tensor]:
-    """Scaled to at most this Euclidean norm over all of them together."""
-    norm = math.hypot(*map(_norm, gradients))
-    factor = largest_norm / norm if norm > largest_norm else 1.0
-    return [gradient * factor for gradient in gradients]
+def _values_or_zeros(values: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
+    return torch.zeros(spec.elements) if values is None else values.clone()
 
 
 def _taken(layer: _Layer, gradient: torch.Tensor) -> torch.Tensor:
-    """`gradient` as shape (elements,), contiguous, where its compressor takes it; a view where possible."""
-    spec = layer.spec
+    """The part of `gradient` as shape (elements,), contiguous, where its compressor takes it; a view where
+    possible."""
+    spec = layer.whole
     if gradient.dtype != torch.float32:
         raise ValueError(f"gradient of {spec.name!r}: expected torch.float32, got {gradient.dtype}")
     if gradient.numel() != spec.elements:
         got = f"shape {tuple(gradient.shape)}"
         raise ValueError(f"gradient of {spec.name!r}: expected shape {spec.shape}, got {got}")
+    gradient = gradient.detach().reshape(-1)[layer.start : layer.start + layer.spec.elements]
     if not (takes_gpu(layer.compressor) and devices.can_stay(gradient)):
         gradient = gradient.cpu()
     if isinstance(layer.state, FeedbackState):
         layer.state = layer.state.to(gradient.device)
-    return gradient.detach().reshape(-1).contiguous()
+    return gradient.contiguous()

@@ -20,6 +20,10 @@ class RunOptions:
         "sync", "how pushes become versions: sync, stale, async, local or coded", metavar="NAME"
     )
     backup: int = option(0, "sync: members that a round does without", check=at_least(0))
+    redundancy: str = option(
+        "1", "sync, coded: workers that compute the same, to send less", metavar="N|auto"
+    )
+    straggler_code: int = option(0, "sync: members that a round does without, by coding", check=at_least(0))
     staleness: int = option(
         4, "stale: clocks ahead of the slowest at which a step may begin", check=at_least(0)
     )
@@ -29,7 +33,6 @@ class RunOptions:
     correction: float = option(0.1, "local: part of the way back that each step takes", check=at_least(0))
     outer_optimizer: str = option("sgd", "local: applied to the mean change", metavar=SPEC)
     outer_rate: float = option(1.0, "local: its learning rate", check=at_least(0))
-    redundancy: str = option("1", "coded: workers that compute the same, a number or auto", metavar="N|auto")
     scheme: str = option("coded", "coded: what is exchanged, to compare", metavar="NAME")
     downlink: str = option("none", "compressor of the updates that go to the workers", metavar=SPEC)
     aggregation: str = option("mean", "of the server: how gradients become one", metavar=SPEC)

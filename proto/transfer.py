@@ -41,6 +41,7 @@ from .messages import (
     TensorHeader,
 )
 from .refusal import Reason, Refused, refusal
+from .shares import share
 from .wire import CHUNK_BYTES, crc32c, encode_chunk
 
 Bytes = npt.NDArray[np.uint8]
@@ -145,11 +146,18 @@ def _empty_values(header: DenseHeader | QuantizedHeader | LinearHeader | None, e
 
 
 def announced_payloads(
-    headers: Sequence[TensorHeader], manifest: Manifest, partition: int, *, worker: str
+    headers: Sequence[TensorHeader],
+    manifest: Manifest,
+    partition: int,
+    *,
+    worker: str,
+    slice: int = 0,
+    slices: int = 1,
 ) -> list[Payload]:
     """Check the headers of a transfer against the manifest; return its payloads, still without bytes.
 
-    A transfer holds every tensor of its partition once, in manifest order. Nothing is allocated here.
+    A transfer holds every tensor of its partition once, in manifest order, or that slice of each. Nothing is
+    allocated here.
 
     Raises:
         Refused: TENSOR, ELEMENTS or PAYLOAD, naming the tensor.
@@ -172,8 +180,11 @@ def announced_payloads(
     for header in headers:
         spec = manifest.specs[header.tensor]
         field = f"tensor {spec.name!r}"
-        if header.elements != spec.elements:
-            limit = f"{spec.elements} elements (shape {spec.shape})"
+        start, end = share(spec.elements, slice, slices)
+        if header.elements != end - start:
+            limit = (
+                f"{end - start} elements ({f'slice {slice} of {slices}, ' * (slices > 1)}shape {spec.shape})"
+            )
             value = f"{header.elements} elements"
             raise Refused(refusal(Reason.ELEMENTS, worker=worker, field=field, limit=limit, value=value))
         try:

@@ -22,8 +22,9 @@ from ..proto import messages as m
 from ..proto.refusal import Refused
 from . import events as e
 from .core import Core
+from .mean import Share
 from .metrics import Metrics
-from .store import Broadcast, DivergedError, Share, Step, Store
+from .store import Broadcast, DivergedError, Step, Store
 from .streams import Session
 
 log = logging.getLogger("gradwire.server")
@@ -185,7 +186,15 @@ class Conductor:
     async def _apply(self, action: e.Apply) -> None:
         assert self.store is not None
         shares = [
-            Share(each.samples, cast("Sequence[Payload]", each.content)) for each in action.contributions
+            Share(
+                each.samples,
+                cast("Sequence[Payload]", each.content),
+                slice=each.slice,
+                slices=each.slices,
+                whole=each.whole,
+                weight=each.weight,
+            )
+            for each in action.contributions
         ]
         step = Step(
             partition=action.partition,

@@ -30,6 +30,8 @@ STALENESS_RATES = ("none", "inverse")
 # The modes that an option is for, where it is not for all of them.
 OF_MODES = {
     "backup": ("sync",),
+    "redundancy": ("sync", "coded"),
+    "straggler_code": ("sync",),
     "staleness": ("stale",),
     "staleness_lr": ("stale", "async"),
     "delay_compensation": ("stale", "async"),
@@ -38,7 +40,6 @@ OF_MODES = {
     "outer_optimizer": ("local",),
     "outer_rate": ("local",),
     "aggregation": ("sync", "local"),
-    "redundancy": ("coded",),
     "scheme": ("coded",),
     "downlink": ("sync", "stale", "async", "local"),
 }
@@ -48,8 +49,8 @@ def parse_redundancy(text: str) -> int | None:
     """None for auto. Raises ValueError."""
     if text == "auto":
         return None
-    if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"expected a number of at least 1, or auto, got {text!r}")
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_UINT32):
+        raise ValueError(f"expected a whole number from 1, or auto, got {text!r}")
     return int(text)
 
 
@@ -77,6 +78,17 @@ class ServerConfig:
     )
     mode: str = option("sync", "how pushes become versions", choices=MODES)
     backup: int = option(0, "sync: members that a round does without", check=between(0, MAX_UINT32))
+    redundancy: str = option(
+        "1",
+        "sync, coded: workers that compute the same, to send less; auto, in coded mode, by measured times",
+        metavar="N|auto",
+        check=_well_formed(parse_redundancy),
+    )
+    straggler_code: int = option(
+        0,
+        "sync: members that a round does without, because others compute their samples too",
+        check=between(0, MAX_UINT32),
+    )
     staleness: int = option(
         4,
         "stale: clocks that a worker may be ahead of the slowest when it begins a step",
@@ -106,12 +118,6 @@ class ServerConfig:
         check=_well_formed(parse_optimizer),
     )
     outer_rate: float = option(1.0, "local: learning rate of the outer optimizer", check=at_least(0))
-    redundancy: str = option(
-        "1",
-        "coded: workers that compute the same part of a batch; auto chooses by measured times",
-        metavar="N|auto",
-        check=_well_formed(parse_redundancy),
-    )
     scheme: str = option(
         "coded", "coded: what is exchanged; all but coded are there to compare with", choices=SCHEMES
     )
@@ -167,9 +173,34 @@ def check_together(config: ServerConfig) -> None:
             f"--staleness-lr {config.staleness_lr}: weighs gradients, and --optimizer {config.optimizer} "
             "takes no notice of how large they are; use sgd"
         )
+    if config.mode == "sync":
+        _check_redundancy(config)
     needed = config.backup + parse_aggregation(config.aggregation).fewest
     if config.min_workers < needed:
         what = f"--aggregation {config.aggregation}"
         if config.backup:
             what = f"--backup {config.backup} with {what}"
         raise UsageError(f"--min-workers {config.min_workers}: {what} needs at least {needed}")
+
+
+def _check_redundancy(config: ServerConfig) -> None:
+    redundancy, stragglers = parse_redundancy(config.redundancy), config.straggler_code
+    if redundancy is None:
+        raise UsageError(
+            "--redundancy auto: is for --mode coded; in sync mode expected a whole number from 1"
+        )
+    sliced, coded = f"--redundancy {redundancy}", f"--straggler-code {stragglers}"
+    asked = [*([sliced] if redundancy > 1 else []), *([coded] if stragglers else [])]
+    if not asked:
+        return
+    if len(asked) > 1:
+        raise UsageError(f"{coded}: not with {sliced}; the one saves bytes, the other waiting: choose")
+    if config.backup:
+        why = "rounds would close without slices that nobody else pushes"
+        if stragglers:
+            why = "a coded round already does without as many, and loses nothing by it"
+        raise UsageError(f"{asked[0]}: not with --backup {config.backup}: {why}")
+    if parse_aggregation(config.aggregation) != parse_aggregation("mean"):
+        raise UsageError(f"{asked[0]}: needs --aggregation mean, and this is {config.aggregation}")
+    if config.min_workers <= stragglers:
+        raise UsageError(f"--min-workers {config.min_workers}: {asked[0]} needs at least {stragglers + 1}")

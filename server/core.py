@@ -226,13 +226,19 @@ class Core(JobState):
         last = member.last_seq.get(event.partition, 0)
         if event.seq != last + 1:
             raise Refused(refusals.sequence(member.worker, event.seq, last + 1))
-        version = None
+        version, redundant = None, False
         work = member.work
         if work is None or work.assignment.id != event.assignment or event.partition not in work.undecided:
-            self._reclaim(member, event)
+            # What others compute too is not taken from a member but to have it done by somebody else.
+            redundant = not self._reclaim(member, event) and self.rules.shares_samples
         else:
-            if event.samples > work.drawn.count:
-                raise Refused(refusals.samples(member.worker, event.seq, event.samples, work.drawn.count))
+            if event.samples > work.samples:
+                raise Refused(refusals.samples(member.worker, event.seq, event.samples, work.samples))
+            if event.slices and (event.slice, event.slices) != (
+                work.assignment.slice,
+                work.assignment.slices,
+            ):
+                raise Refused(refusals.slices(member.worker, event, work.assignment))
             if event.base_version != work.assignment.version:
                 raise Refused(
                     refusals.base_version(
@@ -243,9 +249,11 @@ class Core(JobState):
             if not work.undecided:
                 member.work = None
             version = self.mode.take(member, work, event, now)
+            redundant = version is None and work.assignment.stragglers > 0
         if version is None:
             self.stale_pushes += 1
-            why = refusals.stale(member.worker, event.seq, event.assignment, self.version)
+            refuse = refusals.redundant if redundant else refusals.stale
+            why = refuse(member.worker, event.seq, event.assignment, self.version)
             outcome = Outcome(
                 seq=event.seq, partition=event.partition, decision=Decision.REFUSED, refusal=why
             )
@@ -272,13 +280,17 @@ class Core(JobState):
         void.settled, void.interrupted = late, True
         member.work, member.void = void, None
 
-    def _reclaim(self, member: Member, event: e.Pushed) -> None:
-        """The gradient goes into the worker's residual: its samples need nobody else, if they still can."""
+    def _reclaim(self, member: Member, event: e.Pushed) -> bool:
+        """The gradient goes into the worker's residual: its samples need nobody else, if they still can.
+        Returns whether it is one that was taken from the worker."""
         void = member.void
-        if void is not None and void.assignment.id == event.assignment and event.samples:
+        if void is None or void.assignment.id != event.assignment:
+            return False
+        if event.samples:
             member.void = None
             if not self.samples.take_back(void.drawn):
                 self.repeated_samples += event.samples
+        return True
 
     def _of_mode(self, event: e.OfMode, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)

@@ -109,11 +109,12 @@ def _conductor(config: ServerConfig) -> Conductor:
         learning_rate=config.learning_rate,
         schedule=parse_schedule(config.schedule),
         backup=config.backup,
+        redundancy=parse_redundancy(config.redundancy),
+        straggler_code=config.straggler_code,
         staleness=config.staleness,
         inverse=config.staleness_lr == "inverse",
         local_steps=parse_local_steps(config.local_steps) if config.mode == "local" else None,
         scheme=Scheme(config.scheme),
-        redundancy=parse_redundancy(config.redundancy),
     )
     metrics = Metrics(config.downlink)
     if config.mode == "stale":

@@ -74,7 +74,10 @@ class Heard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pushed:
-    """A push is complete and its payloads are valid. `content` is opaque here."""
+    """A push is complete and its payloads are valid. `content` is opaque here.
+
+    slice, slices: which part of each tensor it holds; 0 slices for all of it.
+    """
 
     worker: str
     incarnation: int
@@ -84,6 +87,8 @@ class Pushed:
     base_version: int
     samples: int
     loss: float = 0.0
+    slice: int = 0
+    slices: int = 0
     content: object = field(repr=False)
 
 
@@ -242,9 +247,17 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contribution:
+    """slice, slices: the part of each tensor that it speaks for, if slices is not 0. whole: all the same it
+    holds all of each; outside of its slice that is what its worker had held back. weight: in the sum; None
+    for its part of the samples."""
+
     rank: int
     samples: int
     loss: float
+    slice: int = 0
+    slices: int = 0
+    whole: bool = False
+    weight: float | None = None
     content: object = field(repr=False)
 
 

@@ -139,7 +139,11 @@ class Exchange:
         try:
             if isinstance(message, m.Push):
                 store = self._conductor.store
-                session.inbox.begin(message, store.manifest if store else None)
+                member = self._core.roster.members.get(session.worker)
+                work = member.work if member is not None else None
+                session.inbox.begin(
+                    message, store.manifest if store else None, work.assignment if work else None
+                )
             else:
                 session.inbox.add(message)
             complete = session.inbox.take()
@@ -180,6 +184,8 @@ class Exchange:
                 base_version=push.base_version,
                 samples=push.samples,
                 loss=push.loss,
+                slice=push.slice,
+                slices=push.slices,
                 content=push.exchanged or payloads,
             )
         )
@@ -187,7 +193,8 @@ class Exchange:
             answer = next(action for action in actions if isinstance(action, e.Answer))
             self._metrics.push_accepted(payloads, answer.outcome.version - 1 - push.base_version)
         elif self._core.stale_pushes > stale:
-            self._metrics.push_refused(Reason.STALE)
+            refused = next(action.outcome.refusal for action in actions if isinstance(action, e.Answer))
+            self._metrics.push_refused(refused.reason if refused else Reason.STALE)
         self._conductor.perform(actions)
 
     def _evaluated(self, session: Session, message: m.Evaluation) -> None:

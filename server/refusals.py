@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ..proto.messages import Assignment
 from ..proto.refusal import Reason, Refusal, refusal
+from .events import Pushed
 
 
 def fenced(worker: str, incarnation: int, newest: int) -> Refusal:
@@ -95,6 +97,38 @@ def stale(worker: str, seq: int, assignment: int, version: int) -> Refusal:
         limit=f"one push for what the worker was last given, while it can be part of version {version + 1}",
         value=f"for assignment {assignment}",
         remedy="none needed: the gradient goes out with the worker's next push",
+    )
+
+
+def redundant(worker: str, seq: int, assignment: int, version: int) -> Refusal:
+    return refusal(
+        Reason.REDUNDANT,
+        worker=worker,
+        field=f"push {seq}",
+        limit=f"a push that version {version + 1} can still do with",
+        value=f"one for assignment {assignment}, whose samples others have pushed or are pushing",
+        remedy="none needed: nothing of it is to be sent again",
+    )
+
+
+def slices(worker: str, push: Pushed, assignment: Assignment) -> Refusal:
+    return slice_of(worker, push.seq, (push.slice, push.slices), assignment)
+
+
+def slice_of(worker: str, seq: int, given: tuple[int, int], assignment: Assignment | None) -> Refusal:
+    """given: slice and slices of a push."""
+    limit = "a slice below slices"
+    if assignment is not None:
+        limit = f"slice {assignment.slice} of {assignment.slices}, or all of each tensor"
+        if not assignment.slices:
+            limit = "all of each tensor"
+    return refusal(
+        Reason.TENSOR,
+        worker=worker,
+        field=f"push {seq}",
+        limit=limit,
+        value="slice {} of {}".format(*given),
+        remedy="push the slice that the assignment names",
     )
 
 

@@ -26,7 +26,7 @@ class Work:
 
     undecided: partitions of which no push has come. settled: its round closed without it, so that its push
     will be refused. interrupted: its stream broke meanwhile. share: samples that it was meant to get, though
-    an epoch that ends may have had fewer.
+    an epoch that ends may have had fewer. counted: those that its push speaks for, where these are not all.
     """
 
     assignment: Assignment
@@ -34,8 +34,19 @@ class Work:
     given_at: float
     undecided: set[int]
     share: int = 0
+    counted: int | None = None
     settled: bool = False
     interrupted: bool = False
+
+    @property
+    def samples(self) -> int:
+        """That its push speaks for."""
+        return self.drawn.count if self.counted is None else self.counted
+
+    @property
+    def shared(self) -> bool:
+        """Whether others are given the same samples."""
+        return self.assignment.slices > 1 or self.assignment.stragglers > 0
 
 
 @dataclass(kw_only=True, slots=True)

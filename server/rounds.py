@@ -1,14 +1,16 @@
 """Rounds: the modes `sync` and `local`. What is given out together is applied together.
 
 When a round opens, the ready members that are idle are frozen as its members, and each is given its part of
-the next samples. It closes when each of them has pushed or is lost, or when all ready members but `backup`
-have; contributions are handed on in rank order whatever order they came in. Its partitions close one by one,
-and the version is complete when all of them are published. A worker that joins meanwhile takes part from the
-next round on.
+the next samples; `division` says which, and when what has come is enough: each has pushed or is lost, or all
+ready members but `backup` have, or as many as a code needs. Contributions are handed on in rank order
+whatever order they came in. Its partitions close one by one, and the version is complete when all of them are
+published. A worker that joins meanwhile takes part from the next round on, unless a lost member's place is to
+be filled.
 
 An accepted push stays accepted, also when its worker is lost before the round closes. One that comes too
 late is refused as stale: its worker takes the gradient back into its residual, and takes part again in the
-round after that. Until then it counts among those that `backup` allows to be missing.
+round after that. Until then it counts among those that `backup` allows to be missing. In a coded round the
+others have pushed its gradient too: there it is refused as redundant, and its worker forgets it.
 
 In local mode the parts are larger: enough samples for as many local steps as `interval` says.
 """
@@ -17,12 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..proto.messages import Assignment
 from ..proto.refusal import Refused
 from . import events as e
 from . import refusals
+from .division import Division, Part, divide
 from .roster import Member, Work
 from .samples import Drawn
 from .state import JobState
@@ -30,33 +33,55 @@ from .waiting import Waiting, describe
 
 
 @dataclass(kw_only=True, slots=True)
+class Place:
+    """Who has one part of a round. rank: that of its member when the round opened."""
+
+    rank: int
+    member: Member = field(repr=False)
+    work: Work
+    lost: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
 class Round:
-    """Members are frozen when it opens; `contributions[partition][rank]`."""
+    """Places are in rank order; `contributions[partition][place]`."""
 
     version: int
     opened_at: float
-    drawn: Drawn
-    steps: int
+    progress: float  # of the job, when it opened
     rate_factor: float
-    members: dict[int, Member] = field(repr=False)  # by rank
-    work: dict[int, Work]
-    needed: int  # contributions that close it
+    division: Division
+    places: list[Place]
     contributions: list[dict[int, e.Contribution]]
-    lost: set[int] = field(default_factory=set[int])
     closed: set[int] = field(default_factory=set[int])  # partitions handed over to be applied
     published: set[int] = field(default_factory=set[int])
 
-    def missing(self, partition: int) -> list[int]:
-        """Ranks that this partition has not heard of."""
-        return sorted(set(self.members) - self.lost - set(self.contributions[partition]))
+    @property
+    def lost(self) -> set[int]:
+        return {number for number, place in enumerate(self.places) if place.lost}
+
+    def answered(self, partition: int) -> dict[int, int]:
+        """Samples behind the pushes that have come, by place."""
+        return {number: each.samples for number, each in self.contributions[partition].items()}
+
+    def vacant(self, partition: int) -> list[int]:
+        """Places that have to be given to somebody else."""
+        if partition in self.closed:
+            return []
+        return self.division.vacant(self.answered(partition), self.lost)
+
+    def missing(self, partition: int) -> list[Place]:
+        """Whom this partition has not heard of."""
+        absent = set(range(len(self.places))) - self.lost - set(self.contributions[partition])
+        return [self.places[number] for number in sorted({*absent, *self.vacant(partition)})]
 
     def complete(self, partition: int) -> bool:
         """Whether it waits for nobody."""
-        return not self.missing(partition) or len(self.contributions[partition]) >= self.needed
+        return self.division.complete(self.answered(partition), self.lost)
 
-    def rank_of(self, member: Member) -> int | None:
-        """The member's rank in this round, None if it takes no part."""
-        return next((rank for rank, other in self.members.items() if other is member), None)
+    def place_of(self, work: Work) -> int | None:
+        """Where it is part of this round, None if it is not."""
+        return next((number for number, place in enumerate(self.places) if place.work is work), None)
 
 
 class Rounds:
@@ -65,6 +90,7 @@ class Rounds:
         self.round: Round | None = None
         self._first: tuple[float, float] | None = None  # loss and rate factor of the first round
         self._loss = math.nan  # of the last round
+        self._note = ""  # the last thing said about how rounds are divided
 
     @property
     def quiet(self) -> bool:
@@ -76,52 +102,87 @@ class Rounds:
         state, rules = self._state, self._state.rules
         ready = state.roster.ready()
         idle = [member for member in ready if member.work is None]
-        if self.round is not None or not idle:
+        if not idle:
             return []
+        if self.round is not None:
+            return self._fill(self.round, idle, now)
         steps = self._steps()
-        drawn = state.samples.draw(rules.batch_size * steps * len(idle))
-        if drawn is None:
+        division = divide(rules, state.samples, len(idle), len(ready) - len(idle), steps)
+        if division is None:
             return []
-        parts = drawn.divided(len(idle))
-        members = idle[: len(parts)]
-        late = len(ready) - len(idle)
         progress = state.samples.progress
-        rate_factor = rules.rate_factor(progress + drawn.count / 2 / state.samples.per_epoch)
-        work: dict[int, Work] = {}
-        actions: list[e.Action] = []
-        for position, (member, part) in enumerate(zip(members, parts, strict=True)):
-            state.assignments += 1
-            due = state.epoch_to_evaluate
-            evaluate = position == 0 and state.ask_for_evaluation(member, due, state.assignments, now)
-            assignment = Assignment(
-                id=state.assignments,
-                version=state.version,
-                epoch=part.epoch,
-                ranges=part.ranges,
-                position=position,
-                world=len(members),
-                progress=progress,
-                learning_rate=rules.learning_rate * rate_factor,
-                evaluate_epoch=due if evaluate else 0,
-            )
-            work[member.rank] = member.work = Work(
-                assignment=assignment, drawn=part, given_at=now, undecided=set(range(state.partitions))
-            )
-            if member.listening:  # whoever is reconnecting hears of it when it is back
-                actions.append(state.send(member, assignment))
-        self.round = Round(
+        count = sum(drawn.count for drawn, _ in division.portions())
+        self.round = round_ = Round(
             version=state.version,
             opened_at=now,
-            drawn=drawn,
-            steps=steps,
-            rate_factor=rate_factor,
-            members={member.rank: member for member in members},
-            work=work,
-            needed=max(1, min(len(members), len(members) + late - rules.backup)),
+            progress=progress,
+            rate_factor=rules.rate_factor(progress + count / 2 / state.samples.per_epoch),
+            division=division,
+            places=[],
             contributions=[{} for _ in range(state.partitions)],
         )
+        actions: list[e.Action] = []
+        for number, (member, part) in enumerate(zip(idle, division.parts, strict=False)):
+            due = state.epoch_to_evaluate
+            evaluate = number == 0 and state.ask_for_evaluation(member, due, state.assignments + 1, now)
+            work, told = self._give(round_, member, part, now, evaluate_epoch=due if evaluate else 0)
+            round_.places.append(Place(rank=member.rank, member=member, work=work))
+            actions += told
+        if division.note and division.note != self._note:
+            self._note = division.note
+            actions.append(e.Note(text=division.note))
         state.local_steps = steps
         state.wait_from(now)
+        return actions
+
+    def _give(
+        self, round_: Round, member: Member, part: Part, now: float, *, evaluate_epoch: int = 0
+    ) -> tuple[Work, list[e.Action]]:
+        state = self._state
+        state.assignments += 1
+        assignment = Assignment(
+            id=state.assignments,
+            version=round_.version,
+            epoch=part.drawn.epoch,
+            ranges=part.drawn.ranges,
+            position=part.position,
+            world=part.world,
+            progress=round_.progress,
+            learning_rate=state.rules.learning_rate * round_.rate_factor,
+            evaluate_epoch=evaluate_epoch,
+            slice=part.slice,
+            slices=part.slices,
+            stragglers=part.stragglers,
+        )
+        member.work = work = Work(
+            assignment=assignment,
+            drawn=part.drawn,
+            counted=part.samples,
+            given_at=now,
+            undecided=set(range(state.partitions)),
+        )
+        # Whoever is reconnecting hears of it when it is back.
+        return work, [state.send(member, assignment)] if member.listening else []
+
+    def _fill(self, round_: Round, idle: Sequence[Member], now: float) -> list[e.Action]:
+        """Give lost members' places, as far as the round needs them, to those who have nothing to do."""
+        state = self._state
+        vacant = sorted(
+            {number for partition in range(state.partitions) for number in round_.vacant(partition)}
+        )
+        actions: list[e.Action] = []
+        for number, member in zip(vacant, idle, strict=False):
+            place = round_.places[number]
+            if place.member.work is place.work:
+                place.member.work = None
+            who = f"{place.member.name} is lost: {member.name} computes its part"
+            text = f"{who} of version {round_.version + 1}"
+            place.work, told = self._give(round_, member, round_.division.parts[number], now)
+            place.work.undecided = {
+                partition for partition, each in enumerate(round_.contributions) if number not in each
+            }
+            place.member, place.lost = member, False
+            actions += [e.Note(text=text), *told]
         return actions
 
     def _steps(self) -> int:
@@ -141,6 +202,9 @@ class Rounds:
         if not work.settled:
             # Its round is open: what it was told may not have arrived.
             assignment = work.assignment
+            place = self.round.place_of(work) if self.round is not None else None
+            if self.round is not None and place is not None and work.shared:
+                self.round.places[place].lost = False  # nobody else has been given it
             state.ask_for_evaluation(member, assignment.evaluate_epoch, assignment.id, now)
             return [state.send(member, assignment)]
         if work.assignment.id != assigned:  # it never heard of it, and will not answer
@@ -151,11 +215,18 @@ class Rounds:
 
     def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
         round_ = self.round
-        rank = round_.rank_of(member) if round_ is not None else None
-        if round_ is None or rank is None or work.settled or event.partition in round_.closed:
+        number = round_.place_of(work) if round_ is not None else None
+        if round_ is None or number is None or work.settled or event.partition in round_.closed:
             return None
-        round_.contributions[event.partition][rank] = e.Contribution(
-            rank=rank, samples=event.samples, loss=event.loss, content=event.content
+        part = round_.division.parts[number]
+        round_.contributions[event.partition][number] = e.Contribution(
+            rank=round_.places[number].rank,
+            samples=event.samples,
+            loss=event.loss,
+            slice=part.slice,
+            slices=part.slices,
+            whole=part.slices > 0 and not event.slices,
+            content=event.content,
         )
         return round_.version + 1
 
@@ -169,26 +240,39 @@ class Rounds:
         return True  # its round has closed
 
     def lost(self, member: Member) -> None:
-        round_ = self.round
-        rank = round_.rank_of(member) if round_ is not None else None
-        work = member.work
-        if round_ is None or rank is None or (work is not None and work.settled):
-            if work is not None:
-                self._void(member, settled=work.settled)
+        round_, work = self.round, member.work
+        if work is None:
             return
-        round_.lost.add(rank)
-        if not any(round_.contributions) and set(round_.members) <= round_.lost:
+        number = round_.place_of(work) if round_ is not None else None
+        if round_ is None or number is None or work.settled:
+            self._void(member, settled=work.settled)
+            return
+        round_.places[number].lost = True
+        if not any(round_.contributions) and all(place.lost for place in round_.places):
             # Everyone is gone and nothing came: its samples are drawn again, by whoever comes.
             self.round = None
-            for each in round_.members.values():
-                if each.work is not None:
-                    self._void(each, settled=False)
+            for drawn, places in round_.division.portions():
+                self._return(round_, drawn, places)
+
+    def _return(self, round_: Round, drawn: Drawn, places: Sequence[int]) -> None:
+        """Samples of which nothing has come go out again."""
+        for number in places:
+            place = round_.places[number]
+            if place.member.work is place.work:
+                self._void(place.member, settled=False)
+            elif not place.work.shared:
+                self._state.samples.settle(drawn)
+        if round_.places[places[0]].work.shared:
+            self._state.samples.give_back(drawn)
 
     def _void(self, member: Member, *, settled: bool) -> None:
-        """Take its work from a member; the samples go to somebody else."""
-        assert member.work is not None
-        self._state.samples.give_back(member.work.drawn, settled=settled)
-        member.void, member.work = member.work, None
+        """Take its work from a member; the samples go to somebody else, unless others have them anyway."""
+        work, member.work = member.work, None
+        assert work is not None
+        if work.shared:
+            return
+        self._state.samples.give_back(work.drawn, settled=settled)
+        member.void = work
 
     # ---- closing
 
@@ -201,7 +285,11 @@ class Rounds:
             if partition in round_.closed or not round_.complete(partition):
                 continue
             round_.closed.add(partition)
-            in_rank_order = [each for _, each in sorted(round_.contributions[partition].items())]
+            weights = round_.division.weights(round_.answered(partition))
+            in_rank_order = [
+                each if weights is None else replace(each, weight=weights.get(number, 0.0))
+                for number, each in sorted(round_.contributions[partition].items())
+            ]
             actions.append(
                 e.Apply(
                     partition=partition,
@@ -219,16 +307,19 @@ class Rounds:
 
     def _settle(self, round_: Round) -> None:
         """Account for the samples of a round that has closed."""
-        for rank, work in round_.work.items():
-            member = round_.members[rank]
-            if member.work is not work or any(rank in each for each in round_.contributions):
-                self._state.samples.settle(work.drawn)
-            elif rank in round_.lost:
-                self._void(member, settled=False)
-            else:  # it is late: its gradient will go into its residual
-                self._state.samples.settle(work.drawn)
-            if member.work is work:
-                work.settled = True
+        for drawn, places in round_.division.portions():
+            answered = any(number in each for number in places for each in round_.contributions)
+            if not answered and all(round_.places[number].lost for number in places):
+                self._return(round_, drawn, places)
+                continue
+            # Who is late has the gradient go into its residual, or others have pushed it.
+            self._state.samples.settle(drawn)
+            for number in places:
+                place = round_.places[number]
+                if place.member.work is place.work and place.lost:
+                    place.member.work = None
+                elif place.member.work is place.work:
+                    place.work.settled = True
         given = [each for each in round_.contributions[0].values() if each.samples]
         samples = sum(each.samples for each in given)
         if samples:
@@ -236,7 +327,7 @@ class Rounds:
             if self._first is None:
                 self._first = self._loss, round_.rate_factor
             if self._state.rules.local_steps is not None:
-                most = max(work.drawn.count for work in round_.work.values())
+                most = max(part.samples for part in round_.division.parts)
                 self._state.all_local_steps += -(-most // self._state.rules.batch_size)
 
     def published(self, event: e.Published) -> None:
@@ -256,7 +347,7 @@ class Rounds:
         if round_ is None:  # the next one opens when somebody has finished what is too late
             return [member.rank for member in self._state.roster.ready() if member.work is not None]
         open_ = [p for p in range(self._state.partitions) if not round_.complete(p)]
-        return sorted({rank for partition in open_ for rank in round_.missing(partition)})
+        return sorted({place.rank for partition in open_ for place in round_.missing(partition)})
 
     def waiting(self, now: float) -> Waiting:
         since = self._state.waited(now)
@@ -270,7 +361,7 @@ class Rounds:
             )
         members = {member.rank: member for member in self._state.roster.by_rank()}
         if self.round is not None:
-            members = {**members, **self.round.members}
+            members = {**members, **{place.rank: place.member for place in self.round.places}}
         names = ", ".join(describe(self._state, members[rank], rank, now) for rank in missing)
         return Waiting(
             ranks=tuple(missing), subject=f"{missing}", text=f"version {version} waits {since} for {names}"

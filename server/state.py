@@ -23,9 +23,12 @@ CONSTANT = Constant()
 class Rules:
     """What the job's configuration means for decisions.
 
-    backup: members that a round of sync mode does without. staleness: in stale mode, clocks that a member may
+    backup: members that a round of sync mode does without. redundancy: members of sync mode that compute the
+    same samples, and divide the tensors in slices. straggler_code: members of sync mode that a round can do
+    without because others compute their samples too. staleness: in stale mode, clocks that a member may
     be ahead of the slowest. inverse: divide a gradient by its staleness, in stale and async mode.
-    local_steps: in local mode. scheme, redundancy: in coded mode; None to choose by measured times.
+    local_steps: in local mode. scheme: in coded mode, where redundancy may be None, to choose it by measured
+    times.
     """
 
     mode: str = "sync"
@@ -36,11 +39,17 @@ class Rules:
     learning_rate: float = 0.1
     schedule: Constant = CONSTANT
     backup: int = 0
+    redundancy: int | None = 1
+    straggler_code: int = 0
     staleness: int = 4
     inverse: bool = False
     local_steps: LocalSteps | None = None
     scheme: Scheme = Scheme.CODED
-    redundancy: int | None = None
+
+    @property
+    def shares_samples(self) -> bool:
+        """Whether several members may be given the same ones."""
+        return (self.redundancy or 1) > 1 or self.straggler_code > 0
 
     def rate_factor(self, progress: float) -> float:
         """What the base learning rate is multiplied with after so many epochs."""

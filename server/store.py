@@ -32,7 +32,6 @@ from ..compressors import (
     add_update,
     decode,
     lossless,
-    reduce_payloads,
     wire_bytes,
 )
 from ..proto.manifest import Manifest
@@ -40,6 +39,7 @@ from ..proto.messages import Content, Update
 from ..proto.transfer import encode_chunks, tensor_header
 from ..proto.wire import encode_server
 from .aggregation import Aggregation, Mean, combine
+from .mean import Share, mean
 
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -65,14 +65,6 @@ class Broadcast:
     def wire_bytes(self) -> int:
         """Of its messages, without what gRPC puts around them."""
         return sum(map(len, self.messages))
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """One worker's part of a round: payloads in manifest order, and the samples behind them."""
-
-    samples: int
-    payloads: Sequence[Payload]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,17 +139,16 @@ class Store:
     def apply(self, step: Step) -> Broadcast:
         """Take one optimizer step of the partition and encode what the workers need for it.
 
-        The mean is one over all samples: payloads are summed in the order given, each weighted with its part
-        of the samples. Without samples, and with fewer gradients than the aggregation needs, the parameters
-        stay as they are.
+        The mean is one over all samples, summed in the order given (`mean`). Without samples, and with fewer
+        gradients than the aggregation needs, the parameters stay as they are.
         """
         tensors = self.manifest.partitions[step.partition]
-        contributing = [share for share in step.shares if share.samples > 0]
+        contributing = [share for share in step.shares if share.samples > 0 and share.weight != 0]
         changed = len(contributing) >= self._aggregation.fewest
         if changed:
             outs = [_flat(self._gradients[tensor]) for tensor in tensors]
             if isinstance(self._aggregation, Mean):
-                _mean(contributing, step.weight, outs)
+                mean(contributing, step.weight, outs)
             else:
                 combine(self._aggregation, [share.payloads for share in contributing], outs)
             if self._compensation and step.base_version is not None:
@@ -262,14 +253,6 @@ class Store:
         temporary = path.with_name(path.name + ".partial")
         save_file({name: p.contiguous() for name, p in tensors.items()}, temporary, metadata)
         temporary.replace(path)
-
-
-def _mean(shares: Sequence[Share], weight: float, outs: Sequence[Float32]) -> None:
-    """Over all samples, times `weight`."""
-    total = sum(share.samples for share in shares)
-    weights = [share.samples / total * weight for share in shares]
-    for place, out in enumerate(outs):
-        reduce_payloads([share.payloads[place] for share in shares], weights, out)
 
 
 def _flat(tensor: torch.Tensor) -> Float32:

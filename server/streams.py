@@ -11,7 +11,7 @@ import grpc.aio
 
 from ..compressors import Payload
 from ..proto.manifest import Manifest
-from ..proto.messages import Chunk, Push, ServerMessage
+from ..proto.messages import Assignment, Chunk, Push, ServerMessage
 from ..proto.refusal import Reason, Refusal, Refused, refusal
 from ..proto.transfer import Assembly, announced_payloads
 from ..proto.wire import CHUNK_BYTES, encode_server
@@ -77,8 +77,10 @@ class Inbox:
         self._assembly: Assembly | None = None
         self._dropping: tuple[int, int] | None = None  # (seq, partition) of the push that was refused
 
-    def begin(self, header: Push, manifest: Manifest | None) -> None:
+    def begin(self, header: Push, manifest: Manifest | None, assigned: Assignment | None = None) -> None:
         """Take a push header. A push that was arriving is forgotten: the worker has begun anew.
+
+        assigned: what the worker was given last, if it has not answered.
 
         Raises:
             Refused: before anything is allocated.
@@ -86,7 +88,7 @@ class Inbox:
         self.drop(header)
         if manifest is None:
             raise Refused(refusals.not_initialized(self.worker, f"push {header.seq}"))
-        payloads = self._announced(header, manifest)
+        payloads = self._announced(header, manifest, assigned)
         if header.loss != header.loss or abs(header.loss) == float("inf"):
             raise self._refused(
                 Reason.NON_FINITE, f"push {header.seq} loss", "a finite number", str(header.loss)
@@ -97,9 +99,22 @@ class Inbox:
             header.seq, header.partition, payloads, chunk_bytes=CHUNK_BYTES, worker=self.worker, names=names
         )
 
-    def _announced(self, header: Push, manifest: Manifest) -> Sequence[Payload]:
+    def _announced(self, header: Push, manifest: Manifest, assigned: Assignment | None) -> Sequence[Payload]:
+        if header.slices:
+            given = header.slice, header.slices
+            answers = assigned if assigned is not None and assigned.id == header.assignment else None
+            expected = given if answers is None else (answers.slice, answers.slices)
+            if header.slice >= header.slices or given != expected:
+                raise Refused(refusals.slice_of(self.worker, header.seq, given, answers))
         if header.samples > 0 and header.exchanged is None:
-            return announced_payloads(header.tensors, manifest, header.partition, worker=self.worker)
+            return announced_payloads(
+                header.tensors,
+                manifest,
+                header.partition,
+                worker=self.worker,
+                slice=header.slice if header.slices else 0,
+                slices=max(1, header.slices),
+            )
         if header.tensors or header.partition >= len(manifest.partitions):
             raise self._refused(
                 Reason.TENSOR,

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from ..compressors import (
     LayerRule,
     ModelCompressor,
     NonFiniteGradient,
-    Payload,
     TensorSpec,
+    lossless,
     model_wide,
     wrapping_of,
 )
@@ -30,11 +31,12 @@ from ..proto.refusal import Reason, Refused
 from ..proto.transfer import tensor_header
 from .client import Client, Received, ReceivedPacket
 from .coded import CodedTraining, finite
+from .compression import Compression, Parts, Sent
 from .flops import layer_flops
 from .local import LocalTraining
 from .metrics import Metrics
 from .replica import Replica
-from .sharding import Indices, batches, epoch_order, shard
+from .sharding import Indices, batches, coded_parts, epoch_order, shard
 from .tasks import Task
 
 log = logging.getLogger("gradwire.worker")
@@ -79,7 +81,12 @@ class Trainer:
             what = f"task {task.name!r}: the loss of one sample, for counting its operations,"
             flops = guarded(what, lambda: layer_flops(replica.model, lambda: self._probe(task)))
             specs = [replace(spec, flops=flops.get(spec.name, 0.0)) for spec in specs]
-        self._compressor = ModelCompressor(specs, compressor, rule, reply.job.seed, reply.rank)
+
+        def build(parts: Parts | None) -> ModelCompressor:
+            return ModelCompressor(specs, compressor, rule, reply.job.seed, reply.rank, parts=parts)
+
+        self._compression = Compression(specs, build)
+        self._lossy = not lossless(compressor)
         wrapping = wrapping_of(compressor)
         if wrapping is not None and wrapping.momentum and reply.job.mode == "local":
             log.warning(
@@ -106,10 +113,11 @@ class Trainer:
         self._raw_arrived = 0
         self._seq = 0
         self._last_answered = 0  # id of the assignment that was pushed for last
-        self._in_flight: dict[int, list[Payload]] = {}  # by seq, until the outcome is known
+        self._in_flight: dict[int, Sent] = {}  # by seq, until the outcome is known
         self._resends = 0
         self._skipped = 0
         self._held = 0  # steps since the last that was pushed
+        self._warned_of_code = False
         self._seen_reconnects = 0
         self._evaluation: m.Evaluation | None = None  # the last one
         self._order: tuple[int, Any] = (-1, None)
@@ -118,7 +126,7 @@ class Trainer:
     @property
     def held_back(self) -> float:
         """Euclidean norm of what this worker has computed and the server has not got."""
-        return self._compressor.residual_norm()
+        return self._compression.norm
 
     @property
     def _awaited(self) -> bool:
@@ -264,7 +272,7 @@ class Trainer:
             loss=step.loss,
             exchanged=coded.report(step),
         )
-        self._in_flight[self._seq] = []
+        self._in_flight[self._seq] = Sent(())
         self._client.push(header, [])
 
     def _apply_sum(self, exchange: int, version: int) -> None:
@@ -293,68 +301,98 @@ class Trainer:
 
     def _step(self, assignment: m.Assignment) -> None:
         indices = self._indices(assignment)
-        payloads: list[Payload] = []
-        samples, loss = len(indices), 0.0
+        sent = Sent(())
+        samples, loss = 0, 0.0
         try:
             self._client.activity = "computing"
             with self._metrics.during("computing"):
-                loss, gradients = self._compute(assignment, indices)
+                samples, loss, gradients = self._compute(assignment, indices)
             self._client.activity = "compressing"
             with self._metrics.during("compressing"):
-                payloads = self._compress(assignment, gradients, samples, loss)
+                sent = self._compress(assignment, gradients, samples, loss)
             self._skipped = 0
-            self._held = 0 if payloads else self._held + 1
-            if not payloads:  # held back until a later version, which then speaks for itself
+            self._held = 0 if sent.payloads else self._held + 1
+            if not sent.payloads:  # held back until a later version, which then speaks for itself
                 samples = 0
         except _UnusableError as error:
             self._skip(assignment, error)
             samples, loss = 0, 0.0
         self._seq += 1
+        slice, slices = sent.header
         header = m.Push(
             seq=self._seq,
             assignment=assignment.id,
             base_version=assignment.version,
             samples=samples,
-            tensors=tuple(tensor_header(i, payload) for i, payload in enumerate(payloads)),
+            tensors=tuple(tensor_header(i, payload) for i, payload in enumerate(sent.payloads)),
             loss=loss,
+            slice=slice,
+            slices=slices,
         )
-        self._in_flight[self._seq] = payloads
+        self._in_flight[self._seq] = sent
         self._last_answered = assignment.id
         with self._metrics.during("pushing"):
-            self._client.push(header, payloads)
+            self._client.push(header, sent.payloads)
         self._metrics.loss.set(loss)
         if self._seq % RESIDUAL_EVERY == 1:
-            self._metrics.residual_norm.set(self._compressor.residual_norm())
+            self._metrics.residual_norm.set(self._compression.norm)
 
-    def _compute(self, assignment: m.Assignment, indices: Indices) -> tuple[float, list[torch.Tensor]]:
-        """Mean loss over this worker's samples, and its gradient, or the change of its local steps.
+    def _compute(self, assignment: m.Assignment, indices: Indices) -> tuple[int, float, list[torch.Tensor]]:
+        """How many samples are this worker's, the mean loss over them, and its gradient, or the change of its
+        local steps, or what stands for the gradients of the parts of a coded round.
 
         Raises:
             TaskFailedError
         """
+        if assignment.stragglers:
+            return self._combine(assignment, indices)
         place = self._place(assignment)
 
         def gradients(step: int, batch: Indices) -> float:
             return self._seeded(batch, *place, *((step,) if step else ()))
 
         if self._local is None:
-            return gradients(0, indices), self._replica.gradients()
+            return len(indices), gradients(0, indices), self._replica.gradients()
         parts = batches(indices, self._job.batch_size)
-        return self._local.change(parts, assignment.learning_rate, gradients)
+        return len(indices), *self._local.change(parts, assignment.learning_rate, gradients)
 
     def _seeded(self, batch: Indices, *place: int) -> float:
         """As `_gradients`; dropout and the like repeat with the place and not with the process."""
-        words = np.random.SeedSequence([self._job.seed, *place]).generate_state(1)
-        torch.manual_seed(int(words[0]))
+        self._seed(*place)
         return float(guarded(f"task {self._task.name!r}", lambda: self._gradients(batch)))
 
-    def _gradients(self, indices: Indices) -> float:
+    def _seed(self, *place: int) -> None:
+        words = np.random.SeedSequence([self._job.seed, *place]).generate_state(1)
+        torch.manual_seed(int(words[0]))
+
+    def _combine(self, assignment: m.Assignment, indices: Indices) -> tuple[int, float, list[torch.Tensor]]:
+        """As `_compute`, for a coded round: one backward pass for each part, added up as the code says."""
+        if self._lossy and not self._warned_of_code:
+            self._warned_of_code = True
+            log.warning(
+                "--straggler-code with a compressor that holds back: what is sent later is weighed as that "
+                "later round is decoded; only --compressor none is exact"
+            )
+        parts = coded_parts(indices, assignment)
+        samples = sum(len(part.indices) for part in parts)
+        loss = 0.0
+        for place, part in enumerate(parts):
+            # Whoever computes this part draws the same random numbers for it.
+            self._seed(assignment.version, part.number)
+            what, weight, first = f"task {self._task.name!r}", part.weight, place == 0
+            chosen = part.indices
+            mean = float(guarded(what, partial(self._gradients, chosen, weight=weight, onto=not first)))
+            loss += mean * len(chosen) / samples
+        return samples, loss, self._replica.gradients()
+
+    def _gradients(self, indices: Indices, *, weight: float | None = None, onto: bool = False) -> float:
+        """weight: of the gradients. onto: add them to those that are there."""
         model = self._replica.model
         model.train()
-        for parameter in self._replica.parameters:
+        for parameter in self._replica.parameters if not onto else ():
             parameter.grad = None
         loss = self._task.loss(model, to_device(self._task.batch(indices), self._device))
-        torch.autograd.backward(loss)
+        torch.autograd.backward(loss, None if weight is None else torch.full_like(loss, weight))
         return float(loss.detach())
 
     def _place(self, assignment: m.Assignment) -> tuple[int, int]:
@@ -371,20 +409,19 @@ class Trainer:
 
     def _compress(
         self, assignment: m.Assignment, gradients: list[torch.Tensor], samples: int, loss: float
-    ) -> list[Payload]:
+    ) -> Sent:
         if not math.isfinite(loss):
             raise _UnusableError(f"the loss is {loss}")
-        version, self._compressor.rank = self._place(assignment)
+        version, rank = self._place(assignment)
         try:
-            if self._leaving:
-                return self._compressor.flush(gradients, workers=assignment.world)
-            return self._compressor.compress(
+            return self._compression.compress(
+                assignment,
                 gradients,
                 samples,
+                rank=rank,
                 version=version,
                 step=self._seq if self._by_arrival else assignment.version,
-                epoch=assignment.progress,
-                workers=assignment.world,
+                leaving=self._leaving,
             )
         except NonFiniteGradient as error:
             raise _UnusableError(str(error)) from None
@@ -432,27 +469,32 @@ class Trainer:
 
     def _outcome(self, outcome: m.Outcome) -> None:
         """Settle a push. Its outcome may come when later pushes are on their way, or more than once."""
-        payloads = self._in_flight.get(outcome.seq)
-        if payloads is None:
+        sent = self._in_flight.get(outcome.seq)
+        if sent is None:
             return
         if outcome.decision is m.Decision.ACCEPTED:
             del self._in_flight[outcome.seq]
             self._resends = 0
             self._metrics.pushes.labels("accepted").inc()
-            self._metrics.raw_up.inc(sum(payload.elements for payload in payloads) * 4)
+            self._metrics.raw_up.inc(sum(payload.elements for payload in sent.payloads) * 4)
             return
         assert outcome.refusal is not None
         self._metrics.pushes.labels("refused").inc()
         self._metrics.refusals.labels(outcome.refusal.reason.label).inc()
         if outcome.refusal.reason is Reason.STALE:
             log.info("push %d came too late; its gradient goes out with the next push", outcome.seq)
+        elif outcome.refusal.reason is Reason.REDUNDANT:
+            log.info("push %d was not needed: others have pushed its gradient", outcome.seq)
         else:
             log.warning("push %d was refused: %s", outcome.seq, outcome.refusal)
         match outcome.refusal.reason:
             case Reason.STALE:  # its round has closed: the gradient goes out with the next push
                 self._client.settle(outcome.seq)
-                if payloads:
-                    self._compressor.restore(payloads)
+                self._compression.restore(sent)
+                del self._in_flight[outcome.seq]
+            case Reason.REDUNDANT:  # others have pushed the gradient
+                self._client.settle(outcome.seq)
+                self._compression.forget(sent)
                 del self._in_flight[outcome.seq]
             # Damaged on its way, or behind one that was: everything that is open goes out again, in order.
             case Reason.CHECKSUM | Reason.CHUNK | Reason.SEQUENCE if self._resends < MAX_RESENDS:

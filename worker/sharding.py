@@ -7,9 +7,12 @@ are, so that an epoch goes on without a seam when they change.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
+from ..coding import parts_of, straggler_code
 from ..proto.messages import Assignment
 from ..proto.shares import share
 
@@ -26,6 +29,30 @@ def shard(order: Indices, assignment: Assignment) -> Indices:
     if not assignment.ranges:
         return order[:0]
     return np.concatenate([order[each.start : each.start + each.count] for each in assignment.ranges])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedPart:
+    """number: of the round's parts. weight: what the mean gradient over its samples is multiplied with."""
+
+    number: int
+    indices: Indices
+    weight: float
+
+
+def coded_parts(indices: Indices, assignment: Assignment) -> list[CodedPart]:
+    """What a member of a coded round computes of all its samples, and how it adds up: to something as large
+    as a mean over these parts."""
+    code = straggler_code(assignment.world, assignment.stragglers)
+    numbers = parts_of(assignment.position, assignment.world, assignment.stragglers)
+    bounds = [share(len(indices), number, assignment.world) for number in numbers]
+    own = sum(end - start for start, end in bounds)
+    return [
+        CodedPart(number, indices[start:end], coefficient * (end - start) / own)
+        for number, (start, end), coefficient in zip(
+            numbers, bounds, code.coefficients(assignment.position), strict=True
+        )
+    ]
 
 
 def batches(indices: Indices, batch_size: int) -> list[Indices]:

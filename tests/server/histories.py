@@ -10,6 +10,8 @@ other by any time; the clock jumps. After every step the oracle checks what must
     N  what is refused changes nothing but the lease of the worker it came from
     M  what is remembered of a worker is bounded
     L  once faults stop, the job finishes; no sample of any epoch has been lost, none applied twice
+    C  where members share samples, the weights of what is applied add up, for each sample and each slice, to
+       its part of the mean: what slices and codes make of the pushes is the mean, and each sample is in one
 
 As a program it runs as many steps as it is told to, over all modes:
 
@@ -21,7 +23,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,13 +35,17 @@ from gradwire.compressors import DenseFormat, DensePayload
 from gradwire.optimizer import build_optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Assignment, Decision, Outcome, Phase, Tensor
+from gradwire.proto.refusal import Reason
+from gradwire.proto.shares import share
 from gradwire.server import events as e
 from gradwire.server.arrivals import Arrivals
 from gradwire.server.core import Core
 from gradwire.server.interval import Adaptive
+from gradwire.server.mean import Share
 from gradwire.server.roster import OUTCOMES_PER_MEMBER
 from gradwire.server.state import Rules
-from gradwire.server.store import Share, Step, Store
+from gradwire.server.store import Step, Store
+from gradwire.worker.sharding import coded_parts
 
 LEASE_S = 10.0
 MODEL = b"model"
@@ -49,6 +55,10 @@ NAMES = ("a", "b", "c", "d")
 MODES: dict[str, dict[str, Any]] = {
     "sync": {},
     "sync, backup 1": {"backup": 1, "min_workers": 2},
+    "sync, redundancy 2": {"redundancy": 2, "min_workers": 2},
+    "sync, redundancy 4": {"redundancy": 4},
+    "sync, straggler code 1": {"straggler_code": 1, "min_workers": 2},
+    "sync, straggler code 2": {"straggler_code": 2, "min_workers": 3},
     "stale 0": {"mode": "stale", "staleness": 0},
     "stale 2": {"mode": "stale", "staleness": 2},
     "async": {"mode": "async", "inverse": True},
@@ -99,6 +109,11 @@ class World:
         self.covered: Counter[tuple[int, int]] = Counter()  # (epoch, sample) in accepted pushes
         self.answered: Counter[tuple[int, int]] = Counter()  # in those that were decided on at all
         self.ranges: dict[int, list[tuple[int, int]]] = {}  # by assignment
+        self.assignments: dict[int, Assignment] = {}
+        self.elements: Counter[tuple[tuple[int, int], int]] = (
+            Counter()
+        )  # (sample, element) in what is applied
+        self.excused: set[tuple[int, int]] = set()  # nothing came of their step, or it is in a residual
         self.pushes: dict[str, e.Pushed] = {}
         self.given: dict[int, set[str]] = {}  # by version, who was given samples and has not been lost since
         self.gone: set[tuple[int, str]] = set()  # (version, worker) of those that have
@@ -221,7 +236,7 @@ class World:
         """Push for the assignment; sometimes nothing came of the step."""
         assignment = sim.assignments.pop(0)
         sim.seq += 1
-        samples = assignment.samples if self.pick(10) else 0
+        samples = len(computed(assignment)) if self.pick(10) else 0
         push = e.Pushed(
             worker=sim.name,
             incarnation=sim.incarnation,
@@ -231,6 +246,8 @@ class World:
             base_version=assignment.version,
             samples=samples,
             loss=1.0 + self.pick(100) / 100,
+            slice=assignment.slice,
+            slices=assignment.slices,
             content=f"{sim.name}/{sim.incarnation}/{sim.seq}",
         )
         self.pushes[str(push.content)] = push
@@ -287,7 +304,10 @@ class World:
             return
         self.pending = None
         assert self.store is not None
-        shares = [Share(c.samples, [payload(str(c.content))]) for c in apply.contributions]
+        shares = [
+            Share(c.samples, [payload(c)], slice=c.slice, slices=c.slices, whole=c.whole, weight=c.weight)
+            for c in apply.contributions
+        ]
         self.store.apply(
             Step(
                 partition=0,
@@ -376,12 +396,17 @@ class World:
         if push is not None and self.core.accepted_pushes + self.core.stale_pushes > decided:
             samples = self.ranges.get(push.assignment, [])
             self.answered.update(samples)
+            (answer,) = [action.outcome for action in actions if isinstance(action, e.Answer)]
+            redundant = answer.refusal is not None and answer.refusal.reason is Reason.REDUNDANT
+            if not redundant and (answer.refusal is not None or not push.samples):
+                self.excused.update(samples)
             if self.core.accepted_pushes > accepted:
                 name = str(push.content)
                 assert name not in self.accepted, f"E: {name} was accepted twice"
                 (outcome,) = [action.outcome for action in actions if isinstance(action, e.Answer)]
                 self.accepted[name] = outcome.version
-                self.covered.update(samples)
+                if not self.rules.shares_samples:
+                    self.covered.update(samples)
                 if clock is not None and self.rules.mode == "stale":
                     behind = self.newest_clock - clock
                     assert behind <= self.rules.staleness, f"S: {name} is {behind} clocks behind"
@@ -423,6 +448,7 @@ class World:
         assignment = action.assignment
         assert assignment.version == self.core.version, "work is for the version that there is"
         self.ranges[assignment.id] = samples_of(assignment)
+        self.assignments[assignment.id] = assignment
         if assignment.ranges and (assignment.version, action.worker) not in self.gone:
             self.given.setdefault(assignment.version, set()).add(action.worker)
         sim = self.sims.get(action.worker)
@@ -454,11 +480,15 @@ class World:
     def check_applied(self, apply: e.Apply) -> None:
         """Against a plain mean, in the order of the ranks, every product and sum in float32, and SGD."""
         self.check_members(apply)
-        given = [each for each in apply.contributions if each.samples]
-        total = sum(each.samples for each in given)
+        given = [each for each in apply.contributions if each.samples and each.weight != 0]
         gradient = np.zeros(ELEMENTS, np.float32)
         for each in given:
-            gradient += np.float32(each.samples / total * apply.weight) * values(str(each.content))
+            total = sum(other.samples for other in given if other.slice == each.slice)
+            weight = each.samples / total * apply.weight if each.weight is None else each.weight
+            start, end = share(ELEMENTS, each.slice, max(1, each.slices))
+            gradient[start:end] += np.float32(weight) * values(str(each.content))[start:end]
+        if self.rules.shares_samples:
+            self.check_shared(given)
         if given:
             torch.from_numpy(self.expected).add_(torch.from_numpy(gradient), alpha=-RATE * apply.rate_factor)
         for each in apply.contributions:
@@ -470,6 +500,31 @@ class World:
         (parameters,) = self.store.values()
         assert parameters.tobytes() == self.expected.tobytes(), "E: the parameters are not those of the log"
         assert np.isfinite(self.expected).all(), "F"
+
+    def check_shared(self, given: Sequence[e.Contribution]) -> None:
+        """C: what each sample's gradient comes to in each slice."""
+        slices = max((each.slices for each in given), default=0)
+        for slice in range(max(1, slices)):
+            pushes = [each for each in given if each.slice == slice]
+            assigned = {
+                str(each.content): self.assignments[self.pushes[str(each.content)].assignment]
+                for each in pushes
+            }
+            comes_to: defaultdict[tuple[int, int], float] = defaultdict(float)
+            total = sum(each.samples for each in pushes)
+            for each in pushes:
+                assignment = assigned[str(each.content)]
+                weight = each.samples / total if each.weight is None else each.weight
+                for sample, part in zip(*coefficients(assignment), strict=True):
+                    comes_to[sample] += weight * part
+            expected = 1 / len(comes_to) if comes_to else 0.0
+            for sample, weight in comes_to.items():
+                assert abs(weight - expected) < 1e-9, f"C: {sample} weighs {weight}, not {expected}"
+            start, end = share(ELEMENTS, slice, max(1, slices))
+            for sample in comes_to:
+                for element in range(start, end):
+                    self.elements[sample, element] += 1
+                    assert self.elements[sample, element] == 1, f"C: {sample} is applied twice"
 
     def check_members(self, apply: e.Apply) -> None:
         """In rounds, that it has everybody who was given work for it and is still there, but for backups; by
@@ -483,6 +538,8 @@ class World:
             assert apply.weight == weight or self.rules.mode == "stale"  # where a slow worker's share is less
             return
         assert apply.weight == 1.0
+        if self.rules.shares_samples:
+            return
         names = {str(each.content).split("/")[0] for each in apply.contributions}
         missing = self.given.get(apply.version - 1, set()) - names
         assert len(missing) <= self.rules.backup, f"version {apply.version} did not wait for {missing}"
@@ -517,6 +574,9 @@ class World:
                 sample = (epoch, index)
                 assert self.covered[sample] <= 1, f"{sample} was accepted from two workers"
                 assert self.answered[sample] or sample in self.late, f"{sample} was lost"
+                if self.rules.shares_samples and sample not in self.excused | self.late:
+                    found = [self.elements[sample, element] for element in range(ELEMENTS)]
+                    assert found == [1] * ELEMENTS, f"C: {sample} was lost: {found}"
         assert set(self.applied) == set(self.accepted), "E: acknowledged, but not applied"
         evaluated = [each.epoch for each in self.core.evaluations]
         assert evaluated == sorted(set(evaluated))
@@ -528,13 +588,32 @@ def samples_of(assignment: Assignment) -> list[tuple[int, int]]:
     return [(assignment.epoch, each.start + i) for each in assignment.ranges for i in range(each.count)]
 
 
+def computed(assignment: Assignment) -> list[tuple[int, int]]:
+    """The samples behind a push for it."""
+    return list(coefficients(assignment)[0])
+
+
+def coefficients(assignment: Assignment) -> tuple[list[tuple[int, int]], list[float]]:
+    """The samples behind a push for it, and what the gradient of each counts in the push."""
+    samples = samples_of(assignment)
+    if not assignment.stragglers:
+        return samples, [1 / len(samples)] * len(samples) if samples else []
+    order = np.arange(len(samples))
+    parts = coded_parts(order, assignment)
+    places: list[int] = [place for part in parts for place in part.indices.tolist()]
+    chosen = [samples[place] for place in places]
+    return chosen, [part.weight / len(part.indices) for part in parts for _ in part.indices]
+
+
 def values(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     """The gradient of a push: anything, as long as it is always the same."""
     return np.random.default_rng(list(name.encode())).standard_normal(ELEMENTS).astype(np.float32)
 
 
-def payload(name: str) -> DensePayload:
-    return DensePayload(format=DenseFormat.FLOAT32, elements=ELEMENTS, data=values(name).view(np.uint8))
+def payload(given: e.Contribution) -> DensePayload:
+    start, end = share(ELEMENTS, given.slice, max(1, given.slices))
+    found = (values(str(given.content)) if given.whole else values(str(given.content))[start:end]).copy()
+    return DensePayload(format=DenseFormat.FLOAT32, elements=found.size, data=found.view(np.uint8))
 
 
 def run(mode: str, steps: int, seed: int) -> tuple[int, int]:

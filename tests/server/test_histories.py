@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from gradwire.proto.messages import Outcome
 from gradwire.server.arrivals import Arrivals
+from gradwire.server.division import Coded, Division, Sliced
 from gradwire.server.roster import Member, Work
 from gradwire.server.rounds import Round
 from gradwire.server.samples import Samples
@@ -23,7 +24,7 @@ from .histories import MODES, World, run
 
 ARRIVALS_INIT = Arrivals.__init__
 STORE_APPLY = Store.apply
-STEPS = 20_000  # of each mode, 120,000 together
+STEPS = 20_000  # of each mode, 200,000 together
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -155,6 +156,16 @@ def give_nothing_back(self: Samples, drawn: Any, *, settled: bool = False) -> No
         self.settle(drawn)
 
 
+def nothing_is_vacant(self: Division, answered: Any, lost: Any) -> list[int]:
+    """A lost member's slice is left out."""
+    return []
+
+
+def weigh_alike(self: Coded, answered: Any) -> dict[int, float]:
+    """Pushes are added up, and not decoded."""
+    return {place: 1 / len(answered) for place, samples in answered.items() if samples}
+
+
 @pytest.mark.parametrize(
     ("mode", "owner", "name", "broken"),
     [
@@ -167,6 +178,10 @@ def give_nothing_back(self: Samples, drawn: Any, *, settled: bool = False) -> No
         ("stale 2", Store, "apply", weigh_nothing),
         ("sync", JobState, "epoch_to_evaluate", property(never_evaluate)),
         ("sync", Samples, "give_back", give_nothing_back),
+        ("sync, redundancy 2", Sliced, "vacant", nothing_is_vacant),
+        ("sync, redundancy 2", Samples, "give_back", give_nothing_back),
+        ("sync, straggler code 1", Coded, "weights", weigh_alike),
+        ("sync, straggler code 1", Coded, "portions", Division.portions),
     ],
 )
 def test_the_histories_notice_what_is_broken(

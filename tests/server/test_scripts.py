@@ -22,7 +22,9 @@ from typing import Any
 
 import pytest
 
+from gradwire.coding import parts_of
 from gradwire.proto.messages import Assignment, Decision
+from gradwire.proto.shares import share
 from gradwire.server import events as e
 from gradwire.server.core import Core
 from gradwire.server.interval import parse_local_steps
@@ -76,6 +78,12 @@ class Story:
             case e.Apply():
                 names = " ".join(str(each.content) for each in action.contributions)
                 assert action.rate_factor == 1
+                weights = [each.weight for each in action.contributions]
+                if any(weight is not None for weight in weights):
+                    names = " ".join(
+                        f"{weight:.3g}*{each.content}"
+                        for weight, each in zip(weights, action.contributions, strict=True)
+                    )
                 rate = "" if action.weight == 1 else f" with weight {action.weight:.3g}"
                 return f"version {action.version} is made of {names}{rate}"
             case e.Refuse(refusal=refusal):
@@ -88,6 +96,8 @@ class Story:
                 return re.sub(r" since [\d.]+ s|, heard [\d.]+ s ago", "", text)
             case e.Finish():
                 return "the job is done"
+            case e.Note(text=text) if "computes its part" in text or "in groups of" in text:
+                return re.sub(r"rank \d \((\w)\)", r"\1", text)
             case _:
                 return ""
 
@@ -190,11 +200,21 @@ class Story:
             partition=0,
             assignment=to.id,
             base_version=to.version,
-            samples=to.samples if samples is None else samples,
+            samples=sum(map(len, samples_behind(to))) if samples is None else samples,
             loss=loss,
+            slice=to.slice,
+            slices=to.slices,
             content=f"{name}{seq}",
         )
         self.step(self.last[name])
+
+
+def samples_behind(assignment: Assignment) -> list[range]:
+    """A push for it."""
+    if not assignment.stragglers:
+        return [range(assignment.samples)]
+    numbers = parts_of(assignment.position, assignment.world, assignment.stragglers)
+    return [range(*share(assignment.samples, number, assignment.world)) for number in numbers]
 
 
 def describe_assignment(assignment: Assignment) -> str:
@@ -206,7 +226,10 @@ def describe_assignment(assignment: Assignment) -> str:
     if assignment.ranges:
         ranges = ", ".join(f"{each.start}-{each.start + each.count - 1}" for each in assignment.ranges)
         epoch = f" of epoch {assignment.epoch}" if assignment.epoch else ""
-        parts.append(f"gets samples {ranges}{epoch} at version {assignment.version}")
+        slice = f" for slice {assignment.slice} of {assignment.slices}" if assignment.slices else ""
+        if assignment.stragglers:
+            slice = f" as {assignment.position} of {assignment.world}, but {assignment.stragglers}"
+        parts.append(f"gets samples {ranges}{epoch}{slice} at version {assignment.version}")
     return " and ".join(parts)
 
 

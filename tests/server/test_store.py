@@ -17,7 +17,8 @@ from gradwire.proto.messages import Chunk, Content, Tensor, Update
 from gradwire.proto.transfer import Assembly, announced_payloads
 from gradwire.proto.wire import CHUNK_BYTES, decode_server
 from gradwire.server.aggregation import Trimmed
-from gradwire.server.store import Broadcast, DivergedError, Share, Step, Store
+from gradwire.server.mean import Share
+from gradwire.server.store import Broadcast, DivergedError, Step, Store
 from gradwire.spec import SpecError
 from gradwire.worker.replica import Replica
 

@@ -174,8 +174,8 @@ def test_a_stale_push_goes_back_into_the_residual_whatever_is_heard_first(answer
 
 
 def residual(subject: Trainer) -> np.ndarray[Any, Any]:
-    layers: Any = subject._compressor._layers  # pyright: ignore[reportPrivateUsage]
-    return np.concatenate([layer.state.residual.numpy().copy() for layer in layers])
+    held = subject._compression._compressor.held()  # pyright: ignore[reportPrivateUsage]
+    return np.concatenate([each.numpy() for each in held])
 
 
 def gradient_of(script: Script, seq: int) -> np.ndarray[Any, Any]:

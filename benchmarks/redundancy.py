@@ -1,0 +1,114 @@
+"""What redundancy costs and saves: `measure` runs one job of paced workers, one of which may be slow.
+
+As `modes`, real processes and sockets and made computing time. As a program it prints the table of
+docs/modes.md: `python -m gradwire.benchmarks.redundancy`.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..deploy.config import RunOptions
+from ..deploy.daemons import HOST, server_arguments, worker_arguments
+from ..deploy.engine import PARAMETERS, free_port
+from ..deploy.processes import Children
+from ..deploy.report import result_of
+from ..deploy.status import StatusClient
+from ..proto.messages import Phase
+from .arguments import BenchError
+
+PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One job. seconds_per_batch: of training, for as many samples as a batch for each worker."""
+
+    seconds: float
+    rounds: int
+    seconds_per_batch: float
+    payload_bytes_up: int
+    accuracy: float
+    refused_pushes: int
+
+
+def measure(
+    *,
+    workers: int = 4,
+    slower: float = 1.0,
+    epochs: int = 3,
+    seconds_per_sample: float = 0.004,
+    batch_size: int = 32,
+    compressor: str = "none",
+    **options: Any,
+) -> Outcome:
+    """Train digits once. slower: factor of the last worker. options: more of `RunOptions`.
+
+    Raises BenchError when the job does not come to its end.
+    """
+    run = RunOptions(
+        task=f"gradwire.benchmarks.paced:digits:seconds={seconds_per_sample}",
+        workers=workers,
+        epochs=epochs,
+        batch_size=batch_size,
+        compressor=compressor,
+        **options,
+    )
+    with tempfile.TemporaryDirectory() as name, Children(Path(name)) as children:
+        port = free_port()
+        parameters = Path(name) / PARAMETERS
+        server = children.start("server", "gradwire.server.cli", server_arguments(run, port, parameters))
+        for rank in range(workers):
+            factor = slower if rank == workers - 1 else 1.0
+            arguments = [str(factor), *worker_arguments(run, port, rank)]
+            children.start(f"worker-{rank}", "gradwire.benchmarks.paced", arguments)
+        with StatusClient(f"{HOST}:{port}") as client:
+            deadline = time.monotonic() + PATIENCE_S
+            while (status := client.ask()) is None or status.phase is not Phase.FINISHED:
+                if server.code is not None or time.monotonic() > deadline:
+                    raise BenchError(f"the job did not end: {server.ending}: {server.last_lines()}")
+                time.sleep(0.2)
+    result = result_of(run, status)
+    batches = status.epoch * SAMPLES / (workers * batch_size)
+    return Outcome(
+        seconds=status.training_seconds,
+        rounds=status.version,
+        seconds_per_batch=status.training_seconds / batches,
+        payload_bytes_up=status.traffic.payload_bytes_up,
+        accuracy=result.validation_accuracy or 0.0,
+        refused_pushes=status.refused_pushes,
+    )
+
+
+SAMPLES = 1408  # of digits, in an epoch
+CASES: dict[str, dict[str, Any]] = {
+    "sync": {},
+    "sync --redundancy 2": {"redundancy": "2"},
+    "sync --straggler-code 1": {"straggler_code": 1},
+}
+
+
+def main() -> int:
+    print("| | workers | ms per batch | of even | payload MB up | accuracy | not needed |")
+    print("|---|---|---|---|---|---|---|")
+    for name, options in CASES.items():
+        even = 0.0
+        for situation, slower in (("even", 1.0), ("one slow", 10.0)):
+            found = measure(slower=slower, **options)
+            even = even or found.seconds_per_batch
+            print(
+                f"| `{name}` | {situation} | {found.seconds_per_batch * 1e3:.0f} "
+                f"| {found.seconds_per_batch / even:.2f} | {found.payload_bytes_up / 1e6:.2f} "
+                f"| {found.accuracy:.3f} | {found.refused_pushes} |",
+                flush=True,
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
