@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -23,7 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import comb
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from ..coding import StepTimes, fastest, possible, step_seconds
 from ..deploy.config import RunOptions
@@ -319,9 +321,14 @@ def plot(path: Path, rows: Sequence[Row], nodes: int) -> None:
     figure.savefig(path, dpi=150)
 
 
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)  # so that no process and no network is left
+
+
 def run(given: argparse.Namespace) -> int:
     check_files(given.json, given.plot)
     check_network()
+    signal.signal(signal.SIGTERM, _end)
     if given.plot:
         check_modules("matplotlib")
         if "time" not in given.parts:

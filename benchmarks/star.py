@@ -67,6 +67,13 @@ class Star:
         return f"gw{self._id}n{self._nodes.index(node)}"
 
     def __enter__(self) -> Self:
+        taken = subprocess.run(["ip", "address", "show", "to", f"{PREFIX}.1"], capture_output=True, text=True)
+        if taken.stdout:
+            where = taken.stdout.split(":")[1].strip()
+            raise BenchError(
+                f"{PREFIX}.1 is the address of {where}: another benchmark runs, or was killed; then remove what "
+                f"it left, with ip link delete {where} and ip netns delete for what ip netns list shows"
+            )
         try:
             _run("ip", "link", "add", self._bridge, "type", "bridge")
             _run("ip", "address", "add", f"{PREFIX}.1/24", "dev", self._bridge)

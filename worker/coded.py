@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +20,19 @@ from ..optimizer import build_optimizer, optimizer_state, parse_optimizer
 from ..proto import messages as m
 from ..proto.shares import share
 from ..proto.wire import crc32c
+from .client import Client, ReceivedPacket
+from .computation import Computation, TaskFailedError
+from .metrics import Metrics
 from .replica import Replica
-from .sharding import Indices
 
 log = logging.getLogger("gradwire.worker")
 
 Words = npt.NDArray[np.uint32]
 WARN_EVERY = 100  # steps with clipped gradients
+MAX_SKIPPED_STEPS = 10  # in a row, with a loss that is not finite
 
 
-class _Step:
+class Step:
     """The gradients of this worker's blocks at one version, and the exchange of them."""
 
     def __init__(self, assignment: m.Assignment, original: Plan) -> None:
@@ -39,6 +42,7 @@ class _Step:
         self.samples = 0  # of the worker's blocks
         self.loss = 0.0
         self.clipped = 0
+        self.unusable = ""  # why a block contributes nothing
         self.computing_seconds = 0.0
         self.computed_at = 0.0
         self.exchange: Exchange | None = None
@@ -60,9 +64,14 @@ def _key(assignment: m.Assignment) -> tuple[object, ...]:
 
 
 class CodedTraining:
-    def __init__(self, replica: Replica, job: m.Job) -> None:
+    def __init__(
+        self, client: Client, replica: Replica, computation: Computation, job: m.Job, metrics: Metrics
+    ) -> None:
         """Makes what the optimizer remembers a part of the replica, so that a snapshot has it too."""
+        self._client = client
         self._replica = replica
+        self._computation = computation
+        self._metrics = metrics
         self._optimizer = build_optimizer(parse_optimizer(job.optimizer), replica.parameters, 0.0)
         self._sizes = [parameter.numel() for parameter in replica.parameters]
         self._elements = sum(self._sizes)
@@ -73,43 +82,62 @@ class CodedTraining:
                 for what, place, tensor in optimizer_state(self._optimizer)
             ]
         )
-        self._step: _Step | None = None
+        self._step: Step | None = None
         self._clipped_steps = 0
+        self._unusable_steps = 0  # in a row
 
-    # ---- one step
+    @property
+    def exchanging(self) -> bool:
+        """Whether others wait for packets of this worker, or it for theirs."""
+        step = self._step
+        return step is not None and (step.exchange is None or not step.exchange.complete)
 
-    def compute(
-        self,
-        assignment: m.Assignment,
-        indices: Indices,
-        gradients: Callable[[int, Indices], tuple[float, list[torch.Tensor]]],
-    ) -> _Step:
-        """The gradient of each block that this worker holds, unless it has them already.
+    def exchange(self, assignment: m.Assignment) -> Step | None:
+        """Compute, and send what others need; the step, if nothing has to come for it.
 
-        gradients: of a block and its samples: the mean loss and its gradient. indices: of all samples.
+        Raises:
+            TaskFailedError: the task raised, or its loss is not finite for too many steps.
         """
+        self._client.activity = "computing"
+        with self._metrics.during("computing"):
+            step = self._compute(assignment)
+        self._client.activity = "exchanging"
+        with self._metrics.during("encoding"):
+            for header, data in self._packets(step):
+                self._client.send_packet(header, data)
+                self._metrics.raw_up.inc(data.nbytes)
+        self._metrics.loss.set(step.loss)
+        return None if self.exchanging else step
+
+    def _compute(self, assignment: m.Assignment) -> Step:
+        """The gradient of each block that this worker holds, unless it has them already."""
         if self._step is not None and self._step.key == _key(assignment):
             self._step.assignment = assignment
             return self._step
         coding = assignment.coding
         assert coding is not None
-        step = _Step(assignment, plan(Scheme[coding.scheme.name], assignment.world, coding.redundancy))
+        step = Step(assignment, plan(Scheme[coding.scheme.name], assignment.world, coding.redundancy))
         started = time.perf_counter()
+        indices = self._computation.indices(assignment)
         blocks = len(step.original.holders)
         for block in sorted(step.original.held[assignment.position]):
             start, end = share(len(indices), block, blocks)
             words = np.zeros(self._elements, np.uint32)
             if end > start:
-                loss, found = gradients(block, indices[start:end])
-                step.clipped += self._to_words(found, end - start, words)
-                step.samples += end - start
-                step.loss += loss * (end - start)
+                # Dropout and the like are the same wherever a block is computed.
+                loss = self._computation.loss(indices[start:end], assignment.version, block)
+                if math.isfinite(loss):
+                    step.clipped += self._to_words(self._replica.gradients(), end - start, words)
+                    step.loss += loss * (end - start)
+                    step.samples += end - start
+                else:
+                    step.unusable = f"the loss is {loss}"
             step.blocks[block] = words
         step.loss = step.loss / step.samples if step.samples else 0.0
         step.computed_at = time.perf_counter()
         step.computing_seconds = step.computed_at - started
         self._step = step
-        self._warn(step)
+        self._watch(step)
         return step
 
     def _to_words(self, gradients: list[torch.Tensor], samples: int, out: Words) -> int:
@@ -121,19 +149,31 @@ class CodedTraining:
             at += size
         return clipped
 
-    def _warn(self, step: _Step) -> None:
+    def _watch(self, step: Step) -> None:
+        """Say what is wrong with the gradients of a step."""
+        version = step.assignment.version
+        self._unusable_steps = self._unusable_steps + 1 if step.unusable else 0
+        if step.unusable:
+            self._metrics.skipped.inc()
+            log.warning("version %d: %s; a block of samples contributes nothing", version, step.unusable)
+        if self._unusable_steps >= MAX_SKIPPED_STEPS:
+            raise TaskFailedError(
+                f"{step.unusable} in {self._unusable_steps} steps in a row: "
+                "lower --learning-rate, or check the data and the loss"
+            )
         if not step.clipped:
             return
+        self._metrics.clipped.inc(step.clipped)
         if self._clipped_steps % WARN_EVERY == 0:
             log.warning(
                 "version %d: %d elements of the gradients were outside of ±10 and were clipped; "
                 "if this goes on, use a smaller --batch-size",
-                *(step.assignment.version, step.clipped),
+                *(version, step.clipped),
             )
         self._clipped_steps += 1
 
-    def begin(self, step: _Step) -> Iterator[tuple[m.Packet, Words]]:
-        """The packets to send in the exchange that the step's assignment is about."""
+    def _packets(self, step: Step) -> Iterator[tuple[m.Packet, Words]]:
+        """Those to send in the exchange that the step's assignment is about."""
         coding, position = step.assignment.coding, step.assignment.position
         assert coding is not None
         step.plan = resent(step.original, coding.senders, coding.present) if coding.senders else step.original
@@ -143,17 +183,19 @@ class CodedTraining:
             header = m.Packet(exchange=coding.exchange, index=index, elements=width)
             yield header, step.exchange.encoded(index)
 
-    def take(self, packet: m.Packet, data: Words) -> _Step | None:
+    def take(self, received: ReceivedPacket) -> Step | None:
         """Take in a packet; the step, if that was the last one. Those of another exchange are passed over."""
-        step = self._step
+        step, packet = self._step, received.header
+        self._metrics.raw_down.inc(received.data.nbytes)
         if step is None or step.exchange is None or step.assignment.coding is None:
             return None
         if packet.exchange != step.assignment.coding.exchange or step.exchange.complete:
             return None
-        step.exchange.take(packet.index, data)
+        with self._metrics.during("decoding"):
+            step.exchange.take(packet.index, received.data)
         return step if step.exchange.complete else None
 
-    def report(self, step: _Step) -> m.Exchanged:
+    def exchanged(self, step: Step) -> m.Exchanged:
         """What the server is told about a complete exchange."""
         assert step.exchange is not None
         checksum = crc32c(self._replica.values())
@@ -167,7 +209,7 @@ class CodedTraining:
     def apply(self, exchange: int, version: int) -> None:
         """Take the step to `version` with the sum of that exchange, if the replica is not there yet."""
         step, replica = self._step, self._replica
-        if replica.version == version or step is None or step.exchange is None:
+        if not exchange or replica.version == version or step is None or step.exchange is None:
             return
         coding = step.assignment.coding
         assert coding is not None
@@ -189,20 +231,14 @@ class CodedTraining:
         self._optimizer.step()
         replica.version = version
         self._step = None
+        self._client.stepped(version)
+        self._metrics.version.set(version)
 
-    @property
-    def step(self) -> _Step:
-        """The running one."""
-        assert self._step is not None
-        return self._step
-
-    @property
-    def exchanging(self) -> bool:
-        """Whether others wait for packets of this worker, or it for theirs."""
-        step = self._step
-        return step is not None and (step.exchange is None or not step.exchange.complete)
-
-
-def finite(loss: float) -> float:
-    """A loss that can be reported."""
-    return loss if math.isfinite(loss) else 0.0
+    def send_snapshot(self, request: m.SnapshotRequest) -> None:
+        """Send the replica, unless it is at another version: then the server asks somebody else, or again."""
+        self.apply(request.apply, request.version)
+        if self._replica.version == request.version:
+            # A copy: the next step may be taken while it is being sent.
+            values = [value.copy() for value in self._replica.values()]
+            self._client.send_snapshot(request.version, values)
+            self._metrics.raw_up.inc(self._replica.manifest.raw_bytes)

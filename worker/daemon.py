@@ -22,8 +22,9 @@ from ..spec import SpecError
 from ..telemetry import HttpEndpoint, set_up_logging
 from .attempts import UnreachableError
 from .client import Client
+from .computation import TaskFailedError, guarded
 from .config import WorkerConfig, default_worker_id
-from .loop import TaskFailedError, Trainer, guarded
+from .loop import Trainer
 from .metrics import Metrics
 from .replica import ModelError, Replica
 from .tasks import Task, TaskError, load

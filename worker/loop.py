@@ -9,12 +9,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
 
 from ..compressors import (
@@ -30,13 +27,14 @@ from ..proto import messages as m
 from ..proto.refusal import Reason, Refused
 from ..proto.transfer import tensor_header
 from .client import Client, Received, ReceivedPacket
-from .coded import CodedTraining, finite
+from .coded import CodedTraining, Step
 from .compression import Compression, Parts, Sent
+from .computation import Computation, TaskFailedError, guarded
 from .flops import layer_flops
 from .local import LocalTraining
 from .metrics import Metrics
 from .replica import Replica
-from .sharding import Indices, batches, coded_parts, epoch_order, shard
+from .sharding import Indices, batches
 from .tasks import Task
 
 log = logging.getLogger("gradwire.worker")
@@ -45,10 +43,6 @@ POLL_S = 1.0
 MAX_RESENDS = 3  # of a push that arrives damaged
 MAX_SKIPPED_STEPS = 10  # in a row, without a usable gradient
 RESIDUAL_EVERY = 50  # steps between measurements of the residual, which reads all of it
-
-
-class TaskFailedError(Exception):
-    """The user's task raised, or produces nothing to train with."""
 
 
 class _UnusableError(Exception):
@@ -72,14 +66,13 @@ class Trainer:
     ) -> None:
         self._client = client
         self._job = reply.job
-        self._task = task
         self._replica = replica
-        self._device = device
+        self._computation = Computation(task, replica, device, reply.job.seed)
         self._metrics = metrics
         specs: Sequence[TensorSpec] = replica.manifest.specs
         if model_wide(compressor):
             what = f"task {task.name!r}: the loss of one sample, for counting its operations,"
-            flops = guarded(what, lambda: layer_flops(replica.model, lambda: self._probe(task)))
+            flops = guarded(what, lambda: layer_flops(replica.model, self._computation.probe))
             specs = [replace(spec, flops=flops.get(spec.name, 0.0)) for spec in specs]
 
         def build(parts: Parts | None) -> ModelCompressor:
@@ -108,7 +101,11 @@ class Trainer:
         self._local = (
             LocalTraining(replica.parameters, reply.job.optimizer, reply.job.correction) if local else None
         )
-        self._coded = CodedTraining(replica, reply.job) if reply.job.mode == "coded" else None
+        self._coded = (
+            CodedTraining(client, replica, self._computation, reply.job, metrics)
+            if reply.job.mode == "coded"
+            else None
+        )
         self._leaving = False
         self._raw_arrived = 0
         self._seq = 0
@@ -120,7 +117,6 @@ class Trainer:
         self._warned_of_code = False
         self._seen_reconnects = 0
         self._evaluation: m.Evaluation | None = None  # the last one
-        self._order: tuple[int, Any] = (-1, None)
         self._assigned_at: float | None = None
 
     @property
@@ -160,9 +156,11 @@ class Trainer:
                 case Received():
                     self._apply(message)
                 case ReceivedPacket():
-                    self._take_packet(message)
+                    assert self._coded is not None
+                    self._report(self._coded.take(message))
                 case m.SnapshotRequest():
-                    self._send_snapshot(message)
+                    assert self._coded is not None
+                    self._coded.send_snapshot(message)
                 case m.Assignment():
                     if self._assignment(message):
                         return True
@@ -202,7 +200,8 @@ class Trainer:
                     self._held,
                 )
             return True
-        self._apply_sum(assignment.apply, assignment.version)
+        if self._coded is not None:
+            self._coded.apply(assignment.apply, assignment.version)
         if assignment.version != self._replica.version:
             raise RuntimeError(
                 f"told to work at version {assignment.version} with a replica of {self._replica.version}"
@@ -219,88 +218,31 @@ class Trainer:
         self._assigned_at = now
         if self._coded is not None:
             self._last_answered = assignment.id
-            self._exchange(self._coded, assignment)
+            self._report(self._coded.exchange(assignment))
         else:
             self._step(assignment)
         return False
 
-    # ---- coded mode
-
-    def _exchange(self, coded: CodedTraining, assignment: m.Assignment) -> None:
-        """Send what others need for the assignment's exchange."""
-
-        def gradients(block: int, indices: Indices) -> tuple[float, list[torch.Tensor]]:
-            # Dropout and the like are the same wherever a block is computed.
-            loss = self._seeded(indices, assignment.version, block)
-            if not math.isfinite(loss):
-                self._skip(assignment, _UnusableError(f"the loss is {loss}"))
-            else:
-                self._skipped = 0
-            return finite(loss), self._replica.gradients()
-
-        self._client.activity = "computing"
-        with self._metrics.during("computing"):
-            step = coded.compute(assignment, self._indices(assignment), gradients)
-        self._client.activity = "exchanging"
-        with self._metrics.during("encoding"):
-            for header, data in coded.begin(step):
-                self._client.send_packet(header, data)
-                self._metrics.raw_up.inc(data.nbytes)
-        self._metrics.loss.set(step.loss)
-        self._metrics.clipped.inc(step.clipped)
-        if not coded.exchanging:
-            self._report(coded, assignment.id)
-
-    def _take_packet(self, received: ReceivedPacket) -> None:
+    def _report(self, step: Step | None) -> None:
+        """Say that everything of a step has been decoded, if it has."""
+        if step is None:
+            return
         assert self._coded is not None
-        with self._metrics.during("decoding"):
-            step = self._coded.take(received.header, received.data)
-        self._metrics.raw_down.inc(received.data.nbytes)
-        if step is not None:
-            self._report(self._coded, step.assignment.id)
-
-    def _report(self, coded: CodedTraining, assignment: int) -> None:
-        """Say that everything is decoded."""
-        step = coded.step
         self._seq += 1
         header = m.Push(
             seq=self._seq,
-            assignment=assignment,
+            assignment=step.assignment.id,
             base_version=step.assignment.version,
             samples=step.samples,
             tensors=(),
             loss=step.loss,
-            exchanged=coded.report(step),
+            exchanged=self._coded.exchanged(step),
         )
         self._in_flight[self._seq] = Sent(())
         self._client.push(header, [])
 
-    def _apply_sum(self, exchange: int, version: int) -> None:
-        if self._coded is None or not exchange or self._replica.version == version:
-            return
-        with self._metrics.during("applying"):
-            self._coded.apply(exchange, version)
-        self._client.stepped(self._replica.version)
-        self._metrics.version.set(self._replica.version or 0)
-
-    def _send_snapshot(self, request: m.SnapshotRequest) -> None:
-        self._apply_sum(request.apply, request.version)
-        if self._replica.version == request.version:
-            # A copy: the next step may be taken while it is being sent.
-            values = [value.copy() for value in self._replica.values()]
-            self._client.send_snapshot(request.version, values)
-            self._metrics.raw_up.inc(self._replica.manifest.raw_bytes)
-
-    # ---- all other modes
-
-    def _indices(self, assignment: m.Assignment) -> Indices:
-        if self._order[0] != assignment.epoch:
-            train_samples = self._replica.manifest.train_samples
-            self._order = (assignment.epoch, epoch_order(self._job.seed, assignment.epoch, train_samples))
-        return shard(self._order[1], assignment)
-
     def _step(self, assignment: m.Assignment) -> None:
-        indices = self._indices(assignment)
+        indices = self._computation.indices(assignment)
         sent = Sent(())
         samples, loss = 0, 0.0
         try:
@@ -345,55 +287,26 @@ class Trainer:
             TaskFailedError
         """
         if assignment.stragglers:
-            return self._combine(assignment, indices)
+            self._warn_of_code()
+            samples, loss = self._computation.combined_loss(assignment, indices)
+            return samples, loss, self._replica.gradients()
         place = self._place(assignment)
 
         def gradients(step: int, batch: Indices) -> float:
-            return self._seeded(batch, *place, *((step,) if step else ()))
+            return self._computation.loss(batch, *place, *((step,) if step else ()))
 
         if self._local is None:
             return len(indices), gradients(0, indices), self._replica.gradients()
         parts = batches(indices, self._job.batch_size)
         return len(indices), *self._local.change(parts, assignment.learning_rate, gradients)
 
-    def _seeded(self, batch: Indices, *place: int) -> float:
-        """As `_gradients`; dropout and the like repeat with the place and not with the process."""
-        self._seed(*place)
-        return float(guarded(f"task {self._task.name!r}", lambda: self._gradients(batch)))
-
-    def _seed(self, *place: int) -> None:
-        words = np.random.SeedSequence([self._job.seed, *place]).generate_state(1)
-        torch.manual_seed(int(words[0]))
-
-    def _combine(self, assignment: m.Assignment, indices: Indices) -> tuple[int, float, list[torch.Tensor]]:
-        """As `_compute`, for a coded round: one backward pass for each part, added up as the code says."""
+    def _warn_of_code(self) -> None:
         if self._lossy and not self._warned_of_code:
             self._warned_of_code = True
             log.warning(
                 "--straggler-code with a compressor that holds back: what is sent later is weighed as that "
                 "later round is decoded; only --compressor none is exact"
             )
-        parts = coded_parts(indices, assignment)
-        samples = sum(len(part.indices) for part in parts)
-        loss = 0.0
-        for place, part in enumerate(parts):
-            # Whoever computes this part draws the same random numbers for it.
-            self._seed(assignment.version, part.number)
-            what, weight, first = f"task {self._task.name!r}", part.weight, place == 0
-            chosen = part.indices
-            mean = float(guarded(what, partial(self._gradients, chosen, weight=weight, onto=not first)))
-            loss += mean * len(chosen) / samples
-        return samples, loss, self._replica.gradients()
-
-    def _gradients(self, indices: Indices, *, weight: float | None = None, onto: bool = False) -> float:
-        """weight: of the gradients. onto: add them to those that are there."""
-        model = self._replica.model
-        model.train()
-        for parameter in self._replica.parameters if not onto else ():
-            parameter.grad = None
-        loss = self._task.loss(model, to_device(self._task.batch(indices), self._device))
-        torch.autograd.backward(loss, None if weight is None else torch.full_like(loss, weight))
-        return float(loss.detach())
 
     def _place(self, assignment: m.Assignment) -> tuple[int, int]:
         """What random numbers depend on, besides the job's seed: the version and the place in its round where
@@ -402,10 +315,6 @@ class Trainer:
         if self._by_arrival:
             return assignment.id, 0
         return assignment.version, assignment.position
-
-    def _probe(self, task: Task) -> None:
-        batch = task.batch(np.zeros(1, np.int64))
-        task.loss(self._replica.model, to_device(batch, self._device))
 
     def _compress(
         self, assignment: m.Assignment, gradients: list[torch.Tensor], samples: int, loss: float
@@ -449,19 +358,8 @@ class Trainer:
 
     def _evaluate(self, assignment: m.Assignment) -> m.Evaluation:
         self._client.activity = "evaluating"
-        model = self._replica.model
-
-        def compute() -> dict[str, float]:
-            model.eval()
-            with torch.no_grad():
-                found: Any = self._task.evaluate(model)
-            if not isinstance(found, Mapping):
-                raise TypeError(f"it must return numbers by name, not a {type(found).__name__}")
-            measured: Mapping[Any, Any] = found  # pyright: ignore[reportUnknownVariableType]
-            return {str(name): float(value) for name, value in measured.items()}
-
         with self._metrics.during("evaluating"):
-            metrics = guarded(f"task {self._task.name!r}: evaluate", compute)
+            metrics = self._computation.evaluate()
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
         log.info("epoch %d: %s", assignment.evaluate_epoch, text)
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -502,23 +400,3 @@ class Trainer:
                 self._client.resend()
             case _:
                 raise Refused(outcome.refusal)
-
-
-def guarded(what: str, compute: Callable[[], Any]) -> Any:
-    """Run a user's code. Raises TaskFailedError with its exception as the cause."""
-    try:
-        return compute()
-    except (Exception, SystemExit) as error:  # a task must not end the process without a word
-        raise TaskFailedError(f"{what} raised {type(error).__name__}: {error}") from error
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Move every tensor in a nest of tuples, lists and dicts."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device)
-    if isinstance(batch, dict):
-        return {key: to_device(batch[key], device) for key in batch}  # pyright: ignore
-    if isinstance(batch, tuple | list):
-        moved = [to_device(value, device) for value in batch]  # pyright: ignore
-        return tuple(moved) if isinstance(batch, tuple) else moved
-    return batch

@@ -16,7 +16,8 @@ from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.proto.transfer import tensor_header
 from gradwire.worker.client import Client, Received
-from gradwire.worker.loop import MAX_RESENDS, TaskFailedError, Trainer
+from gradwire.worker.computation import TaskFailedError
+from gradwire.worker.loop import MAX_RESENDS, Trainer
 from gradwire.worker.metrics import Metrics
 from gradwire.worker.replica import Replica
 from gradwire.worker.tasks import Task
@@ -103,9 +104,11 @@ def refused(seq: int, reason: Reason) -> m.Outcome:
     return m.Outcome(seq=seq, decision=m.Decision.REFUSED, refusal=why)
 
 
-def trainer(script: Script, compressor: str = "4bit", loss_scale: float = 1.0) -> tuple[Trainer, Replica]:
+def trainer(
+    script: Script, compressor: str = "4bit", loss_scale: float = 1.0, of: Task | None = None
+) -> tuple[Trainer, Replica]:
     torch.manual_seed(1)
-    chosen = task(loss_scale)
+    chosen = of or task(loss_scale)
     replica = Replica(chosen.model(), chosen.train_samples)
     return (
         Trainer(
@@ -267,8 +270,8 @@ def test_working_on_another_version_than_the_replicas_is_a_fault() -> None:
 
 def test_an_evaluation_that_is_no_mapping_is_said_to_be_none() -> None:
     script = Script(assignment(0, samples=0, evaluate_epoch=1))
-    subject, _ = trainer(script)
-    subject._task = dataclasses.replace(task(), evaluate=lambda model: cast("Any", 3))  # pyright: ignore
+    broken = dataclasses.replace(task(), evaluate=lambda model: cast("Any", 3))
+    subject, _ = trainer(script, of=broken)
     with pytest.raises(TaskFailedError, match="evaluate raised TypeError: it must return numbers by name"):
         subject.run()
 
