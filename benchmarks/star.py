@@ -71,8 +71,8 @@ class Star:
         if taken.stdout:
             where = taken.stdout.split(":")[1].strip()
             raise BenchError(
-                f"{PREFIX}.1 is the address of {where}: another benchmark runs, or was killed; then remove what "
-                f"it left, with ip link delete {where} and ip netns delete for what ip netns list shows"
+                f"{PREFIX}.1 is the address of {where}: another benchmark runs, or was killed; then remove "
+                f"what it left: ip link delete {where}, and ip netns delete for what ip netns list shows"
             )
         try:
             _run("ip", "link", "add", self._bridge, "type", "bridge")

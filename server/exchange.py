@@ -19,6 +19,7 @@ from ..proto import messages as m
 from ..proto.refusal import Reason, Refusal, Refused, refusal
 from ..proto.service import Malformed
 from . import events as e
+from . import refusals
 from .conductor import Conductor
 from .metrics import SENDER, compressor_label
 from .relay import Uploads
@@ -138,6 +139,9 @@ class Exchange:
         push = message if isinstance(message, m.Push) else session.inbox.current
         try:
             if isinstance(message, m.Push):
+                coded = self._core.rules.mode == "coded"
+                if (message.exchanged is not None) != coded:
+                    raise Refused(refusals.not_of_mode(session.worker, message.seq, coded=coded))
                 store = self._conductor.store
                 member = self._core.roster.members.get(session.worker)
                 work = member.work if member is not None else None

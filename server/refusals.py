@@ -170,6 +170,11 @@ def packet(worker: str, limit: str, value: str) -> Refusal:
     )
 
 
+def not_of_mode(worker: str, seq: int, *, coded: bool) -> Refusal:
+    what = ("what was exchanged, in coded mode", "tensors") if coded else ("tensors", "what was exchanged")
+    return refusal(Reason.PACKET, worker=worker, field=f"push {seq}", limit=what[0], value=what[1])
+
+
 def not_coded(worker: str) -> Refusal:
     return refusal(
         Reason.PACKET, worker=worker, field="mode", limit="coded for packets and snapshots", value="another"

@@ -44,8 +44,8 @@ class Computation:
         return self._compute(lambda: self._backward(indices))
 
     def combined_loss(self, assignment: m.Assignment, indices: Indices) -> tuple[int, float]:
-        """How many of the samples are this worker's in a round that is coded for stragglers, and the mean loss
-        over them. One backward pass for each part; the gradients are added up as the code says."""
+        """How many of the samples are this worker's in a round that is coded for stragglers, and the mean
+        loss over them. One backward pass for each part; their gradients are added up as the code says."""
         parts = coded_parts(indices, assignment)
         samples = sum(len(part.indices) for part in parts)
         total = 0.0

@@ -1,0 +1,158 @@
+"""Bad input of coded mode over a real socket: a typed refusal, and no change of state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from daemons import MANIFEST, Daemons, Raw, gradient, state_of, status, talk
+
+from gradwire.proto import messages as m
+from gradwire.proto.refusal import Reason, Refused
+from gradwire.proto.transfer import encode_chunks
+
+ELEMENTS = MANIFEST.elements
+
+
+def with_two(daemons: Daemons, mode: str, act: Any) -> None:
+    """Two workers in training, of which the first does something."""
+    server = daemons.server("--min-workers", "2", "--mode", mode, "--lease-seconds", "30")
+
+    async def play() -> None:
+        async with talk(server.address) as make:
+            first, second = make("a"), make("b")
+            await first.train()
+            await second.train()
+            await first.receive(m.Assignment)
+            await second.receive(m.Assignment)
+            await act(first, second)
+
+    asyncio.run(play())
+    assert server.process.poll() is None
+
+
+async def unchanged(raw: Raw, sending: Coroutine[Any, Any, None]) -> None:
+    before = await status(raw)
+    await sending
+    await asyncio.sleep(0.3)
+    assert state_of(await status(raw)) == state_of(before)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"index": 1},  # the other one's
+        {"index": 99},
+        {"exchange": 2},  # not begun
+        {"elements": ELEMENTS - 1},
+        {"elements": 0},
+        {"elements": 1 << 50},
+    ],
+    ids=str,
+)
+def test_packets_that_are_wrong_end_the_stream(daemons: Daemons, changes: dict[str, int]) -> None:
+    async def act(first: Raw, second: Raw) -> None:
+        packet = m.Packet(**{"exchange": 1, "index": 0, "elements": ELEMENTS, **changes})
+        before = await status(second)
+        await first.send(packet)
+        with pytest.raises(Refused) as caught:
+            await first.receive(m.Outcome)
+        assert caught.value.refusal.reason is Reason.PACKET
+        assert caught.value.refusal.worker == "a"
+        assert state_of(await status(second))[:4] == state_of(before)[:4]
+
+    with_two(daemons, "coded", act)
+
+
+def test_packets_of_an_exchange_that_was_never_are_dropped_in_silence(daemons: Daemons) -> None:
+    async def act(first: Raw, second: Raw) -> None:
+        await unchanged(first, first.send(m.Packet(exchange=0, index=0, elements=ELEMENTS)))
+
+    with_two(daemons, "coded", act)
+
+
+def test_a_packet_is_handed_on_as_it_is(daemons: Daemons) -> None:
+    async def act(first: Raw, second: Raw) -> None:
+        data = np.arange(ELEMENTS, dtype=np.uint32)
+        packet = m.Packet(exchange=1, index=0, elements=ELEMENTS)
+        await first.send(packet)
+        for chunk in encode_chunks(packet.transfer, 0, [data.view(np.uint8)]):
+            await first.send(chunk)
+        assert await second.receive(m.Packet) == packet
+        chunk = await second.receive(m.Chunk)
+        np.testing.assert_array_equal(chunk.data.view(np.uint32), data)
+
+    with_two(daemons, "coded", act)
+
+
+def test_a_packet_that_is_broken_off_leads_to_another_exchange(daemons: Daemons) -> None:
+    async def act(first: Raw, second: Raw) -> None:
+        await first.send(m.Packet(exchange=1, index=0, elements=ELEMENTS))
+        await first.send(m.Heartbeat(activity="still here"))
+        report = m.Push(
+            seq=1, assignment=1, base_version=0, samples=1, tensors=(), exchanged=m.Exchanged(crc32c=0)
+        )
+        await first.send(report)
+        assignment = await second.receive(m.Assignment)
+        assert assignment.coding is not None
+        assert assignment.coding.exchange == 2
+        assert assignment.coding.senders == (0, 1)
+
+    with_two(daemons, "coded", act)
+
+
+def test_a_push_of_tensors_is_refused_in_coded_mode(daemons: Daemons) -> None:
+    async def act(first: Raw, second: Raw) -> None:
+        before = await status(second)
+        for chunk in await first.push(gradient()):
+            await first.send(chunk)
+        outcome = await first.receive(m.Outcome)
+        assert outcome.refusal is not None
+        assert outcome.refusal.reason is Reason.PACKET
+        assert state_of(await status(second)) == state_of(before)
+
+    with_two(daemons, "coded", act)
+
+
+def test_a_report_of_an_exchange_is_refused_in_other_modes(daemons: Daemons) -> None:
+    async def act(first: Raw, second: Raw) -> None:
+        before = await status(second)
+        await first.send(
+            m.Push(
+                seq=1, assignment=1, base_version=0, samples=4, tensors=(), exchanged=m.Exchanged(crc32c=0)
+            )
+        )
+        outcome = await first.receive(m.Outcome)
+        assert outcome.refusal is not None
+        assert outcome.refusal.reason is Reason.PACKET
+        assert state_of(await status(second)) == state_of(before)
+
+    with_two(daemons, "sync", act)
+
+
+def test_packets_are_refused_in_other_modes(daemons: Daemons) -> None:
+    async def act(first: Raw, second: Raw) -> None:
+        await first.send(m.Packet(exchange=1, index=0, elements=ELEMENTS))
+        with pytest.raises(Refused) as caught:
+            await first.receive(m.Outcome)
+        assert caught.value.refusal.reason is Reason.PACKET
+
+    with_two(daemons, "sync", act)
+
+
+@pytest.mark.parametrize("mode", ["sync", "coded"])
+def test_a_snapshot_that_nobody_asked_for_is_passed_over(daemons: Daemons, mode: str) -> None:
+    async def act(first: Raw, second: Raw) -> None:
+        async def send() -> None:
+            await first.send(m.Snapshot(version=0))
+            values = [np.full(spec.elements, 0x3F800000, np.uint32) for spec in MANIFEST.specs]
+            for chunk in encode_chunks(0, 0, [value.view(np.uint8) for value in values]):
+                await first.send(chunk)
+
+        await unchanged(second, send())
+        await first.send(m.Heartbeat(activity="still welcome"))
+
+    with_two(daemons, mode, act)
