@@ -107,19 +107,15 @@ def measure(
             arguments = [*worker_arguments(run, PORT, rank), f"--server={address}:{PORT}"]
             node = f"worker{rank}"
             children.start(node, "gradwire.worker.cli", arguments, star.prefix(node))
-        before: tuple[int, int] | None = None
         with StatusClient(f"{address}:{PORT}") as client:
             deadline = time.monotonic() + PATIENCE_S
             while (status := client.ask()) is None or status.phase is not Phase.FINISHED:
                 if server.code is not None or time.monotonic() > deadline:
                     raise BenchError(f"{name}: {server.ending}: {server.last_lines()}")
-                if before is None and status is not None and status.version == 0:
-                    before = None if status.training_seconds else star.carried("server")
                 time.sleep(0.05)
-        after = star.carried("server")
+        up, down = star.carried("server")
         log = server.log.read_text()
     chosen = re.findall(r"exchange with redundancy (\d+)", log)
-    up, down = (b - a for a, b in zip(before or (0, 0), after, strict=True))
     block_bytes = 4 * ELEMENTS * status.version
     parameters = 4 * ELEMENTS  # one worker brings them, the others get them; a copy goes up at the end
     return Row(
