@@ -5,13 +5,14 @@ Pure functions and numpy: both sides of the wire call them with the same numbers
 
 from .exchange import Exchange, packet_elements
 from .fixed_point import FIXED_POINT_LIMIT, from_fixed_point, to_fixed_point
-from .plan import MAX_BLOCKS, NOBODY, Packet, Plan, Scheme, blocks_in, plan, resent
+from .plan import MAX_BLOCKS, MAX_NODES, NOBODY, Packet, Plan, Scheme, blocks_in, plan, resent
 from .redundancy import Choice, StepTimes, fastest, possible, step_seconds, without_redundancy
 from .straggler import StragglerCode, parts_of, straggler_code
 
 __all__ = [
     "FIXED_POINT_LIMIT",
     "MAX_BLOCKS",
+    "MAX_NODES",
     "NOBODY",
     "Choice",
     "Exchange",

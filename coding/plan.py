@@ -29,6 +29,8 @@ from itertools import combinations
 from math import comb
 
 MAX_BLOCKS = 1024  # that a batch is divided into; more would be hardly a sample each
+MAX_PACKETS = 1 << 14  # of an exchange; a server has to look at each of them
+MAX_NODES = 128  # so that without redundancy there are as many packets
 NOBODY = 2**32 - 1  # in the place of a sender
 
 
@@ -68,9 +70,16 @@ class Plan:
             for node in range(self.nodes)
         )
 
-    def sent_by(self, node: int) -> list[int]:
+    def sent_by(self, node: int) -> tuple[int, ...]:
         """Indices of the packets that a node sends."""
-        return [index for index, packet in enumerate(self.packets) if packet.sender == node]
+        return self._sent[node]
+
+    @cached_property
+    def _sent(self) -> tuple[tuple[int, ...], ...]:
+        sent: list[list[int]] = [[] for _ in range(self.nodes)]
+        for index, packet in enumerate(self.packets):
+            sent[packet.sender].append(index)
+        return tuple(map(tuple, sent))
 
     def sent_to(self, node: int) -> list[int]:
         """Indices of the packets that a node receives."""
@@ -91,6 +100,20 @@ class Plan:
 def blocks_in(scheme: Scheme, nodes: int, redundancy: int) -> int:
     """How many blocks a batch is divided into."""
     return nodes if scheme is Scheme.SUMMED else comb(nodes, redundancy)
+
+
+def packets_in(scheme: Scheme, nodes: int, redundancy: int) -> int:
+    """How many packets an exchange has."""
+    blocks = blocks_in(scheme, nodes, redundancy)
+    match scheme:
+        case Scheme.CODED:
+            return comb(nodes, redundancy + 1) * (redundancy + 1)
+        case Scheme.UNCODED:
+            return (nodes - redundancy) * blocks
+        case Scheme.UNICAST:
+            return (nodes - 1) * blocks
+        case _:
+            return blocks if nodes > 1 else 0
 
 
 @lru_cache(maxsize=64)
@@ -116,10 +139,12 @@ def _check(scheme: Scheme, nodes: int, redundancy: int) -> None:
     if not 1 <= redundancy < max(nodes, 2):
         limit = f"1 to {max(1, nodes - 1)} with {nodes} nodes"
         raise ValueError(f"redundancy: expected {limit}, got {redundancy}")
-    blocks = blocks_in(scheme, nodes, redundancy)
+    what = f"with {nodes} nodes and redundancy {redundancy}"
+    blocks, packets = blocks_in(scheme, nodes, redundancy), packets_in(scheme, nodes, redundancy)
     if blocks > MAX_BLOCKS:
-        what = f"{blocks} with {nodes} nodes and redundancy {redundancy}"
-        raise ValueError(f"blocks: expected up to {MAX_BLOCKS}, got {what}")
+        raise ValueError(f"blocks: expected up to {MAX_BLOCKS}, got {blocks} {what}")
+    if packets > MAX_PACKETS:
+        raise ValueError(f"packets: expected up to {MAX_PACKETS}, got {packets} {what}")
 
 
 def _coded(nodes: int, redundancy: int) -> Plan:

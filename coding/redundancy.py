@@ -11,8 +11,7 @@ and downwards is never the smaller one, so that is what the time of an exchange 
     T(r) = r · T_calc + T_comm · C(n-1,r) / (n-1)
 
 T_calc and T_comm are those of r = 1, where each node computes its n-th part of the batch once. Between 1 and
-n - 1 the load only rises and falls again, so that one of these two is the fastest, unless n is so large that
-C(n,r) exceeds `MAX_BLOCKS`.
+n - 1 the load only rises and falls again, so that one of these two is the fastest.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from fractions import Fraction
 from math import comb
 from statistics import median
 
-from .plan import MAX_BLOCKS
+from .plan import MAX_BLOCKS, MAX_PACKETS, Scheme, packets_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,12 @@ def step_seconds(times: StepTimes, nodes: int, redundancy: int) -> float:
 
 
 def possible(nodes: int) -> list[int]:
-    """Every redundancy that so many nodes can have."""
-    return [r for r in range(1, max(nodes, 2)) if comb(nodes, r) <= MAX_BLOCKS]
+    """Every redundancy that so many nodes, up to `MAX_NODES`, can have; 1 is always among them."""
+    return [
+        r
+        for r in range(1, max(nodes, 2))
+        if comb(nodes, r) <= MAX_BLOCKS and packets_in(Scheme.UNICAST, nodes, r) <= MAX_PACKETS
+    ]
 
 
 def fastest(times: StepTimes, nodes: int) -> int:

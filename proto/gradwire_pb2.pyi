@@ -451,16 +451,12 @@ class Push(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., base_version: _Optional[int] = ..., partition: _Optional[int] = ..., samples: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., loss: _Optional[float] = ..., assignment: _Optional[int] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ...) -> None: ...
 
 class Exchanged(_message.Message):
-    __slots__ = ("crc32c", "computing_seconds", "exchanging_seconds", "clipped")
+    __slots__ = ("crc32c", "computing_seconds")
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     COMPUTING_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    EXCHANGING_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    CLIPPED_FIELD_NUMBER: _ClassVar[int]
     crc32c: int
     computing_seconds: float
-    exchanging_seconds: float
-    clipped: int
-    def __init__(self, crc32c: _Optional[int] = ..., computing_seconds: _Optional[float] = ..., exchanging_seconds: _Optional[float] = ..., clipped: _Optional[int] = ...) -> None: ...
+    def __init__(self, crc32c: _Optional[int] = ..., computing_seconds: _Optional[float] = ...) -> None: ...
 
 class Packet(_message.Message):
     __slots__ = ("exchange", "index", "elements")

@@ -188,8 +188,6 @@ class Ready:
 class Exchanged:
     crc32c: int
     computing_seconds: float = 0.0
-    exchanging_seconds: float = 0.0
-    clipped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

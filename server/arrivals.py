@@ -22,9 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..proto.messages import Assignment
-from ..proto.refusal import Refused
 from . import events as e
-from . import refusals
 from .pace import Pace
 from .roster import Member, Work
 from .state import JobState
@@ -176,12 +174,6 @@ class Arrivals:
         pace.note(now - work.given_at)
         ready = [each for each in self._state.roster.ready() if each is not member]
         pace.adapt([each.pace for each in ready if each.pace is not None], self._state.rules.batch_size)
-
-    def happened(self, member: Member, event: e.OfMode, now: float) -> list[e.Action]:
-        raise Refused(refusals.not_coded(member.worker))
-
-    def wants_copy(self, worker: str, version: int) -> bool:
-        return False
 
     def too_late(self, work: Work) -> bool:
         return False

@@ -19,9 +19,11 @@ since goes out again.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ..coding import Choice, Scheme, StepTimes, plan, possible
+from ..coding import MAX_NODES, Choice, Scheme, StepTimes, packet_elements, plan, possible
 from ..proto.messages import Assignment, Coding, Exchanged, SchemeCode
 from ..proto.refusal import Refused
 from . import events as e
@@ -32,7 +34,7 @@ from .roster import Member, Work
 from .state import JobState
 from .waiting import Waiting, describe
 
-MAX_DAMAGED = 3  # packets of one member in a round; then something is wrong with it
+MAX_DAMAGED = 3  # exchanges in a row that fail because of one member's packets; then it is sent away
 
 
 class Coded:
@@ -45,6 +47,7 @@ class Coded:
         self.round: Round | None = None
         self._exchanges = 0  # so far; the number of the last one
         self._have_sum: set[Name] = set()  # members with the sum of the last round
+        self._damaged_by: Counter[Name] = Counter()  # exchanges in a row, by member
         self._copy = ServerCopy()
         self._drift = Drift()
         self._noted = (0, 0)  # nodes and redundancy of the last round
@@ -59,8 +62,9 @@ class Coded:
 
     @property
     def _kept(self) -> bool:
-        """Whether any member has the current version."""
-        return any(self._is_current(member) for member in self._state.roster.members.values())
+        """Whether anybody has the current version, or the copy of it is just being taken over."""
+        members = self._state.roster.members.values()
+        return self._copy.loading is not None or any(map(self._is_current, members))
 
     # ---- giving out work
 
@@ -78,7 +82,7 @@ class Coded:
 
     def _open(self, now: float) -> list[e.Action]:
         state = self._state
-        ready = state.roster.ready()
+        ready = state.roster.ready()[:MAX_NODES]
         if not ready:
             return []
         behind = [member for member in ready if not self._is_current(member)]
@@ -135,7 +139,7 @@ class Coded:
             state.assignments += 1
             asked = state.ask_for_evaluation(member, due, state.assignments, now)
             if asked:
-                due = 0
+                due, round_.irregular = 0, True
             assignment = Assignment(
                 id=state.assignments,
                 version=round_.version,
@@ -187,7 +191,8 @@ class Coded:
 
     # ---- packets
 
-    def happened(self, member: Member, event: e.OfMode, now: float) -> list[e.Action]:
+    def happened(self, member: Member, event: e.OfCoded) -> list[e.Action]:
+        """Raises Refused: PACKET."""
         match event:
             case e.PacketBegun():
                 return self._begun(member, event)
@@ -196,9 +201,23 @@ class Coded:
                     self.round.relayed.add(event.index)
             case e.PacketDamaged():
                 return self._damaged(member, event)
-            case e.Copied():
+            case e.CopyArrived():
+                if not self.wants_copy(member.worker, event.version):
+                    return []
                 self._copy.arrived(event.version)
+                return [e.TakeCopy(version=event.version, content=event.content)]
         return []
+
+    def copied(self, version: int) -> None:
+        """The server's copy is of this version."""
+        self._copy.taken(version)
+
+    def packet_elements(self, exchange: int, elements: int) -> int | None:
+        """Of the packets of that exchange, for gradients of so many elements; None if it is not running."""
+        round_ = self.round
+        if round_ is None or round_.exchange != exchange:
+            return None
+        return packet_elements(elements, round_.plan.slices)
 
     def _begun(self, member: Member, event: e.PacketBegun) -> list[e.Action]:
         """Have a packet handed on, unless it is of an exchange that is over, or has been."""
@@ -209,41 +228,49 @@ class Coded:
         if round_ is None or event.exchange != round_.exchange:
             return []
         node = round_.node_of(member)
-        mine = [] if node is None else round_.plan.sent_by(node)
-        if event.index not in mine:
-            raise Refused(refusals.packet(member.worker, f"one of {mine}", f"packet {event.index}"))
+        packets = round_.plan.packets
+        if event.index >= len(packets) or packets[event.index].sender != node:
+            limit = f"one of the {len(packets)} of exchange {event.exchange} that is its own to send"
+            raise Refused(refusals.packet(member.worker, limit, f"packet {event.index}"))
         if event.index in round_.relayed:
             return []
         round_.begun.add(event.index)
-        targets = [round_.members[target] for target in round_.plan.packets[event.index].targets]
-        workers = tuple(target.worker for target in targets if target.listening)
-        return [e.Relay(targets=workers, slices=round_.plan.slices)]
+        targets = [round_.members[target] for target in packets[event.index].targets]
+        return [e.Relay(targets=tuple(target.worker for target in targets if target.listening))]
 
     def _damaged(self, member: Member, event: e.PacketDamaged) -> list[e.Action]:
         round_ = self.round
         node = round_.node_of(member) if round_ is not None else None
         if round_ is None or node is None or round_.exchange != event.exchange:
             return []
-        round_.broken = f"a packet of {member.name} was refused ({event.refusal.message})"
-        round_.damaged[node] += 1
-        if round_.damaged[node] <= MAX_DAMAGED:
-            return []
-        self._drop(round_, node, f"{MAX_DAMAGED + 1} packets of {member.name} were refused")
-        end = e.Disconnect(
-            worker=member.worker, incarnation=member.incarnation, refusal=event.refusal, final=True
+        return self._broken_by(
+            round_, member, f"a packet of {member.name} was refused ({event.refusal.message})"
         )
-        return [end]
+
+    def _broken_by(self, round_: Round, member: Member, why: str) -> list[e.Action]:
+        """The exchange is void because of a member, which is sent away if that goes on."""
+        round_.broken = why
+        self._damaged_by[name_of(member)] += 1
+        if self._damaged_by[name_of(member)] <= MAX_DAMAGED:
+            return []
+        refusal = refusals.packet(member.worker, f"an exchange that succeeds, of {MAX_DAMAGED + 1}", why)
+        return [
+            e.Disconnect(worker=member.worker, incarnation=member.incarnation, refusal=refusal, final=True)
+        ]
 
     def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
         round_ = self.round
         node = round_.node_of(member) if round_ is not None else None
         if round_ is None or node is None or not isinstance(event.content, Exchanged):
             return None
-        if not set(round_.plan.sent_by(node)) <= round_.relayed:  # others would wait for the rest for ever
+        if set(round_.plan.sent_by(node)) <= round_.relayed:
+            self._damaged_by.pop(name_of(member), None)
+        else:  # others would wait for the rest for ever
             round_.broken = f"{member.name} has not sent all of its packets"
-            round_.damaged[node] += 1
-            if round_.damaged[node] > MAX_DAMAGED:
+            self._damaged_by[name_of(member)] += 1
+            if self._damaged_by[name_of(member)] > MAX_DAMAGED:
                 self._drop(round_, node, round_.broken)
+                return None
         round_.reports[node] = Report(event.samples, event.loss, event.content)
         return round_.version + 1
 
@@ -291,15 +318,11 @@ class Coded:
         state = self._state
         epochs = state.epoch
         reports = [round_.reports[node] for node in round_.present]
-        for block in range(len(round_.plan.holders)):
-            part = round_.part(block)
-            if not part.count:
-                continue
-            if block in round_.plan.blocks:
-                state.samples.settle(part)
-                self._copy.since.append((state.version + 1, part))
-            else:
-                state.samples.give_back(part)
+        for part in round_.parts:
+            state.samples.settle(part)
+            self._copy.since.append((state.version + 1, part))
+        for part in round_.left_out:
+            state.samples.give_back(part)
         state.version += 1
         state.applied = round_.exchange
         members = [round_.members[node] for node in round_.present]
@@ -309,11 +332,11 @@ class Coded:
         self.round, self._copy.asked = None, None
         self._copy.due |= state.epoch > epochs
         computing = max(report.exchanged.computing_seconds for report in reports)
-        if len(reports) == len(round_.members) and round_.plan.slices == round_.redundancy:
+        if not round_.irregular and not round_.lost and math.isfinite(computing) and computing >= 0:
             measured = StepTimes(computing, max(0.0, now - round_.opened_at - computing))
             self._choice.note(len(reports), round_.redundancy, measured)
         closed = e.Closed(
-            samples=sum(round_.part(block).count for block in round_.plan.blocks),
+            samples=sum(part.count for part in round_.parts),
             loss=round_.loss,
             opened_at=round_.opened_at,
             redundancy=round_.redundancy,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..coding import NOBODY, Plan, Scheme, plan, resent
@@ -38,7 +38,7 @@ class Round:
     reports: dict[int, Report] = field(default_factory=dict[int, Report])  # by node, of the exchange
     lost: set[int] = field(default_factory=set[int])
     broken: str = ""  # why the exchange cannot end
-    damaged: Counter[int] = field(default_factory=Counter[int])  # packets, by node
+    irregular: bool = False  # its time says nothing: an exchange was replaced, or somebody evaluates
 
     @property
     def present(self) -> list[int]:
@@ -72,9 +72,21 @@ class Round:
             if able:
                 sends[able[0]] += 1
         self.exchange, self.plan, self.broken = exchange, resent(original, senders, present), ""
+        self.irregular = True
         self.begun, self.relayed, self.reports = set(), set(), {}
         return tuple(senders)
 
-    def part(self, block: int) -> Drawn:
-        """The samples of a block."""
-        return self.drawn.part(block, len(self.plan.holders))
+    @property
+    def parts(self) -> list[Drawn]:
+        """The samples behind the sum: all of them in one piece, unless blocks are left out."""
+        whole = len(self.plan.blocks) == len(self.plan.holders)
+        return [self.drawn] if whole else self._samples(self.plan.blocks)
+
+    @property
+    def left_out(self) -> list[Drawn]:
+        """The samples of blocks that nobody has any more."""
+        return self._samples(sorted(set(range(len(self.plan.holders))) - set(self.plan.blocks)))
+
+    def _samples(self, blocks: Sequence[int]) -> list[Drawn]:
+        parts = [self.drawn.part(block, len(self.plan.holders)) for block in blocks]
+        return [part for part in parts if part.count]

@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 from ..compressors import Payload
 from ..proto import messages as m
 from ..proto.refusal import Refused
+from ..proto.transfer import Assembly
 from . import events as e
 from .core import Core
 from .mean import Share
@@ -109,6 +110,8 @@ class Conductor:
                 self.metrics.redundancy.set(action.redundancy)
             case e.RequestCopy():
                 self._send(action.worker, m.SnapshotRequest(version=action.version, apply=action.apply))
+            case e.TakeCopy():
+                self._work(self._take_copy(action))
             case e.Relabel():
                 self._snapshots.clear()
                 assert self.store is not None
@@ -246,13 +249,17 @@ class Conductor:
         self.parameters_sha256 = await self.on_reducer(conclude)
         log.info("the job is finished at version %d", self.core.version)
 
-    async def copy(self, worker: str, incarnation: int, version: int, values: Sequence[Payload]) -> None:
-        """Take over a worker's snapshot."""
+    async def _take_copy(self, action: e.TakeCopy) -> None:
         assert self.store is not None
-        await self.on_reducer(self.store.load, version, values)
+        assembly = cast("Assembly", action.content)
+        try:
+            values = await asyncio.to_thread(assembly.finish)
+        except Refused as refused:  # with Store.apply it would have been the server that found out
+            raise DivergedError(f"version {action.version}: {refused}") from None
+        await self.on_reducer(self.store.load, action.version, values)
         self.metrics.copied(self.store.manifest.raw_bytes)
         self._snapshots.clear()
-        self.happen(e.Copied(worker=worker, incarnation=incarnation, version=version))
+        self.happen(e.Copied(version=action.version))
 
     def _work(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)

@@ -175,6 +175,8 @@ def check_together(config: ServerConfig) -> None:
         )
     if config.mode == "sync":
         _check_redundancy(config)
+    if config.redundancy == "auto" and config.scheme != "coded":
+        raise UsageError(f"--redundancy auto: is for --scheme coded, and this is {config.scheme}")
     needed = config.backup + parse_aggregation(config.aggregation).fewest
     if config.min_workers < needed:
         what = f"--aggregation {config.aggregation}"

@@ -20,11 +20,13 @@ def name_of(member: Member) -> Name:
 
 @dataclass(slots=True)
 class ServerCopy:
-    """version: that it is of. asked: who was asked for one of the current version. due: one is wanted though
-    nobody waits for it. since: what was trained on since, with the version that it led to."""
+    """version: that it is of. asked: who was asked for one of the current version. loading: version that has
+    arrived, and is being taken over. due: one is wanted though nobody waits for it. since: what was trained
+    on since, with the version that it led to."""
 
     version: int = 0
     asked: Member | None = None
+    loading: int | None = None
     due: bool = False
     since: list[tuple[int, Drawn]] = field(default_factory=list[tuple[int, Drawn]])
 
@@ -32,7 +34,7 @@ class ServerCopy:
         """Ask the first of these for a copy of this version, unless it is here or somebody was asked."""
         if self.version == version:
             self.due = False
-        if self.version == version or self.asked is not None:
+        if self.version == version or self.asked is not None or self.loading is not None:
             return []
         self.asked = next(iter(able), None)
         if self.asked is None:
@@ -45,8 +47,13 @@ class ServerCopy:
             self.asked = None
 
     def arrived(self, version: int) -> None:
+        """It is here, and is taken over whatever becomes of whoever sent it."""
+        self.asked, self.loading, self.due = None, version, False
+
+    def taken(self, version: int) -> None:
+        assert version == self.loading
         self.since = [each for each in self.since if each[0] > version]
-        self.version, self.asked, self.due = version, None, False
+        self.version, self.loading = version, None
 
     def become(self, version: int, samples: Samples) -> None:
         """It is this version from now on; what has been trained on since goes out again."""

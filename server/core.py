@@ -55,7 +55,8 @@ class Core(JobState):
             e.Detached: self._detached,
             e.Heard: self._heard,
             e.Pushed: self._pushed,
-            **dict.fromkeys(get_args(e.OfMode), self._of_mode),
+            **dict.fromkeys(get_args(e.OfCoded), self._of_coded),
+            e.Copied: self._copied,
             e.Published: self._published,
             e.Evaluated: self._evaluated,
             e.Left: self._left,
@@ -214,7 +215,10 @@ class Core(JobState):
             self.wait_from(now)
         if self.started_at is None:
             self.started_at = now
-        return [*self.mode.offer(now), *self.mode.proceed(now)]
+        actions = [*self.mode.offer(now), *self.mode.proceed(now)]
+        if self.mode.quiet and not self.roster.ready():
+            self.phase = Phase.GATHERING
+        return actions
 
     def _pushed(self, event: e.Pushed, now: float) -> list[e.Action]:
         if self.phase is Phase.STOPPING:
@@ -292,9 +296,19 @@ class Core(JobState):
                 self.repeated_samples += event.samples
         return True
 
-    def _of_mode(self, event: e.OfMode, now: float) -> list[e.Action]:
+    def _of_coded(self, event: e.OfCoded, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
-        return [*self.mode.happened(member, event, now), *self._advance(now)]
+        if not isinstance(self.mode, Coded):
+            raise Refused(refusals.not_coded(member.worker))
+        actions = self.mode.happened(member, event)
+        if any(isinstance(action, e.Disconnect) and action.final for action in actions):
+            return [*actions, *self._give_up(member, "its packets keep arriving damaged", now)]
+        return [*actions, *self._advance(now)]
+
+    def _copied(self, event: e.Copied, now: float) -> list[e.Action]:
+        assert isinstance(self.mode, Coded)
+        self.mode.copied(event.version)
+        return self._advance(now)
 
     def _published(self, event: e.Published, now: float) -> list[e.Action]:
         self.mode.published(event)

@@ -131,15 +131,23 @@ class PacketDamaged:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Copied:
-    """The server's parameters are those of a worker's snapshot."""
+class CopyArrived:
+    """All bytes of a worker's snapshot are here. `content` is opaque."""
 
     worker: str
     incarnation: int
     version: int
+    content: object = field(repr=False)
 
 
-OfMode = PacketBegun | PacketRelayed | PacketDamaged | Copied
+OfCoded = PacketBegun | PacketRelayed | PacketDamaged | CopyArrived
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copied:
+    """The server's parameters are those of a snapshot that had arrived."""
+
+    version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,6 +190,7 @@ Event = (
     | PacketBegun
     | PacketRelayed
     | PacketDamaged
+    | CopyArrived
     | Copied
     | Published
     | Evaluated
@@ -285,10 +294,9 @@ class Apply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relay:
-    """Hand a packet that has begun on to these workers. slices: that gradients are cut into for it."""
+    """Hand a packet that has begun on to these workers."""
 
     targets: tuple[str, ...]
-    slices: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,6 +316,14 @@ class RequestCopy:
     worker: str
     version: int
     apply: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TakeCopy:
+    """Make a snapshot that has arrived the server's parameters."""
+
+    version: int
+    content: object = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -369,6 +385,7 @@ Action = (
     | Relay
     | Closed
     | RequestCopy
+    | TakeCopy
     | Relabel
     | Disconnect
     | Report

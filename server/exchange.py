@@ -96,7 +96,7 @@ class Exchange:
             match message:
                 case m.Chunk():
                     conductor.happen(e.Heard(worker=worker, incarnation=incarnation))
-                    if not await uploads.add(message):
+                    if not uploads.add(message):
                         await self._take(session, message)
                 case m.Push():
                     uploads.end()

@@ -40,14 +40,6 @@ class Mode(Protocol):
         """The member is back on a new stream; `assigned` is the id of the last assignment that it got."""
         ...
 
-    def happened(self, member: Member, event: e.OfMode, now: float) -> list[e.Action]:
-        """Something that only one mode knows of. Raises Refused where it is not this one."""
-        ...
-
-    def wants_copy(self, worker: str, version: int) -> bool:
-        """Whether this worker was asked for a snapshot of this version."""
-        ...
-
     def published(self, event: e.Published) -> None:
         """What `proceed` wanted applied is applied."""
         ...

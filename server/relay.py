@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from ..proto.transfer import Assembly, Passage
 from ..proto.wire import CHUNK_BYTES, encode_chunk
 from . import events as e
 from . import refusals
+from .coded import Coded
 from .conductor import Conductor
 from .streams import Outbox, Session
 
@@ -54,24 +54,32 @@ class Uploads:
         self._dropping: int | None = None  # transfer that is of no use
 
     def end(self) -> None:
-        """Something else begins."""
+        """Something else begins. Raises Refused where the stream cannot go on."""
         unfinished, self._arriving, self._dropping = self._arriving, None, None
+        why = refusals.packet(self._session.worker, "all of it before something else", "a part")
         if isinstance(unfinished, Relay):
-            worker = self._session.worker
-            self._damaged(unfinished, refusals.packet(worker, "all of it before something else", "a part"))
+            self._damaged(unfinished, why)
+        elif unfinished is not None:
+            raise Refused(why)
 
     def begin(self, header: Packet | Snapshot) -> None:
         """Raises Refused where the stream cannot go on."""
         self.end()
-        store = self._conductor.store
+        worker, store, mode = self._session.worker, self._conductor.store, self._conductor.core.mode
         if store is None:
-            raise Refused(refusals.not_initialized(self._session.worker, type(header).__name__))
+            raise Refused(refusals.not_initialized(worker, type(header).__name__))
+        if not isinstance(mode, Coded):
+            raise Refused(refusals.not_coded(worker))
         if isinstance(header, Snapshot):
-            self._begin_snapshot(header, store.manifest)
+            self._begin_snapshot(header, mode, store.manifest)
         else:
-            self._begin_packet(header, store.manifest)
+            self._begin_packet(header, mode, store.manifest)
 
-    def _begin_packet(self, packet: Packet, manifest: Manifest) -> None:
+    def _begin_packet(self, packet: Packet, mode: Coded, manifest: Manifest) -> None:
+        expected = mode.packet_elements(packet.exchange, manifest.gradient_elements)
+        if expected not in (None, packet.elements):
+            limit, value = f"{expected} elements", f"{packet.elements}"
+            raise Refused(refusals.packet(self._session.worker, limit, value))
         self._dropping = packet.transfer
         begun = e.PacketBegun(
             worker=self._session.worker,
@@ -84,19 +92,16 @@ class Uploads:
         wanted = next((action for action in actions if isinstance(action, e.Relay)), None)
         if wanted is None:  # it comes too late
             return
-        expected = -(-manifest.gradient_elements // wanted.slices)
-        if packet.elements != expected:
-            limit, value = f"{expected} elements", f"{packet.elements}"
-            raise Refused(refusals.packet(self._session.worker, limit, value))
         sessions = self._conductor.sessions
         targets = [sessions[worker].outbox for worker in wanted.targets if worker in sessions]
         self._dropping = None
         self._go_on(Relay(packet, targets, self._session.worker))
 
-    def _begin_snapshot(self, snapshot: Snapshot, manifest: Manifest) -> None:
-        if not self._conductor.core.mode.wants_copy(self._session.worker, snapshot.version):
-            self._dropping = snapshot.version
-            return
+    def _begin_snapshot(self, snapshot: Snapshot, mode: Coded, manifest: Manifest) -> None:
+        worker = self._session.worker
+        if not mode.wants_copy(worker, snapshot.version):
+            limit = "a snapshot of what was asked for, by whom it was"
+            raise Refused(refusals.packet(worker, limit, f"one of version {snapshot.version}"))
         payloads: list[Payload] = [
             DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=np.empty(0, np.uint8))
             for spec in manifest.specs
@@ -104,22 +109,27 @@ class Uploads:
         assembly = Assembly(
             *(snapshot.version, 0, payloads),
             chunk_bytes=CHUNK_BYTES,
-            worker=self._session.worker,
+            worker=worker,
             names=[spec.name for spec in manifest.specs],
         )
         self._arriving = snapshot, assembly
 
-    async def add(self, chunk: Chunk) -> bool:
+    def add(self, chunk: Chunk) -> bool:
         """Take a chunk; False if it is of something else. Raises Refused where the stream cannot go on."""
         if self._arriving is None:
             return self._dropping == chunk.transfer
         if isinstance(self._arriving, Relay):
             self._relay(self._arriving, chunk)
         else:
-            await self._keep(*self._arriving, chunk)
+            self._keep(*self._arriving, chunk)
         return True
 
     def _relay(self, relay: Relay, chunk: Chunk) -> None:
+        mode = self._conductor.core.mode
+        assert isinstance(mode, Coded)
+        if mode.packet_elements(relay.packet.exchange, 1) is None:  # the exchange has been replaced meanwhile
+            self._arriving, self._dropping = None, relay.packet.transfer
+            return
         try:
             relay.add(chunk)
         except Refused as refused:
@@ -156,11 +166,16 @@ class Uploads:
             )
         )
 
-    async def _keep(self, snapshot: Snapshot, assembly: Assembly, chunk: Chunk) -> None:
+    def _keep(self, snapshot: Snapshot, assembly: Assembly, chunk: Chunk) -> None:
         assembly.add(chunk)
         if not assembly.complete:
             return
         self._arriving = None
-        values = await asyncio.to_thread(assembly.finish)
-        worker, incarnation = self._session.worker, self._session.incarnation
-        await self._conductor.copy(worker, incarnation, snapshot.version, values)
+        self._conductor.happen(
+            e.CopyArrived(
+                worker=self._session.worker,
+                incarnation=self._session.incarnation,
+                version=snapshot.version,
+                content=assembly,
+            )
+        )

@@ -22,9 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..proto.messages import Assignment
-from ..proto.refusal import Refused
 from . import events as e
-from . import refusals
 from .division import Division, Part, divide
 from .roster import Member, Work
 from .samples import Drawn
@@ -229,12 +227,6 @@ class Rounds:
             content=event.content,
         )
         return round_.version + 1
-
-    def happened(self, member: Member, event: e.OfMode, now: float) -> list[e.Action]:
-        raise Refused(refusals.not_coded(member.worker))
-
-    def wants_copy(self, worker: str, version: int) -> bool:
-        return False
 
     def too_late(self, work: Work) -> bool:
         return True  # its round has closed

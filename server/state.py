@@ -49,7 +49,7 @@ class Rules:
     @property
     def shares_samples(self) -> bool:
         """Whether several members may be given the same ones."""
-        return (self.redundancy or 1) > 1 or self.straggler_code > 0
+        return self.mode == "sync" and ((self.redundancy or 1) > 1 or self.straggler_code > 0)
 
     def rate_factor(self, progress: float) -> float:
         """What the base learning rate is multiplied with after so many epochs."""

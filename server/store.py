@@ -239,10 +239,11 @@ class Store:
         return [_flat(parameter).view(np.uint8) for parameter in self.parameters]
 
     def sha256(self) -> str:
-        """Over `values`."""
+        """Over the values of the parameters."""
         digest = hashlib.sha256()
-        for value in self.values():
-            digest.update(value.data)
+        for tensor, value in zip(self.manifest.tensors, self.values(), strict=True):
+            if not tensor.state:
+                digest.update(value.data)
         return digest.hexdigest()
 
     def save(self, path: Path, digest: str) -> None:

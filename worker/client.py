@@ -42,6 +42,7 @@ T = TypeVar("T")
 CALL_TIMEOUT_S = 10.0
 LEAVE_TIMEOUT_S = 5.0
 LAST_WORD_S = 1.0
+MAX_UINT32 = 2**32 - 1  # versions are below, transfers of packets above
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +121,7 @@ class Client:
         self._exchange: asyncio.Task[None] | None = None
         self._left = False
         self._assigned = 0  # id of the last assignment
+        self._running = 0  # the exchange that it is about
 
     # ---- for the training thread
 
@@ -230,7 +232,8 @@ class Client:
         """The replica has got to a version by itself."""
 
         def note() -> None:
-            self._version = version
+            if self._version is not None and version is not None:
+                self._version = max(self._version, version)
 
         self._loop.call_soon_threadsafe(note)
 
@@ -350,6 +353,8 @@ class Client:
         async def write() -> None:
             while True:
                 item = await outbox.get()
+                if isinstance(item, Outgoing) and self._is_of_no_use(item.header):
+                    continue
                 for message in (item,) if isinstance(item, bytes) else item.messages():
                     await call.write(message)
 
@@ -404,6 +409,8 @@ class Client:
                 case m.Chunk() if message.transfer in packets:
                     packets[message.transfer][1].add(message)
                     self._finish_packet(message.transfer, packets)
+                case m.Chunk() if message.transfer > MAX_UINT32:
+                    pass  # the rest of a packet of an exchange that was given up
                 case m.Chunk():
                     if assembly is None:
                         raise BrokenError("a chunk came without an update")
@@ -415,6 +422,8 @@ class Client:
                         self._pending.pop(message.seq, None)
                     self._incoming.put(message)
                 case m.Assignment():
+                    if message.coding is not None:
+                        self._running = message.coding.exchange
                     if message.id > self._assigned:
                         progress.set()
                     self._assigned = message.id
@@ -432,6 +441,10 @@ class Client:
                 self._incoming.put(Received(update, payloads))
                 self._note_version(update)
                 assembly = update = None
+
+    def _is_of_no_use(self, header: m.Push | m.Packet | m.Snapshot) -> bool:
+        """Whether it is a packet of an exchange that has been given up."""
+        return isinstance(header, m.Packet) and header.exchange < self._running
 
     def _begin_packet(self, packet: m.Packet, packets: dict[int, tuple[m.Packet, Collection]]) -> None:
         limit = self._manifest.gradient_elements if self._manifest is not None else 0

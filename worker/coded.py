@@ -44,7 +44,6 @@ class Step:
         self.clipped = 0
         self.unusable = ""  # why a block contributes nothing
         self.computing_seconds = 0.0
-        self.computed_at = 0.0
         self.exchange: Exchange | None = None
         self.plan = original
 
@@ -126,16 +125,18 @@ class CodedTraining:
             if end > start:
                 # Dropout and the like are the same wherever a block is computed.
                 loss = self._computation.loss(indices[start:end], assignment.version, block)
-                if math.isfinite(loss):
-                    step.clipped += self._to_words(self._replica.gradients(), end - start, words)
+                gradients = self._replica.gradients()
+                if not math.isfinite(loss):
+                    step.unusable = f"the loss is {loss}"
+                elif not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+                    step.unusable = "the gradient has an infinity or a NaN"
+                else:
+                    step.clipped += self._to_words(gradients, end - start, words)
                     step.loss += loss * (end - start)
                     step.samples += end - start
-                else:
-                    step.unusable = f"the loss is {loss}"
             step.blocks[block] = words
         step.loss = step.loss / step.samples if step.samples else 0.0
-        step.computed_at = time.perf_counter()
-        step.computing_seconds = step.computed_at - started
+        step.computing_seconds = time.perf_counter() - started
         self._step = step
         self._watch(step)
         return step
@@ -155,7 +156,7 @@ class CodedTraining:
         self._unusable_steps = self._unusable_steps + 1 if step.unusable else 0
         if step.unusable:
             self._metrics.skipped.inc()
-            log.warning("version %d: %s; a block of samples contributes nothing", version, step.unusable)
+            log.warning("version %d: %s; such blocks of samples count as zeros", version, step.unusable)
         if self._unusable_steps >= MAX_SKIPPED_STEPS:
             raise TaskFailedError(
                 f"{step.unusable} in {self._unusable_steps} steps in a row: "
@@ -202,8 +203,6 @@ class CodedTraining:
         return m.Exchanged(
             crc32c=crc32c([step.exchange.sums().view(np.uint8)], checksum),
             computing_seconds=step.computing_seconds,
-            exchanging_seconds=time.perf_counter() - step.computed_at,
-            clipped=step.clipped,
         )
 
     def apply(self, exchange: int, version: int) -> None:
@@ -235,10 +234,13 @@ class CodedTraining:
         self._metrics.version.set(version)
 
     def send_snapshot(self, request: m.SnapshotRequest) -> None:
-        """Send the replica, unless it is at another version: then the server asks somebody else, or again."""
+        """Send the replica."""
         self.apply(request.apply, request.version)
-        if self._replica.version == request.version:
-            # A copy: the next step may be taken while it is being sent.
-            values = [value.copy() for value in self._replica.values()]
-            self._client.send_snapshot(request.version, values)
-            self._metrics.raw_up.inc(self._replica.manifest.raw_bytes)
+        if self._replica.version != request.version:
+            raise RuntimeError(
+                f"asked for a snapshot of version {request.version} with a replica of {self._replica.version}"
+            )
+        # A copy: the next step may be taken while it is being sent.
+        values = [value.copy() for value in self._replica.values()]
+        self._client.send_snapshot(request.version, values)
+        self._metrics.raw_up.inc(self._replica.manifest.raw_bytes)

@@ -125,6 +125,13 @@ class Trainer:
         return self._compression.norm
 
     @property
+    def farewell(self) -> str:
+        """What becomes of what this worker has done, once `run` has returned before the job is done."""
+        if self._coded is None:
+            return "everything is handed over"
+        return "the other workers have all that it has, or else the server's last copy goes on"
+
+    @property
     def _awaited(self) -> bool:
         """Whether other workers wait for this one's part in an exchange."""
         return self._coded is not None and self._coded.exchanging
@@ -379,7 +386,9 @@ class Trainer:
         assert outcome.refusal is not None
         self._metrics.pushes.labels("refused").inc()
         self._metrics.refusals.labels(outcome.refusal.reason.label).inc()
-        if outcome.refusal.reason is Reason.STALE:
+        if outcome.refusal.reason is Reason.STALE and self._coded is not None:
+            log.info("report %d was of an exchange that has been replaced", outcome.seq)
+        elif outcome.refusal.reason is Reason.STALE:
             log.info("push %d came too late; its gradient goes out with the next push", outcome.seq)
         elif outcome.refusal.reason is Reason.REDUNDANT:
             log.info("push %d was not needed: others have pushed its gradient", outcome.seq)

@@ -127,6 +127,26 @@ def test_damaged_packets_lead_to_an_uncoded_exchange_and_the_same_bits(
 
 
 @pytest.mark.timeout(240)
+def test_packets_of_many_chunks_that_are_damaged_break_no_stream(daemons: Daemons) -> None:
+    """Others are still on their way when an exchange is given up."""
+    digests: list[str] = []
+    for damaged in (True, False):
+        task = ("--task", "small_tasks:regression:width=100000", "--batch-size", "8", "--redundancy", "2")
+        server = coded_job(daemons, *task, workers=3, epochs=3)
+        workers = daemons.workers(server, 2)
+        if damaged:
+            workers.append(daemons.program("damaging_worker", "9", server.address, "--worker-id", "w2"))
+        else:
+            workers.append(daemons.worker(server.address, "--worker-id", "w2"))
+        reply = ended(server, workers)
+        assert ("sent uncoded instead" in server.log) is damaged
+        assert "lost its stream" not in server.log
+        assert not any("cannot" in worker.log or "again in" in worker.log for worker in workers)
+        digests.append(reply.parameters_sha256)
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.timeout(240)
 def test_connections_that_break_lead_to_the_same_bits(daemons: Daemons, tmp_path: Path) -> None:
     output = tmp_path / "model.safetensors"
     optimizer = ("--optimizer", "sgd:momentum=0.5")

@@ -144,15 +144,13 @@ def test_packets_are_refused_in_other_modes(daemons: Daemons) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "coded"])
-def test_a_snapshot_that_nobody_asked_for_is_passed_over(daemons: Daemons, mode: str) -> None:
+def test_a_snapshot_that_nobody_asked_for_is_refused(daemons: Daemons, mode: str) -> None:
     async def act(first: Raw, second: Raw) -> None:
-        async def send() -> None:
-            await first.send(m.Snapshot(version=0))
-            values = [np.full(spec.elements, 0x3F800000, np.uint32) for spec in MANIFEST.specs]
-            for chunk in encode_chunks(0, 0, [value.view(np.uint8) for value in values]):
-                await first.send(chunk)
-
-        await unchanged(second, send())
-        await first.send(m.Heartbeat(activity="still welcome"))
+        before = await status(second)
+        await first.send(m.Snapshot(version=0))
+        with pytest.raises(Refused) as caught:
+            await first.receive(m.Outcome)
+        assert caught.value.refusal.reason is Reason.PACKET
+        assert state_of(await status(second))[:4] == state_of(before)[:4]
 
     with_two(daemons, mode, act)

@@ -102,7 +102,7 @@ class Cluster:
         self.first = first
         self.store: Replica | None = None
         self.versions: dict[int, Replica] = {}  # what each version is, as first seen
-        self.uncoded = 0
+        self.loading: e.TakeCopy | None = None  # a snapshot that is being taken over
 
     # ---- the server's shell
 
@@ -118,7 +118,10 @@ class Cluster:
                     self._send(action.worker, action.outcome)
                 case e.RequestCopy():
                     self._send(action.worker, action)
+                case e.TakeCopy():
+                    self.loading = action
                 case e.Relabel():
+                    assert self.loading is None, "the copy becomes another version while it is replaced"
                     assert self.store is not None
                     self.store = Replica(action.version, self.store.values, self.store.trained)
                     self.versions[action.version] = self.store
@@ -340,9 +343,7 @@ class Cluster:
                     )
                 )
             case ("snapshot", replica):
-                if self.core.mode.wants_copy(worker.name, replica.version):
-                    self.store = replica
-                    self.happen(e.Copied(**names, version=replica.version))
+                self.happen(e.CopyArrived(**names, version=replica.version, content=replica))
             case ("evaluation", version, epoch):
                 self.happen(e.Evaluated(**names, version=version, epoch=epoch, metrics={}))
             case ("left",):
@@ -364,6 +365,12 @@ class Cluster:
         chance = self.chance
         self.steps += 1
         self.now += chance.expovariate(20.0)
+        if self.loading is not None and chance.random() < 0.1:
+            taken, self.loading = self.loading, None
+            assert isinstance(taken.content, Replica)
+            self.store = taken.content
+            self.happen(e.Copied(version=taken.version))
+            return
         busy = [worker for worker in self.workers.values() if worker.connected and (worker.up or worker.down)]
         trouble = self.troubled and chance.random() < 0.02
         if trouble and self.live():

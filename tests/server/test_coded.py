@@ -82,6 +82,14 @@ class Job:
             after,
         )
 
+    def copied(self, name: str, version: int) -> list[e.Action]:
+        """The snapshot that was asked for comes, and is taken over."""
+        (take,) = some(
+            self.step(e.CopyArrived(worker=name, incarnation=1, version=version, content="it")), e.TakeCopy
+        )
+        assert (take.version, take.content) == (version, "it")
+        return self.step(e.Copied(version=version))
+
     def round(self, checksums: str = "", **timing: float) -> list[e.Action]:
         """A whole one; returns what follows from the last report."""
         for name in self.names:
@@ -224,7 +232,7 @@ def test_who_joins_gets_a_copy_that_the_round_waits_for() -> None:
     assert "the copy of version 2 is waited for" in job.core.waiting(job.now).text
     assert job.mode.wants_copy("a", 2)
     assert not job.mode.wants_copy("b", 2)
-    actions = job.step(e.Copied(worker="a", incarnation=1, version=2))
+    actions = job.copied("a", 2)
     has = {assign.worker: assign.has for assign in some(actions, e.Assign)}
     assert has == {"a": 2, "b": 2, "z": None}
 
@@ -237,6 +245,26 @@ def test_who_was_asked_for_the_copy_and_is_lost_is_replaced() -> None:
     job.round()
     actions = job.step(e.Left(worker="a", incarnation=1, failed=True, reason="told to"))
     assert [request.worker for request in some(actions, e.RequestCopy)] == ["b"]
+
+
+def test_a_copy_that_has_arrived_counts_whatever_becomes_of_who_sent_it() -> None:
+    job = Job(1, redundancy=1)
+    job.round()
+    job.step(e.Joined(worker="z", incarnation=1))
+    job.come("z", version=None)
+    job.round()
+    arrived = e.CopyArrived(worker="a", incarnation=1, version=2, content="it")
+    assert len(some(job.step(arrived), e.TakeCopy)) == 1
+    job.step(e.Left(worker="a", incarnation=1, failed=True, reason="told to"))
+    assert job.core.version == 2
+    (assign,) = some(job.step(e.Copied(version=2)), e.Assign)
+    assert (assign.worker, assign.has, assign.assignment.version) == ("z", None, 2)
+
+
+def test_a_snapshot_that_was_not_asked_for_is_not_taken() -> None:
+    job = Job(2, redundancy=1)
+    job.round()
+    assert job.step(e.CopyArrived(worker="a", incarnation=1, version=1, content="it")) == []
 
 
 def test_everybody_lost_means_back_to_the_copy() -> None:
@@ -262,7 +290,7 @@ def test_replicas_that_drift_are_named_and_brought_together_when_the_epoch_ends(
     actions = job.round("001")  # the epoch is over
     assert not some(actions, e.Assign)
     assert len(some(actions, e.RequestCopy)) == 1
-    actions = job.step(e.Copied(worker="a", incarnation=1, version=2))
+    actions = job.copied("a", 2)
     assert {assign.worker: assign.has for assign in some(actions, e.Assign)} == {"a": 2, "b": 2, "c": None}
     job.round("000")
     assert job.core.drifting == 0
@@ -306,7 +334,7 @@ def test_the_job_ends_with_a_copy_of_the_last_version() -> None:
     actions = job.round()
     phases = [job.core.phase]
     assert len(some(actions, e.RequestCopy)) == 1
-    job.step(e.Copied(worker="a", incarnation=1, version=1))
+    job.copied("a", 1)
     phases.append(job.core.phase)
     actions = job.step(e.Evaluated(worker="a", incarnation=1, version=1, epoch=1, metrics={}))
     phases.append(job.core.phase)
