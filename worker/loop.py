@@ -128,8 +128,8 @@ class Trainer:
     def farewell(self) -> str:
         """What becomes of what this worker has done, once `run` has returned before the job is done."""
         if self._coded is None:
-            return "everything is handed over"
-        return "the other workers have all that it has, or else the server's last copy goes on"
+            return "with everything handed over"
+        return "the other workers have all that it has; without any, the server's last copy goes on"
 
     @property
     def _awaited(self) -> bool:

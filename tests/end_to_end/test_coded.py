@@ -135,7 +135,7 @@ def test_packets_of_many_chunks_that_are_damaged_break_no_stream(daemons: Daemon
         server = coded_job(daemons, *task, workers=3, epochs=3)
         workers = daemons.workers(server, 2)
         if damaged:
-            workers.append(daemons.program("damaging_worker", "9", server.address, "--worker-id", "w2"))
+            workers.append(daemons.program("damaging_worker", "20", server.address, "--worker-id", "w2"))
         else:
             workers.append(daemons.worker(server.address, "--worker-id", "w2"))
         reply = ended(server, workers)
