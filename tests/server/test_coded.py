@@ -20,8 +20,8 @@ class Job:
 
     def __init__(self, workers: int, redundancy: int | None = 2, samples: int = 80, **rules: Any) -> None:
         self.names = "abcdefgh"[:workers]
-        common: dict[str, Any] = {"mode": "coded", "batch_size": 2, "epochs": 2, "lease_s": 10.0}
-        self.core = Core(Rules(**{**common, "min_workers": workers, "redundancy": redundancy, **rules}))
+        chosen: dict[str, Any] = {"mode": "coded", "batch_size": 2, "epochs": 2, "lease_s": 10.0, **rules}
+        self.core = Core(Rules(min_workers=workers, redundancy=redundancy, **chosen))
         self.now = 0.0
         self.assigned: dict[str, e.Assign] = {}
         self.seq = dict.fromkeys(self.names, 0)
@@ -60,10 +60,9 @@ class Job:
         assert assignment.coding is not None
         assert self.mode.round is not None
         for index in self.mode.round.plan.sent_by(assignment.position):
-            names: dict[str, Any] = {"worker": name, "incarnation": 1}
-            packet = {**names, "exchange": assignment.coding.exchange, "index": index}
-            self.step(e.PacketBegun(**packet))
-            self.step(e.PacketRelayed(**packet))
+            exchange = assignment.coding.exchange
+            self.step(e.PacketBegun(worker=name, incarnation=1, exchange=exchange, index=index))
+            self.step(e.PacketRelayed(worker=name, incarnation=1, exchange=exchange, index=index))
 
     def report(self, name: str, crc32c: int = 0, seconds: float = 0.0, after: float = 0.0) -> list[e.Action]:
         assignment = self.assigned[name].assignment
@@ -136,9 +135,9 @@ def test_a_packet_that_is_not_ones_own_is_refused_and_changes_nothing() -> None:
     assert job.mode.round is not None
     before = {**job.core.snapshot(), **job.core.mode.snapshot()}
     (theirs, *_) = job.mode.round.plan.sent_by(1)
-    packet: dict[str, Any] = {"worker": "a", "incarnation": 1, "exchange": 1}
-    for changes in ({"index": theirs}, {"index": 99}, {"index": 0, "exchange": 2}):
-        why = refusal(job.step(e.PacketBegun(**{**packet, **changes})))
+    for exchange, index in ((1, theirs), (1, 99), (2, 0)):
+        begun = e.PacketBegun(worker="a", incarnation=1, exchange=exchange, index=index)
+        why = refusal(job.step(begun))
         assert why.reason is Reason.PACKET
         assert "'a'" in why.message
     assert {**job.core.snapshot(), **job.core.mode.snapshot()} == before

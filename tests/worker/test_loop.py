@@ -270,7 +270,11 @@ def test_working_on_another_version_than_the_replicas_is_a_fault() -> None:
 
 def test_an_evaluation_that_is_no_mapping_is_said_to_be_none() -> None:
     script = Script(assignment(0, samples=0, evaluate_epoch=1))
-    broken = dataclasses.replace(task(), evaluate=lambda model: cast("Any", 3))
+
+    def three(model: nn.Module) -> Any:
+        return 3
+
+    broken = dataclasses.replace(task(), evaluate=three)
     subject, _ = trainer(script, of=broken)
     with pytest.raises(TaskFailedError, match="evaluate raised TypeError: it must return numbers by name"):
         subject.run()
