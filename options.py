@@ -212,7 +212,7 @@ def _convert(name: str, kind: type[Any], raw: Any, origin: str, info: _Option) -
         if value is None or (isinstance(value, float) and not math.isfinite(value)):
             raise wrong("a whole number" if kind is int else "a finite number")
     else:
-        if not isinstance(raw, str):
+        if isinstance(raw, bool) or not isinstance(raw, str | int | float):
             raise wrong("text")
         value = kind(raw)
     if info.choices and value not in info.choices:

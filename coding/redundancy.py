@@ -85,6 +85,11 @@ class Choice:
         self._times.append(without_redundancy(nodes, redundancy, measured))
 
     @property
+    def nodes(self) -> int:
+        """That the measurements are of."""
+        return self._nodes
+
+    @property
     def typical(self) -> StepTimes | None:
         """The median of what was measured, None before there is enough of it."""
         if len(self._times) < self.FEWEST:

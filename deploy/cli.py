@@ -78,8 +78,10 @@ def _run(options: RunOptions, directory: Path, json: Path | None, interrupt: Int
     result = _train(options, directory / "run", console, interrupt)
     baseline = None
     if options.baseline and not _is_baseline(options):
-        uncompressed = dataclasses.replace(options, compressor="none", downlink="none")
-        baseline = _train(uncompressed, directory / "baseline", console, interrupt)
+        plain = dataclasses.replace(options, compressor="none", downlink="none")
+        if options.mode == "coded":  # there is nothing compressed; what it competes with is the server's sum
+            plain = dataclasses.replace(plain, mode="sync", redundancy="1", scheme="coded")
+        baseline = _train(plain, directory / "baseline", console, interrupt)
 
     console.print(table_of(result, baseline))  # first: a full disk must not keep the figures from people
     try:
@@ -133,7 +135,7 @@ def _train(options: RunOptions, directory: Path, console: Console, interrupt: In
 
 
 def _is_baseline(options: RunOptions) -> bool:
-    return options.compressor == "none" and options.downlink == "none"
+    return options.compressor == "none" and options.downlink == "none" and options.mode != "coded"
 
 
 def _fail(code: int, message: str) -> int:

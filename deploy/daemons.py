@@ -61,6 +61,11 @@ def check_daemon_options(options: RunOptions, environ: Mapping[str, str]) -> Non
         raise UsageError(
             f"--compressor {options.compressor}: --mode coded exchanges gradients in fixed point; use none"
         )
+    if options.mode == "coded" and options.redundancy.isdigit():
+        most = max(1, options.workers - 1)
+        if int(options.redundancy) > most:
+            given = f"--redundancy {options.redundancy}: in coded mode"
+            raise UsageError(f"{given} --workers {options.workers} allows up to {most}")
     server = server_arguments(options, port=0, output=Path("parameters"))
     worker = worker_arguments(options, port=1, index=0)
     asked = resolve(

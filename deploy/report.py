@@ -31,6 +31,8 @@ class Result:
     largest_staleness: of a push that was applied: in clocks in stale mode, in versions in async mode.
     options: all of gc-run's, as they were in force.
     repeated_samples: trained on twice, because a worker came back with what another had been given.
+    redundancy, uncoded_exchanges, clipped_elements: of coded mode: in the last round; that replaced a coded
+        one; of gradients, by all workers.
     wire_bytes_*: with gRPC and HTTP/2 framing, everything that the server received and sent.
     raw_bytes_*: what the same tensors take as bare float32.
     payload_bytes_up: payloads of accepted pushes alone, without any header.
@@ -65,6 +67,9 @@ class Result:
     local_steps: int
     largest_staleness: int
     repeated_samples: int
+    redundancy: int
+    uncoded_exchanges: int
+    clipped_elements: int
     options: Mapping[str, Any]
 
     @property
@@ -109,6 +114,9 @@ def result_of(options: RunOptions, status: StatusReply) -> Result:
         local_steps=status.local_steps,
         largest_staleness=status.largest_staleness,
         repeated_samples=status.repeated_samples,
+        redundancy=status.redundancy,
+        uncoded_exchanges=status.uncoded_exchanges,
+        clipped_elements=status.clipped_elements,
         options=dataclasses.asdict(options),
     )
 
@@ -194,6 +202,10 @@ def table_of(result: Result, baseline: Result | None) -> Table:
     if result.mode in ("stale", "async"):
         unit = "clocks" if result.mode == "stale" else "versions"
         row(f"largest staleness, {unit}", str(result.largest_staleness), str(other.largest_staleness))
+    if result.mode == "coded":
+        row("redundancy, at the end", str(result.redundancy), "–")
+        row("exchanges replaced by uncoded ones", str(result.uncoded_exchanges), "–")
+        row("elements of gradients clipped", str(result.clipped_elements), "–")
     if result.refused_pushes or other.refused_pushes:
         row("refused pushes", str(result.refused_pushes), str(other.refused_pushes))
     if result.lost_workers or other.lost_workers:
@@ -217,6 +229,8 @@ def ratio(numerator: float, denominator: float) -> str:
 
 def heading(result: Result) -> str:
     """What tells one run from another: mode, compressor and downlink."""
+    if result.mode == "coded":
+        return f"coded, r = {result.redundancy}"
     mode = "" if result.mode == "sync" else f"{result.mode}: "
     down = "" if result.downlink == "none" else f", {result.downlink} down"
     return f"{mode}{result.compressor}{down}"

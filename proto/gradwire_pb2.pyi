@@ -451,12 +451,14 @@ class Push(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., base_version: _Optional[int] = ..., partition: _Optional[int] = ..., samples: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., loss: _Optional[float] = ..., assignment: _Optional[int] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ...) -> None: ...
 
 class Exchanged(_message.Message):
-    __slots__ = ("crc32c", "computing_seconds")
+    __slots__ = ("crc32c", "computing_seconds", "clipped")
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     COMPUTING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CLIPPED_FIELD_NUMBER: _ClassVar[int]
     crc32c: int
     computing_seconds: float
-    def __init__(self, crc32c: _Optional[int] = ..., computing_seconds: _Optional[float] = ...) -> None: ...
+    clipped: int
+    def __init__(self, crc32c: _Optional[int] = ..., computing_seconds: _Optional[float] = ..., clipped: _Optional[int] = ...) -> None: ...
 
 class Packet(_message.Message):
     __slots__ = ("exchange", "index", "elements")
@@ -469,10 +471,12 @@ class Packet(_message.Message):
     def __init__(self, exchange: _Optional[int] = ..., index: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "leaving")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     version: int
-    def __init__(self, version: _Optional[int] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, version: _Optional[int] = ..., leaving: bool = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("activity",)
@@ -715,7 +719,7 @@ class Traffic(_message.Message):
     def __init__(self, wire_bytes_up: _Optional[int] = ..., wire_bytes_down: _Optional[int] = ..., raw_bytes_up: _Optional[int] = ..., raw_bytes_down: _Optional[int] = ..., payload_bytes_up: _Optional[int] = ..., compressed_payload_bytes_up: _Optional[int] = ..., compressed_raw_bytes_up: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("job", "phase", "waiting", "version", "epoch", "epoch_progress", "members", "lost", "evaluations", "traffic", "pushes", "refused_pushes", "train_loss", "training_seconds", "parameters_sha256", "software", "local_steps", "largest_staleness", "repeated_samples")
+    __slots__ = ("job", "phase", "waiting", "version", "epoch", "epoch_progress", "members", "lost", "evaluations", "traffic", "pushes", "refused_pushes", "train_loss", "training_seconds", "parameters_sha256", "software", "local_steps", "largest_staleness", "redundancy", "uncoded_exchanges", "clipped_elements", "repeated_samples")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -734,6 +738,9 @@ class StatusReply(_message.Message):
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     LARGEST_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    REDUNDANCY_FIELD_NUMBER: _ClassVar[int]
+    UNCODED_EXCHANGES_FIELD_NUMBER: _ClassVar[int]
+    CLIPPED_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     REPEATED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     job: Job
     phase: Phase
@@ -753,5 +760,8 @@ class StatusReply(_message.Message):
     software: str
     local_steps: int
     largest_staleness: int
+    redundancy: int
+    uncoded_exchanges: int
+    clipped_elements: int
     repeated_samples: int
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ..., local_steps: _Optional[int] = ..., largest_staleness: _Optional[int] = ..., repeated_samples: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ..., local_steps: _Optional[int] = ..., largest_staleness: _Optional[int] = ..., redundancy: _Optional[int] = ..., uncoded_exchanges: _Optional[int] = ..., clipped_elements: _Optional[int] = ..., repeated_samples: _Optional[int] = ...) -> None: ...

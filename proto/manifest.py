@@ -41,6 +41,11 @@ class Manifest:
         return sum(spec.elements for spec in self.specs)
 
     @cached_property
+    def parameters(self) -> int:
+        """How many of the tensors are parameters."""
+        return sum(not tensor.state for tensor in self.tensors)
+
+    @cached_property
     def gradient_elements(self) -> int:
         """Of the parameters alone, which come first."""
         pairs = zip(self.tensors, self.specs, strict=True)

@@ -188,6 +188,7 @@ class Ready:
 class Exchanged:
     crc32c: int
     computing_seconds: float = 0.0
+    clipped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,6 +220,7 @@ class Packet:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
     version: int
+    leaving: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -415,6 +417,9 @@ class StatusReply:
     local_steps: int = 0
     largest_staleness: int = 0
     repeated_samples: int = 0
+    redundancy: int = 0
+    uncoded_exchanges: int = 0
+    clipped_elements: int = 0
 
 
 WorkerMessage = Chunk | Push | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot

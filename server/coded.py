@@ -47,6 +47,7 @@ class Coded:
         self.round: Round | None = None
         self._exchanges = 0  # so far; the number of the last one
         self._have_sum: set[Name] = set()  # members with the sum of the last round
+        self._clipped_steps = 0
         self._damaged_by: Counter[Name] = Counter()  # exchanges in a row, by member
         self._copy = ServerCopy()
         self._drift = Drift()
@@ -99,8 +100,10 @@ class Coded:
         redundancy = self._redundancy_for(nodes)
         if (nodes, redundancy) != self._noted:
             self._noted = nodes, redundancy
-            text = f"{nodes} members exchange with redundancy {redundancy}"
-            actions.append(e.Note(text=f"{text}{self._why(nodes)}"))
+            how = f"with redundancy {redundancy}" if self._scheme is Scheme.CODED else self._scheme.value
+            text = f"{nodes} member{'' if nodes == 1 else 's'} exchange, {how}{self._why(nodes, redundancy)}"
+            less = self._redundancy is not None and redundancy < self._redundancy
+            actions.append(e.Note(text=text, warning=less and nodes > 1))
         self._exchanges += 1
         self.round = round_ = Round(
             version=state.version,
@@ -121,12 +124,14 @@ class Coded:
             return self._choice.next(nodes)
         return max(r for r in possible(nodes) if r <= self._redundancy)
 
-    def _why(self, nodes: int) -> str:
+    def _why(self, nodes: int, redundancy: int) -> str:
         typical = self._choice.typical
-        if self._redundancy is not None or typical is None:
-            return ""
+        if self._redundancy is not None:
+            return f": {self._redundancy} is more than can be" if redundancy < self._redundancy else ""
+        if typical is None or self._choice.nodes != nodes:
+            return ": nothing has been measured yet"
         times = f"{typical.computing:.3g} s and exchanging {typical.exchanging:.3g} s"
-        return f": without it, computing takes {times}"
+        return f": without it a step would take {times}, and the fastest is looked for"
 
     def _assign(self, round_: Round, coding: Coding, now: float, *, evaluate: bool) -> list[e.Action]:
         """Tell every member that is present what to do in the running exchange."""
@@ -202,7 +207,7 @@ class Coded:
             case e.PacketDamaged():
                 return self._damaged(member, event)
             case e.CopyArrived():
-                if not self.wants_copy(member.worker, event.version):
+                if not self.wants_copy(member.worker, event.version, leaving=event.leaving):
                     return []
                 self._copy.arrived(event.version)
                 return [e.TakeCopy(version=event.version, content=event.content)]
@@ -283,7 +288,7 @@ class Coded:
         round_ = self.round
         node = round_.node_of(member) if round_ is not None else None
         if round_ is not None and node is not None:
-            self._drop(round_, node, f"{member.name} is lost")
+            self._drop(round_, node, f"{member.name} is gone")
 
     def _drop(self, round_: Round, node: int, why: str) -> None:
         """Go on with the round without a member."""
@@ -341,12 +346,28 @@ class Coded:
             opened_at=round_.opened_at,
             redundancy=round_.redundancy,
         )
+        state.last_redundancy = round_.redundancy
+        clipped = sum(report.exchanged.clipped for report in reports)
+        state.clipped += clipped
         checksums = [report.exchanged.crc32c for report in reports]
         actions = [closed, *self._drift.compare(state.version, members, checksums)]
+        if clipped:
+            actions += self._warn_of_clipping(clipped)
         state.drifting = len(self._drift.names)
         if self._copy.due or self._drift.is_due(state.version):
             self._bring_together(members)
         return actions
+
+    def _warn_of_clipping(self, clipped: int) -> list[e.Action]:
+        self._clipped_steps += 1
+        if self._clipped_steps & (self._clipped_steps - 1):  # the 1st, 2nd, 4th, 8th, …
+            return []
+        text = (
+            f"version {self._state.version}: {clipped} elements of gradients were outside of ±10 and were "
+            f"clipped, as in {self._clipped_steps} steps so far; gradients are summed over the samples of a "
+            "block: use a smaller --batch-size, more redundancy, or another mode"
+        )
+        return [e.Note(text=text, warning=True)]
 
     def _bring_together(self, members: Sequence[Member]) -> None:
         """Whoever has drifted gets the parameters anew before the next round."""
@@ -356,8 +377,12 @@ class Coded:
                 member.version = None
         self._drift.names = set()
 
-    def wants_copy(self, worker: str, version: int) -> bool:
+    def wants_copy(self, worker: str, version: int, *, leaving: bool = False) -> bool:
+        """Whether a snapshot of this version by this worker, which may be leaving, is to be taken over."""
         asked = self._copy.asked
+        if leaving:
+            nobody = asked is None and self._copy.loading is None
+            return nobody and self._copy.version < version <= self._state.version
         return asked is not None and asked.worker == worker and version == self._state.version
 
     def _go_back(self) -> list[e.Action]:
@@ -368,8 +393,9 @@ class Coded:
         state.applied, self._have_sum = 0, set()
         self._copy.become(state.version, state.samples)
         text = (
-            f"everybody who had version {state.version - 1} is lost: the server's copy, {lost} versions "
-            f"older, is version {state.version}, and what was trained on since then goes out again"
+            f"everybody who had version {state.version - 1} is gone: the server's copy, {lost} "
+            f"version{'' if lost == 1 else 's'} older, is version {state.version}, and what was trained on "
+            "since then goes out again"
         )
         return [e.Note(text=text, warning=True), e.Relabel(version=state.version)]
 
@@ -385,7 +411,7 @@ class Coded:
         round_ = self.round
         if round_ is None:
             return [self._copy.asked.rank] if self._copy.asked is not None else []
-        return sorted(round_.members[node].rank for node in round_.missing)
+        return sorted(round_.members[node].rank for node in round_.awaited)
 
     def waiting(self, now: float) -> Waiting:
         state, round_ = self._state, self.round
@@ -399,7 +425,7 @@ class Coded:
             names = describe(state, self._copy.asked, self._copy.asked.rank, now)
             text = f"the copy of version {state.version} is waited for {since} from {names}"
             return Waiting(ranks=(self._copy.asked.rank,), subject="copy", text=text)
-        missing = [round_.members[node] for node in round_.missing]
+        missing = [round_.members[node] for node in round_.awaited]
         names = ", ".join(describe(state, member, member.rank, now) for member in missing)
         ranks = tuple(sorted(member.rank for member in missing))
         return Waiting(

@@ -49,6 +49,12 @@ class Round:
         """Nodes that have not said that they have the sum."""
         return [node for node in self.present if node not in self.reports]
 
+    @property
+    def awaited(self) -> list[int]:
+        """Nodes whose packets have not all come; if there are none, those that have yet to decode."""
+        sending = [node for node in self.missing if not set(self.plan.sent_by(node)) <= self.relayed]
+        return sending or self.missing
+
     def node_of(self, member: Member) -> int | None:
         return next((node for node, other in self.members.items() if other is member), None)
 

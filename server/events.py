@@ -138,6 +138,7 @@ class CopyArrived:
     incarnation: int
     version: int
     content: object = field(repr=False)
+    leaving: bool = False
 
 
 OfCoded = PacketBegun | PacketRelayed | PacketDamaged | CopyArrived

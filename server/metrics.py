@@ -116,7 +116,7 @@ class Metrics:
     def copied(self, raw_bytes: int) -> None:
         """All parameters have come from a worker."""
         self._raw_up += raw_bytes
-        self._raw_bytes.labels("up", "unattributed").inc(raw_bytes)
+        self._raw_bytes.labels("up", SENDER.get()).inc(raw_bytes)
 
     def push_accepted(self, payloads: Sequence[Payload], versions_stale: int) -> None:
         raw = sum(payload.elements for payload in payloads) * 4

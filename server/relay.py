@@ -99,7 +99,10 @@ class Uploads:
 
     def _begin_snapshot(self, snapshot: Snapshot, mode: Coded, manifest: Manifest) -> None:
         worker = self._session.worker
-        if not mode.wants_copy(worker, snapshot.version):
+        if snapshot.leaving and not mode.wants_copy(worker, snapshot.version, leaving=True):
+            self._dropping = snapshot.version  # another has it, or a newer one
+            return
+        if not snapshot.leaving and not mode.wants_copy(worker, snapshot.version):
             limit = "a snapshot of what was asked for, by whom it was"
             raise Refused(refusals.packet(worker, limit, f"one of version {snapshot.version}"))
         payloads: list[Payload] = [
@@ -177,5 +180,6 @@ class Uploads:
                 incarnation=self._session.incarnation,
                 version=snapshot.version,
                 content=assembly,
+                leaving=snapshot.leaving,
             )
         )

@@ -158,7 +158,7 @@ class Service:
         self._metrics.copied(manifest.raw_bytes)
         log.info(
             "%d tensors, %d parameters, %d training samples from %s",
-            *(len(manifest.tensors), manifest.elements, manifest.train_samples, header.worker),
+            *(manifest.parameters, manifest.gradient_elements, manifest.train_samples, header.worker),
         )
         self._conductor.perform(actions)
         return m.InitializeReply(version=0)
@@ -247,6 +247,9 @@ class Service:
             local_steps=core.all_local_steps,
             largest_staleness=core.largest_staleness,
             repeated_samples=core.repeated_samples,
+            redundancy=core.last_redundancy,
+            uncoded_exchanges=core.uncoded_exchanges,
+            clipped_elements=core.clipped,
         )
 
     async def _exchange(self, requests: AsyncIterator[Any], context: Context) -> None:

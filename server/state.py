@@ -91,6 +91,8 @@ class JobState:
     all_local_steps: int = 0  # of all rounds that were applied
     applied: int = 0  # number of the exchange that led to the version, in coded mode
     uncoded_exchanges: int = 0  # that replaced one which could not end
+    last_redundancy: int = 0  # of the last round of coded mode
+    clipped: int = 0  # elements of gradients in coded mode, by all workers
     drifting: int = 0  # members whose replicas differ from the first one's
     largest_staleness: int = 0  # of accepted pushes: in clocks in stale mode, else in versions
     waiting_since: float | None = None  # when whatever is waited for began

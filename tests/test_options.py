@@ -78,7 +78,7 @@ def test_what_is_wrong_is_said(argv: tuple[str, ...], environ: dict[str, str], w
         ('test = "x"', "'test' must be a table"),
         ("[test]\nspeed = 1", "unknown key 'speed' in [test]; known: fast_path, mode, name, port, rate"),
         ("[test]\nport = true", "--port (file): expected a number, got True"),
-        ("[test]\nname = 5", "--name (file): expected text, got 5"),
+        ("[test]\nname = [5]", "--name (file): expected text, got [5]"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_said(tmp_path: Path, text: str, words: str) -> None:

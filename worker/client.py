@@ -42,6 +42,7 @@ T = TypeVar("T")
 CALL_TIMEOUT_S = 10.0
 LEAVE_TIMEOUT_S = 5.0
 LAST_WORD_S = 1.0
+FLUSH_POLL_S = 0.02
 MAX_UINT32 = 2**32 - 1  # versions are below, transfers of packets above
 
 
@@ -121,6 +122,7 @@ class Client:
         self._exchange: asyncio.Task[None] | None = None
         self._left = False
         self._assigned = 0  # id of the last assignment
+        self._writing = False
         self._running = 0  # the exchange that it is about
 
     # ---- for the training thread
@@ -217,9 +219,18 @@ class Client:
         """Send a coded packet. If the stream breaks it is lost: the server has the exchange done anew."""
         self._send_once(header, header.transfer, [data.view(np.uint8)])
 
-    def send_snapshot(self, version: int, values: Sequence[npt.NDArray[np.uint8]]) -> None:
+    def send_snapshot(self, header: m.Snapshot, values: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Send the replica, every tensor as float32 bytes. If the stream breaks the server asks again."""
-        self._send_once(m.Snapshot(version=version), version, values)
+        self._send_once(header, header.version, values)
+
+    def flush(self) -> None:
+        """Wait until everything has been written, or there is no stream to write to."""
+
+        async def busy() -> bool:
+            return self._outbox is not None and (self._writing or not self._outbox.empty())
+
+        while self._call(busy()):
+            time.sleep(FLUSH_POLL_S)
 
     def _send_once(
         self, header: m.Packet | m.Snapshot, transfer: int, parts: Sequence[npt.NDArray[np.uint8]]
@@ -348,15 +359,17 @@ class Client:
             outbox.put_nowait(encode_worker(self._evaluation))
         for pending in self._pending.values():
             outbox.put_nowait(pending)
-        self._outbox = outbox
+        self._outbox, self._writing = outbox, False
 
         async def write() -> None:
             while True:
                 item = await outbox.get()
                 if isinstance(item, Outgoing) and self._is_of_no_use(item.header):
                     continue
+                self._writing = True
                 for message in (item,) if isinstance(item, bytes) else item.messages():
                     await call.write(message)
+                self._writing = False
 
         async def beat() -> None:
             assert self._reply is not None

@@ -28,7 +28,6 @@ from .replica import Replica
 log = logging.getLogger("gradwire.worker")
 
 Words = npt.NDArray[np.uint32]
-WARN_EVERY = 100  # steps with clipped gradients
 MAX_SKIPPED_STEPS = 10  # in a row, with a loss that is not finite
 
 
@@ -165,13 +164,13 @@ class CodedTraining:
         if not step.clipped:
             return
         self._metrics.clipped.inc(step.clipped)
-        if self._clipped_steps % WARN_EVERY == 0:
-            log.warning(
-                "version %d: %d elements of the gradients were outside of ±10 and were clipped; "
-                "if this goes on, use a smaller --batch-size",
-                *(version, step.clipped),
-            )
         self._clipped_steps += 1
+        if self._clipped_steps & (self._clipped_steps - 1) == 0:  # the 1st, 2nd, 4th, 8th, …
+            log.warning(
+                "version %d: %d elements of gradients were outside of ±10 and were clipped, as in %d steps "
+                "so far; gradients are summed over the samples of a block: use a smaller --batch-size",
+                *(version, step.clipped, self._clipped_steps),
+            )
 
     def _packets(self, step: Step) -> Iterator[tuple[m.Packet, Words]]:
         """Those to send in the exchange that the step's assignment is about."""
@@ -203,6 +202,7 @@ class CodedTraining:
         return m.Exchanged(
             crc32c=crc32c([step.exchange.sums().view(np.uint8)], checksum),
             computing_seconds=step.computing_seconds,
+            clipped=step.clipped,
         )
 
     def apply(self, exchange: int, version: int) -> None:
@@ -240,7 +240,17 @@ class CodedTraining:
             raise RuntimeError(
                 f"asked for a snapshot of version {request.version} with a replica of {self._replica.version}"
             )
+        self._send_replica(leaving=False)
+
+    def hand_over(self) -> None:
+        """Send the replica before leaving: nobody else may have it."""
+        if self._replica.version is not None:
+            self._send_replica(leaving=True)
+            self._client.flush()
+
+    def _send_replica(self, *, leaving: bool) -> None:
+        assert self._replica.version is not None
         # A copy: the next step may be taken while it is being sent.
         values = [value.copy() for value in self._replica.values()]
-        self._client.send_snapshot(request.version, values)
+        self._client.send_snapshot(m.Snapshot(version=self._replica.version, leaving=leaving), values)
         self._metrics.raw_up.inc(self._replica.manifest.raw_bytes)

@@ -164,7 +164,7 @@ def _train(
         if not done:
             assert signals.received is not None
             name = signal.Signals(signals.received).name
-            log.info("%s: leaving, %s", name, trainer.farewell)
+            log.info("%s: leaving, with everything handed over", name)
             return Exit(128 + signals.received), f"stopped by {name}"
         log.info("the job is done at version %d", replica.version or 0)
         return Exit.DONE, "done"

@@ -125,13 +125,6 @@ class Trainer:
         return self._compression.norm
 
     @property
-    def farewell(self) -> str:
-        """What becomes of what this worker has done, once `run` has returned before the job is done."""
-        if self._coded is None:
-            return "with everything handed over"
-        return "the other workers have all that it has; without any, the server's last copy goes on"
-
-    @property
     def _awaited(self) -> bool:
         """Whether other workers wait for this one's part in an exchange."""
         return self._coded is not None and self._coded.exchanging
@@ -155,6 +148,8 @@ class Trainer:
         self._client.ready(self._replica.manifest)
         while True:
             if self._leaving and not self._in_flight and not self.held_back and not self._awaited:
+                if self._coded is not None:
+                    self._coded.hand_over()
                 return False
             self._client.activity = "waiting"
             with self._metrics.during("waiting"):
@@ -199,6 +194,8 @@ class Trainer:
 
     def _assignment(self, assignment: m.Assignment) -> bool:
         """Returns whether the job is done."""
+        if self._coded is not None:
+            self._coded.apply(assignment.apply, assignment.version)
         if assignment.finished:
             if self._held:
                 log.warning(
@@ -207,8 +204,6 @@ class Trainer:
                     self._held,
                 )
             return True
-        if self._coded is not None:
-            self._coded.apply(assignment.apply, assignment.version)
         if assignment.version != self._replica.version:
             raise RuntimeError(
                 f"told to work at version {assignment.version} with a replica of {self._replica.version}"

@@ -42,6 +42,9 @@ def run(compressor: str, *accuracies: float | None, seed: int = 1) -> Result:
         local_steps=0,
         largest_staleness=0,
         repeated_samples=0,
+        redundancy=0,
+        uncoded_exchanges=0,
+        clipped_elements=0,
         options={},
     )
 

@@ -203,6 +203,24 @@ def test_a_worker_that_is_told_to_stop_leaves_and_nobody_waits(daemons: Daemons)
     assert reply.lost == ()
 
 
+def test_when_everybody_is_told_to_stop_the_server_gets_a_copy(daemons: Daemons) -> None:
+    task = ("--task", "small_tasks:slow_digits:slow=0.05")
+    server = coded_job(daemons, *task, workers=2, epochs=4)
+    workers = daemons.workers(server, 2)
+    server.wait_for("epoch 1,")
+    time.sleep(0.5)
+    for worker in workers:
+        worker.signal(signal.SIGTERM)
+    assert [worker.wait() for worker in workers] == [128 + signal.SIGTERM] * 2
+    again = daemons.workers(server, 2, "--connect-seconds", "20")
+    reply = ended(server, again)
+    assert reply.epoch == 4
+    assert reply.lost == ()
+    for text in server.messages:
+        if "older, is version" in text:
+            assert "copy, 1 version older" in text
+
+
 def test_everybody_lost_goes_back_to_the_servers_copy(daemons: Daemons) -> None:
     task = ("--task", "small_tasks:slow_digits:slow=0.05")
     server = coded_job(daemons, *task, "--lease-seconds", "1.5", workers=2, epochs=6)

@@ -260,6 +260,53 @@ def test_a_copy_that_has_arrived_counts_whatever_becomes_of_who_sent_it() -> Non
     assert (assign.worker, assign.has, assign.assignment.version) == ("z", None, 2)
 
 
+def test_who_leaves_may_hand_over_the_only_copy() -> None:
+    job = Job(1, redundancy=1)
+    job.round()
+    job.round()
+    arrived = e.CopyArrived(worker="a", incarnation=1, version=1, content="it", leaving=True)
+    assert len(some(job.step(arrived), e.TakeCopy)) == 1
+    job.step(e.Left(worker="a", incarnation=1, failed=False, reason="told to"))
+    assert job.core.version == 2  # not before the copy is in place
+    (note, *_) = some(job.step(e.Copied(version=1)), e.Note)
+    assert "1 version older" in note.text
+    assert job.core.version == 3
+
+
+def test_clipping_is_said_again_less_and_less_often() -> None:
+    job = Job(1, redundancy=1, samples=1000)
+    said: list[int] = []
+    for step in range(1, 21):
+        assignment = job.assigned["a"].assignment
+        job.seq["a"] += 1
+        exchanged = Exchanged(crc32c=0, clipped=5)
+        actions = job.step(
+            e.Pushed(
+                worker="a",
+                incarnation=1,
+                seq=job.seq["a"],
+                partition=0,
+                samples=1,
+                assignment=assignment.id,
+                base_version=assignment.version,
+                content=exchanged,
+            )
+        )
+        said += [step for note in some(actions, e.Note) if "were clipped" in note.text]
+    assert said == [1, 2, 4, 8, 16]
+    assert job.core.clipped == 100
+
+
+def test_those_who_have_sent_are_not_waited_for() -> None:
+    job = Job(3)
+    job.send("a")
+    job.send("b")
+    assert list(job.mode.missing()) == [2]
+    text = job.core.waiting(job.now).text
+    assert "rank 2" in text
+    assert "rank 0" not in text
+
+
 def test_a_snapshot_that_was_not_asked_for_is_not_taken() -> None:
     job = Job(2, redundancy=1)
     job.round()
