@@ -1,10 +1,10 @@
 """How a round is divided among its members, and when what has come of it is enough.
 
-    Division    each member computes samples of its own, and pushes the whole gradient
-    Sliced      members form groups; those of a group compute the same samples, and each pushes its slice of
-                every tensor (`--redundancy`)
-    Coded       each member computes several parts of the samples, and pushes one combination of them, so that
-                the sum over all parts comes out of any few pushes less than all (`--straggler-code`)
+    Division        each member computes samples of its own, and pushes the whole gradient
+    Sliced          members form groups; those of a group compute the same samples, and each pushes its slice
+                    of every tensor (`--redundancy`)
+    StragglerCoded  each member computes several parts of the samples, and pushes one combination of them, so
+                    that the sum over all parts comes out of any few pushes less than all (`--straggler-code`)
 
 A round has as many places as there are parts. What becomes of a lost member's differs. A plain round closes
 without it, and its samples are given out again. Where others compute the same samples that would count them
@@ -90,7 +90,7 @@ class Sliced(Division):
         return not self._open(answered, lost) and not self.vacant(answered, lost)
 
 
-class Coded(Division):
+class StragglerCoded(Division):
     __slots__ = ()
 
     def portions(self) -> list[tuple[Drawn, list[int]]]:
@@ -166,7 +166,7 @@ def _sliced(drawn: Drawn, members: int, slices: int, asked: int) -> Sliced:
     return Sliced(parts=parts, needed=len(parts), note=note)
 
 
-def _coded(drawn: Drawn, world: int, stragglers: int) -> Coded:
+def _coded(drawn: Drawn, world: int, stragglers: int) -> StragglerCoded:
     bounds = [share(drawn.count, part, world) for part in range(world)]
     sizes = [end - start for start, end in bounds]
     parts = [
@@ -179,7 +179,7 @@ def _coded(drawn: Drawn, world: int, stragglers: int) -> Coded:
         )
         for position in range(world)
     ]
-    return Coded(parts=parts, needed=world - stragglers)
+    return StragglerCoded(parts=parts, needed=world - stragglers)
 
 
 def largest_divisor(number: int, most: int) -> int:

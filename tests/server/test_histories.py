@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from gradwire.proto.messages import Outcome
 from gradwire.server.arrivals import Arrivals
-from gradwire.server.division import Coded, Division, Sliced
+from gradwire.server.division import Division, Sliced, StragglerCoded
 from gradwire.server.roster import Member, Work
 from gradwire.server.rounds import Round
 from gradwire.server.samples import Samples
@@ -161,7 +161,7 @@ def nothing_is_vacant(self: Division, answered: Any, lost: Any) -> list[int]:
     return []
 
 
-def weigh_alike(self: Coded, answered: Any) -> dict[int, float]:
+def weigh_alike(self: StragglerCoded, answered: Any) -> dict[int, float]:
     """Pushes are added up, and not decoded."""
     return {place: 1 / len(answered) for place, samples in answered.items() if samples}
 
@@ -180,8 +180,8 @@ def weigh_alike(self: Coded, answered: Any) -> dict[int, float]:
         ("sync", Samples, "give_back", give_nothing_back),
         ("sync, redundancy 2", Sliced, "vacant", nothing_is_vacant),
         ("sync, redundancy 2", Samples, "give_back", give_nothing_back),
-        ("sync, straggler code 1", Coded, "weights", weigh_alike),
-        ("sync, straggler code 1", Coded, "portions", Division.portions),
+        ("sync, straggler code 1", StragglerCoded, "weights", weigh_alike),
+        ("sync, straggler code 1", StragglerCoded, "portions", Division.portions),
     ],
 )
 def test_the_histories_notice_what_is_broken(

@@ -16,7 +16,7 @@ from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.shares import share
 from gradwire.proto.transfer import tensor_header
 from gradwire.server.config import ServerConfig, check_together, parse_redundancy
-from gradwire.server.division import Coded, Sliced, divide, largest_divisor
+from gradwire.server.division import Sliced, StragglerCoded, divide, largest_divisor
 from gradwire.server.mean import Share, mean
 from gradwire.server.samples import Samples
 from gradwire.server.state import Rules
@@ -123,7 +123,7 @@ def test_an_epoch_that_ends_may_leave_groups_without_samples() -> None:
 def test_who_is_late_counts_among_those_that_a_code_does_without(late: int, stragglers: int) -> None:
     division = divide(rules(straggler_code=2), Samples(100, 2), 5, late, 1)
     assert division is not None
-    assert isinstance(division, Coded) == (stragglers > 0)
+    assert isinstance(division, StragglerCoded) == (stragglers > 0)
     assert {part.stragglers for part in division.parts} == {stragglers}
     assert division.needed == 5 - stragglers
 
