@@ -33,7 +33,7 @@ from ..deploy.daemons import server_arguments, worker_arguments
 from ..deploy.engine import PARAMETERS, Plan, train
 from ..deploy.interrupt import Interrupt
 from ..deploy.processes import Children
-from ..deploy.report import result_of, write_atomically
+from ..deploy.report import write_atomically
 from ..deploy.status import StatusClient
 from ..exits import Exit
 from ..proto.messages import Phase, StatusReply
@@ -281,7 +281,6 @@ def steps_to(target: float, changes: Mapping[str, Any], nodes: int, seed: int, d
     )
     with Interrupt() as interrupt:
         status: StatusReply = train(Plan(options=options, directory=directory), Quiet(), interrupt)
-    result_of(options, status)
     for done in status.evaluations:
         if done.metrics.get("accuracy", 0.0) >= target:
             return done.version
@@ -298,7 +297,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="of the times, as PNG or SVG")
 
 
-def plot(path: Path, rows: Sequence[Row], nodes: int) -> None:
+def plot(path: Path, rows: Sequence[Row]) -> None:
     """Seconds per step over redundancy, a panel for each regime."""
     from matplotlib.figure import Figure
 
@@ -341,7 +340,7 @@ def run(given: argparse.Namespace) -> int:
             plain["time"] = [asdict(row) for row in rows]
             print(text, flush=True)
             if given.plot:
-                plot(given.plot, rows, given.nodes)
+                plot(given.plot, rows)
         if "accuracy" in given.parts:
             text, plain["accuracy"] = accuracy_part(given.workers, given.seed, given.mbit, directory)
             print(text, flush=True)

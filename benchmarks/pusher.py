@@ -16,7 +16,8 @@ from ..compressors import Payload
 from ..proto import messages as m
 from ..proto.manifest import Manifest
 from ..proto.transfer import tensor_header
-from ..worker.client import Client, Received
+from ..worker.client import Client
+from ..worker.receiving import Received
 
 
 class Pusher:

@@ -32,9 +32,10 @@ from ..proto.channel import CLIENT_OPTIONS
 from ..proto.manifest import Manifest
 from ..proto.refusal import Reason, Refused
 from ..proto.service import Malformed, Meter, Stub
-from ..proto.transfer import Assembly, Collection, announced_payloads, encode_chunks
+from ..proto.transfer import encode_chunks
 from ..proto.wire import encode_worker
 from .attempts import Attempts, BrokenError, UnreachableError, translated
+from .receiving import Received, ReceivedPacket, Receiver
 
 log = logging.getLogger("gradwire.worker")
 T = TypeVar("T")
@@ -43,23 +44,6 @@ CALL_TIMEOUT_S = 10.0
 LEAVE_TIMEOUT_S = 5.0
 LAST_WORD_S = 1.0
 FLUSH_POLL_S = 0.02
-MAX_UINT32 = 2**32 - 1  # versions are below, transfers of packets above
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Received:
-    """An update whose bytes have all arrived and been checked."""
-
-    update: m.Update
-    payloads: Sequence[Payload]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReceivedPacket:
-    """A coded packet of another worker, whole. data: uint32, shape (header.elements,)."""
-
-    header: m.Packet
-    data: npt.NDArray[np.uint32]
 
 
 Incoming = (
@@ -395,39 +379,15 @@ class Client:
 
     async def _read(self, call: Any, progress: asyncio.Event) -> None:
         assert self._reply is not None
-        assembly: Assembly | None = None
-        update: m.Update | None = None
-        packets: dict[int, tuple[m.Packet, Collection]] = {}  # that are arriving, by transfer
+        receiver = Receiver(self.worker, self._reply.limits.chunk_bytes)
         async for message in call:
             match message:
                 case m.Update():
-                    if self._manifest is None:
-                        raise BrokenError("an update came before this worker was ready")
-                    update = message
-                    announced = announced_payloads(
-                        message.tensors, self._manifest, message.partition, worker=self.worker
-                    )
-                    partition = self._manifest.partitions[message.partition]
-                    assembly = Assembly(
-                        message.version,
-                        message.partition,
-                        announced,
-                        chunk_bytes=self._reply.limits.chunk_bytes,
-                        worker=self.worker,
-                        names=[self._manifest.specs[tensor].name for tensor in partition],
-                    )
+                    receiver.begin_update(message, self._manifest)
                 case m.Packet():
-                    self._begin_packet(message, packets)
-                    self._finish_packet(message.transfer, packets)
-                case m.Chunk() if message.transfer in packets:
-                    packets[message.transfer][1].add(message)
-                    self._finish_packet(message.transfer, packets)
-                case m.Chunk() if message.transfer > MAX_UINT32:
-                    pass  # the rest of a packet of an exchange that was given up
+                    self._hand_over(receiver.begin_packet(message, self._manifest))
                 case m.Chunk():
-                    if assembly is None:
-                        raise BrokenError("a chunk came without an update")
-                    assembly.add(message)
+                    self._hand_over(receiver.add(message))
                 case m.Outcome():
                     progress.set()
                     # A refusal is settled by the training thread, which may want to send it again.
@@ -449,31 +409,20 @@ class Client:
                     raise BrokenError(f"the server's message cannot be read: {message.text}")
                 case _:
                     raise BrokenError(f"the server sent a {type(message).__name__}")
-            if assembly is not None and update is not None and assembly.complete:
+            complete = receiver.take_update()
+            if complete is not None:
+                update, assembly = complete
                 payloads = await asyncio.to_thread(assembly.finish)
                 self._incoming.put(Received(update, payloads))
                 self._note_version(update)
-                assembly = update = None
+
+    def _hand_over(self, packet: ReceivedPacket | None) -> None:
+        if packet is not None:
+            self._incoming.put(packet)
 
     def _is_of_no_use(self, header: m.Push | m.Packet | m.Snapshot) -> bool:
         """Whether it is a packet of an exchange that has been given up."""
         return isinstance(header, m.Packet) and header.exchange < self._running
-
-    def _begin_packet(self, packet: m.Packet, packets: dict[int, tuple[m.Packet, Collection]]) -> None:
-        limit = self._manifest.gradient_elements if self._manifest is not None else 0
-        if packet.elements > limit:
-            raise BrokenError(f"a packet of {packet.elements} elements came, and the model has {limit}")
-        for transfer, (other, _) in list(packets.items()):  # of an exchange that was given up
-            if other.exchange < packet.exchange:
-                del packets[transfer]
-        collection = Collection(packet.transfer, 0, 4 * packet.elements, worker=self.worker)
-        packets[packet.transfer] = packet, collection
-
-    def _finish_packet(self, transfer: int, packets: dict[int, tuple[m.Packet, Collection]]) -> None:
-        packet, collection = packets[transfer]
-        if collection.complete:
-            del packets[transfer]
-            self._incoming.put(ReceivedPacket(packet, collection.data.view(np.uint32)))
 
     def _note_version(self, update: m.Update) -> None:
         assert self._manifest is not None

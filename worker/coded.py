@@ -20,9 +20,10 @@ from ..optimizer import build_optimizer, optimizer_state, parse_optimizer
 from ..proto import messages as m
 from ..proto.shares import share
 from ..proto.wire import crc32c
-from .client import Client, ReceivedPacket
+from .client import Client
 from .computation import Computation, TaskFailedError
 from .metrics import Metrics
+from .receiving import ReceivedPacket
 from .replica import Replica
 
 log = logging.getLogger("gradwire.worker")

@@ -26,13 +26,14 @@ from ..compressors import (
 from ..proto import messages as m
 from ..proto.refusal import Reason, Refused
 from ..proto.transfer import tensor_header
-from .client import Client, Received, ReceivedPacket
+from .client import Client
 from .coded import CodedTraining, Step
 from .compression import Compression, Parts, Sent
 from .computation import Computation, TaskFailedError, guarded
 from .flops import layer_flops
 from .local import LocalTraining
 from .metrics import Metrics
+from .receiving import Received, ReceivedPacket
 from .replica import Replica
 from .sharding import Indices, batches
 from .tasks import Task

@@ -15,10 +15,11 @@ from gradwire.compressors import DenseFormat, DensePayload, LayerRule, Payload, 
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.proto.transfer import tensor_header
-from gradwire.worker.client import Client, Received
+from gradwire.worker.client import Client
 from gradwire.worker.computation import TaskFailedError
 from gradwire.worker.loop import MAX_RESENDS, Trainer
 from gradwire.worker.metrics import Metrics
+from gradwire.worker.receiving import Received
 from gradwire.worker.replica import Replica
 from gradwire.worker.tasks import Task
 

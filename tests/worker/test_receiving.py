@@ -1,0 +1,68 @@
+"""What comes down a stream, in the orders in which it may come."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gradwire.proto import messages as m
+from gradwire.proto.manifest import Manifest
+from gradwire.proto.transfer import encode_chunks
+from gradwire.proto.wire import decode_server
+from gradwire.worker.attempts import BrokenError
+from gradwire.worker.receiving import Receiver
+
+CHUNK_BYTES = 512 * 1024
+ELEMENTS = CHUNK_BYTES // 4 * 2 + 1  # three chunks
+MANIFEST = Manifest((m.Tensor(name="weight", shape=(ELEMENTS,)),), 8)
+
+
+def chunks_of(packet: m.Packet) -> list[m.Chunk]:
+    data = np.arange(packet.elements, dtype=np.uint32).view(np.uint8)
+    decoded = [decode_server(message) for message in encode_chunks(packet.transfer, 0, [data])]
+    return [chunk for chunk in decoded if isinstance(chunk, m.Chunk)]
+
+
+def packet(exchange: int, index: int = 0, elements: int = ELEMENTS) -> m.Packet:
+    return m.Packet(exchange=exchange, index=index, elements=elements)
+
+
+def test_packets_may_come_chunk_by_chunk_beside_each_other() -> None:
+    receiver = Receiver("w", CHUNK_BYTES)
+    both = packet(1, 0), packet(1, 1)
+    for each in both:
+        assert receiver.begin_packet(each, MANIFEST) is None
+    finished = [receiver.add(chunk) for pair in zip(*map(chunks_of, both), strict=True) for chunk in pair]
+    assert finished[:4] == [None] * 4
+    for each, received in zip(both, finished[4:], strict=True):
+        assert received is not None
+        assert received.header == each
+        np.testing.assert_array_equal(received.data, np.arange(ELEMENTS))
+
+
+def test_the_rest_of_an_exchange_that_was_given_up_is_passed_over() -> None:
+    receiver = Receiver("w", CHUNK_BYTES)
+    old, new = packet(1), packet(2)
+    receiver.begin_packet(old, MANIFEST)
+    first, *rest = chunks_of(old)
+    assert receiver.add(first) is None
+    receiver.begin_packet(new, MANIFEST)
+    assert [receiver.add(chunk) for chunk in rest] == [None, None]
+    assert receiver.add(chunks_of(new)[0]) is None
+
+
+def test_an_empty_packet_is_whole_at_once() -> None:
+    received = Receiver("w", CHUNK_BYTES).begin_packet(packet(1, elements=0), MANIFEST)
+    assert received is not None
+    assert received.data.shape == (0,)
+
+
+def test_what_is_larger_than_the_model_or_belongs_nowhere_breaks_the_stream() -> None:
+    receiver = Receiver("w", CHUNK_BYTES)
+    with pytest.raises(BrokenError, match=f"the model has {ELEMENTS}"):
+        receiver.begin_packet(packet(1, elements=ELEMENTS + 1), MANIFEST)
+    with pytest.raises(BrokenError, match="the model has 0"):
+        receiver.begin_packet(packet(1), None)
+    stray = m.Chunk(transfer=3, partition=0, offset=0, crc32c=0, data=np.zeros(4, np.uint8))
+    with pytest.raises(BrokenError, match="without an update"):
+        receiver.add(stray)
