@@ -297,7 +297,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="of the times, as PNG or SVG")
 
 
-def plot(path: Path, rows: Sequence[Row]) -> None:
+def plot(path: Path, rows: Sequence[Row], nodes: int) -> None:
     """Seconds per step over redundancy, a panel for each regime."""
     from matplotlib.figure import Figure
 
@@ -340,7 +340,7 @@ def run(given: argparse.Namespace) -> int:
             plain["time"] = [asdict(row) for row in rows]
             print(text, flush=True)
             if given.plot:
-                plot(given.plot, rows)
+                plot(given.plot, rows, given.nodes)
         if "accuracy" in given.parts:
             text, plain["accuracy"] = accuracy_part(given.workers, given.seed, given.mbit, directory)
             print(text, flush=True)

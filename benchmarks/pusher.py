@@ -16,8 +16,8 @@ from ..compressors import Payload
 from ..proto import messages as m
 from ..proto.manifest import Manifest
 from ..proto.transfer import tensor_header
-from ..worker.client import Client
-from ..worker.receiving import Received
+from ..worker.session.client import Client
+from ..worker.session.receiving import Received
 
 
 class Pusher:

@@ -25,7 +25,7 @@ from ..compressors import (
     wire_bytes,
 )
 from ..optimizer import build_optimizer, parse_optimizer
-from ..worker.flops import layer_flops
+from ..worker.tasks.flops import layer_flops
 from ..worker.tasks.task import Task
 
 WORKERS = 4

@@ -21,11 +21,11 @@ from ..compressors import Payload
 from ..proto import messages as m
 from ..proto.refusal import Refused
 from ..proto.transfer import Assembly
-from . import events as e
-from .core import Core
-from .mean import Share
+from .job import events as e
+from .job.core import Core
 from .metrics import Metrics
-from .store import Broadcast, DivergedError, Step, Store
+from .shard.mean import Share
+from .shard.store import Broadcast, DivergedError, Step, Store
 from .streams import Session
 
 log = logging.getLogger("gradwire.server")

@@ -17,9 +17,9 @@ from ..options import (
     port_number,
 )
 from ..spec import parse_spec
-from .aggregation import parse_aggregation
-from .interval import parse_local_steps
-from .schedule import parse_schedule
+from .job.modes.interval import parse_local_steps
+from .job.schedule import parse_schedule
+from .shard.aggregation import parse_aggregation
 
 DEFAULT_PORT = 50051
 MAX_UINT32 = 2**32 - 1

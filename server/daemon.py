@@ -26,16 +26,16 @@ from ..proto.service import generic_handler
 from ..proto.wire import CHUNK_BYTES
 from ..spec import SpecError
 from ..telemetry import HttpEndpoint, set_up_logging
-from .aggregation import parse_aggregation
 from .conductor import Conductor
 from .config import ServerConfig, check_together, parse_redundancy
-from .core import Core
-from .interval import parse_local_steps
+from .job.core import Core
+from .job.modes.interval import parse_local_steps
+from .job.schedule import parse_schedule
+from .job.state import Rules
 from .metrics import Metrics
-from .schedule import parse_schedule
 from .service import Service, Settings
-from .state import Rules
-from .store import Store
+from .shard.aggregation import parse_aggregation
+from .shard.store import Store
 
 log = logging.getLogger("gradwire.server")
 

@@ -18,9 +18,9 @@ from ..compressors import Payload
 from ..proto import messages as m
 from ..proto.refusal import Reason, Refusal, Refused, refusal
 from ..proto.service import Malformed
-from . import events as e
-from . import refusals
 from .conductor import Conductor
+from .job import events as e
+from .job import refusals
 from .metrics import SENDER, compressor_label
 from .relay import Uploads
 from .streams import Context, Inbox, Outbox, Session

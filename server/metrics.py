@@ -21,7 +21,7 @@ from ..compressors import Payload
 from ..compressors.registry import BUILT_IN
 from ..proto.messages import Phase, Traffic
 from ..proto.refusal import Reason
-from .store import compressed_bytes
+from .shard.store import compressed_bytes
 
 # Whose messages the current task is reading: the name of the worker's compressor.
 SENDER: ContextVar[str] = ContextVar("SENDER", default="unattributed")

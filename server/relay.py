@@ -13,10 +13,10 @@ from ..proto.messages import Chunk, Packet, Snapshot
 from ..proto.refusal import Refusal, Refused
 from ..proto.transfer import Assembly, Passage
 from ..proto.wire import CHUNK_BYTES, encode_chunk
-from . import events as e
-from . import refusals
-from .coded import Coded
 from .conductor import Conductor
+from .job import events as e
+from .job import refusals
+from .job.modes.coded import Coded
 from .streams import Outbox, Session
 
 log = logging.getLogger("gradwire.server")

@@ -22,11 +22,11 @@ from ..proto.refusal import Reason, Refusal, Refused, refusal
 from ..proto.service import Malformed, abort
 from ..proto.transfer import Assembly, encode_chunks
 from ..proto.wire import CHUNK_BYTES
-from . import events as e
-from .aggregation import Aggregation
 from .conductor import Conductor
 from .exchange import Exchange, expect, unreadable
-from .store import BuildOptimizer, Store
+from .job import events as e
+from .shard.aggregation import Aggregation
+from .shard.store import BuildOptimizer, Store
 from .streams import Context
 
 log = logging.getLogger("gradwire.server")

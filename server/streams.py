@@ -15,8 +15,8 @@ from ..proto.messages import Assignment, Chunk, Push, ServerMessage
 from ..proto.refusal import Reason, Refusal, Refused, refusal
 from ..proto.transfer import Assembly, announced_payloads
 from ..proto.wire import CHUNK_BYTES, encode_server
-from . import refusals
-from .store import Broadcast
+from .job import refusals
+from .shard.store import Broadcast
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -20,14 +20,14 @@ from ..options import Effective, UsageError
 from ..proto.refusal import Reason, Refused
 from ..spec import SpecError
 from ..telemetry import HttpEndpoint, set_up_logging
-from .attempts import UnreachableError
-from .client import Client
-from .computation import TaskFailedError, guarded
 from .config import WorkerConfig, default_worker_id
-from .loop import Trainer
 from .metrics import Metrics
-from .replica import ModelError, Replica
+from .session.attempts import UnreachableError
+from .session.client import Client
+from .session.replica import ModelError, Replica
 from .tasks import Task, TaskError, load
+from .tasks.computation import TaskFailedError, guarded
+from .tasks.trainer import Trainer
 
 log = logging.getLogger("gradwire.worker")
 

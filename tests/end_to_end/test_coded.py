@@ -19,8 +19,8 @@ from test_training import finished
 from gradwire.coding import Scheme, blocks_in, from_fixed_point, to_fixed_point
 from gradwire.proto.messages import StatusReply
 from gradwire.proto.shares import share
-from gradwire.worker.sharding import epoch_order
 from gradwire.worker.tasks import load
+from gradwire.worker.tasks.sharding import epoch_order
 
 ELEMENTS = 64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10  # of the model for digits
 SAMPLES = 1408

@@ -17,8 +17,8 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from test_training import SMALL, final_status, finished, small_job
 
 from gradwire.proto import messages as m
-from gradwire.worker.sharding import epoch_order
 from gradwire.worker.tasks import load
+from gradwire.worker.tasks.sharding import epoch_order
 
 MODES: dict[str, tuple[str, ...]] = {
     "sync": (),

@@ -16,8 +16,8 @@ from test_modes import PACED
 from test_training import SMALL, final_status, finished, small_job
 
 from gradwire.proto import messages as m
-from gradwire.worker.sharding import epoch_order
 from gradwire.worker.tasks import load
+from gradwire.worker.tasks.sharding import epoch_order
 
 DIGITS = ("--task", "digits:model=mlp", "--seed", "1")
 

@@ -21,8 +21,8 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Refused
 from gradwire.proto.transfer import Assembly, announced_payloads
-from gradwire.worker.sharding import epoch_order
 from gradwire.worker.tasks import load
+from gradwire.worker.tasks.sharding import epoch_order
 
 SMALL = "small_tasks:regression"
 

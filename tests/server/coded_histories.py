@@ -23,9 +23,9 @@ from gradwire.coding import Exchange, Plan, Scheme, plan, resent
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.shares import share
-from gradwire.server import events as e
-from gradwire.server.core import Core
-from gradwire.server.state import Rules
+from gradwire.server.job import events as e
+from gradwire.server.job.core import Core
+from gradwire.server.job.state import Rules
 
 SAMPLES, EPOCHS, BATCH, ELEMENTS = 37, 3, 2, 5
 LEASE_S = 10.0

@@ -37,15 +37,15 @@ from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Assignment, Decision, Outcome, Phase, Tensor
 from gradwire.proto.refusal import Reason
 from gradwire.proto.shares import share
-from gradwire.server import events as e
-from gradwire.server.arrivals import Arrivals
-from gradwire.server.core import Core
-from gradwire.server.interval import Adaptive
-from gradwire.server.mean import Share
-from gradwire.server.roster import OUTCOMES_PER_MEMBER
-from gradwire.server.state import Rules
-from gradwire.server.store import Step, Store
-from gradwire.worker.sharding import coded_parts
+from gradwire.server.job import events as e
+from gradwire.server.job.core import Core
+from gradwire.server.job.modes.arrivals import Arrivals
+from gradwire.server.job.modes.interval import Adaptive
+from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
+from gradwire.server.job.state import Rules
+from gradwire.server.shard.mean import Share
+from gradwire.server.shard.store import Step, Store
+from gradwire.worker.tasks.sharding import coded_parts
 
 LEASE_S = 10.0
 MODEL = b"model"

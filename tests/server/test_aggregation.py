@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from gradwire.compressors import DenseFormat, DensePayload, Payload
-from gradwire.server.aggregation import (
+from gradwire.server.shard.aggregation import (
     COLUMNS,
     Krum,
     Mean,

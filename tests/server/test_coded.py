@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 
 from gradwire.proto.messages import Decision, Exchanged, Phase
 from gradwire.proto.refusal import Reason, Refusal
-from gradwire.server import events as e
-from gradwire.server.coded import MAX_DAMAGED, Coded
-from gradwire.server.copies import DRIFT_VERSIONS
-from gradwire.server.core import Core
-from gradwire.server.state import Rules
+from gradwire.server.job import events as e
+from gradwire.server.job.core import Core
+from gradwire.server.job.modes.coded import MAX_DAMAGED, Coded
+from gradwire.server.job.modes.copies import DRIFT_VERSIONS
+from gradwire.server.job.state import Rules
 
 T = TypeVar("T")
 

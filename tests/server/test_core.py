@@ -11,10 +11,10 @@ import pytest
 
 from gradwire.proto.messages import Assignment, Decision, Outcome, Phase, Range
 from gradwire.proto.refusal import Reason, Refusal
-from gradwire.server import events as e
-from gradwire.server.core import Core
-from gradwire.server.roster import OUTCOMES_PER_MEMBER
-from gradwire.server.state import Rules
+from gradwire.server.job import events as e
+from gradwire.server.job.core import Core
+from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
+from gradwire.server.job.state import Rules
 
 A = TypeVar("A")
 MODEL = b"model"

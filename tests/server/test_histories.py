@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from gradwire.proto.messages import Outcome
-from gradwire.server.arrivals import Arrivals
-from gradwire.server.division import Division, Sliced, StragglerCoded
-from gradwire.server.roster import Member, Work
-from gradwire.server.rounds import Round
-from gradwire.server.samples import Samples
-from gradwire.server.state import JobState
-from gradwire.server.store import Step, Store
+from gradwire.server.job.modes.arrivals import Arrivals
+from gradwire.server.job.modes.division import Division, Sliced, StragglerCoded
+from gradwire.server.job.modes.rounds import Round
+from gradwire.server.job.roster import Member, Work
+from gradwire.server.job.samples import Samples
+from gradwire.server.job.state import JobState
+from gradwire.server.shard.store import Step, Store
 
 from .histories import MODES, World, run
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from gradwire.server.interval import Adaptive, Fixed, parse_local_steps
-from gradwire.server.pace import ENOUGH, Pace
+from gradwire.server.job.modes.interval import Adaptive, Fixed, parse_local_steps
+from gradwire.server.job.modes.pace import ENOUGH, Pace
 from gradwire.spec import SpecError
 
 # ---- local steps

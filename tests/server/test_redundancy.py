@@ -16,10 +16,10 @@ from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.shares import share
 from gradwire.proto.transfer import tensor_header
 from gradwire.server.config import ServerConfig, check_together, parse_redundancy
-from gradwire.server.division import Sliced, StragglerCoded, divide, largest_divisor
-from gradwire.server.mean import Share, mean
-from gradwire.server.samples import Samples
-from gradwire.server.state import Rules
+from gradwire.server.job.modes.division import Sliced, StragglerCoded, divide, largest_divisor
+from gradwire.server.job.samples import Samples
+from gradwire.server.job.state import Rules
+from gradwire.server.shard.mean import Share, mean
 from gradwire.server.streams import Inbox
 
 SHAPES = ((5, 3), (2,), ())

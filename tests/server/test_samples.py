@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gradwire.proto.messages import Range
-from gradwire.server.samples import Drawn, Samples
+from gradwire.server.job.samples import Drawn, Samples
 
 
 def numbers(drawn: Drawn) -> list[tuple[int, int]]:

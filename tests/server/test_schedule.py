@@ -5,7 +5,7 @@ import math
 import pytest
 
 from gradwire.optimizer import Adam, AdamW, Sgd, parse_optimizer
-from gradwire.server.schedule import parse_schedule
+from gradwire.server.job.schedule import parse_schedule
 from gradwire.spec import SpecError
 
 

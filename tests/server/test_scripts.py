@@ -25,11 +25,11 @@ import pytest
 from gradwire.coding import parts_of
 from gradwire.proto.messages import Assignment, Decision
 from gradwire.proto.shares import share
-from gradwire.server import events as e
-from gradwire.server.core import Core
-from gradwire.server.interval import parse_local_steps
-from gradwire.server.schedule import parse_schedule
-from gradwire.server.state import Rules
+from gradwire.server.job import events as e
+from gradwire.server.job.core import Core
+from gradwire.server.job.modes.interval import parse_local_steps
+from gradwire.server.job.schedule import parse_schedule
+from gradwire.server.job.state import Rules
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 MODEL = b"model"

@@ -16,11 +16,11 @@ from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, Content, Tensor, Update
 from gradwire.proto.transfer import Assembly, announced_payloads
 from gradwire.proto.wire import CHUNK_BYTES, decode_server
-from gradwire.server.aggregation import Trimmed
-from gradwire.server.mean import Share
-from gradwire.server.store import Broadcast, DivergedError, Step, Store
+from gradwire.server.shard.aggregation import Trimmed
+from gradwire.server.shard.mean import Share
+from gradwire.server.shard.store import Broadcast, DivergedError, Step, Store
 from gradwire.spec import SpecError
-from gradwire.worker.replica import Replica
+from gradwire.worker.session.replica import Replica
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
 

@@ -12,7 +12,7 @@ from gradwire.compressors import LayerRule, ModelCompressor, NonFiniteGradient, 
 from gradwire.compressors.registry import BUILT_IN
 from gradwire.proto.messages import Assignment
 from gradwire.proto.shares import share
-from gradwire.worker.compression import PATIENCE, Compression, Parts, Sent
+from gradwire.worker.session.compression import PATIENCE, Compression, Parts, Sent
 
 SPECS = [
     TensorSpec(name="w", shape=(9, 11)),

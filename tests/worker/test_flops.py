@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.worker.flops import layer_flops
 from gradwire.worker.tasks.digits import digits
+from gradwire.worker.tasks.flops import layer_flops
 
 
 def test_linear_and_convolution_layers() -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.worker.local import LocalTraining
-from gradwire.worker.sharding import Indices
+from gradwire.worker.tasks.local import LocalTraining
+from gradwire.worker.tasks.sharding import Indices
 
 INPUTS = torch.randn(40, 5, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.randn(40, 3, generator=torch.Generator().manual_seed(2))

@@ -15,13 +15,13 @@ from gradwire.compressors import DenseFormat, DensePayload, LayerRule, Payload, 
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.proto.transfer import tensor_header
-from gradwire.worker.client import Client
-from gradwire.worker.computation import TaskFailedError
-from gradwire.worker.loop import MAX_RESENDS, Trainer
 from gradwire.worker.metrics import Metrics
-from gradwire.worker.receiving import Received
-from gradwire.worker.replica import Replica
+from gradwire.worker.session.client import Client
+from gradwire.worker.session.receiving import Received
+from gradwire.worker.session.replica import Replica
 from gradwire.worker.tasks import Task
+from gradwire.worker.tasks.computation import TaskFailedError
+from gradwire.worker.tasks.trainer import MAX_RESENDS, Trainer
 
 JOB = m.Job(
     id="j", task="t", mode="sync", downlink="none", seed=1, batch_size=4, epochs=9, optimizer="sgd",

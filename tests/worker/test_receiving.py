@@ -9,8 +9,8 @@ from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.transfer import encode_chunks
 from gradwire.proto.wire import decode_server
-from gradwire.worker.attempts import BrokenError
-from gradwire.worker.receiving import Receiver
+from gradwire.worker.session.attempts import BrokenError
+from gradwire.worker.session.receiving import Receiver
 
 CHUNK_BYTES = 512 * 1024
 ELEMENTS = CHUNK_BYTES // 4 * 2 + 1  # three chunks

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gradwire.proto.messages import Assignment, Range
 from gradwire.proto.shares import share
-from gradwire.worker.sharding import batches, epoch_order, shard
+from gradwire.worker.tasks.sharding import batches, epoch_order, shard
 
 
 def assignment(*ranges: Range) -> Assignment:

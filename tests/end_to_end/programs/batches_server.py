@@ -9,8 +9,8 @@ import json
 import sys
 from typing import Any
 
-from gradwire.server import division, rounds
 from gradwire.server.cli import main
+from gradwire.server.job.modes import division, rounds
 
 
 def record(path: str) -> None:

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 
 from gradwire.proto import messages as m
-from gradwire.worker import client
 from gradwire.worker.cli import main
+from gradwire.worker.session import client
 
 
 def damage(every: int) -> None:

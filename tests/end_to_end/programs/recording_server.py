@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from gradwire.compressors import decode
-from gradwire.server import store
 from gradwire.server.cli import main
+from gradwire.server.shard import store
 
 
 def record(path: str) -> None:

@@ -1,0 +1,442 @@
+"""Coded rounds: the mode `coded`. Workers exchange coded packets of gradients, and take the step themselves.
+
+A round opens as in `rounds`: the ready members that are idle are its nodes, numbered from 0, and all its
+samples are told to all of them, because who computes which block follows from the numbers (`coding.plan`).
+The server hands the packets on. Each member says when it has the sum of all blocks; once all of them have it,
+the round is closed, and the next assignment says whose sum it was, so that a replica changes only when every
+replica can.
+
+An exchange that cannot end is replaced: when a packet was damaged, or a member is lost before all of its
+packets were handed on, or comes back on another stream, on which what was sent to it meanwhile is missing.
+Then every block goes whole from one member that has it to those that lack it, under a new number, and sums of
+the old exchange are void. A block that nobody has any more is left out, and its samples go out again.
+
+The parameters are at the workers. The server has a copy, from the member with the lowest rank: of the end of
+each epoch, of the end of the job, and of any version at which somebody is to be given it, for which the round
+waits. If everybody is lost who had the current version, training goes on from the copy, and what was trained
+since goes out again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ....coding import MAX_NODES, Choice, Scheme, StepTimes, packet_elements, plan, possible
+from ....proto.messages import Assignment, Coding, Exchanged, SchemeCode
+from ....proto.refusal import Refused
+from .. import events as e
+from .. import refusals
+from ..roster import Member, Work
+from ..state import JobState
+from ..waiting import Waiting, describe
+from .coded_round import Report, Round
+from .copies import Drift, Name, ServerCopy, name_of
+
+MAX_DAMAGED = 3  # exchanges in a row that fail because of one member's packets; then it is sent away
+
+
+class Coded:
+    def __init__(self, state: JobState, scheme: Scheme, redundancy: int | None) -> None:
+        """redundancy: as many as there can be if so many cannot be had; None to choose by measured times."""
+        self._state = state
+        self._scheme = scheme
+        self._redundancy = redundancy
+        self._choice = Choice()
+        self.round: Round | None = None
+        self._exchanges = 0  # so far; the number of the last one
+        self._have_sum: set[Name] = set()  # members with the sum of the last round
+        self._clipped_steps = 0
+        self._damaged_by: Counter[Name] = Counter()  # exchanges in a row, by member
+        self._copy = ServerCopy()
+        self._drift = Drift()
+        self._noted = (0, 0)  # nodes and redundancy of the last round
+
+    @property
+    def quiet(self) -> bool:
+        return self.round is None and (self._copied or (not self._state.samples.done and self._kept))
+
+    @property
+    def _copied(self) -> bool:
+        return self._copy.version == self._state.version
+
+    @property
+    def _kept(self) -> bool:
+        """Whether anybody has the current version, or the copy of it is just being taken over."""
+        members = self._state.roster.members.values()
+        return self._copy.loading is not None or any(map(self._is_current, members))
+
+    # ---- giving out work
+
+    def offer(self, now: float) -> list[e.Action]:
+        actions: list[e.Action] = []
+        if self.round is not None and self.round.broken:
+            actions += self._exchange_again(self.round, now)
+        if self.round is not None and not self.round.missing:
+            actions += self._close(self.round, now)
+        if self.round is None and not self._copied and not self._kept:
+            actions += self._go_back()
+        if self.round is None:
+            actions += self._open(now)
+        return actions
+
+    def _open(self, now: float) -> list[e.Action]:
+        state = self._state
+        ready = state.roster.ready()[:MAX_NODES]
+        if not ready:
+            return []
+        behind = [member for member in ready if not self._is_current(member)]
+        actions: list[e.Action] = []
+        if behind or self._copy.due or state.samples.done:
+            able = [member for member in ready if member.listening and self._is_current(member)]
+            actions += self._copy.request(able, state.version, state.applied)
+        if behind and not self._copied:
+            return actions  # they get it once it is here
+        drawn = state.samples.draw(state.rules.batch_size * len(ready))
+        if drawn is None:
+            return actions
+        nodes = len(ready)
+        redundancy = self._redundancy_for(nodes)
+        if (nodes, redundancy) != self._noted:
+            self._noted = nodes, redundancy
+            how = f"with redundancy {redundancy}" if self._scheme is Scheme.CODED else self._scheme.value
+            text = f"{nodes} member{'' if nodes == 1 else 's'} exchange, {how}{self._why(nodes, redundancy)}"
+            less = self._redundancy is not None and redundancy < self._redundancy
+            actions.append(e.Note(text=text, warning=less and nodes > 1))
+        self._exchanges += 1
+        self.round = round_ = Round(
+            version=state.version,
+            opened_at=now,
+            drawn=drawn,
+            redundancy=redundancy,
+            scheme=self._scheme,
+            plan=plan(self._scheme, nodes, redundancy),
+            exchange=self._exchanges,
+            members=dict(enumerate(ready)),
+        )
+        coding = Coding(exchange=self._exchanges, scheme=SchemeCode[self._scheme.name], redundancy=redundancy)
+        state.wait_from(now)
+        return actions + self._assign(round_, coding, now, evaluate=True)
+
+    def _redundancy_for(self, nodes: int) -> int:
+        if self._redundancy is None:
+            return self._choice.next(nodes)
+        return max(r for r in possible(nodes) if r <= self._redundancy)
+
+    def _why(self, nodes: int, redundancy: int) -> str:
+        typical = self._choice.typical
+        if self._redundancy is not None:
+            return f": {self._redundancy} is more than can be" if redundancy < self._redundancy else ""
+        if typical is None or self._choice.nodes != nodes:
+            return ": nothing has been measured yet"
+        times = f"{typical.computing:.3g} s and exchanging {typical.exchanging:.3g} s"
+        return f": without it a step would take {times}, and the fastest is looked for"
+
+    def _assign(self, round_: Round, coding: Coding, now: float, *, evaluate: bool) -> list[e.Action]:
+        """Tell every member that is present what to do in the running exchange."""
+        state, rules = self._state, self._state.rules
+        due = state.epoch_to_evaluate if evaluate else 0
+        middle = state.samples.progress + round_.drawn.count / 2 / state.samples.per_epoch
+        actions: list[e.Action] = []
+        for node in round_.present:
+            member = round_.members[node]
+            state.assignments += 1
+            asked = state.ask_for_evaluation(member, due, state.assignments, now)
+            if asked:
+                due, round_.irregular = 0, True
+            assignment = Assignment(
+                id=state.assignments,
+                version=round_.version,
+                epoch=round_.drawn.epoch,
+                ranges=round_.drawn.ranges,
+                position=node,
+                world=len(round_.members),
+                progress=state.samples.progress,
+                learning_rate=rules.learning_rate * rules.rate_factor(middle),
+                evaluate_epoch=state.epoch_to_evaluate if asked else 0,
+                coding=coding,
+                apply=state.applied,
+            )
+            member.work = Work(
+                assignment=assignment,
+                drawn=round_.drawn,
+                given_at=now,
+                undecided=set(range(state.partitions)),
+            )
+            if member.listening:  # whoever is reconnecting hears of it when it is back
+                actions.append(self._send(member, assignment))
+        return actions
+
+    def _send(self, member: Member, assignment: Assignment) -> e.Assign:
+        if self._is_current(member):  # it can get to the version by itself
+            member.version = assignment.version
+        return self._state.send(member, assignment)
+
+    def _is_current(self, member: Member) -> bool:
+        """Whether its replica is at the current version, or will be once it is told to apply its sum."""
+        version = self._state.version
+        has_sum = name_of(member) in self._have_sum
+        return member.version == version or (has_sum and member.version == version - 1)
+
+    def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
+        self._copy.forget(member)
+        round_, work = self.round, member.work
+        node = round_.node_of(member) if round_ is not None else None
+        if round_ is None or node is None or work is None:
+            return []
+        if not self._is_current(member) and not self._copied:
+            self._drop(round_, node, f"{member.name} has lost its parameters")
+            return []
+        missed = any(node in round_.plan.packets[index].targets for index in round_.begun)
+        if assigned == work.assignment.id or missed:
+            round_.broken = f"{member.name} has lost its stream"
+            return []
+        return [self._send(member, work.assignment)]
+
+    # ---- packets
+
+    def happened(self, member: Member, event: e.OfCoded) -> list[e.Action]:
+        """Raises Refused: PACKET."""
+        match event:
+            case e.PacketBegun():
+                return self._begun(member, event)
+            case e.PacketRelayed():
+                if self.round is not None and self.round.exchange == event.exchange:
+                    self.round.relayed.add(event.index)
+            case e.PacketDamaged():
+                return self._damaged(member, event)
+            case e.CopyArrived():
+                if not self.wants_copy(member.worker, event.version, leaving=event.leaving):
+                    return []
+                self._copy.arrived(event.version)
+                return [e.TakeCopy(version=event.version, content=event.content)]
+        return []
+
+    def copied(self, version: int) -> None:
+        """The server's copy is of this version."""
+        self._copy.taken(version)
+
+    def packet_elements(self, exchange: int, elements: int) -> int | None:
+        """Of the packets of that exchange, for gradients of so many elements; None if it is not running."""
+        round_ = self.round
+        if round_ is None or round_.exchange != exchange:
+            return None
+        return packet_elements(elements, round_.plan.slices)
+
+    def _begun(self, member: Member, event: e.PacketBegun) -> list[e.Action]:
+        """Have a packet handed on, unless it is of an exchange that is over, or has been."""
+        round_ = self.round
+        if event.exchange > self._exchanges:
+            limit = f"an exchange up to {self._exchanges}"
+            raise Refused(refusals.packet(member.worker, limit, str(event.exchange)))
+        if round_ is None or event.exchange != round_.exchange:
+            return []
+        node = round_.node_of(member)
+        packets = round_.plan.packets
+        if event.index >= len(packets) or packets[event.index].sender != node:
+            limit = f"one of the {len(packets)} of exchange {event.exchange} that is its own to send"
+            raise Refused(refusals.packet(member.worker, limit, f"packet {event.index}"))
+        if event.index in round_.relayed:
+            return []
+        round_.begun.add(event.index)
+        targets = [round_.members[target] for target in packets[event.index].targets]
+        return [e.Relay(targets=tuple(target.worker for target in targets if target.listening))]
+
+    def _damaged(self, member: Member, event: e.PacketDamaged) -> list[e.Action]:
+        round_ = self.round
+        node = round_.node_of(member) if round_ is not None else None
+        if round_ is None or node is None or round_.exchange != event.exchange:
+            return []
+        return self._broken_by(
+            round_, member, f"a packet of {member.name} was refused ({event.refusal.message})"
+        )
+
+    def _broken_by(self, round_: Round, member: Member, why: str) -> list[e.Action]:
+        """The exchange is void because of a member, which is sent away if that goes on."""
+        round_.broken = why
+        self._damaged_by[name_of(member)] += 1
+        if self._damaged_by[name_of(member)] <= MAX_DAMAGED:
+            return []
+        refusal = refusals.packet(member.worker, f"an exchange that succeeds, of {MAX_DAMAGED + 1}", why)
+        return [
+            e.Disconnect(worker=member.worker, incarnation=member.incarnation, refusal=refusal, final=True)
+        ]
+
+    def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
+        round_ = self.round
+        node = round_.node_of(member) if round_ is not None else None
+        if round_ is None or node is None or not isinstance(event.content, Exchanged):
+            return None
+        if set(round_.plan.sent_by(node)) <= round_.relayed:
+            self._damaged_by.pop(name_of(member), None)
+        else:  # others would wait for the rest for ever
+            round_.broken = f"{member.name} has not sent all of its packets"
+            self._damaged_by[name_of(member)] += 1
+            if self._damaged_by[name_of(member)] > MAX_DAMAGED:
+                self._drop(round_, node, round_.broken)
+                return None
+        round_.reports[node] = Report(event.samples, event.loss, event.content)
+        return round_.version + 1
+
+    def too_late(self, work: Work) -> bool:
+        return True
+
+    def lost(self, member: Member) -> None:
+        self._have_sum.discard(name_of(member))
+        self._copy.forget(member)
+        round_ = self.round
+        node = round_.node_of(member) if round_ is not None else None
+        if round_ is not None and node is not None:
+            self._drop(round_, node, f"{member.name} is gone")
+
+    def _drop(self, round_: Round, node: int, why: str) -> None:
+        """Go on with the round without a member."""
+        round_.members[node].work = None
+        round_.lost.add(node)
+        round_.reports.pop(node, None)
+        if not round_.present:
+            self._state.samples.give_back(round_.drawn)
+            self.round = None
+        elif not set(round_.plan.sent_by(node)) <= round_.relayed:
+            round_.broken = why
+
+    def _exchange_again(self, round_: Round, now: float) -> list[e.Action]:
+        """Whole blocks instead, from whoever has them."""
+        self._exchanges += 1
+        broken, senders = round_.broken, round_.begin_again(self._exchanges)
+        text = f"version {round_.version + 1}: {broken}; the gradients are sent uncoded instead"
+        coding = Coding(
+            exchange=round_.exchange,
+            scheme=SchemeCode[round_.scheme.name],
+            redundancy=round_.redundancy,
+            senders=senders,
+            present=tuple(round_.present),
+        )
+        self._state.uncoded_exchanges += 1
+        note = e.Note(text=text, warning=True)
+        return [note, *self._assign(round_, coding, now, evaluate=False)]
+
+    # ---- closing
+
+    def _close(self, round_: Round, now: float) -> list[e.Action]:
+        state = self._state
+        epochs = state.epoch
+        reports = [round_.reports[node] for node in round_.present]
+        for part in round_.parts:
+            state.samples.settle(part)
+            self._copy.since.append((state.version + 1, part))
+        for part in round_.left_out:
+            state.samples.give_back(part)
+        state.version += 1
+        state.applied = round_.exchange
+        members = [round_.members[node] for node in round_.present]
+        for member in members:
+            member.version = state.version  # it gets there by itself when it is told to
+        self._have_sum = set(map(name_of, members))
+        self.round, self._copy.asked = None, None
+        self._copy.due |= state.epoch > epochs
+        computing = max(report.exchanged.computing_seconds for report in reports)
+        if not round_.irregular and not round_.lost and math.isfinite(computing) and computing >= 0:
+            measured = StepTimes(computing, max(0.0, now - round_.opened_at - computing))
+            self._choice.note(len(reports), round_.redundancy, measured)
+        closed = e.Closed(
+            samples=sum(part.count for part in round_.parts),
+            loss=round_.loss,
+            opened_at=round_.opened_at,
+            redundancy=round_.redundancy,
+        )
+        state.last_redundancy = round_.redundancy
+        clipped = sum(report.exchanged.clipped for report in reports)
+        state.clipped += clipped
+        checksums = [report.exchanged.crc32c for report in reports]
+        actions = [closed, *self._drift.compare(state.version, members, checksums)]
+        if clipped:
+            actions += self._warn_of_clipping(clipped)
+        state.drifting = len(self._drift.names)
+        if self._copy.due or self._drift.is_due(state.version):
+            self._bring_together(members)
+        return actions
+
+    def _warn_of_clipping(self, clipped: int) -> list[e.Action]:
+        self._clipped_steps += 1
+        if self._clipped_steps & (self._clipped_steps - 1):  # the 1st, 2nd, 4th, 8th, …
+            return []
+        text = (
+            f"version {self._state.version}: {clipped} elements of gradients were outside of ±10 and were "
+            f"clipped, as in {self._clipped_steps} steps so far; gradients are summed over the samples of a "
+            "block: use a smaller --batch-size, more redundancy, or another mode"
+        )
+        return [e.Note(text=text, warning=True)]
+
+    def _bring_together(self, members: Sequence[Member]) -> None:
+        """Whoever has drifted gets the parameters anew before the next round."""
+        for member in members:
+            if name_of(member) in self._drift.names:
+                self._have_sum.discard(name_of(member))
+                member.version = None
+        self._drift.names = set()
+
+    def wants_copy(self, worker: str, version: int, *, leaving: bool = False) -> bool:
+        """Whether a snapshot of this version by this worker, which may be leaving, is to be taken over."""
+        asked = self._copy.asked
+        if leaving:
+            nobody = asked is None and self._copy.loading is None
+            return nobody and self._copy.version < version <= self._state.version
+        return asked is not None and asked.worker == worker and version == self._state.version
+
+    def _go_back(self) -> list[e.Action]:
+        """Nobody has the current version any more: what the copy holds becomes the next one."""
+        state = self._state
+        lost = state.version - self._copy.version
+        state.version += 1
+        state.applied, self._have_sum = 0, set()
+        self._copy.become(state.version, state.samples)
+        text = (
+            f"everybody who had version {state.version - 1} is gone: the server's copy, {lost} "
+            f"version{'' if lost == 1 else 's'} older, is version {state.version}, and what was trained on "
+            "since then goes out again"
+        )
+        return [e.Note(text=text, warning=True), e.Relabel(version=state.version)]
+
+    # ---- what is waited for
+
+    def proceed(self, now: float) -> list[e.Action]:
+        return []
+
+    def published(self, event: e.Published) -> None:
+        raise AssertionError("nothing is applied at the server")
+
+    def missing(self) -> Sequence[int]:
+        round_ = self.round
+        if round_ is None:
+            return [self._copy.asked.rank] if self._copy.asked is not None else []
+        return sorted(round_.members[node].rank for node in round_.awaited)
+
+    def waiting(self, now: float) -> Waiting:
+        state, round_ = self._state, self.round
+        since = state.waited(now)
+        if round_ is None:
+            if self._copy.asked is None:
+                kept = [each for each in state.roster.by_rank() if self._is_current(each)]
+                names = ", ".join(describe(state, each, each.rank, now) for each in kept)
+                text = f"version {state.version} is waited for {since} from {names}, who have it"
+                return Waiting(subject="copy", text=text)
+            names = describe(state, self._copy.asked, self._copy.asked.rank, now)
+            text = f"the copy of version {state.version} is waited for {since} from {names}"
+            return Waiting(ranks=(self._copy.asked.rank,), subject="copy", text=text)
+        missing = [round_.members[node] for node in round_.awaited]
+        names = ", ".join(describe(state, member, member.rank, now) for member in missing)
+        ranks = tuple(sorted(member.rank for member in missing))
+        return Waiting(
+            ranks=ranks, subject=f"{ranks}", text=f"version {round_.version + 1} waits {since} for {names}"
+        )
+
+    def snapshot(self) -> Mapping[str, object]:
+        return {
+            "round": repr(self.round),
+            "exchanges": self._exchanges,
+            "copy": repr(self._copy),
+            "have sum": sorted(self._have_sum),
+            "drift": repr(self._drift),
+        }

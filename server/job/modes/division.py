@@ -1,0 +1,191 @@
+"""How a round is divided among its members, and when what has come of it is enough.
+
+    Division        each member computes samples of its own, and pushes the whole gradient
+    Sliced          members form groups; those of a group compute the same samples, and each pushes its slice
+                    of every tensor (`--redundancy`)
+    StragglerCoded  each member computes several parts of the samples, and pushes one combination of them, so
+                    that the sum over all parts comes out of any few pushes less than all (`--straggler-code`)
+
+A round has as many places as there are parts. What becomes of a lost member's differs. A plain round closes
+without it, and its samples are given out again. Where others compute the same samples that would count them
+twice, and what has been accepted of them stays accepted: so the place is given to somebody else, unless the
+round can do without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ....coding import parts_of, straggler_code
+from ....proto.shares import share
+from ..samples import Drawn, Samples
+from ..state import Rules
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What a member is given. drawn: the samples of its assignment; of a coded round these are all of the
+    round's. samples: that its push speaks for. The others are as in `Assignment`."""
+
+    drawn: Drawn
+    samples: int
+    position: int
+    world: int
+    slice: int = 0
+    slices: int = 0
+    stragglers: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Division:
+    """parts: one for each place, in rank order. needed: pushes that are enough. note: why it is not divided
+    as was asked for, "" if it is.
+
+    `answered` is by place, with the samples that the push speaks for: 0 if nothing came of the step.
+    """
+
+    parts: Sequence[Part]
+    needed: int
+    note: str = ""
+
+    def portions(self) -> list[tuple[Drawn, list[int]]]:
+        """Samples that are settled or given back together, and the places that compute them."""
+        return [(part.drawn, [place]) for place, part in enumerate(self.parts)]
+
+    def vacant(self, answered: Mapping[int, int], lost: Collection[int]) -> list[int]:
+        """Places of lost members that have to be given to somebody else."""
+        return []
+
+    def complete(self, answered: Mapping[int, int], lost: Collection[int]) -> bool:
+        """Whether nobody is waited for."""
+        return not self._open(answered, lost) or len(answered) >= self.needed
+
+    def _open(self, answered: Mapping[int, int], lost: Collection[int]) -> list[int]:
+        return [place for place in range(len(self.parts)) if place not in answered and place not in lost]
+
+    def weights(self, answered: Mapping[int, int]) -> Mapping[int, float] | None:
+        """Of the pushes, by place: those without one are left out. None for their parts of the samples."""
+        return None
+
+
+class Sliced(Division):
+    __slots__ = ()
+
+    def portions(self) -> list[tuple[Drawn, list[int]]]:
+        slices = self.parts[0].slices
+        groups = [list(range(first, first + slices)) for first in range(0, len(self.parts), slices)]
+        return [(self.parts[places[0]].drawn, places) for places in groups]
+
+    def vacant(self, answered: Mapping[int, int], lost: Collection[int]) -> list[int]:
+        """A slice is missing wherever somebody of its group has pushed, or still may."""
+        missing: list[int] = []
+        for _, places in self.portions():
+            absent = [place for place in places if place in lost and place not in answered]
+            if len(absent) < len(places):
+                missing += absent
+        return missing
+
+    def complete(self, answered: Mapping[int, int], lost: Collection[int]) -> bool:
+        return not self._open(answered, lost) and not self.vacant(answered, lost)
+
+
+class StragglerCoded(Division):
+    __slots__ = ()
+
+    def portions(self) -> list[tuple[Drawn, list[int]]]:
+        return [(self.parts[0].drawn, list(range(len(self.parts))))]
+
+    def _usable(self, answered: Mapping[int, int]) -> list[int]:
+        return [place for place, samples in sorted(answered.items()) if samples]
+
+    def vacant(self, answered: Mapping[int, int], lost: Collection[int]) -> list[int]:
+        """As many as are missing if everybody pushes who still may."""
+        expected = len(self._usable(answered)) + len(self._open(answered, lost))
+        absent = [place for place in sorted(lost) if place not in answered]
+        return absent[: max(0, self.needed - expected)]
+
+    def complete(self, answered: Mapping[int, int], lost: Collection[int]) -> bool:
+        if len(self._usable(answered)) >= self.needed:
+            return True
+        return not self._open(answered, lost) and not self.vacant(answered, lost)
+
+    def weights(self, answered: Mapping[int, int]) -> Mapping[int, float]:
+        """None at all where too many have pushed nothing: the round is then skipped, as their steps were."""
+        usable = self._usable(answered)
+        if len(usable) < self.needed:
+            return {}
+        code = straggler_code(len(self.parts), self.parts[0].stragglers)
+        total = self.parts[0].drawn.count
+        found = zip(usable, code.decoding_weights(usable), strict=True)
+        return {place: weight * self.parts[place].samples / total for place, weight in found}
+
+
+def divide(rules: Rules, samples: Samples, idle: int, late: int, steps: int) -> Division | None:
+    """Draw a round's samples and divide them.
+
+    idle: members that can take part. late: others, that are still busy with what a round has closed without.
+    Returns None where no samples are left. An epoch that ends may have too few for everybody.
+    """
+    drawn = samples.draw(rules.batch_size * steps * idle)
+    if drawn is None:
+        return None
+    redundancy = rules.redundancy or 1
+    slices = largest_divisor(idle, redundancy)
+    if slices > 1:
+        return _sliced(drawn, idle, slices, redundancy)
+    note = ""
+    if redundancy > 1:
+        note = _divided_otherwise(idle, redundancy, 1)
+    world = min(idle, drawn.count)
+    stragglers = min(max(0, rules.straggler_code - late), world - 1)
+    if stragglers:
+        return _coded(drawn, world, stragglers)
+    parts = [
+        Part(drawn=part, samples=part.count, position=position, world=world)
+        for position, part in enumerate(drawn.divided(idle))
+    ]
+    return Division(parts=parts, needed=max(1, min(world, world + late - rules.backup)), note=note)
+
+
+def _sliced(drawn: Drawn, members: int, slices: int, asked: int) -> Sliced:
+    groups = drawn.divided(members // slices)
+    parts = [
+        Part(
+            drawn=part,
+            samples=part.count,
+            position=position,
+            world=len(groups),
+            slice=number,
+            slices=slices,
+        )
+        for position, part in enumerate(groups)
+        for number in range(slices)
+    ]
+    note = "" if slices == asked else _divided_otherwise(members, asked, slices)
+    return Sliced(parts=parts, needed=len(parts), note=note)
+
+
+def _coded(drawn: Drawn, world: int, stragglers: int) -> StragglerCoded:
+    bounds = [share(drawn.count, part, world) for part in range(world)]
+    sizes = [end - start for start, end in bounds]
+    parts = [
+        Part(
+            drawn=drawn,
+            samples=sum(sizes[part] for part in parts_of(position, world, stragglers)),
+            position=position,
+            world=world,
+            stragglers=stragglers,
+        )
+        for position in range(world)
+    ]
+    return StragglerCoded(parts=parts, needed=world - stragglers)
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of `number` that is at most `most`."""
+    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
+
+
+def _divided_otherwise(members: int, asked: int, slices: int) -> str:
+    return f"--redundancy {asked}: a round of {members} members is divided in groups of {slices}"

@@ -1,0 +1,191 @@
+"""What the state machine says when it does not accept something: worker, field, limit, value and remedy."""
+
+from __future__ import annotations
+
+from ...proto.messages import Assignment
+from ...proto.refusal import Reason, Refusal, refusal
+from .events import Pushed
+
+
+def fenced(worker: str, incarnation: int, newest: int) -> Refusal:
+    return refusal(
+        Reason.FENCED,
+        worker=worker,
+        field="incarnation",
+        limit=f"{newest}, the newest of this worker id",
+        value=str(incarnation),
+        remedy="another process has taken this worker id; if none has, this machine's clock is behind",
+    )
+
+
+def duplicate_worker(worker: str, heard_s: float) -> Refusal:
+    return refusal(
+        Reason.DUPLICATE_WORKER,
+        worker=worker,
+        field="worker id",
+        limit="one live process per worker id",
+        value=f"a second one; the first was heard {heard_s:.1f} s ago",
+        remedy="give each worker its own --worker-id, or stop the other process",
+    )
+
+
+def not_a_member(worker: str) -> Refusal:
+    return refusal(
+        Reason.NOT_A_MEMBER,
+        worker=worker,
+        field="membership",
+        limit="a worker that has joined",
+        value="none of this id",
+        remedy="join first",
+    )
+
+
+def lease_over(worker: str, silent_s: float, lease_s: float) -> Refusal:
+    return refusal(
+        Reason.NOT_A_MEMBER,
+        worker=worker,
+        field="lease",
+        limit=f"a message every {lease_s:g} s",
+        value=f"none for {silent_s:.1f} s",
+        remedy="reconnect",
+    )
+
+
+def wrong_model(worker: str, fingerprint: bytes, expected: bytes) -> Refusal:
+    return refusal(
+        Reason.MODEL,
+        worker=worker,
+        field="model fingerprint",
+        limit=expected.hex()[:16],
+        value=fingerprint.hex()[:16] or "none",
+        remedy="run the same task, options and code on every worker",
+    )
+
+
+def not_the_initializer(worker: str, initializer: str | None) -> Refusal:
+    return refusal(
+        Reason.NOT_A_MEMBER,
+        worker=worker,
+        field="initial parameters",
+        limit=f"those of {initializer!r}" if initializer else "those of a worker that has joined",
+        value=f"those of {worker!r}",
+        remedy="get ready instead; the server asks for them if it needs them",
+    )
+
+
+def already_initialized(worker: str) -> Refusal:
+    text = f"worker {worker!r}: the job already has its initial parameters"
+    return Refusal(reason=Reason.ALREADY_INITIALIZED, worker=worker, message=text)
+
+
+def sequence(worker: str, seq: int, expected: int) -> Refusal:
+    return refusal(
+        Reason.SEQUENCE,
+        worker=worker,
+        field="push seq",
+        limit=str(expected),
+        value=str(seq),
+        remedy="a push was lost on the way, or this one is older than the server remembers",
+    )
+
+
+def stale(worker: str, seq: int, assignment: int, version: int) -> Refusal:
+    return refusal(
+        Reason.STALE,
+        worker=worker,
+        field=f"push {seq}",
+        limit=f"one push for what the worker was last given, while it can be part of version {version + 1}",
+        value=f"for assignment {assignment}",
+        remedy="none needed: the gradient goes out with the worker's next push",
+    )
+
+
+def redundant(worker: str, seq: int, assignment: int, version: int) -> Refusal:
+    return refusal(
+        Reason.REDUNDANT,
+        worker=worker,
+        field=f"push {seq}",
+        limit=f"a push that version {version + 1} can still do with",
+        value=f"one for assignment {assignment}, whose samples others have pushed or are pushing",
+        remedy="none needed: nothing of it is to be sent again",
+    )
+
+
+def slices(worker: str, push: Pushed, assignment: Assignment) -> Refusal:
+    return slice_of(worker, push.seq, (push.slice, push.slices), assignment)
+
+
+def slice_of(worker: str, seq: int, given: tuple[int, int], assignment: Assignment | None) -> Refusal:
+    """given: slice and slices of a push."""
+    limit = "a slice below slices"
+    if assignment is not None:
+        limit = f"slice {assignment.slice} of {assignment.slices}, or all of each tensor"
+        if not assignment.slices:
+            limit = "all of each tensor"
+    return refusal(
+        Reason.TENSOR,
+        worker=worker,
+        field=f"push {seq}",
+        limit=limit,
+        value="slice {} of {}".format(*given),
+        remedy="push the slice that the assignment names",
+    )
+
+
+def base_version(worker: str, seq: int, given: int, expected: int) -> Refusal:
+    return refusal(
+        Reason.MALFORMED,
+        worker=worker,
+        field=f"push {seq} base_version",
+        limit=f"{expected}, that of its assignment",
+        value=str(given),
+        remedy="compute at the version that the assignment names",
+    )
+
+
+def samples(worker: str, seq: int, given: int, most: int) -> Refusal:
+    return refusal(
+        Reason.MALFORMED,
+        worker=worker,
+        field=f"push {seq} samples",
+        limit=f"at most {most}, the worker's share of the round",
+        value=str(given),
+        remedy="count only the samples of the assignment; they are the push's weight in the mean",
+    )
+
+
+def not_initialized(worker: str, what: str) -> Refusal:
+    text = f"worker {worker!r}: {what} came before the job has its initial parameters"
+    return Refusal(reason=Reason.NOT_INITIALIZED, worker=worker, message=text)
+
+
+def packet(worker: str, limit: str, value: str) -> Refusal:
+    return refusal(
+        Reason.PACKET,
+        worker=worker,
+        field="packet",
+        limit=limit,
+        value=value,
+        remedy="both sides have to be of the same release",
+    )
+
+
+def not_of_mode(worker: str, seq: int, *, coded: bool) -> Refusal:
+    what = ("what was exchanged, in coded mode", "tensors") if coded else ("tensors", "what was exchanged")
+    return refusal(Reason.PACKET, worker=worker, field=f"push {seq}", limit=what[0], value=what[1])
+
+
+def not_coded(worker: str) -> Refusal:
+    return refusal(
+        Reason.PACKET, worker=worker, field="mode", limit="coded for packets and snapshots", value="another"
+    )
+
+
+def finished(worker: str, epochs: int) -> Refusal:
+    text = f"the job has finished its {epochs} epochs"
+    return Refusal(reason=Reason.JOB_FINISHED, worker=worker, message=text)
+
+
+def stopping(worker: str, reason: str) -> Refusal:
+    text = f"the server is shutting down: {reason}"
+    return Refusal(reason=Reason.STOPPING, worker=worker, message=text)

@@ -1,0 +1,166 @@
+"""Which samples of which epoch are still to be trained on: drawn, given back, settled.
+
+Each epoch is a permutation of the training samples that everybody can draw; here it is only positions in it.
+Samples go out in order. What a lost worker did not answer for comes back and goes out again, first, so that
+an epoch is complete when each of its samples has been answered for once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...proto.messages import Range
+from ...proto.shares import share
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """Samples of one epoch that were given to somebody."""
+
+    epoch: int
+    ranges: tuple[Range, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(each.count for each in self.ranges)
+
+    def divided(self, world: int) -> list[Drawn]:
+        """Among `world` workers, as evenly as whole samples allow. No part is empty: there may be fewer."""
+        world = min(world, self.count)
+        shares = [share(self.count, position, world) for position in range(world)]
+        return [Drawn(epoch=self.epoch, ranges=self._between(*each)) for each in shares]
+
+    def part(self, position: int, parts: int) -> Drawn:
+        """One of as many equal parts, which may be empty."""
+        return Drawn(epoch=self.epoch, ranges=self._between(*share(self.count, position, parts)))
+
+    def _between(self, start: int, end: int) -> tuple[Range, ...]:
+        """Of the samples numbered as they stand in the ranges."""
+        found: list[Range] = []
+        passed = 0
+        for each in self.ranges:
+            first, last = max(start - passed, 0), min(end - passed, each.count)
+            if first < last:
+                found.append(Range(start=each.start + first, count=last - first))
+            passed += each.count
+        return tuple(found)
+
+
+class Samples:
+    """The samples of all epochs of a job. Every sample is in one of three places: not yet drawn, which
+    includes those given back, drawn and unsettled, or settled."""
+
+    def __init__(self, per_epoch: int, epochs: int) -> None:
+        self.per_epoch = per_epoch
+        self._epochs = epochs
+        self._epoch = 0  # that fresh samples come from
+        self._next = 0  # first one of it that has not been drawn
+        self._returned: dict[int, list[Range]] = {}  # by epoch
+        self._unsettled: defaultdict[int, int] = defaultdict(int)  # by epoch
+        self.completed = 0  # epochs of which all samples have been settled; never falls
+
+    def draw(self, most: int) -> Drawn | None:
+        """Up to `most` samples, at least 1, of the oldest epoch that has any; None where none are left."""
+        epoch = min(self._returned, default=self._epoch)
+        ranges: list[Range] = []
+        returned = self._returned.get(epoch, [])
+        while returned and most:
+            first = returned.pop(0)
+            if first.count > most:
+                returned.insert(0, Range(start=first.start + most, count=first.count - most))
+                first = Range(start=first.start, count=most)
+            ranges.append(first)
+            most -= first.count
+        if not returned:
+            self._returned.pop(epoch, None)
+        if most and epoch == self._epoch < self._epochs:
+            count = min(most, self.per_epoch - self._next)
+            ranges.append(Range(start=self._next, count=count))
+            self._next += count
+            if self._next == self.per_epoch:
+                self._epoch, self._next = self._epoch + 1, 0
+        if not ranges:
+            return None
+        drawn = Drawn(epoch=epoch, ranges=tuple(ranges))
+        self._unsettled[epoch] += drawn.count
+        return drawn
+
+    def settle(self, drawn: Drawn) -> None:
+        """Nothing more has to happen about these: they are trained on, or in somebody's residual."""
+        self._unsettled[drawn.epoch] -= drawn.count
+        self._count_completed()
+
+    def give_back(self, drawn: Drawn, *, settled: bool = False) -> None:
+        """They have to go out again. settled: they had been settled too early."""
+        if not settled:
+            self._unsettled[drawn.epoch] -= drawn.count
+        self._returned[drawn.epoch] = _merged([*self._returned.get(drawn.epoch, ()), *drawn.ranges])
+
+    def take_back(self, drawn: Drawn, *, settled: bool = True) -> bool:
+        """Settle what was given back, if all of it is still here. settled: or have it drawn again."""
+        returned = self._returned.get(drawn.epoch, [])
+        left = [piece for each in returned for piece in _without(each, drawn.ranges)]
+        if sum(each.count for each in returned) - sum(each.count for each in left) < drawn.count:
+            return False
+        self._returned[drawn.epoch] = left
+        if not left:
+            del self._returned[drawn.epoch]
+        if not settled:
+            self._unsettled[drawn.epoch] += drawn.count
+        self._count_completed()
+        return True
+
+    @property
+    def done(self) -> bool:
+        """Whether every sample of every epoch is settled."""
+        return self.completed == self._epochs and not self._returned and not any(self._unsettled.values())
+
+    @property
+    def progress(self) -> float:
+        """Epochs whose worth of samples is settled, with a fraction."""
+        returned = sum(each.count for ranges in self._returned.values() for each in ranges)
+        open_ = returned + sum(self._unsettled.values())
+        return max(0.0, self._epoch + (self._next - open_) / self.per_epoch) if self.per_epoch else 0.0
+
+    def _count_completed(self) -> None:
+        while (
+            self.completed < self._epoch
+            and self.completed not in self._returned
+            and not self._unsettled.get(self.completed)
+        ):
+            self._unsettled.pop(self.completed, None)
+            self.completed += 1
+
+    def snapshot(self) -> tuple[object, ...]:
+        """All of it, as plain values."""
+        returned = {epoch: tuple(ranges) for epoch, ranges in self._returned.items()}
+        return self._epoch, self._next, returned, dict(self._unsettled), self.completed
+
+
+def _merged(ranges: Sequence[Range]) -> list[Range]:
+    """In order, and neighbours as one."""
+    merged: list[Range] = []
+    for each in sorted(ranges, key=lambda each: each.start):
+        last = merged[-1] if merged else None
+        if last is not None and last.start + last.count == each.start:
+            merged[-1] = Range(start=last.start, count=last.count + each.count)
+        else:
+            merged.append(each)
+    return merged
+
+
+def _without(whole: Range, parts: Sequence[Range]) -> list[Range]:
+    """What is left of a range without those parts of it."""
+    pieces: list[Range] = []
+    start, end = whole.start, whole.start + whole.count
+    for part in sorted(parts, key=lambda part: part.start):
+        if part.start + part.count <= start or part.start >= end:
+            continue
+        if part.start > start:
+            pieces.append(Range(start=start, count=part.start - start))
+        start = max(start, part.start + part.count)
+    if start < end:
+        pieces.append(Range(start=start, count=end - start))
+    return pieces

@@ -1,0 +1,168 @@
+"""What the state machine remembers of a job, whatever its mode. Plain data: `core` and the modes change it,
+others may look."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ...coding import Scheme
+from ...proto.messages import Assignment, EpochStatus, LostStatus, Phase
+from .events import Assign
+from .modes.interval import LocalSteps
+from .roster import Member, Roster
+from .samples import Samples
+from .schedule import Constant
+
+LOST_REMEMBERED = 256
+CONSTANT = Constant()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What the job's configuration means for decisions.
+
+    backup: members that a round of sync mode does without. redundancy: members of sync mode that compute the
+    same samples, and divide the tensors in slices. straggler_code: members of sync mode that a round can do
+    without because others compute their samples too. staleness: in stale mode, clocks that a member may
+    be ahead of the slowest. inverse: divide a gradient by its staleness, in stale and async mode.
+    local_steps: in local mode. scheme: in coded mode, where redundancy may be None, to choose it by measured
+    times.
+    """
+
+    mode: str = "sync"
+    min_workers: int
+    batch_size: int
+    epochs: int
+    lease_s: float
+    learning_rate: float = 0.1
+    schedule: Constant = CONSTANT
+    backup: int = 0
+    redundancy: int | None = 1
+    straggler_code: int = 0
+    staleness: int = 4
+    inverse: bool = False
+    local_steps: LocalSteps | None = None
+    scheme: Scheme = Scheme.CODED
+
+    @property
+    def shares_samples(self) -> bool:
+        """Whether several members may be given the same ones."""
+        return self.mode == "sync" and ((self.redundancy or 1) > 1 or self.straggler_code > 0)
+
+    def rate_factor(self, progress: float) -> float:
+        """What the base learning rate is multiplied with after so many epochs."""
+        return self.schedule.factor(progress, self.epochs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """Who was asked to evaluate what."""
+
+    by: Member = field(repr=False, compare=False)
+    epoch: int
+    version: int
+    asked_at: float
+    assignment: int  # its id
+
+
+@dataclass(kw_only=True)
+class JobState:
+    """One job."""
+
+    rules: Rules
+    roster: Roster
+    phase: Phase = Phase.EMPTY
+    initializer: tuple[str, int] | None = None  # (worker, incarnation) that was asked for the parameters
+    fingerprint: bytes = b""
+    samples: Samples = field(default_factory=lambda: Samples(0, 0))  # none before they are known
+    partitions: int = 1
+    version: int = 0
+    started_at: float | None = None  # when work was first given out; then any number of members will do
+    assignments: int = 0  # given out so far; the id of the last one
+    evaluation: Evaluation | None = None  # asked for and not yet reported
+    evaluations: list[EpochStatus] = field(default_factory=list[EpochStatus])
+    lost: deque[LostStatus] = field(default_factory=lambda: deque[LostStatus](maxlen=LOST_REMEMBERED))
+    accepted_pushes: int = 0
+    stale_pushes: int = 0
+    repeated_samples: int = 0  # trained on by who had lost them as well as by who got them then
+    local_steps: int = 1  # of the last round
+    all_local_steps: int = 0  # of all rounds that were applied
+    applied: int = 0  # number of the exchange that led to the version, in coded mode
+    uncoded_exchanges: int = 0  # that replaced one which could not end
+    last_redundancy: int = 0  # of the last round of coded mode
+    clipped: int = 0  # elements of gradients in coded mode, by all workers
+    drifting: int = 0  # members whose replicas differ from the first one's
+    largest_staleness: int = 0  # of accepted pushes: in clocks in stale mode, else in versions
+    waiting_since: float | None = None  # when whatever is waited for began
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed."""
+        return self.samples.completed
+
+    @property
+    def epoch_to_evaluate(self) -> int:
+        """The last one completed, 0 for none: the end of the last epoch waits for the last version."""
+        return self.epoch if self.epoch < self.rules.epochs else 0
+
+    @property
+    def epoch_progress(self) -> float:
+        """Part of the running epoch that is done, 0 to 1."""
+        return min(1.0, max(0.0, self.samples.progress - self.epoch))
+
+    def assign(self, member: Member, assignment: Assignment) -> Assign:
+        """Number the assignment and have it sent. Afterwards the member's replica is at its version."""
+        self.assignments += 1
+        return self.send(member, replace(assignment, id=self.assignments))
+
+    def send(self, member: Member, assignment: Assignment) -> Assign:
+        """Have an assignment sent that has its number."""
+        has, member.version = member.version, assignment.version
+        return Assign(worker=member.worker, assignment=assignment, has=has)
+
+    def ask_for_evaluation(self, member: Member, epoch: int, assignment: int, now: float) -> bool:
+        """Whether this member shall evaluate the epoch, as part of this assignment: once, unless who was
+        asked before is lost or never heard of it. One evaluation at a time: a slow one delays the next."""
+        if epoch == 0 or self.evaluation is not None or any(done.epoch == epoch for done in self.evaluations):
+            return False
+        self.evaluation = Evaluation(
+            by=member, epoch=epoch, version=self.version, asked_at=now, assignment=assignment
+        )
+        return True
+
+    def forget_evaluation(self, member: Member, assigned: int = -1) -> None:
+        """Another one may be asked: this member is lost, or `assigned` is the last assignment it has heard of
+        and is not the one to evaluate."""
+        asked = self.evaluation
+        if asked is not None and asked.by is member and asked.assignment > assigned:
+            self.evaluation = None
+
+    def waited(self, now: float) -> str:
+        """How long it has been waiting, in words."""
+        return f"since {0.0 if self.waiting_since is None else now - self.waiting_since:.1f} s"
+
+    def wait_from(self, now: float) -> None:
+        """Something new is waited for."""
+        self.waiting_since = now
+
+    def snapshot(self) -> Mapping[str, object]:
+        """Everything that decides what happens next, as plain values, to compare two states."""
+        return {
+            "phase": self.phase,
+            "version": self.version,
+            "samples": self.samples.snapshot(),
+            "assignments": self.assignments,
+            "fingerprint": self.fingerprint,
+            "initializer": self.initializer,
+            "members": {
+                m.worker: (
+                    *(m.incarnation, m.rank, m.listening, m.version, dict(m.last_seq), list(m.outcomes)),
+                    *(repr(m.work), repr(m.void), m.after, m.clock, repr(m.pace)),
+                )
+                for m in self.roster.by_rank()
+            },
+            "evaluation": repr(self.evaluation),
+            "evaluations": list(self.evaluations),
+        }

@@ -1,0 +1,64 @@
+"""Whom or what the job waits for, in words. Nothing waits without saying on whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...proto.messages import Phase
+from .roster import Member
+from .state import JobState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """ranks: who is missing. subject: what it is about, without times, to tell news from repetition.
+
+    text: the whole story; empty while nothing is outstanding.
+    for_others: whether it is for somebody else than this server. seconds: how long already, if not since
+    whatever is waited for began.
+    """
+
+    ranks: tuple[int, ...] = ()
+    subject: str = ""
+    text: str = ""
+    for_others: bool = True
+    seconds: float | None = None
+
+
+def describe_waiting(state: JobState, now: float) -> Waiting:
+    """What is waited for before and after the training; while it runs, its mode knows."""
+    since = state.waited(now)
+    members = state.roster.members
+    match state.phase:
+        case Phase.EMPTY:
+            if state.initializer is None:
+                return _of("a first worker to bring the initial parameters", since)
+            member = members.get(state.initializer[0])
+            who = member.name if member else state.initializer[0]
+            return _of(f"{who} to upload the initial parameters", since)
+        case Phase.GATHERING:
+            have = state.roster.ready()
+            needed = 1 if state.started_at is not None else state.rules.min_workers
+            names = ", ".join(member.name for member in have) or "none"
+            return _of(f"workers: have {len(have)} of {needed} ({names})", since)
+        case Phase.FINISHING if state.evaluation is not None:
+            member = state.evaluation.by
+            return _of(f"{member.name} to evaluate the last version", since, (member.rank,))
+        case Phase.FINISHING:
+            names = ", ".join(member.name for member in state.roster.by_rank())
+            return _of(f"{names} to come back and evaluate the last version", since)
+        case _:
+            return Waiting()
+
+
+def describe(state: JobState, member: Member, rank: int, now: float) -> str:
+    """A member that is waited for, and what is known of it. rank: in its round."""
+    if state.roster.members.get(member.worker) is not member:
+        return f"rank {rank} ({member.worker}, gone)"
+    link = "connected" if member.attached else "disconnected"
+    doing = f", {member.activity}" if member.activity else ""
+    return f"rank {rank} ({member.worker}, {link}, heard {now - member.heard_at:.1f} s ago{doing})"
+
+
+def _of(subject: str, since: str, ranks: tuple[int, ...] = ()) -> Waiting:
+    return Waiting(ranks=ranks, subject=subject, text=f"waiting {since} for {subject}")

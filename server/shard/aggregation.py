@@ -1,0 +1,159 @@
+"""How the gradients of a round become one: `--aggregation mean`, or one that bears with wrong workers.
+
+    mean      weighted by samples. A single worker can make anything of it
+    median    of each coordinate by itself; of an even number the mean of the two in the middle. It lies
+              within what right workers sent, as long as fewer than half are wrong
+    trimmed   of each coordinate, the mean without the `wrong` lowest and the `wrong` highest. It lies within
+              what right workers sent, as long as no more than `wrong` are wrong
+    krum      the gradient with the least sum of squared distances to its n - wrong - 2 nearest, n being the
+              number of workers; of equal ones that of the lowest rank
+
+All but the mean take every worker alike, whatever its samples: samples are what a worker says of itself.
+
+Sources: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (ICML 2018)
+for median and trimmed mean; Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient
+Descent" (NeurIPS 2017) for Krum. This module imports torch and numpy only when something is aggregated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...spec import parse_one_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from ...compressors import Payload
+
+    Float32 = npt.NDArray[np.float32]
+
+# Coordinates that are sorted at a time: so many workers' values of them stay in the cache.
+COLUMNS = 1 << 14
+
+
+def _check_wrong(wrong: int) -> None:
+    if not 1 <= wrong <= 1000:
+        raise ValueError(f"wrong: expected 1 to 1000 workers, got {wrong}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mean:
+    """fewest: contributions that it needs, here and below."""
+
+    @property
+    def fewest(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Median:
+    @property
+    def fewest(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trimmed:
+    """wrong: workers that it bears with."""
+
+    wrong: int = 1
+
+    def __post_init__(self) -> None:
+        _check_wrong(self.wrong)
+
+    @property
+    def fewest(self) -> int:
+        return 2 * self.wrong + 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Krum:
+    """wrong: workers that it bears with."""
+
+    wrong: int = 1
+
+    def __post_init__(self) -> None:
+        _check_wrong(self.wrong)
+
+    @property
+    def fewest(self) -> int:
+        return 2 * self.wrong + 3
+
+
+Aggregation = Mean | Median | Trimmed | Krum
+AGGREGATIONS: Mapping[str, type[Aggregation]] = {
+    "mean": Mean,
+    "median": Median,
+    "trimmed": Trimmed,
+    "krum": Krum,
+}
+
+
+def parse_aggregation(text: str) -> Aggregation:
+    """Raises SpecError, which lists what is known."""
+    return parse_one_of("aggregation", text, AGGREGATIONS)
+
+
+def combine(
+    aggregation: Median | Trimmed | Krum, gradients: Sequence[Sequence[Payload]], outs: Sequence[Float32]
+) -> None:
+    """Overwrite `outs`, a flat array per tensor, with what the workers' gradients come to.
+
+    gradients: of each worker, in rank order, a payload per tensor; at least `aggregation.fewest` workers.
+    Decodes one tensor of all workers at a time, so it takes that much memory.
+    """
+    import numpy as np
+
+    from ...compressors import decode, reduce_payloads
+
+    if len(gradients) < aggregation.fewest:
+        raise ValueError(f"gradients: expected at least {aggregation.fewest}, got {len(gradients)}")
+    if isinstance(aggregation, Krum):
+        chosen = _least_far(aggregation, gradients)
+        for payload, out in zip(gradients[chosen], outs, strict=True):
+            reduce_payloads([payload], [1.0], out)
+        return
+    for tensor, out in enumerate(outs):
+        rows = [decode(payloads[tensor]) for payloads in gradients]
+        for start in range(0, out.size, COLUMNS):
+            block = np.stack([row[start : start + COLUMNS] for row in rows])
+            block.sort(axis=0)
+            out[start : start + COLUMNS] = _middle(aggregation, block)
+
+
+def _middle(aggregation: Median | Trimmed, block: Float32) -> Float32:
+    """Of values sorted along the first axis, one row per worker."""
+    import numpy as np
+
+    workers = len(block)
+    if isinstance(aggregation, Trimmed):
+        part = block[aggregation.wrong : workers - aggregation.wrong]
+    else:
+        part = block[(workers - 1) // 2 : workers // 2 + 1]
+    mean: Float32 = part.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return mean
+
+
+def _least_far(aggregation: Krum, gradients: Sequence[Sequence[Payload]]) -> int:
+    """Which worker Krum chooses."""
+    import numpy as np
+
+    from ...compressors import decode
+
+    workers = len(gradients)
+    squares = np.zeros((workers, workers))
+    for tensor in range(len(gradients[0])):
+        rows = [decode(payloads[tensor]) for payloads in gradients]
+        for start in range(0, rows[0].size, COLUMNS):
+            block = np.stack([row[start : start + COLUMNS] for row in rows]).astype(np.float64)
+            for worker in range(workers - 1):
+                apart = block[worker + 1 :] - block[worker]
+                squares[worker, worker + 1 :] += np.einsum("ij,ij->i", apart, apart)
+    squares += squares.T
+    np.fill_diagonal(squares, np.inf)
+    nearest = np.sort(squares, axis=1)[:, : workers - aggregation.wrong - 2]
+    return int(np.argmin(nearest.sum(axis=1)))

@@ -1,0 +1,279 @@
+"""The parameters: what a closed round does to them, and what goes down to the workers.
+
+`parameters` are the server's own, in float32. With a lossy downlink the workers' replicas differ from them,
+and `replica` is the copy that every worker holds, bit for bit: each update carries the compressed difference
+between the two, so that what one update leaves out is in the next: the difference is the residual, and error
+feedback needs no other state. Without loss the values themselves go down and the two are the same tensors.
+
+Nothing here knows of sockets or clocks. One thread at a time may use a store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+
+from ...compressors import (
+    DenseFormat,
+    DensePayload,
+    IndexCoding,
+    LayerRule,
+    ModelCompressor,
+    Payload,
+    SparsePayload,
+    add_update,
+    decode,
+    lossless,
+    wire_bytes,
+)
+from ...proto.manifest import Manifest
+from ...proto.messages import Content, Update
+from ...proto.transfer import encode_chunks, tensor_header
+from ...proto.wire import encode_server
+from .aggregation import Aggregation, Mean, combine
+from .mean import Share, mean
+
+Float32 = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+MEAN = Mean()
+BuildOptimizer = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """An encoded update: the same messages go to everybody.
+
+    raw_bytes: what its tensors take as float32. passed_over: gradients that came and had no effect, because
+    they were too few to be aggregated as was asked for.
+    """
+
+    version: int
+    content: Content
+    messages: tuple[bytes, ...]
+    raw_bytes: int
+    passed_over: int = 0
+
+    @property
+    def wire_bytes(self) -> int:
+        """Of its messages, without what gRPC puts around them."""
+        return sum(map(len, self.messages))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One application: what turns version - 1 of a partition into version.
+
+    weight: of the mean gradient. base_version: at which it was computed, if it is a single one's.
+    bases: other versions at which gradients are being computed.
+    """
+
+    partition: int
+    version: int
+    shares: Sequence[Share]
+    rate_factor: float = 1.0
+    weight: float = 1.0
+    base_version: int | None = None
+    bases: frozenset[int] = frozenset()
+
+
+class DivergedError(ArithmeticError):
+    """The parameters have left the range of float32: the training has diverged."""
+
+
+class Store:
+    def __init__(
+        self,
+        manifest: Manifest,
+        values: Sequence[Float32],
+        downlink: str,
+        build_optimizer: BuildOptimizer,
+        seed: int = 0,
+        aggregation: Aggregation = MEAN,
+        delay_compensation: float = 0.0,
+    ) -> None:
+        """
+        Args:
+            values: initial parameters, a flat float32 array per tensor of the manifest; taken over.
+            downlink: compressor of the updates, "none" for values without loss.
+            seed: of the job, for compressors that draw.
+            aggregation: how a round's gradients become one.
+            delay_compensation: λ of g + λ g² (w - w_base), which makes up to first order for the parameters'
+                having moved on since a gradient was computed; 0 for none. Keeps a copy of every version at
+                which gradients are being computed. Source: Zheng et al., "Asynchronous Stochastic Gradient
+                Descent with Delay Compensation" (ICML 2017).
+        """
+        self._aggregation = aggregation
+        self._compensation = delay_compensation
+        self.manifest = manifest
+        self.version = 0
+        self.parameters = [
+            torch.from_numpy(value).reshape(spec.shape)
+            for spec, value in zip(manifest.specs, values, strict=True)
+        ]
+        self._gradients = [torch.zeros_like(parameter) for parameter in self.parameters]
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        self._optimizer = build_optimizer(self.parameters)
+        self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._lossy = not lossless(downlink)
+        self._encoders = [
+            ModelCompressor([manifest.specs[t] for t in tensors], downlink, LayerRule(), seed, 0, bare=True)
+            for tensors in manifest.partitions
+        ]
+        self.replica = (
+            [parameter.clone() for parameter in self.parameters] if self._lossy else self.parameters
+        )
+        self._bases: dict[tuple[int, int], list[torch.Tensor]] = {}  # by partition and version
+        if delay_compensation:
+            for partition in range(len(manifest.partitions)):
+                self._keep_base(Step(partition=partition, version=0, shares=()))
+
+    def apply(self, step: Step) -> Broadcast:
+        """Take one optimizer step of the partition and encode what the workers need for it.
+
+        The mean is one over all samples, summed in the order given (`mean`). Without samples, and with fewer
+        gradients than the aggregation needs, the parameters stay as they are.
+        """
+        tensors = self.manifest.partitions[step.partition]
+        contributing = [share for share in step.shares if share.samples > 0 and share.weight != 0]
+        changed = len(contributing) >= self._aggregation.fewest
+        if changed:
+            outs = [_flat(self._gradients[tensor]) for tensor in tensors]
+            if isinstance(self._aggregation, Mean):
+                mean(contributing, step.weight, outs)
+            else:
+                combine(self._aggregation, [share.payloads for share in contributing], outs)
+            if self._compensation and step.base_version is not None:
+                self._compensate(step.partition, step.base_version, step.weight)
+            for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
+                group["lr"] = base * step.rate_factor
+            self._optimizer.step()
+            self._check_finite(tensors, step.version)
+        self.version = step.version
+        broadcast = self._encode_update(step.partition, step.version, changed=changed)
+        if self._compensation:
+            self._keep_base(step)
+        return broadcast if changed else replace(broadcast, passed_over=len(contributing))
+
+    def _compensate(self, partition: int, base_version: int, weight: float) -> None:
+        """Of weight · g make weight · (g + λ g² (w - w_base))."""
+        bases = self._bases[partition, base_version]
+        for tensor, base in zip(self.manifest.partitions[partition], bases, strict=True):
+            gradient = self._gradients[tensor]
+            moved = self.replica[tensor] - base
+            gradient.add_(moved.mul_(gradient).mul_(gradient), alpha=self._compensation / weight)
+
+    def _keep_base(self, step: Step) -> None:
+        """Workers may be told to compute at this version; others that nobody computes at are forgotten."""
+        for partition, version in list(self._bases):
+            if partition == step.partition and version < step.version - 1 and version not in step.bases:
+                del self._bases[partition, version]
+        tensors = self.manifest.partitions[step.partition]
+        self._bases[step.partition, step.version] = [self.replica[tensor].clone() for tensor in tensors]
+
+    def _check_finite(self, tensors: Sequence[int], version: int) -> None:
+        for tensor in tensors:
+            if not torch.isfinite(self.parameters[tensor].sum(dtype=torch.float64)):
+                name = self.manifest.specs[tensor].name
+                raise DivergedError(f"parameters of {name!r} are no longer finite at version {version}")
+
+    def _encode_update(self, partition: int, version: int, *, changed: bool) -> Broadcast:
+        tensors = self.manifest.partitions[partition]
+        if not self._lossy and not changed:
+            nothing = [_nothing(self.manifest.specs[tensor].elements) for tensor in tensors]
+            return self._encode(partition, version, Content.DELTA, nothing)
+        if not self._lossy:
+            return self._encode(
+                partition, version, Content.VALUES, [_values(self.parameters[t]) for t in tensors]
+            )
+        largest = torch.finfo(torch.float32).max
+        differences = [
+            (self.parameters[tensor] - self.replica[tensor]).clamp_(-largest, largest) for tensor in tensors
+        ]
+        # A warm-up is for gradients: updates are compressed in full from the first.
+        payloads = self._encoders[partition].compress(differences, 1, version=version, epoch=math.inf)
+        for tensor, payload in zip(tensors, payloads, strict=True):
+            add_update(payload, self.replica[tensor])
+        return self._encode(partition, version, Content.DELTA, payloads)
+
+    def snapshot(self, partition: int) -> Broadcast:
+        """The replica as it is, for a worker that has none or an old one."""
+        values = [_values(self.replica[tensor]) for tensor in self.manifest.partitions[partition]]
+        return self._encode(partition, self.version, Content.VALUES, values)
+
+    def load(self, version: int, values: Sequence[Payload]) -> None:
+        """Take over a worker's parameters, and what its optimizer remembers with them."""
+        for parameter, payload in zip(self.parameters, values, strict=True):
+            _flat(parameter)[:] = decode(payload)
+        self.version = version
+
+    def relabel(self, version: int) -> None:
+        """Call what is here another version."""
+        self.version = version
+
+    def _encode(
+        self, partition: int, version: int, content: Content, payloads: Sequence[Payload]
+    ) -> Broadcast:
+        tensors = self.manifest.partitions[partition]
+        parts = [payload.data for payload in payloads]
+        update = Update(
+            version=version,
+            partition=partition,
+            content=content,
+            tensors=tuple(tensor_header(t, p) for t, p in zip(tensors, payloads, strict=True)),
+        )
+        messages = (encode_server(update), *encode_chunks(version, partition, parts))
+        raw_bytes = sum(payload.elements for payload in payloads) * 4
+        return Broadcast(version, content, messages, raw_bytes)
+
+    def values(self) -> list[Bytes]:
+        """The parameters as little-endian float32 bytes, in manifest order, over their own memory."""
+        return [_flat(parameter).view(np.uint8) for parameter in self.parameters]
+
+    def sha256(self) -> str:
+        """Over the values of the parameters."""
+        digest = hashlib.sha256()
+        for tensor, value in zip(self.manifest.tensors, self.values(), strict=True):
+            if not tensor.state:
+                digest.update(value.data)
+        return digest.hexdigest()
+
+    def save(self, path: Path, digest: str) -> None:
+        """Write the parameters as safetensors, under a temporary name first. digest: their SHA-256."""
+        named = zip(self.manifest.tensors, self.parameters, strict=True)
+        tensors = {tensor.name: parameter for tensor, parameter in named if not tensor.state}
+        metadata = {"version": str(self.version), "sha256": digest}
+        temporary = path.with_name(path.name + ".partial")
+        save_file({name: p.contiguous() for name, p in tensors.items()}, temporary, metadata)
+        temporary.replace(path)
+
+
+def _flat(tensor: torch.Tensor) -> Float32:
+    return tensor.detach().view(-1).numpy()
+
+
+def _values(tensor: torch.Tensor) -> Payload:
+    """The tensor as a dense payload over its own memory."""
+    values = _flat(tensor)
+    return DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=values.view(np.uint8))
+
+
+def _nothing(elements: int) -> Payload:
+    """Zeros, in a few bytes."""
+    nothing = np.empty(0, np.uint8)
+    values = DensePayload(format=DenseFormat.BFLOAT16, elements=0, data=nothing)
+    return SparsePayload(elements=elements, count=0, coding=IndexCoding.GAPS, values=values, data=nothing)
+
+
+def compressed_bytes(payloads: Sequence[Payload]) -> tuple[int, int]:
+    """Of the payloads that are not dense: their bytes with levels, and what the tensors take as float32."""
+    compressed = [payload for payload in payloads if not isinstance(payload, DensePayload)]
+    return sum(map(wire_bytes, compressed)), sum(payload.elements * 4 for payload in compressed)

@@ -1,0 +1,266 @@
+"""Coded training: gradients of blocks, exchanged with the other workers, and the optimizer's step taken here.
+
+The sums that all workers decode are equal to the bit, whatever came when, and so are their replicas. Nothing
+changes before the server says that everybody has the sum (`apply`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...coding import (
+    Exchange,
+    Plan,
+    Scheme,
+    from_fixed_point,
+    packet_elements,
+    plan,
+    resent,
+    to_fixed_point,
+)
+from ...optimizer import build_optimizer, optimizer_state, parse_optimizer
+from ...proto import messages as m
+from ...proto.shares import share
+from ...proto.wire import crc32c
+from ..metrics import Metrics
+from ..session.client import Client
+from ..session.receiving import ReceivedPacket
+from ..session.replica import Replica
+from .computation import Computation, TaskFailedError
+
+log = logging.getLogger("gradwire.worker")
+
+Words = npt.NDArray[np.uint32]
+MAX_SKIPPED_STEPS = 10  # in a row, with a loss that is not finite
+
+
+class Step:
+    """The gradients of this worker's blocks at one version, and the exchange of them."""
+
+    def __init__(self, assignment: m.Assignment, original: Plan) -> None:
+        self.assignment = assignment  # the last one of this version
+        self.original = original
+        self.blocks: dict[int, Words] = {}
+        self.samples = 0  # of the worker's blocks
+        self.loss = 0.0
+        self.clipped = 0
+        self.unusable = ""  # why a block contributes nothing
+        self.computing_seconds = 0.0
+        self.exchange: Exchange | None = None
+        self.plan = original
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What its gradients depend on."""
+        return _key(self.assignment)
+
+
+def _key(assignment: m.Assignment) -> tuple[object, ...]:
+    coding = assignment.coding
+    assert coding is not None
+    return (
+        *(assignment.version, assignment.epoch, assignment.ranges, assignment.position, assignment.world),
+        *(coding.scheme, coding.redundancy),
+    )
+
+
+class CodedTraining:
+    def __init__(
+        self, client: Client, replica: Replica, computation: Computation, job: m.Job, metrics: Metrics
+    ) -> None:
+        """Makes what the optimizer remembers a part of the replica, so that a snapshot has it too."""
+        self._client = client
+        self._replica = replica
+        self._computation = computation
+        self._metrics = metrics
+        self._optimizer = build_optimizer(parse_optimizer(job.optimizer), replica.parameters, 0.0)
+        self._sizes = [parameter.numel() for parameter in replica.parameters]
+        self._elements = sum(self._sizes)
+        names = [tensor.name for tensor in replica.manifest.tensors]
+        replica.include(
+            [
+                (f"{what} of {names[place]}", tensor)
+                for what, place, tensor in optimizer_state(self._optimizer)
+            ]
+        )
+        self._step: Step | None = None
+        self._clipped_steps = 0
+        self._unusable_steps = 0  # in a row
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether others wait for packets of this worker, or it for theirs."""
+        step = self._step
+        return step is not None and (step.exchange is None or not step.exchange.complete)
+
+    def exchange(self, assignment: m.Assignment) -> Step | None:
+        """Compute, and send what others need; the step, if nothing has to come for it.
+
+        Raises:
+            TaskFailedError: the task raised, or its loss is not finite for too many steps.
+        """
+        self._client.activity = "computing"
+        with self._metrics.during("computing"):
+            step = self._compute(assignment)
+        self._client.activity = "exchanging"
+        with self._metrics.during("encoding"):
+            for header, data in self._packets(step):
+                self._client.send_packet(header, data)
+                self._metrics.raw_up.inc(data.nbytes)
+        self._metrics.loss.set(step.loss)
+        return None if self.exchanging else step
+
+    def _compute(self, assignment: m.Assignment) -> Step:
+        """The gradient of each block that this worker holds, unless it has them already."""
+        if self._step is not None and self._step.key == _key(assignment):
+            self._step.assignment = assignment
+            return self._step
+        coding = assignment.coding
+        assert coding is not None
+        step = Step(assignment, plan(Scheme[coding.scheme.name], assignment.world, coding.redundancy))
+        started = time.perf_counter()
+        indices = self._computation.indices(assignment)
+        blocks = len(step.original.holders)
+        for block in sorted(step.original.held[assignment.position]):
+            start, end = share(len(indices), block, blocks)
+            words = np.zeros(self._elements, np.uint32)
+            if end > start:
+                # Dropout and the like are the same wherever a block is computed.
+                loss = self._computation.loss(indices[start:end], assignment.version, block)
+                gradients = self._replica.gradients()
+                if not math.isfinite(loss):
+                    step.unusable = f"the loss is {loss}"
+                elif not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+                    step.unusable = "the gradient has an infinity or a NaN"
+                else:
+                    step.clipped += self._to_words(gradients, end - start, words)
+                    step.loss += loss * (end - start)
+                    step.samples += end - start
+            step.blocks[block] = words
+        step.loss = step.loss / step.samples if step.samples else 0.0
+        step.computing_seconds = time.perf_counter() - started
+        self._step = step
+        self._watch(step)
+        return step
+
+    def _to_words(self, gradients: list[torch.Tensor], samples: int, out: Words) -> int:
+        """The sum over the samples in fixed point; returns how many elements were clipped."""
+        clipped = at = 0
+        for gradient, size in zip(gradients, self._sizes, strict=True):
+            values = gradient.detach().reshape(-1).cpu().numpy()
+            clipped += to_fixed_point(values, out[at : at + size], float(samples))
+            at += size
+        return clipped
+
+    def _watch(self, step: Step) -> None:
+        """Say what is wrong with the gradients of a step."""
+        version = step.assignment.version
+        self._unusable_steps = self._unusable_steps + 1 if step.unusable else 0
+        if step.unusable:
+            self._metrics.skipped.inc()
+            log.warning("version %d: %s; such blocks of samples count as zeros", version, step.unusable)
+        if self._unusable_steps >= MAX_SKIPPED_STEPS:
+            raise TaskFailedError(
+                f"{step.unusable} in {self._unusable_steps} steps in a row: "
+                "lower --learning-rate, or check the data and the loss"
+            )
+        if not step.clipped:
+            return
+        self._metrics.clipped.inc(step.clipped)
+        self._clipped_steps += 1
+        if self._clipped_steps & (self._clipped_steps - 1) == 0:  # the 1st, 2nd, 4th, 8th, …
+            log.warning(
+                "version %d: %d elements of gradients were outside of ±10 and were clipped, as in %d steps "
+                "so far; gradients are summed over the samples of a block: use a smaller --batch-size",
+                *(version, step.clipped, self._clipped_steps),
+            )
+
+    def _packets(self, step: Step) -> Iterator[tuple[m.Packet, Words]]:
+        """Those to send in the exchange that the step's assignment is about."""
+        coding, position = step.assignment.coding, step.assignment.position
+        assert coding is not None
+        step.plan = resent(step.original, coding.senders, coding.present) if coding.senders else step.original
+        step.exchange = Exchange(step.plan, position, step.blocks, self._elements)
+        width = packet_elements(self._elements, step.plan.slices)
+        for index in step.plan.sent_by(position):
+            header = m.Packet(exchange=coding.exchange, index=index, elements=width)
+            yield header, step.exchange.encoded(index)
+
+    def take(self, received: ReceivedPacket) -> Step | None:
+        """Take in a packet; the step, if that was the last one. Those of another exchange are passed over."""
+        step, packet = self._step, received.header
+        self._metrics.raw_down.inc(received.data.nbytes)
+        if step is None or step.exchange is None or step.assignment.coding is None:
+            return None
+        if packet.exchange != step.assignment.coding.exchange or step.exchange.complete:
+            return None
+        with self._metrics.during("decoding"):
+            step.exchange.take(packet.index, received.data)
+        return step if step.exchange.complete else None
+
+    def exchanged(self, step: Step) -> m.Exchanged:
+        """What the server is told about a complete exchange."""
+        assert step.exchange is not None
+        checksum = crc32c(self._replica.values())
+        return m.Exchanged(
+            crc32c=crc32c([step.exchange.sums().view(np.uint8)], checksum),
+            computing_seconds=step.computing_seconds,
+            clipped=step.clipped,
+        )
+
+    def apply(self, exchange: int, version: int) -> None:
+        """Take the step to `version` with the sum of that exchange, if the replica is not there yet."""
+        step, replica = self._step, self._replica
+        if not exchange or replica.version == version or step is None or step.exchange is None:
+            return
+        coding = step.assignment.coding
+        assert coding is not None
+        if coding.exchange != exchange or replica.version != version - 1 or not step.exchange.complete:
+            return
+        total = step.assignment.samples
+        blocks = len(step.plan.holders)
+        bounds = [share(total, block, blocks) for block in step.plan.blocks]
+        samples = sum(end - start for start, end in bounds)
+        mean = np.empty(self._elements, np.float32)
+        from_fixed_point(step.exchange.sums(), mean, 1.0 / samples if samples else 0.0)
+        at = 0
+        for parameter, size in zip(replica.parameters, self._sizes, strict=True):
+            values = torch.from_numpy(mean[at : at + size]).view(parameter.shape)
+            parameter.grad = values.to(parameter.device)
+            at += size
+        for group in self._optimizer.param_groups:
+            group["lr"] = step.assignment.learning_rate
+        self._optimizer.step()
+        replica.version = version
+        self._step = None
+        self._client.stepped(version)
+        self._metrics.version.set(version)
+
+    def send_snapshot(self, request: m.SnapshotRequest) -> None:
+        """Send the replica."""
+        self.apply(request.apply, request.version)
+        if self._replica.version != request.version:
+            raise RuntimeError(
+                f"asked for a snapshot of version {request.version} with a replica of {self._replica.version}"
+            )
+        self._send_replica(leaving=False)
+
+    def hand_over(self) -> None:
+        """Send the replica before leaving: nobody else may have it."""
+        if self._replica.version is not None:
+            self._send_replica(leaving=True)
+            self._client.flush()
+
+    def _send_replica(self, *, leaving: bool) -> None:
+        assert self._replica.version is not None
+        # A copy: the next step may be taken while it is being sent.
+        values = [value.copy() for value in self._replica.values()]
+        self._client.send_snapshot(m.Snapshot(version=self._replica.version, leaving=leaving), values)
+        self._metrics.raw_up.inc(self._replica.manifest.raw_bytes)

@@ -1,0 +1,117 @@
+"""Computing with a user's task: gradients of samples, random numbers that repeat, evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...proto import messages as m
+from ..session.replica import Replica
+from . import Task
+from .sharding import CodedPart, Indices, coded_parts, epoch_order, shard
+
+
+class TaskFailedError(Exception):
+    """The user's task raised, or produces nothing to train with."""
+
+
+class Computation:
+    """A task at a replica. Every call of the user's code may raise TaskFailedError."""
+
+    def __init__(self, task: Task, replica: Replica, device: torch.device, seed: int) -> None:
+        self._task = task
+        self._replica = replica
+        self._device = device
+        self._seed = seed
+        self._order: tuple[int, Indices] | None = None  # of the last epoch asked for
+
+    def indices(self, assignment: m.Assignment) -> Indices:
+        """The samples of an assignment."""
+        epoch = assignment.epoch
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, epoch_order(self._seed, epoch, self._replica.manifest.train_samples)
+        return shard(self._order[1], assignment)
+
+    def loss(self, indices: Indices, *place: int) -> float:
+        """The mean loss over some samples; its gradients are the replica's afterwards.
+
+        place: what random numbers such as dropout's depend on, besides the job's seed.
+        """
+        self._draw(place)
+        return self._compute(lambda: self._backward(indices))
+
+    def combined_loss(self, assignment: m.Assignment, indices: Indices) -> tuple[int, float]:
+        """How many of the samples are this worker's in a round that is coded for stragglers, and the mean
+        loss over them. One backward pass for each part; their gradients are added up as the code says."""
+        parts = coded_parts(indices, assignment)
+        samples = sum(len(part.indices) for part in parts)
+        total = 0.0
+        for place, part in enumerate(parts):
+            # Whoever computes this part draws the same random numbers for it.
+            self._draw((assignment.version, part.number))
+            total += self._part_loss(part, onto=place > 0) * len(part.indices) / samples
+        return samples, total
+
+    def _part_loss(self, part: CodedPart, *, onto: bool) -> float:
+        return self._compute(lambda: self._backward(part.indices, weight=part.weight, onto=onto))
+
+    def _draw(self, place: tuple[int, ...]) -> None:
+        words = np.random.SeedSequence([self._seed, *place]).generate_state(1)
+        torch.manual_seed(int(words[0]))
+
+    def _compute(self, backward: Callable[[], float]) -> float:
+        return float(guarded(f"task {self._task.name!r}", backward))
+
+    def _backward(self, indices: Indices, *, weight: float | None = None, onto: bool = False) -> float:
+        """weight: of the gradients. onto: add them to those that are there."""
+        model = self._replica.model
+        model.train()
+        for parameter in self._replica.parameters if not onto else ():
+            parameter.grad = None
+        loss = self._task.loss(model, to_device(self._task.batch(indices), self._device))
+        torch.autograd.backward(loss, None if weight is None else torch.full_like(loss, weight))
+        return float(loss.detach())
+
+    def probe(self) -> None:
+        """The loss of one sample, to see which operations it takes."""
+        batch = self._task.batch(np.zeros(1, np.int64))
+        self._task.loss(self._replica.model, to_device(batch, self._device))
+
+    def evaluate(self) -> dict[str, float]:
+        """What the task measures, by name."""
+        model = self._replica.model
+
+        def compute() -> dict[str, float]:
+            model.eval()
+            with torch.no_grad():
+                found: Any = self._task.evaluate(model)
+            if not isinstance(found, Mapping):
+                raise TypeError(f"it must return numbers by name, not a {type(found).__name__}")
+            measured: Mapping[Any, Any] = found  # pyright: ignore[reportUnknownVariableType]
+            return {str(name): float(value) for name, value in measured.items()}
+
+        measured: dict[str, float] = guarded(f"task {self._task.name!r}: evaluate", compute)
+        return measured
+
+
+def guarded(what: str, compute: Callable[[], Any]) -> Any:
+    """Run a user's code. Raises TaskFailedError with its exception as the cause."""
+    try:
+        return compute()
+    except (Exception, SystemExit) as error:  # a task must not end the process without a word
+        raise TaskFailedError(f"{what} raised {type(error).__name__}: {error}") from error
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move every tensor in a nest of tuples, lists and dicts."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {key: to_device(batch[key], device) for key in batch}  # pyright: ignore
+    if isinstance(batch, tuple | list):
+        moved = [to_device(value, device) for value in batch]  # pyright: ignore
+        return tuple(moved) if isinstance(batch, tuple) else moved
+    return batch

@@ -1,0 +1,73 @@
+"""Local steps: a worker trains on its own copy for a while, and sends what has changed instead of a gradient.
+
+Each step takes the optimizer's step and pulls towards the model that the round began with (the correction):
+
+    w <- w - step(g) - λ (w - w_global)
+
+The change, w_global - w, takes a gradient's place from there on: it is compressed with its residual, averaged
+at the server, weighted by samples, and subtracted. Source: the multi-step paper, with descent and attraction
+where its signs are printed the other way round, and the change of all steps where it has the last gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ...optimizer import build_optimizer, parse_optimizer
+from .sharding import Indices
+
+
+class LocalTraining:
+    """Trains parameters in place and takes them back. The optimizer's state stays from round to round."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], optimizer: str, correction: float) -> None:
+        """
+        optimizer: spec as the server gives it. correction: λ, 0 to 1.
+        Raises SpecError for an optimizer that this version does not know.
+        """
+        self._parameters = parameters
+        self._options = parse_optimizer(optimizer)
+        self._correction = correction
+        self._optimizer = build_optimizer(self._options, parameters, 0.0)
+
+    def reset(self) -> None:
+        """Forget the optimizer's state, after a step that was not finite."""
+        self._optimizer = build_optimizer(self._options, self._parameters, 0.0)
+
+    def change(
+        self,
+        batches: Sequence[Indices],
+        learning_rate: float,
+        compute_gradients: Callable[[int, Indices], float],
+    ) -> tuple[float, list[torch.Tensor]]:
+        """Take one step per batch, and put the parameters back to where they were.
+
+        compute_gradients: of the given step's batch, into the parameters' `grad`; returns the mean loss.
+        Returns the mean loss over all samples, each at the step that it was used in, and the change.
+        """
+        samples = sum(map(len, batches))
+        loss = 0.0
+        with torch.no_grad():
+            start = [parameter.detach().clone() for parameter in self._parameters]
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        for step, batch in enumerate(batches):
+            loss += compute_gradients(step, batch) * len(batch) / samples
+            pulls = self._pulls(start) if step and self._correction else ()
+            self._optimizer.step()
+            with torch.no_grad():
+                for parameter, pull in zip(self._parameters, pulls, strict=False):
+                    parameter.sub_(pull)
+        with torch.no_grad():
+            changes: list[torch.Tensor] = []
+            for parameter, before in zip(self._parameters, start, strict=True):
+                changes.append(before - parameter)
+                parameter.copy_(before)
+        return loss, changes
+
+    def _pulls(self, start: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            pairs = zip(self._parameters, start, strict=True)
+            return [(parameter - before).mul_(self._correction) for parameter, before in pairs]
