@@ -13,6 +13,7 @@ from .feedback import ErrorFeedback
 from .indices import Indices, seeded_payload, sparse_payload
 from .kernels import set_threads, warm_up
 from .layers import LayerRule
+from .ledger import Compressed, Ledger
 from .model import ModelCompressor, NonFiniteGradient, model_wide
 from .payload import (
     CodeScheme,
@@ -35,6 +36,7 @@ from .wrapping import Wrapping
 
 __all__ = [
     "CodeScheme",
+    "Compressed",
     "Compressor",
     "CompressorEntry",
     "DenseFormat",
@@ -44,6 +46,7 @@ __all__ = [
     "IndexCoding",
     "Indices",
     "LayerRule",
+    "Ledger",
     "LinearPayload",
     "ModelCompressor",
     "ModelWide",

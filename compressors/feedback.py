@@ -18,7 +18,7 @@ the velocity of a payload that is not sparse is not masked, because nothing of i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from .base import Compressor, FusedFeedback, StepContext, TensorSpec, takes_gpu
 from .indices import decode_indices
 from .kernels import FLOAT32_MAX, devices
 from .payload import Payload, SparsePayload
-from .reduction import add_payloads, add_update
+from .reduction import add_payloads
 from .thresholds import magnitudes
 
 _LARGEST = float(FLOAT32_MAX)
@@ -35,28 +35,12 @@ _LARGEST = float(FLOAT32_MAX)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedbackState:
-    """residual, and velocity if there is momentum correction: float32, shape (elements,), updated in place.
-    inner: the wrapped compressor's state."""
+    """residual, and velocity if there is momentum correction: float32, shape (elements,), updated in place;
+    views of a `Ledger`'s buffers where a whole model is compressed. inner: the wrapped compressor's state."""
 
     residual: torch.Tensor
     velocity: torch.Tensor | None
     inner: Any
-
-    def restore(self, payload: Payload) -> None:
-        """Put back what a payload that nobody accepted would have delivered."""
-        add_update(payload, self.residual)
-        self.residual.clamp_(-_LARGEST, _LARGEST)
-
-    def to(self, device: torch.device) -> FeedbackState:
-        """The same on another device; itself if it is there."""
-        if self.residual.device == device:
-            return self
-        velocity = None if self.velocity is None else self.velocity.to(device)
-        return replace(self, residual=self.residual.to(device), velocity=velocity)
-
-    def residual_norm(self) -> float:
-        """Euclidean norm of the residual, accumulated in float64."""
-        return float(cast(torch.Tensor, torch.linalg.vector_norm(self.residual, dtype=torch.float64)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,11 +12,10 @@ import torch
 
 from .base import Compressor, ModelWide, StepContext, TensorSpec, takes_gpu
 from .feedback import ErrorFeedback, FeedbackState
-from .indices import decode_indices
 from .kernels import FLOAT32_MAX, Magnitudes, devices
 from .layers import LayerRule
-from .payload import DenseFormat, DensePayload, Payload, SparsePayload
-from .reduction import decode
+from .ledger import Ledger, Ranges
+from .payload import DenseFormat, DensePayload, Payload
 from .registry import create, create_bare, wrapping_of
 from .wrapping import Wrapping
 
@@ -31,27 +30,21 @@ class NonFiniteGradient(ValueError):
         self.name = name
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Layer:
-    """whole: the tensor; spec: the part of it, from `start`, that is compressed. returned: what was refused
-    and has no residual to go into; it is added to the next gradient."""
+    """whole: the tensor. spec: the part of it that is compressed, which begins at `start` and has the range
+    from `begin` to `end` of the ledger."""
 
     whole: TensorSpec
-    start: int
     spec: TensorSpec
+    start: int
+    begin: int
+    end: int
     compressor: Compressor
-    state: Any
-    returned: torch.Tensor | None = None
-
-    def give_back(self, values: torch.Tensor) -> None:
-        """To the next gradient."""
-        if self.returned is None:
-            self.returned = torch.zeros(self.spec.elements)
-        self.returned.add_(values).clamp_(-_LARGEST, _LARGEST)
 
 
 class ModelCompressor:
-    """Compresses a model's gradients step by step and keeps what must be kept between steps.
+    """Compresses a model's gradients step by step; `ledger` keeps what must be kept between steps.
 
     Not for use by several threads at once. Two of them made alike and fed alike produce the same bits.
     """
@@ -65,31 +58,59 @@ class ModelCompressor:
         rank: int,
         *,
         bare: bool = False,
-        parts: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         """
-        specs: the model's tensors, in the order in which gradients will be given.
-        compressor_spec: `name[:key=value,...]`; raises `SpecError` if there is no such compressor.
-        rule: which tensors it applies to.
-        seed, rank: of the job and of this worker, at least 0; both go into every step's random numbers. No
-            two workers of a round may have the same rank; it may be changed between steps.
-        bare: keep no residuals and do without clipping and delay: the caller sees to what was not sent.
-        parts: start and end, in each tensor, of the elements that are compressed; all of them if not given.
-            Gradients are given whole all the same: clipping and the rule go by the whole tensors.
+        Args:
+            specs: the model's tensors, in the order in which gradients will be given.
+            compressor_spec: `name[:key=value,...]`.
+            rule: which tensors it applies to.
+            seed: of the job, at least 0. It goes into every step's random numbers, and so does the rank.
+            rank: of this worker, at least 0; it may be changed between steps. No two workers of a round may
+                have the same.
+            bare: keep no residuals and do without clipping and delay: the caller keeps what was not sent.
+
+        Raises:
+            SpecError: there is no such compressor.
         """
         make = create_bare if bare else create
         make(compressor_spec)  # a bad spec is refused even if no tensor would use it
         self._wrapping = (None if bare else wrapping_of(compressor_spec)) or Wrapping()
         self._seed = seed
         self.rank = rank
+        self._specs = specs
+        self._compressors: list[Compressor] = []
+        for spec in specs:
+            chosen = rule.choose(spec, compressor_spec)
+            self._compressors.append(
+                make(chosen.partition(":")[0] if bare and chosen != compressor_spec else chosen)
+            )
+        elements = [spec.elements for spec in specs]
+        self.ledger = Ledger(elements, velocity=not bare and self._wrapping.momentum > 0)
         self._layers: list[_Layer] = []
+        self.divide(None)
+
+    def divide(self, parts: Ranges | None, slices: int = 1) -> None:
+        """From now on compress these parts of the tensors: start and end in each, one of `slices`; whole
+        tensors if None. Gradients are given whole all the same: clipping and the rule go by whole tensors.
+
+        What the ledger holds of other parts stays there. Momentum and running statistics start anew.
+        """
         self._in_parts = parts is not None
-        bounds = parts if parts is not None else [(0, spec.elements) for spec in specs]
-        for whole, (start, end) in zip(specs, bounds, strict=True):
-            spec = whole if parts is None else replace(whole, shape=(end - start,))
-            chosen = rule.choose(whole, compressor_spec)
-            compressor = make(chosen.partition(":")[0] if bare and chosen != compressor_spec else chosen)
-            self._layers.append(_Layer(whole, start, spec, compressor, compressor.init(spec)))
+        self.ledger.divide(slices)
+        self._layers = []
+        bounds = parts if parts is not None else [(0, spec.elements) for spec in self._specs]
+        ranges = self.ledger.ranges(parts)
+        places = zip(self._specs, self._compressors, bounds, ranges, strict=True)
+        for place, (whole, compressor, (start, stop), (begin, end)) in enumerate(places):
+            spec = replace(whole, shape=(stop - start,)) if self._in_parts else whole
+            self._layers.append(_Layer(whole, spec, start, begin, end, compressor))
+            inner = compressor.compressor if isinstance(compressor, ErrorFeedback) else compressor
+            self.ledger.states[place] = inner.init(spec)
+
+    @property
+    def ranges(self) -> Ranges:
+        """Of what `compress` sends, in the ledger."""
+        return [(layer.begin, layer.end) for layer in self._layers]
 
     def compress(
         self,
@@ -116,29 +137,70 @@ class ModelCompressor:
         if samples < 1:
             raise ValueError(f"samples: expected at least 1, got {samples}")
         flat, magnitudes = self._prepared(gradients, workers)
+        states = self._states(flat)
+        payloads: list[Payload] = []
         if ((version if step is None else step) + 1) % self._wrapping.delay:
-            for layer, gradient in zip(self._layers, flat, strict=True):
-                assert isinstance(layer.compressor, ErrorFeedback)  # `Wrapping` sees to that
-                layer.compressor.accumulate(gradient, layer.state)
-            return []
-        return self._compressed(flat, magnitudes, samples, version, epoch)
+            self._accumulate(flat, states)
+        else:
+            payloads = self._compressed(flat, states, magnitudes, samples, version, epoch)
+        self._keep(states)
+        return payloads
 
     def flush(self, gradients: Sequence[torch.Tensor], *, workers: int = 1) -> list[Payload]:
-        """As `compress`, but whole, as float32: these gradients and everything that is still to be sent.
-        Nothing is left afterwards. For the last push of a worker that leaves."""
+        """These gradients and everything that is owed, of whole tensors, as float32. Nothing is left
+        afterwards. For the last push of a worker that leaves."""
         flat, _ = self._prepared(gradients, workers)
+        states = self._states(flat)
+        self._accumulate(flat, states)
+        self._keep(states)
         payloads: list[Payload] = []
-        for layer, gradient in zip(self._layers, flat, strict=True):
-            if isinstance(layer.compressor, ErrorFeedback):
-                layer.compressor.accumulate(gradient, layer.state)
-                gradient = layer.state.residual
-            values = gradient.cpu().numpy().copy()
-            if isinstance(layer.state, FeedbackState):
-                layer.state.residual.zero_()
+        for start, end in self.ledger.ranges():
+            values = self.ledger.residual[start:end].cpu().numpy().copy()
             payloads.append(
                 DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=values.view(np.uint8))
             )
+        self.ledger.residual.zero_()
         return payloads
+
+    def _accumulate(self, gradients: Sequence[torch.Tensor], states: Sequence[Any]) -> None:
+        """Take the gradients into the residual."""
+        for layer, gradient, state in zip(self._layers, gradients, states, strict=True):
+            if isinstance(layer.compressor, ErrorFeedback):
+                layer.compressor.accumulate(gradient, state)
+            else:  # `_prepared` has taken out what was there
+                self.ledger.residual[layer.begin : layer.end].copy_(gradient)
+
+    def _states(self, gradients: Sequence[torch.Tensor]) -> list[Any]:
+        """What each compressor works on: views of the ledger, copies only where it works on the host and the
+        ledger lies on a GPU."""
+        found: list[Any] = []
+        for layer, gradient, inner in zip(self._layers, gradients, self.ledger.states, strict=True):
+            if not isinstance(layer.compressor, ErrorFeedback):
+                found.append(inner)
+                continue
+            velocity = self.ledger.velocity
+            found.append(
+                FeedbackState(
+                    residual=self.ledger.residual[layer.begin : layer.end].to(gradient.device),
+                    velocity=None
+                    if velocity is None
+                    else velocity[layer.begin : layer.end].to(gradient.device),
+                    inner=inner,
+                )
+            )
+        return found
+
+    def _keep(self, states: Sequence[Any]) -> None:
+        """Note what the compressors leave."""
+        for place, (layer, state) in enumerate(zip(self._layers, states, strict=True)):
+            if not isinstance(state, FeedbackState):
+                self.ledger.states[place] = state
+                continue
+            self.ledger.states[place] = state.inner
+            if state.residual.device != self.ledger.residual.device:
+                self.ledger.residual[layer.begin : layer.end].copy_(state.residual)
+                if state.velocity is not None and self.ledger.velocity is not None:
+                    self.ledger.velocity[layer.begin : layer.end].copy_(state.velocity)
 
     def _prepared(
         self, gradients: Sequence[torch.Tensor], workers: int
@@ -147,7 +209,10 @@ class ModelCompressor:
         if len(gradients) != len(self._layers):
             raise ValueError(f"expected {len(self._layers)} gradients, got {len(gradients)}")
         flat = [_taken(layer, gradient) for layer, gradient in zip(self._layers, gradients, strict=True)]
-        if self._in_parts:  # whoever compresses the other parts must come to the same conclusion
+        for gradient in flat:
+            if gradient.device.type != "cpu":  # where one is compressed there, the ledger lies there
+                self.ledger.to(gradient.device)
+        if self._in_parts:  # the workers that compress the other parts must come to the same conclusion
             for layer, gradient in zip(self._layers, gradients, strict=True):
                 if not math.isfinite(float(gradient.sum(dtype=torch.float64))):
                     raise NonFiniteGradient(layer.whole.name)
@@ -161,17 +226,19 @@ class ModelCompressor:
             flat = self._clipped(flat, gradients, workers)
             magnitudes = [devices.magnitudes(gradient) for gradient in flat]
         for place, layer in enumerate(self._layers):
-            if layer.returned is not None:
-                flat[place] = (flat[place] + layer.returned.to(flat[place].device)).clamp_(
-                    -_LARGEST, _LARGEST
-                )
+            if isinstance(layer.compressor, ErrorFeedback):
+                continue
+            owed = self.ledger.take(layer.begin, layer.end)
+            if owed is not None:
+                owed = owed.to(flat[place].device)
+                flat[place] = (flat[place] + owed).clamp_(-_LARGEST, _LARGEST)
                 magnitudes[place] = devices.magnitudes(flat[place])
-                layer.returned = None
         return flat, magnitudes
 
     def _compressed(
         self,
         flat: Sequence[torch.Tensor],
+        states: list[Any],
         magnitudes: Sequence[Magnitudes],
         samples: int,
         version: int,
@@ -192,97 +259,38 @@ class ModelCompressor:
         ]
         planned = [place for place, layer in enumerate(self._layers) if isinstance(_inner(layer), ModelWide)]
         if planned:
-            self._plan(planned, flat, contexts)
+            self._plan(planned, flat, states, contexts)
         payloads: list[Payload] = []
         for place, (layer, gradient, context) in enumerate(zip(self._layers, flat, contexts, strict=True)):
             if place in planned and isinstance(layer.compressor, ErrorFeedback):
-                payload, layer.state = layer.compressor.send(layer.state, context)
+                payload, states[place] = layer.compressor.send(states[place], context)
             else:
-                payload, layer.state = layer.compressor.compress(gradient, layer.state, context)
+                payload, states[place] = layer.compressor.compress(gradient, states[place], context)
             payloads.append(payload)
         return payloads
 
     def _plan(
-        self, places: Sequence[int], gradients: Sequence[torch.Tensor], contexts: list[StepContext]
+        self,
+        places: Sequence[int],
+        gradients: Sequence[torch.Tensor],
+        states: Sequence[Any],
+        contexts: list[StepContext],
     ) -> None:
         """Let the compressor see what all tensors have to send, and note in the contexts what it allots."""
         totals: list[torch.Tensor] = []
         for place in places:
             layer, gradient = self._layers[place], gradients[place]
             if isinstance(layer.compressor, ErrorFeedback):
-                added = layer.compressor.accumulate(gradient, layer.state)
+                added = layer.compressor.accumulate(gradient, states[place])
                 if added is not gradient:  # the velocity
                     contexts[place] = replace(contexts[place], magnitudes=devices.magnitudes(added))
-                gradient = layer.state.residual
+                gradient = states[place].residual
             totals.append(gradient)
         planner = _inner(self._layers[places[0]])
         assert isinstance(planner, ModelWide)
         specs = [self._layers[place].spec for place in places]
         for place, keep in zip(places, planner.plan(totals, specs, contexts[places[0]]), strict=True):
             contexts[place] = replace(contexts[place], keep=keep)
-
-    def restore(self, payloads: Sequence[Payload]) -> None:
-        """Take back the payloads of a push that the server refused: what they carried joins the residuals,
-        or without error feedback the next gradient, and is sent with the next step."""
-        for layer, payload in zip(self._layers, payloads, strict=True):
-            if isinstance(layer.state, FeedbackState):
-                layer.state.restore(payload)
-            else:
-                layer.give_back(torch.from_numpy(decode(payload)))
-
-    def hold(self, values: Sequence[torch.Tensor]) -> None:
-        """Take in what is still to be sent, flat: into the residuals, or without error feedback the next
-        gradient."""
-        for layer, each in zip(self._layers, values, strict=True):
-            if isinstance(layer.state, FeedbackState):
-                layer.state.residual.add_(each.to(layer.state.residual.device)).clamp_(-_LARGEST, _LARGEST)
-            else:
-                layer.give_back(each)
-
-    def held(self) -> list[torch.Tensor]:
-        """All that is still to be sent, of each tensor, flat; copies, on the host."""
-        return [
-            layer.state.residual.cpu().clone()
-            if isinstance(layer.state, FeedbackState)
-            else _values_or_zeros(layer.returned, layer.spec)
-            for layer in self._layers
-        ]
-
-    def returned(self) -> list[torch.Tensor | None]:
-        """What the next gradient is added to because it was refused; not to be written to."""
-        return [layer.returned for layer in self._layers]
-
-    def undone(
-        self,
-        payloads: Sequence[Payload],
-        gradients: Sequence[torch.Tensor],
-        returned: Sequence[torch.Tensor | None],
-        *,
-        workers: int = 1,
-    ) -> list[torch.Tensor]:
-        """What `hold` has to take in to undo a step: then what is still to be sent is what it was before the
-        gradients came, up to rounding, as if they had been 0. The velocity forgets them, too, but where they
-        have been sent it is 0 already.
-
-        payloads: that came of the step, none where a delay passed over it. gradients, workers: as given.
-        returned: before the step.
-        """
-        flat = [_taken(layer, gradient) for layer, gradient in zip(self._layers, gradients, strict=True)]
-        if self._wrapping.clip:
-            flat = self._clipped(flat, gradients, workers)
-        missing: list[torch.Tensor] = []
-        for place, (layer, gradient) in enumerate(zip(self._layers, flat, strict=True)):
-            payload = payloads[place] if payloads else None
-            if not isinstance(layer.state, FeedbackState):
-                missing.append(_values_or_zeros(returned[place], layer.spec))
-                continue
-            added = gradient.cpu().clone()
-            missing.append(-added if payload is None else torch.from_numpy(decode(payload)).sub_(added))
-            if layer.state.velocity is not None:
-                if isinstance(payload, SparsePayload):
-                    added[torch.from_numpy(decode_indices(payload).astype(np.int64))] = 0.0
-                layer.state.velocity.sub_(added.to(layer.state.velocity.device))
-        return missing
 
     def _clipped(
         self, flat: Sequence[torch.Tensor], whole: Sequence[torch.Tensor], workers: int
@@ -292,12 +300,6 @@ class ModelCompressor:
         largest = self._wrapping.clip / math.sqrt(workers)
         factor = largest / norm if norm > largest else 1.0
         return [gradient * factor for gradient in flat]
-
-    def residual_norm(self) -> float:
-        """Euclidean norm of everything that is still to be sent, over all tensors."""
-        states = [layer.state for layer in self._layers if isinstance(layer.state, FeedbackState)]
-        returned = [layer.returned for layer in self._layers if layer.returned is not None]
-        return math.hypot(*(state.residual_norm() for state in states), *map(_norm, returned))
 
 
 def model_wide(compressor_spec: str) -> bool:
@@ -314,10 +316,6 @@ def _norm(tensor: torch.Tensor) -> float:
     return float(cast(torch.Tensor, torch.linalg.vector_norm(tensor, dtype=torch.float64)))
 
 
-def _values_or_zeros(values: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
-    return torch.zeros(spec.elements) if values is None else values.clone()
-
-
 def _taken(layer: _Layer, gradient: torch.Tensor) -> torch.Tensor:
     """The part of `gradient` as shape (elements,), contiguous, where its compressor takes it; a view where
     possible."""
@@ -330,6 +328,4 @@ def _taken(layer: _Layer, gradient: torch.Tensor) -> torch.Tensor:
     gradient = gradient.detach().reshape(-1)[layer.start : layer.start + layer.spec.elements]
     if not (takes_gpu(layer.compressor) and devices.can_stay(gradient)):
         gradient = gradient.cpu()
-    if isinstance(layer.state, FeedbackState):
-        layer.state = layer.state.to(gradient.device)
     return gradient.contiguous()

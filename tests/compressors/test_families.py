@@ -101,7 +101,7 @@ def test_l1_is_topk_that_forgets() -> None:
         (payload,) = forgetful.compress([torch.from_numpy(normal(500, step)).view(1, -1)], 1, version=step)
         expected = bare("topk:ratio=10", normal(500, step))
         assert payload.data.tobytes() == expected.data.tobytes()
-    assert forgetful.residual_norm() == 0.0
+    assert forgetful.ledger.norm() == 0.0
 
 
 # gcac

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gradwire.compressors import (
+    Compressed,
     LayerRule,
     ModelCompressor,
     NonFiniteGradient,
@@ -309,7 +310,7 @@ def test_a_bare_compressor_keeps_nothing(spec: str) -> None:
     compressor, again, payloads = model(spec, bare=True), model(spec, bare=True), list[Payload]()
     for version in range(4):
         payloads = compressor.compress(gradients(version), 8, version=version, epoch=math.inf)
-        assert compressor.residual_norm() == 0.0
+        assert compressor.ledger.norm() == 0.0
     last = again.compress(gradients(3), 8, version=3, epoch=math.inf)
     assert [p.data.tobytes() for p in payloads] == [p.data.tobytes() for p in last]
 
@@ -333,8 +334,8 @@ def test_a_refused_push_joins_the_residual(spec: str, extra: str) -> None:
     while not payloads:
         payloads = compressor.compress(gradients(0), 8, version=version)
         version += 1
-    compressor.restore(payloads)
-    assert compressor.residual_norm() == pytest.approx(
+    compressor.ledger.put_back(Compressed(payloads, compressor.ranges))
+    assert compressor.ledger.norm() == pytest.approx(
         norm([version * g.numpy().reshape(-1) for g in gradients(0)]), rel=1e-5
     )
 
@@ -355,7 +356,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(spec: str, bad: float) ->
         one = touched.compress(gradients(version), 8, version=version)
         other = untouched.compress(gradients(version), 8, version=version)
         assert [p.data.tobytes() for p in one] == [p.data.tobytes() for p in other]
-        assert touched.residual_norm() == untouched.residual_norm()
+        assert touched.ledger.norm() == untouched.ledger.norm()
 
 
 @pytest.mark.parametrize("spec", [FULL, "dgc:ratio=4", "krngc:ratio=4", "8bit:momentum=0.9,decay=0.9"])
@@ -366,7 +367,7 @@ def test_the_largest_gradients_leave_finite_payloads_and_residuals(spec: str) ->
         huge = [torch.full(each.shape, sign * 3.4e38) for each in SPECS]
         for payload in compressor.compress(huge, 8, version=version):
             assert np.isfinite(decode(payload)).all()
-        assert math.isfinite(compressor.residual_norm())
+        assert math.isfinite(compressor.ledger.norm())
 
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -380,10 +381,7 @@ def test_the_largest_gradients_leave_everything_finite(spec: str) -> None:
     compressor = model(spec)
     for version in range(4):
         payloads = compressor.compress([torch.full(s.shape, LARGEST) for s in SPECS], 1, version=version)
-        compressor.restore(payloads)
-        for layer in compressor._layers:  # pyright: ignore[reportPrivateUsage]
-            state = layer.state
-            assert isinstance(state, FeedbackState)
-            assert state.velocity is not None
-            assert torch.isfinite(state.velocity).all()
-            assert torch.isfinite(state.residual).all()
+        compressor.ledger.put_back(Compressed(payloads, compressor.ranges))
+        assert compressor.ledger.velocity is not None
+        assert torch.isfinite(compressor.ledger.velocity).all()
+        assert torch.isfinite(compressor.ledger.residual).all()

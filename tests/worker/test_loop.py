@@ -178,8 +178,7 @@ def test_a_stale_push_goes_back_into_the_residual_whatever_is_heard_first(answer
 
 
 def residual(subject: Trainer) -> np.ndarray[Any, Any]:
-    held = subject._compression._compressor.held()  # pyright: ignore[reportPrivateUsage]
-    return np.concatenate([each.numpy() for each in held])
+    return subject._compression.ledger.residual.numpy().copy()  # pyright: ignore[reportPrivateUsage]
 
 
 def gradient_of(script: Script, seq: int) -> np.ndarray[Any, Any]:

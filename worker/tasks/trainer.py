@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from ...compressors import (
+    Compressed,
     LayerRule,
     ModelCompressor,
     NonFiniteGradient,
@@ -28,7 +29,7 @@ from ...proto.refusal import Reason, Refused
 from ...proto.transfer import tensor_header
 from ..metrics import Metrics
 from ..session.client import Client
-from ..session.compression import Compression, Parts, Sent
+from ..session.compression import Compression
 from ..session.receiving import Received, ReceivedPacket
 from ..session.replica import Replica
 from . import Task
@@ -76,10 +77,9 @@ class Trainer:
             flops = guarded(what, lambda: layer_flops(replica.model, self._computation.probe))
             specs = [replace(spec, flops=flops.get(spec.name, 0.0)) for spec in specs]
 
-        def build(parts: Parts | None) -> ModelCompressor:
-            return ModelCompressor(specs, compressor, rule, reply.job.seed, reply.rank, parts=parts)
-
-        self._compression = Compression(specs, build)
+        self._compression = Compression(
+            specs, ModelCompressor(specs, compressor, rule, reply.job.seed, reply.rank)
+        )
         self._lossy = not lossless(compressor)
         wrapping = wrapping_of(compressor)
         if wrapping is not None and wrapping.momentum and reply.job.mode == "local":
@@ -111,7 +111,7 @@ class Trainer:
         self._raw_arrived = 0
         self._seq = 0
         self._last_answered = 0  # id of the assignment that was pushed for last
-        self._in_flight: dict[int, Sent] = {}  # by seq, until the outcome is known
+        self._in_flight: dict[int, Compressed] = {}  # by seq, until the outcome is known
         self._resends = 0
         self._skipped = 0
         self._held = 0  # steps since the last that was pushed
@@ -123,7 +123,7 @@ class Trainer:
     @property
     def held_back(self) -> float:
         """Euclidean norm of what this worker has computed and the server has not got."""
-        return self._compression.norm
+        return self._compression.ledger.norm()
 
     @property
     def _awaited(self) -> bool:
@@ -241,12 +241,12 @@ class Trainer:
             loss=step.loss,
             exchanged=self._coded.exchanged(step),
         )
-        self._in_flight[self._seq] = Sent(())
+        self._in_flight[self._seq] = Compressed()
         self._client.push(header, [])
 
     def _step(self, assignment: m.Assignment) -> None:
         indices = self._computation.indices(assignment)
-        sent = Sent(())
+        sent, (slice, slices) = Compressed(), (0, 0)
         samples, loss = 0, 0.0
         try:
             self._client.activity = "computing"
@@ -254,7 +254,7 @@ class Trainer:
                 samples, loss, gradients = self._compute(assignment, indices)
             self._client.activity = "compressing"
             with self._metrics.during("compressing"):
-                sent = self._compress(assignment, gradients, samples, loss)
+                sent, (slice, slices) = self._compress(assignment, gradients, samples, loss)
             self._skipped = 0
             self._held = 0 if sent.payloads else self._held + 1
             if not sent.payloads:  # held back until a later version, which then speaks for itself
@@ -263,7 +263,6 @@ class Trainer:
             self._skip(assignment, error)
             samples, loss = 0, 0.0
         self._seq += 1
-        slice, slices = sent.header
         header = m.Push(
             seq=self._seq,
             assignment=assignment.id,
@@ -280,7 +279,7 @@ class Trainer:
             self._client.push(header, sent.payloads)
         self._metrics.loss.set(loss)
         if self._seq % RESIDUAL_EVERY == 1:
-            self._metrics.residual_norm.set(self._compression.norm)
+            self._metrics.residual_norm.set(self._compression.ledger.norm())
 
     def _compute(self, assignment: m.Assignment, indices: Indices) -> tuple[int, float, list[torch.Tensor]]:
         """How many samples are this worker's, the mean loss over them, and its gradient, or the change of its
@@ -321,7 +320,7 @@ class Trainer:
 
     def _compress(
         self, assignment: m.Assignment, gradients: list[torch.Tensor], samples: int, loss: float
-    ) -> Sent:
+    ) -> tuple[Compressed, tuple[int, int]]:
         if not math.isfinite(loss):
             raise _UnusableError(f"the loss is {loss}")
         version, rank = self._place(assignment)
@@ -393,11 +392,11 @@ class Trainer:
         match outcome.refusal.reason:
             case Reason.STALE:  # its round has closed: the gradient goes out with the next push
                 self._client.settle(outcome.seq)
-                self._compression.restore(sent)
+                self._compression.ledger.put_back(sent)
                 del self._in_flight[outcome.seq]
             case Reason.REDUNDANT:  # others have pushed the gradient
                 self._client.settle(outcome.seq)
-                self._compression.forget(sent)
+                self._compression.ledger.forget(sent)
                 del self._in_flight[outcome.seq]
             # Damaged on its way, or behind one that was: everything that is open goes out again, in order.
             case Reason.CHECKSUM | Reason.CHUNK | Reason.SEQUENCE if self._resends < MAX_RESENDS:

@@ -1,0 +1,250 @@
+"""The residual ledger: everything sent + residual == everything computed, however a push is settled."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from gradwire.compressors import Compressed, LayerRule, ModelCompressor, TensorSpec, decode
+from gradwire.compressors.feedback import ErrorFeedback
+from gradwire.compressors.registry import BUILT_IN, create
+from gradwire.proto.shares import share
+
+SPECS = [
+    TensorSpec(name="w", shape=(9, 11)),
+    TensorSpec(name="b", shape=(11,)),
+    TensorSpec(name="tiny", shape=(1, 2)),
+    TensorSpec(name="scale", shape=()),
+]
+ELEMENTS = sum(spec.elements for spec in SPECS)
+WITH_FEEDBACK = sorted(
+    name for name in BUILT_IN if isinstance(create(name), ErrorFeedback) and name not in ("dgc", "krngc")
+)
+MOMENTUM = ["dgc:ratio=8", "krngc:ratio=8", "topk:ratio=8,momentum=0.9", "4bit:momentum=0.5,decay=0.5"]
+
+
+class Subject:
+    """A compressor whose pushes are added up as a server would, in the measure of whole tensors."""
+
+    def __init__(self, spec: str) -> None:
+        self.compressor = ModelCompressor(SPECS, spec, LayerRule(), seed=1, rank=0)
+        self.ledger = self.compressor.ledger
+        self.versions = itertools.count()
+
+    def divide(self, slice: int, slices: int) -> None:
+        parts = [share(spec.elements, slice, slices) for spec in SPECS] if slices > 1 else None
+        self.compressor.divide(parts, slices)
+
+    def step(self, version: int, *, undoable: bool = False, flush: bool = False) -> Compressed:
+        before = self.ledger.begin(undoable=undoable)
+        given = gradients(version)
+        if flush:
+            payloads = self.compressor.flush(given)
+            return Compressed(payloads, self.ledger.ranges(), self.ledger.slices, before)
+        payloads = self.compressor.compress(given, 8, version=version)
+        return Compressed(payloads, self.compressor.ranges, self.ledger.slices, before)
+
+    def computed(self, version: int) -> npt.NDArray[np.float32]:
+        """The gradient as far as it is this worker's slice."""
+        out = np.zeros(ELEMENTS, np.float32)
+        flat = torch.cat([each.reshape(-1) for each in gradients(version)]).numpy()
+        for start, end in self.compressor.ranges:
+            out[start:end] = flat[start:end] * self.ledger.slices
+        return out
+
+    def owed(self) -> npt.NDArray[np.float32]:
+        return self.ledger.residual.numpy() * np.float32(self.ledger.slices)
+
+
+def gradients(version: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(version)
+    return [torch.randn(spec.shape, generator=generator) for spec in SPECS]
+
+
+def delivered(sent: Compressed) -> npt.NDArray[np.float32]:
+    out = np.zeros(ELEMENTS, np.float32)
+    for payload, (start, end) in zip(sent.payloads, sent.ranges, strict=False):
+        out[start:end] = decode(payload) * np.float32(sent.slices)
+    return out
+
+
+def content(sent: Compressed) -> list[bytes]:
+    return [payload.data.tobytes() for payload in sent.payloads]
+
+
+def state(subject: Subject) -> list[object]:
+    """All of it, to the bit."""
+    velocity = subject.ledger.velocity
+    return [
+        subject.ledger.residual.numpy().tobytes(),
+        None if velocity is None else velocity.numpy().tobytes(),
+        list(subject.ledger.states),
+    ]
+
+
+@pytest.mark.parametrize("spec", WITH_FEEDBACK)
+@pytest.mark.parametrize("slices", [1, 2])
+def test_sent_and_residual_are_gradient_and_old_residual(spec: str, slices: int) -> None:
+    subject = Subject(spec)
+    subject.divide(slices - 1, slices)
+    for version in range(4):
+        old = subject.owed()
+        sent = subject.step(version)
+        np.testing.assert_allclose(
+            delivered(sent) + subject.owed(), subject.computed(version) + old, rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("spec", [*WITH_FEEDBACK, *MOMENTUM, "none", "qsgd"])
+def test_an_abandoned_step_leaves_the_exact_state_of_before_it(spec: str) -> None:
+    """Residual, velocity and running statistics; the step that follows sends the same bytes."""
+    subject, calm = Subject(spec), Subject(spec)
+    for version in range(3):
+        subject.step(version)
+        calm.step(version)
+    expected = state(subject)
+    before = subject.ledger.begin(undoable=True)
+    assert before is not None
+    subject.compressor.compress(gradients(77), 8, version=3)
+    subject.ledger.rollback(before)
+    assert state(subject) == expected
+    ours, theirs = subject.step(3), calm.step(3)
+    assert [each.data.tobytes() for each in ours.payloads] == [
+        each.data.tobytes() for each in theirs.payloads
+    ]
+    assert state(subject) == state(calm)
+
+
+@pytest.mark.parametrize("spec", [*WITH_FEEDBACK, *MOMENTUM, "none", "qsgd", "signsgd"])
+@pytest.mark.parametrize("slices", [1, 3])
+def test_a_push_that_was_not_needed_leaves_the_exact_state_of_before_it(spec: str, slices: int) -> None:
+    subject = Subject(spec)
+    subject.divide(0, slices)
+    for version in range(3):
+        subject.step(version, undoable=True)
+    expected = state(subject)
+    subject.ledger.forget(subject.step(3, undoable=True))
+    assert state(subject) == expected
+
+
+@pytest.mark.parametrize("spec", [*WITH_FEEDBACK, "none"])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_open_pushes_are_settled_in_any_order(spec: str, order: Sequence[int]) -> None:
+    """One is accepted, one is stale, one superfluous, while a fourth is open."""
+    subject = Subject(spec)
+    subject.step(9)
+    start = subject.owed()
+    pushes = [subject.step(version, undoable=True) for version in range(4)]
+    for number in order:
+        if number == 1:
+            subject.ledger.put_back(pushes[1])
+        elif number == 2:
+            subject.ledger.forget(pushes[2])
+    owed = start + subject.computed(0) + subject.computed(1) + subject.computed(3)
+    total = delivered(pushes[0]) + delivered(pushes[3]) + subject.owed()
+    if subject.compressor.ledger.empty:
+        assert spec == "none"
+    np.testing.assert_allclose(total, owed, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("spec", WITH_FEEDBACK)
+def test_nothing_is_lost_when_slices_change(spec: str) -> None:
+    """What is held of a range that is another worker's now waits for it, or for the flush."""
+    subject = Subject(spec)
+    turns = [(0, 2), (0, 2), (1, 2), (0, 1), (2, 3), (2, 3), (0, 4), (3, 4), (0, 1), (1, 2)]
+    total, expected = np.zeros(ELEMENTS, np.float32), np.zeros(ELEMENTS, np.float32)
+    for version, (slice, slices) in enumerate(turns):
+        subject.divide(slice, slices)
+        total += delivered(subject.step(version))
+        expected += subject.computed(version)
+    np.testing.assert_allclose(total + subject.owed(), expected, atol=2e-4)
+    total += delivered(subject.step(99, flush=True))
+    expected += subject.computed(99)
+    np.testing.assert_allclose(total, expected, atol=2e-4)
+    assert subject.ledger.empty
+
+
+def test_what_a_worker_holds_of_another_slice_waits_for_it() -> None:
+    subject = Subject("topk:ratio=8")
+    subject.divide(0, 2)
+    subject.step(0)
+    held = subject.owed()
+    subject.divide(1, 2)
+    for version in range(1, 40):
+        subject.step(version)
+    start, end = share(99, 0, 2)
+    np.testing.assert_array_equal(subject.owed()[start:end], held[start:end])
+    subject.divide(0, 2)
+    back = Subject("topk:ratio=8")
+    back.divide(0, 2)
+    back.step(0)
+    assert content(subject.step(50)) == content(back.step(50))
+
+
+@pytest.mark.parametrize("then", [(0, 2), (1, 2), (0, 1), (2, 3)])
+@pytest.mark.parametrize("spec", ["topk:ratio=8", "none", "qsgd"])
+def test_a_refused_push_of_a_slice_is_owed_whatever_the_slice_is_then(
+    spec: str, then: tuple[int, int]
+) -> None:
+    subject = Subject(spec)
+    subject.divide(0, 2)
+    refused = subject.step(0)
+    held = subject.owed()
+    subject.divide(*then)
+    subject.ledger.put_back(refused)
+    np.testing.assert_allclose(subject.owed(), held + delivered(refused), rtol=1e-5, atol=1e-5)
+    subject.divide(0, 2)
+    later = subject.step(1)
+    if spec != "qsgd":  # what it loses, it loses
+        np.testing.assert_allclose(
+            delivered(later) + subject.owed(),
+            held + delivered(refused) + subject.computed(1),
+            atol=1e-4,
+        )
+
+
+@pytest.mark.parametrize("spec", sorted(BUILT_IN))
+def test_slices_of_every_compressor_are_payloads_of_that_size(spec: str) -> None:
+    for slices in (2, 3, 16):
+        for slice in (0, slices - 1):
+            subject = Subject(spec)
+            subject.divide(slice, slices)
+            for version in range(3):
+                sent = subject.step(version)
+                for each, payload in zip(SPECS, sent.payloads, strict=False):
+                    start, end = share(each.elements, slice, slices)
+                    assert payload.elements == end - start
+                    assert np.isfinite(decode(payload)).all()
+
+
+def test_the_residual_is_one_flat_buffer_in_manifest_order() -> None:
+    subject = Subject("topk:ratio=8,values=float32")
+    buffer = subject.ledger.residual
+    subject.step(0)
+    assert subject.ledger.residual is buffer
+    assert buffer.shape == (ELEMENTS,)
+    flat = torch.cat([each.reshape(-1) for each in gradients(0)])
+    assert int((buffer[:99] == flat[:99]).sum()) == 99 - round(99 / 8)
+
+
+def test_a_compressor_without_feedback_takes_no_memory_until_something_is_owed() -> None:
+    subject = Subject("none")
+    sent = subject.step(0)
+    assert subject.ledger._residual is None  # pyright: ignore[reportPrivateUsage]
+    subject.ledger.put_back(sent)
+    assert not subject.ledger.empty
+
+
+def test_the_largest_values_saturate_instead_of_overflowing() -> None:
+    subject = Subject("none")
+    largest = [torch.full(spec.shape, 3.4e38) for spec in SPECS]
+    for _ in range(3):
+        payloads = subject.compressor.compress(largest, 1, version=0)
+        subject.ledger.put_back(Compressed(payloads, subject.compressor.ranges))
+        subject.ledger.put_back(Compressed(payloads, subject.compressor.ranges))
+    assert torch.isfinite(subject.ledger.residual).all()
