@@ -311,18 +311,16 @@ class FetchHeader(_message.Message):
     def __init__(self, job: _Optional[str] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., version: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("transfer", "partition", "offset", "crc32c", "data")
+    __slots__ = ("transfer", "offset", "crc32c", "data")
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
-    PARTITION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     transfer: int
-    partition: int
     offset: int
     crc32c: int
     data: bytes
-    def __init__(self, transfer: _Optional[int] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., crc32c: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, transfer: _Optional[int] = ..., offset: _Optional[int] = ..., crc32c: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class DenseHeader(_message.Message):
     __slots__ = ("format",)
@@ -427,10 +425,9 @@ class Ready(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ..., assigned: _Optional[int] = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("seq", "base_version", "partition", "samples", "tensors", "loss", "assignment", "exchanged", "slice", "slices")
+    __slots__ = ("seq", "base_version", "samples", "tensors", "loss", "assignment", "exchanged", "slice", "slices")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
-    PARTITION_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -440,7 +437,6 @@ class Push(_message.Message):
     SLICES_FIELD_NUMBER: _ClassVar[int]
     seq: int
     base_version: int
-    partition: int
     samples: int
     tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
     loss: float
@@ -448,7 +444,7 @@ class Push(_message.Message):
     exchanged: Exchanged
     slice: int
     slices: int
-    def __init__(self, seq: _Optional[int] = ..., base_version: _Optional[int] = ..., partition: _Optional[int] = ..., samples: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., loss: _Optional[float] = ..., assignment: _Optional[int] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ...) -> None: ...
+    def __init__(self, seq: _Optional[int] = ..., base_version: _Optional[int] = ..., samples: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., loss: _Optional[float] = ..., assignment: _Optional[int] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ...) -> None: ...
 
 class Exchanged(_message.Message):
     __slots__ = ("crc32c", "computing_seconds", "clipped")
@@ -544,16 +540,14 @@ class Welcome(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., version: _Optional[int] = ..., last_seq: _Optional[int] = ...) -> None: ...
 
 class Update(_message.Message):
-    __slots__ = ("version", "partition", "content", "tensors")
+    __slots__ = ("version", "content", "tensors")
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    PARTITION_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     version: int
-    partition: int
     content: Content
     tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
-    def __init__(self, version: _Optional[int] = ..., partition: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ...) -> None: ...
 
 class Range(_message.Message):
     __slots__ = ("start", "count")
@@ -612,18 +606,16 @@ class Coding(_message.Message):
     def __init__(self, exchange: _Optional[int] = ..., scheme: _Optional[_Union[Scheme, str]] = ..., redundancy: _Optional[int] = ..., senders: _Optional[_Iterable[int]] = ..., present: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("seq", "partition", "decision", "version", "refusal")
+    __slots__ = ("seq", "decision", "version", "refusal")
     SEQ_FIELD_NUMBER: _ClassVar[int]
-    PARTITION_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     seq: int
-    partition: int
     decision: Decision
     version: int
     refusal: Refusal
-    def __init__(self, seq: _Optional[int] = ..., partition: _Optional[int] = ..., decision: _Optional[_Union[Decision, str]] = ..., version: _Optional[int] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+    def __init__(self, seq: _Optional[int] = ..., decision: _Optional[_Union[Decision, str]] = ..., version: _Optional[int] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("ranks", "seconds", "text")

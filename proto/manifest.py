@@ -18,11 +18,7 @@ MAX_DIMENSIONS = 16
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checked manifest.
-
-    A job's tensors are divided into partitions, each of which lives on one server process and closes its
-    rounds by itself. One server holds them all today, as partition 0.
-    """
+    """A checked manifest."""
 
     tensors: tuple[Tensor, ...]
     train_samples: int
@@ -30,11 +26,6 @@ class Manifest:
     @cached_property
     def specs(self) -> tuple[TensorSpec, ...]:
         return tuple(TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in self.tensors)
-
-    @cached_property
-    def partitions(self) -> tuple[tuple[int, ...], ...]:
-        """Indices of the tensors in each partition."""
-        return (tuple(range(len(self.tensors))),)
 
     @cached_property
     def elements(self) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .refusal import Refusal
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +108,6 @@ class Chunk:
     """`data`: uint8 view of the received message."""
 
     transfer: int
-    partition: int
     offset: int
     crc32c: int
     data: npt.NDArray[np.uint8]
@@ -195,7 +194,6 @@ class Exchanged:
 class Push:
     seq: int
     base_version: int
-    partition: int = 0
     samples: int
     tensors: tuple[TensorHeader, ...]
     loss: float = 0.0
@@ -257,7 +255,6 @@ class Content(IntEnum):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
     version: int
-    partition: int = 0
     content: Content
     tensors: tuple[TensorHeader, ...]
 
@@ -319,7 +316,6 @@ class Decision(IntEnum):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     seq: int
-    partition: int = 0
     decision: Decision
     version: int = 0
     refusal: Refusal | None = None

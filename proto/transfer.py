@@ -82,9 +82,7 @@ def _value_header(payload: ValuePayload) -> DenseHeader | QuantizedHeader | Line
             return LinearHeader(bits=payload.bits, bucket=payload.bucket)
 
 
-def encode_chunks(
-    transfer: int, partition: int, parts: Sequence[Bytes], chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[bytes]:
+def encode_chunks(transfer: int, parts: Sequence[Bytes], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
     """Messages with the parts laid end to end, in chunks of `chunk_bytes` (the last may be shorter)."""
     offset = filled = checksum = 0
     pieces: list[Bytes] = []
@@ -97,11 +95,11 @@ def encode_chunks(
             filled += piece.size
             if filled == chunk_bytes:
                 checksum = crc32c(pieces, checksum)
-                yield encode_chunk(transfer, partition, offset, pieces, checksum)
+                yield encode_chunk(transfer, offset, pieces, checksum)
                 offset += filled
                 pieces, filled = [], 0
     if filled:
-        yield encode_chunk(transfer, partition, offset, pieces, crc32c(pieces, checksum))
+        yield encode_chunk(transfer, offset, pieces, crc32c(pieces, checksum))
 
 
 def _empty_payload(header: TensorHeader) -> Payload:
@@ -148,7 +146,6 @@ def _empty_values(header: DenseHeader | QuantizedHeader | LinearHeader | None, e
 def announced_payloads(
     headers: Sequence[TensorHeader],
     manifest: Manifest,
-    partition: int,
     *,
     worker: str,
     slice: int = 0,
@@ -156,21 +153,15 @@ def announced_payloads(
 ) -> list[Payload]:
     """Check the headers of a transfer against the manifest; return its payloads, still without bytes.
 
-    A transfer holds every tensor of its partition once, in manifest order, or that slice of each. Nothing is
-    allocated here.
+    A transfer holds every tensor once, in manifest order, or that slice of each. Nothing is allocated here.
 
     Raises:
         Refused: TENSOR, ELEMENTS or PAYLOAD, naming the tensor.
     """
-    if partition >= len(manifest.partitions):
-        limit = f"below {len(manifest.partitions)}"
-        raise Refused(
-            refusal(Reason.TENSOR, worker=worker, field="partition", limit=limit, value=str(partition))
-        )
-    expected = manifest.partitions[partition]
+    expected = tuple(range(len(manifest.tensors)))
     got = tuple(header.tensor for header in headers)
     if got != expected:
-        limit = f"each of the {len(expected)} tensors of partition {partition} once, in manifest order"
+        limit = f"each of the {len(expected)} tensors once, in manifest order"
         first = next(
             (i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), None
         )
@@ -208,9 +199,7 @@ class Passage:
     end; anything else is refused.
     """
 
-    def __init__(
-        self, transfer: int, partition: int, size: int, *, chunk_bytes: int = CHUNK_BYTES, worker: str
-    ) -> None:
+    def __init__(self, transfer: int, size: int, *, chunk_bytes: int = CHUNK_BYTES, worker: str) -> None:
         """
         Args:
             size: bytes in all.
@@ -218,7 +207,6 @@ class Passage:
             worker: whom to name in a refusal.
         """
         self.transfer = transfer
-        self.partition = partition
         self._size = size
         self._worker = worker
         self._chunk_bytes = chunk_bytes
@@ -232,10 +220,10 @@ class Passage:
     def add(self, chunk: Chunk) -> None:
         """Take the next chunk. Raises Refused: CHUNK or CHECKSUM."""
         remaining = self._size - self._filled
-        expected = (self.transfer, self.partition, self._filled, min(self._chunk_bytes, remaining))
-        got = (chunk.transfer, chunk.partition, chunk.offset, int(chunk.data.size))
+        expected = (self.transfer, self._filled, min(self._chunk_bytes, remaining))
+        got = (chunk.transfer, chunk.offset, int(chunk.data.size))
         if got != expected:
-            text = "transfer {}, partition {}, offset {}, {} bytes"
+            text = "transfer {}, offset {}, {} bytes"
             raise self._refuse(Reason.CHUNK, "chunk", text.format(*expected), text.format(*got))
         actual = crc32c((chunk.data,), self._crc32c)
         if actual != chunk.crc32c:
@@ -252,10 +240,8 @@ class Passage:
 class Collection(Passage):
     """The bytes of one transfer. The buffer is allocated at construction, so check the header first."""
 
-    def __init__(
-        self, transfer: int, partition: int, size: int, *, chunk_bytes: int = CHUNK_BYTES, worker: str
-    ) -> None:
-        super().__init__(transfer, partition, size, chunk_bytes=chunk_bytes, worker=worker)
+    def __init__(self, transfer: int, size: int, *, chunk_bytes: int = CHUNK_BYTES, worker: str) -> None:
+        super().__init__(transfer, size, chunk_bytes=chunk_bytes, worker=worker)
         self.data: Bytes = np.empty(size, np.uint8)
 
     def add(self, chunk: Chunk) -> None:
@@ -270,7 +256,6 @@ class Assembly(Collection):
     def __init__(
         self,
         transfer: int,
-        partition: int,
         payloads: Sequence[Payload],
         *,
         chunk_bytes: int,
@@ -283,7 +268,7 @@ class Assembly(Collection):
             worker, names: whom and which tensors to name in a refusal.
         """
         self._sizes = [payload_bytes(payload) for payload in payloads]
-        super().__init__(transfer, partition, sum(self._sizes), chunk_bytes=chunk_bytes, worker=worker)
+        super().__init__(transfer, sum(self._sizes), chunk_bytes=chunk_bytes, worker=worker)
         self._payloads = payloads
         self._names = names
 

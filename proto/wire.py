@@ -31,7 +31,6 @@ MAX_MESSAGE_BYTES = 1 << 20
 
 _TAG_BODY_CHUNK = 0x0A  # field 1, length-delimited
 _TAG_TRANSFER = 0x08  # field 1, varint
-_TAG_PARTITION = 0x10  # field 2, varint
 _TAG_OFFSET = 0x18  # field 3, varint
 _TAG_CRC32C = 0x25  # field 4, fixed32
 _TAG_DATA = 0x2A  # field 5, length-delimited
@@ -63,14 +62,14 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def encode_chunk(transfer: int, partition: int, offset: int, parts: Sequence[Bytes], checksum: int) -> bytes:
+def encode_chunk(transfer: int, offset: int, parts: Sequence[Bytes], checksum: int) -> bytes:
     """A message whose body is a chunk with the parts laid end to end as its data.
 
     checksum: of the transfer up to the end of this chunk.
     """
     size = sum(part.size for part in parts)
     head = bytearray()
-    for tag, value in ((_TAG_TRANSFER, transfer), (_TAG_PARTITION, partition), (_TAG_OFFSET, offset)):
+    for tag, value in ((_TAG_TRANSFER, transfer), (_TAG_OFFSET, offset)):
         if value:
             head.append(tag)
             head += _varint(value)
@@ -100,7 +99,7 @@ def _fast_chunk(data: bytes) -> m.Chunk | None:
     length, at = _read_varint(data, 1)
     if at + length != len(data):
         return None
-    numbers = {_TAG_TRANSFER: 0, _TAG_PARTITION: 0, _TAG_OFFSET: 0}
+    numbers = {_TAG_TRANSFER: 0, _TAG_OFFSET: 0}
     while data[at] in numbers:
         tag = data[at]
         numbers[tag], at = _read_varint(data, at + 1)
@@ -112,7 +111,6 @@ def _fast_chunk(data: bytes) -> m.Chunk | None:
         return None
     return m.Chunk(
         transfer=numbers[_TAG_TRANSFER],
-        partition=numbers[_TAG_PARTITION],
         offset=numbers[_TAG_OFFSET],
         crc32c=checksum,
         data=np.frombuffer(data, np.uint8, size, at),
@@ -136,7 +134,6 @@ def _decode_body(data: bytes, container: type[Message]) -> Any:
         chunk: pb.Chunk = message.chunk
         return m.Chunk(
             transfer=chunk.transfer,
-            partition=chunk.partition,
             offset=chunk.offset,
             crc32c=chunk.crc32c,
             data=np.frombuffer(chunk.data, np.uint8),

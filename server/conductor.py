@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -57,8 +57,8 @@ class Conductor:
         self.parameters_sha256 = ""  # of the final parameters, once they are saved
         self._on_finished = on_finished
         self._reducer = ThreadPoolExecutor(1, "reducer")
-        self._updates: defaultdict[int, deque[Broadcast]] = defaultdict(deque)  # the last, by partition
-        self._snapshots: dict[int, asyncio.Task[Broadcast]] = {}  # of the current version, by partition
+        self._updates: deque[Broadcast] = deque()  # the last
+        self._snapshot: asyncio.Task[Broadcast] | None = None  # of the current version
         self._working: set[asyncio.Task[None]] = set()
         self._started_at: float | None = None
         self._ended_at: float | None = None
@@ -113,7 +113,7 @@ class Conductor:
             case e.TakeCopy():
                 self._work(self._take_copy(action))
             case e.Relabel():
-                self._snapshots.clear()
+                self._snapshot = None
                 assert self.store is not None
                 self._work(self.on_reducer(self.store.relabel, action.version))
             case e.Disconnect():
@@ -149,37 +149,31 @@ class Conductor:
         if self._started_at is None:
             self._started_at = time.monotonic()
         if action.has != assignment.version:
-            assert self.store is not None
-            for partition in range(len(self.store.manifest.partitions)):
-                *missed, last = self._broadcasts(partition, assignment.version, action.has)
-                for broadcast in missed:  # uncompressed, the last alone would have done
-                    assert isinstance(broadcast, Broadcast)
-                    session.outbox.send_broadcast(replace(broadcast, raw_bytes=0))
-                session.outbox.send_broadcast(last)
+            *missed, last = self._broadcasts(assignment.version, action.has)
+            for broadcast in missed:  # uncompressed, the last alone would have done
+                assert isinstance(broadcast, Broadcast)
+                session.outbox.send_broadcast(replace(broadcast, raw_bytes=0))
+            session.outbox.send_broadcast(last)
         session.outbox.send(assignment)
 
-    def _broadcasts(
-        self, partition: int, version: int, has: int | None
-    ) -> Sequence[Broadcast | Awaitable[Broadcast]]:
+    def _broadcasts(self, version: int, has: int | None) -> Sequence[Broadcast | Awaitable[Broadcast]]:
         """What takes a replica from `has` to `version`: the updates between, or a snapshot."""
         updates: list[Broadcast] = []
-        for update in reversed(self._updates[partition]):
+        for update in reversed(self._updates):
             if update.version != version - len(updates):
                 break
             updates.append(update)
             if update.content is m.Content.VALUES or update.version - 1 == has:
                 return updates[::-1]
-        snapshot = self._snapshots.get(partition)
-        if snapshot is None:
+        if self._snapshot is None:
             assert self.store is not None
             # Queued behind the reducer's earlier work and before the next apply, so it is of this version.
-            snapshot = asyncio.create_task(self.on_reducer(self.store.snapshot, partition))
-            self._snapshots[partition] = snapshot
-        return [asyncio.shield(snapshot)]
+            self._snapshot = asyncio.create_task(self.on_reducer(self.store.snapshot))
+        return [asyncio.shield(self._snapshot)]
 
-    def _remember(self, partition: int, update: Broadcast) -> None:
+    def _remember(self, update: Broadcast) -> None:
         """Keep an update for those that missed it, as long as a snapshot would not be smaller."""
-        updates = self._updates[partition]
+        updates = self._updates
         if update.content is m.Content.VALUES:
             updates.clear()
         updates.append(update)
@@ -200,7 +194,6 @@ class Conductor:
             for each in action.contributions
         ]
         step = Step(
-            partition=action.partition,
             version=action.version,
             shares=shares,
             rate_factor=action.rate_factor,
@@ -219,16 +212,15 @@ class Conductor:
                 broadcast.passed_over,
             )
         self.metrics.reduce_seconds.observe(self._ended_at - started)
-        self._snapshots.pop(action.partition, None)
-        self._remember(action.partition, broadcast)
-        if action.partition == 0:
-            samples = sum(each.samples for each in action.contributions)
-            loss = sum(each.loss * each.samples for each in action.contributions if each.samples)
-            mean_loss = loss / samples if samples else math.nan
-            if action.clocks_stale is not None:
-                self.metrics.staleness_clocks.observe(action.clocks_stale)
-            self.metrics.round_closed(self._ended_at - action.opened_at, samples, mean_loss)
-        self.happen(e.Published(partition=action.partition, version=action.version))
+        self._snapshot = None
+        self._remember(broadcast)
+        samples = sum(each.samples for each in action.contributions)
+        loss = sum(each.loss * each.samples for each in action.contributions if each.samples)
+        mean_loss = loss / samples if samples else math.nan
+        if action.clocks_stale is not None:
+            self.metrics.staleness_clocks.observe(action.clocks_stale)
+        self.metrics.round_closed(self._ended_at - action.opened_at, samples, mean_loss)
+        self.happen(e.Published(version=action.version))
 
     async def _finish(self) -> None:
         store = self.store
@@ -258,7 +250,7 @@ class Conductor:
             raise DivergedError(f"version {action.version}: {refused}") from None
         await self.on_reducer(self.store.load, action.version, values)
         self.metrics.copied(self.store.manifest.raw_bytes)
-        self._snapshots.clear()
+        self._snapshot = None
         self.happen(e.Copied(version=action.version))
 
     def _work(self, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -170,7 +170,6 @@ class Exchange:
             session.outbox.send(
                 m.Outcome(
                     seq=push.seq,
-                    partition=push.partition,
                     decision=m.Decision.REFUSED,
                     refusal=refused.refusal,
                 )
@@ -183,7 +182,6 @@ class Exchange:
                 worker=session.worker,
                 incarnation=session.incarnation,
                 seq=push.seq,
-                partition=push.partition,
                 assignment=push.assignment,
                 base_version=push.base_version,
                 samples=push.samples,

@@ -28,7 +28,7 @@ class Relay:
     def __init__(self, packet: Packet, targets: Sequence[Outbox], worker: str) -> None:
         self.packet = packet
         self.targets = targets
-        self._passage = Passage(packet.transfer, 0, 4 * packet.elements, worker=worker)
+        self._passage = Passage(packet.transfer, 4 * packet.elements, worker=worker)
         for target in targets:
             target.send(packet)
 
@@ -39,7 +39,7 @@ class Relay:
     def add(self, chunk: Chunk) -> None:
         """Raises Refused: CHUNK or CHECKSUM. What has been handed on of the packet is then worth nothing."""
         self._passage.add(chunk)
-        message = encode_chunk(chunk.transfer, chunk.partition, chunk.offset, (chunk.data,), chunk.crc32c)
+        message = encode_chunk(chunk.transfer, chunk.offset, (chunk.data,), chunk.crc32c)
         for target in self.targets:
             target.send_encoded(message)
 
@@ -110,7 +110,7 @@ class Uploads:
             for spec in manifest.specs
         ]
         assembly = Assembly(
-            *(snapshot.version, 0, payloads),
+            *(snapshot.version, payloads),
             chunk_bytes=CHUNK_BYTES,
             worker=worker,
             names=[spec.name for spec in manifest.specs],

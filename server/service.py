@@ -141,7 +141,7 @@ class Service:
             for spec in manifest.specs
         ]
         names = [spec.name for spec in manifest.specs]
-        assembly = Assembly(0, 0, payloads, chunk_bytes=CHUNK_BYTES, worker=header.worker, names=names)
+        assembly = Assembly(0, payloads, chunk_bytes=CHUNK_BYTES, worker=header.worker, names=names)
         while not assembly.complete:
             assembly.add(await self._next_in_time(requests, header.worker))
         store = await self._conductor.on_reducer(self._build_store, manifest, assembly)
@@ -151,7 +151,6 @@ class Service:
                 incarnation=header.incarnation,
                 fingerprint=manifest.fingerprint,
                 train_samples=manifest.train_samples,
-                partitions=len(manifest.partitions),
             )
         )
         self._conductor.store = store
@@ -203,7 +202,7 @@ class Service:
                 version=store.version,
                 chunk_bytes=CHUNK_BYTES,
             )
-            return header, list(encode_chunks(store.version, 0, parts))
+            return header, list(encode_chunks(store.version, parts))
 
         async with self._fetching:  # each holds a copy of the parameters
             header, chunks = await self._conductor.on_reducer(encode)

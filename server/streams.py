@@ -75,7 +75,7 @@ class Inbox:
         self.worker = worker
         self.current: Push | None = None  # the push that is arriving
         self._assembly: Assembly | None = None
-        self._dropping: tuple[int, int] | None = None  # (seq, partition) of the push that was refused
+        self._dropping: int | None = None  # seq of the push that was refused
 
     def begin(self, header: Push, manifest: Manifest | None, assigned: Assignment | None = None) -> None:
         """Take a push header. A push that was arriving is forgotten: the worker has begun anew.
@@ -96,7 +96,7 @@ class Inbox:
         self.current, self._dropping = header, None
         names = [manifest.specs[tensor.tensor].name for tensor in header.tensors]
         self._assembly = Assembly(
-            header.seq, header.partition, payloads, chunk_bytes=CHUNK_BYTES, worker=self.worker, names=names
+            header.seq, payloads, chunk_bytes=CHUNK_BYTES, worker=self.worker, names=names
         )
 
     def _announced(self, header: Push, manifest: Manifest, assigned: Assignment | None) -> Sequence[Payload]:
@@ -110,17 +110,16 @@ class Inbox:
             return announced_payloads(
                 header.tensors,
                 manifest,
-                header.partition,
                 worker=self.worker,
                 slice=header.slice if header.slices else 0,
                 slices=max(1, header.slices),
             )
-        if header.tensors or header.partition >= len(manifest.partitions):
+        if header.tensors:
             raise self._refused(
                 Reason.TENSOR,
                 f"push {header.seq}",
-                "no tensors where samples is 0 or packets were exchanged, in a partition that exists",
-                f"{len(header.tensors)} tensors in partition {header.partition}",
+                "no tensors where samples is 0 or packets were exchanged",
+                f"{len(header.tensors)} tensors",
             )
         return ()
 
@@ -130,7 +129,7 @@ class Inbox:
         Raises:
             Refused: it does not belong here or is damaged.
         """
-        if self._dropping == (chunk.transfer, chunk.partition):
+        if self._dropping == chunk.transfer:
             return
         if self._assembly is None:
             got = f"transfer {chunk.transfer} at offset {chunk.offset}"
@@ -148,7 +147,7 @@ class Inbox:
     def drop(self, header: Push) -> None:
         """Forget what has arrived, and ignore the rest of this push."""
         self.current = self._assembly = None
-        self._dropping = (header.seq, header.partition)
+        self._dropping = header.seq
 
     def _refused(self, reason: Reason, field: str, limit: str, value: str) -> Refused:
         return Refused(refusal(reason, worker=self.worker, field=field, limit=limit, value=value))

@@ -97,8 +97,9 @@ class Core(JobState):
         self._refuse_when_over(event.worker)
         member = self.roster.find(event.worker, event.incarnation, now, revive=True)
         member.attached, member.listening = True, False
-        last_seq = max(member.last_seq.values(), default=0)
-        return [e.Greet(worker=member.worker, rank=member.rank, version=self.version, last_seq=last_seq)]
+        return [
+            e.Greet(worker=member.worker, rank=member.rank, version=self.version, last_seq=member.last_seq)
+        ]
 
     def _prepared(self, event: e.Prepared, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
@@ -159,7 +160,6 @@ class Core(JobState):
         self.phase = Phase.GATHERING
         self.fingerprint = event.fingerprint
         self.samples = Samples(event.train_samples, self.rules.epochs)
-        self.partitions = event.partitions
         self.wait_from(now)
         actions: list[e.Action] = []
         for member in self.roster.ready():  # they said so before there was anything to compare with
@@ -224,15 +224,14 @@ class Core(JobState):
         if self.phase is Phase.STOPPING:
             raise Refused(refusals.stopping(event.worker, "no more pushes"))
         member = self.roster.find(event.worker, event.incarnation, now)
-        known = member.outcomes.get((event.seq, event.partition))
+        known = member.outcomes.get(event.seq)
         if known is not None:
             return [e.Answer(worker=member.worker, outcome=known)]
-        last = member.last_seq.get(event.partition, 0)
-        if event.seq != last + 1:
-            raise Refused(refusals.sequence(member.worker, event.seq, last + 1))
+        if event.seq != member.last_seq + 1:
+            raise Refused(refusals.sequence(member.worker, event.seq, member.last_seq + 1))
         version, redundant = None, False
         work = member.work
-        if work is None or work.assignment.id != event.assignment or event.partition not in work.undecided:
+        if work is None or work.assignment.id != event.assignment:
             # What others compute too is not taken from a member but to have it done by somebody else.
             redundant = not self._reclaim(member, event) and self.rules.shares_samples
         else:
@@ -249,24 +248,18 @@ class Core(JobState):
                         member.worker, event.seq, event.base_version, work.assignment.version
                     )
                 )
-            work.undecided.discard(event.partition)
-            if not work.undecided:
-                member.work = None
+            member.work = None
             version = self.mode.take(member, work, event, now)
             redundant = version is None and work.assignment.stragglers > 0
         if version is None:
             self.stale_pushes += 1
             refuse = refusals.redundant if redundant else refusals.stale
             why = refuse(member.worker, event.seq, event.assignment, self.version)
-            outcome = Outcome(
-                seq=event.seq, partition=event.partition, decision=Decision.REFUSED, refusal=why
-            )
+            outcome = Outcome(seq=event.seq, decision=Decision.REFUSED, refusal=why)
         else:
             self.accepted_pushes += 1
             member.pushes += 1
-            outcome = Outcome(
-                seq=event.seq, partition=event.partition, decision=Decision.ACCEPTED, version=version
-            )
+            outcome = Outcome(seq=event.seq, decision=Decision.ACCEPTED, version=version)
         member.remember(outcome)
         return [e.Answer(worker=member.worker, outcome=outcome), *self._advance(now)]
 

@@ -30,7 +30,6 @@ class Initialized:
     incarnation: int
     fingerprint: bytes
     train_samples: int
-    partitions: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +81,6 @@ class Pushed:
     worker: str
     incarnation: int
     seq: int
-    partition: int
     assignment: int
     base_version: int
     samples: int
@@ -94,9 +92,8 @@ class Pushed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """The reduced round has become a version of the partition."""
+    """The shard has applied what was handed to it: its parameters are this version."""
 
-    partition: int
     version: int
 
 
@@ -273,7 +270,7 @@ class Contribution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Apply:
-    """Reduce the contributions, in this order, and turn version - 1 of the partition into version.
+    """Reduce the contributions, in this order, and turn version - 1 into version.
 
     rate_factor: what the base learning rate is multiplied with. weight: what the mean gradient is.
     opened_at: when the work was given out.
@@ -282,7 +279,6 @@ class Apply:
     clocks_stale: clocks that it is behind the newest push, where they are bounded.
     """
 
-    partition: int
     version: int
     contributions: tuple[Contribution, ...]
     rate_factor: float

@@ -24,7 +24,7 @@ DEPARTED_MEMBERS = 1024
 class Work:
     """What a member was given to compute, until it has answered.
 
-    undecided: partitions of which no push has come. settled: its round closed without it, so that its push
+    settled: its round closed without it, so that its push
     will be refused. interrupted: its stream broke meanwhile. share: samples that it was meant to get, though
     an epoch that ends may have had fewer. counted: those that its push speaks for, where these are not all.
     """
@@ -32,7 +32,6 @@ class Work:
     assignment: Assignment
     drawn: Drawn
     given_at: float
-    undecided: set[int]
     share: int = 0
     counted: int | None = None
     settled: bool = False
@@ -68,10 +67,8 @@ class Member:
     after: int = 0  # the version that its last push became: it gets work once that is published
     clock: int | None = None  # pushes completed, counted from where the others stood when it came
     pace: Pace | None = None
-    last_seq: dict[int, int] = field(default_factory=dict[int, int])  # by partition
-    outcomes: OrderedDict[tuple[int, int], Outcome] = field(
-        default_factory=OrderedDict[tuple[int, int], Outcome]
-    )
+    last_seq: int = 0  # of the pushes that were decided on
+    outcomes: OrderedDict[int, Outcome] = field(default_factory=OrderedDict[int, Outcome])  # by seq
 
     @property
     def name(self) -> str:
@@ -79,8 +76,8 @@ class Member:
 
     def remember(self, outcome: Outcome) -> None:
         """Keep what was decided on a push, for its duplicates."""
-        self.last_seq[outcome.partition] = outcome.seq
-        self.outcomes[(outcome.seq, outcome.partition)] = outcome
+        self.last_seq = outcome.seq
+        self.outcomes[outcome.seq] = outcome
         while len(self.outcomes) > OUTCOMES_PER_MEMBER:
             self.outcomes.popitem(last=False)
 

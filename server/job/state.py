@@ -77,7 +77,6 @@ class JobState:
     initializer: tuple[str, int] | None = None  # (worker, incarnation) that was asked for the parameters
     fingerprint: bytes = b""
     samples: Samples = field(default_factory=lambda: Samples(0, 0))  # none before they are known
-    partitions: int = 1
     version: int = 0
     started_at: float | None = None  # when work was first given out; then any number of members will do
     assignments: int = 0  # given out so far; the id of the last one
@@ -158,7 +157,7 @@ class JobState:
             "initializer": self.initializer,
             "members": {
                 m.worker: (
-                    *(m.incarnation, m.rank, m.listening, m.version, dict(m.last_seq), list(m.outcomes)),
+                    *(m.incarnation, m.rank, m.listening, m.version, m.last_seq, list(m.outcomes)),
                     *(repr(m.work), repr(m.void), m.after, m.clock, repr(m.pace)),
                 )
                 for m in self.roster.by_rank()

@@ -69,13 +69,12 @@ class Broadcast:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One application: what turns version - 1 of a partition into version.
+    """One application: what turns version - 1 into version.
 
     weight: of the mean gradient. base_version: at which it was computed, if it is a single one's.
     bases: other versions at which gradients are being computed.
     """
 
-    partition: int
     version: int
     shares: Sequence[Share]
     rate_factor: float = 1.0
@@ -124,90 +123,79 @@ class Store:
         self._optimizer = build_optimizer(self.parameters)
         self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
         self._lossy = not lossless(downlink)
-        self._encoders = [
-            ModelCompressor([manifest.specs[t] for t in tensors], downlink, LayerRule(), seed, 0, bare=True)
-            for tensors in manifest.partitions
-        ]
+        self._encoder = ModelCompressor(manifest.specs, downlink, LayerRule(), seed, 0, bare=True)
         self.replica = (
             [parameter.clone() for parameter in self.parameters] if self._lossy else self.parameters
         )
-        self._bases: dict[tuple[int, int], list[torch.Tensor]] = {}  # by partition and version
+        self._bases: dict[int, list[torch.Tensor]] = {}  # by version
         if delay_compensation:
-            for partition in range(len(manifest.partitions)):
-                self._keep_base(Step(partition=partition, version=0, shares=()))
+            self._keep_base(Step(version=0, shares=()))
 
     def apply(self, step: Step) -> Broadcast:
-        """Take one optimizer step of the partition and encode what the workers need for it.
+        """Take one optimizer step and encode what the workers need for it.
 
         The mean is one over all samples, summed in the order given (`mean`). Without samples, and with fewer
         gradients than the aggregation needs, the parameters stay as they are.
         """
-        tensors = self.manifest.partitions[step.partition]
         contributing = [share for share in step.shares if share.samples > 0 and share.weight != 0]
         changed = len(contributing) >= self._aggregation.fewest
         if changed:
-            outs = [_flat(self._gradients[tensor]) for tensor in tensors]
+            outs = [_flat(gradient) for gradient in self._gradients]
             if isinstance(self._aggregation, Mean):
                 mean(contributing, step.weight, outs)
             else:
                 combine(self._aggregation, [share.payloads for share in contributing], outs)
             if self._compensation and step.base_version is not None:
-                self._compensate(step.partition, step.base_version, step.weight)
+                self._compensate(step.base_version, step.weight)
             for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
                 group["lr"] = base * step.rate_factor
             self._optimizer.step()
-            self._check_finite(tensors, step.version)
+            self._check_finite(step.version)
         self.version = step.version
-        broadcast = self._encode_update(step.partition, step.version, changed=changed)
+        broadcast = self._encode_update(step.version, changed=changed)
         if self._compensation:
             self._keep_base(step)
         return broadcast if changed else replace(broadcast, passed_over=len(contributing))
 
-    def _compensate(self, partition: int, base_version: int, weight: float) -> None:
+    def _compensate(self, base_version: int, weight: float) -> None:
         """Of weight · g make weight · (g + λ g² (w - w_base))."""
-        bases = self._bases[partition, base_version]
-        for tensor, base in zip(self.manifest.partitions[partition], bases, strict=True):
-            gradient = self._gradients[tensor]
-            moved = self.replica[tensor] - base
+        bases = self._bases[base_version]
+        for gradient, replica, base in zip(self._gradients, self.replica, bases, strict=True):
+            moved = replica - base
             gradient.add_(moved.mul_(gradient).mul_(gradient), alpha=self._compensation / weight)
 
     def _keep_base(self, step: Step) -> None:
         """Workers may be told to compute at this version; others that nobody computes at are forgotten."""
-        for partition, version in list(self._bases):
-            if partition == step.partition and version < step.version - 1 and version not in step.bases:
-                del self._bases[partition, version]
-        tensors = self.manifest.partitions[step.partition]
-        self._bases[step.partition, step.version] = [self.replica[tensor].clone() for tensor in tensors]
+        for version in list(self._bases):
+            if version < step.version - 1 and version not in step.bases:
+                del self._bases[version]
+        self._bases[step.version] = [tensor.clone() for tensor in self.replica]
 
-    def _check_finite(self, tensors: Sequence[int], version: int) -> None:
-        for tensor in tensors:
-            if not torch.isfinite(self.parameters[tensor].sum(dtype=torch.float64)):
-                name = self.manifest.specs[tensor].name
-                raise DivergedError(f"parameters of {name!r} are no longer finite at version {version}")
+    def _check_finite(self, version: int) -> None:
+        for spec, parameter in zip(self.manifest.specs, self.parameters, strict=True):
+            if not torch.isfinite(parameter.sum(dtype=torch.float64)):
+                raise DivergedError(f"parameters of {spec.name!r} are no longer finite at version {version}")
 
-    def _encode_update(self, partition: int, version: int, *, changed: bool) -> Broadcast:
-        tensors = self.manifest.partitions[partition]
+    def _encode_update(self, version: int, *, changed: bool) -> Broadcast:
         if not self._lossy and not changed:
-            nothing = [_nothing(self.manifest.specs[tensor].elements) for tensor in tensors]
-            return self._encode(partition, version, Content.DELTA, nothing)
+            nothing = [_nothing(spec.elements) for spec in self.manifest.specs]
+            return self._encode(version, Content.DELTA, nothing)
         if not self._lossy:
-            return self._encode(
-                partition, version, Content.VALUES, [_values(self.parameters[t]) for t in tensors]
-            )
+            return self._encode(version, Content.VALUES, list(map(_values, self.parameters)))
         largest = torch.finfo(torch.float32).max
         differences = [
-            (self.parameters[tensor] - self.replica[tensor]).clamp_(-largest, largest) for tensor in tensors
+            (parameter - replica).clamp_(-largest, largest)
+            for parameter, replica in zip(self.parameters, self.replica, strict=True)
         ]
         # A warm-up is for gradients: updates are compressed in full from the first.
-        payloads = self._encoders[partition].compress(differences, 1, version=version, epoch=math.inf)
-        for tensor, payload in zip(tensors, payloads, strict=True):
-            add_update(payload, self.replica[tensor])
-        return self._encode(partition, version, Content.DELTA, payloads)
+        payloads = self._encoder.compress(differences, 1, version=version, epoch=math.inf)
+        for replica, payload in zip(self.replica, payloads, strict=True):
+            add_update(payload, replica)
+        return self._encode(version, Content.DELTA, payloads)
 
-    def snapshot(self, partition: int) -> Broadcast:
+    def snapshot(self) -> Broadcast:
         """The replica as it is, for a worker that has none or an old one."""
-        values = [_values(self.replica[tensor]) for tensor in self.manifest.partitions[partition]]
-        return self._encode(partition, self.version, Content.VALUES, values)
+        return self._encode(self.version, Content.VALUES, list(map(_values, self.replica)))
 
     def load(self, version: int, values: Sequence[Payload]) -> None:
         """Take over a worker's parameters, and what its optimizer remembers with them."""
@@ -219,18 +207,14 @@ class Store:
         """Call what is here another version."""
         self.version = version
 
-    def _encode(
-        self, partition: int, version: int, content: Content, payloads: Sequence[Payload]
-    ) -> Broadcast:
-        tensors = self.manifest.partitions[partition]
+    def _encode(self, version: int, content: Content, payloads: Sequence[Payload]) -> Broadcast:
         parts = [payload.data for payload in payloads]
         update = Update(
             version=version,
-            partition=partition,
             content=content,
-            tensors=tuple(tensor_header(t, p) for t, p in zip(tensors, payloads, strict=True)),
+            tensors=tuple(tensor_header(tensor, payload) for tensor, payload in enumerate(payloads)),
         )
-        messages = (encode_server(update), *encode_chunks(version, partition, parts))
+        messages = (encode_server(update), *encode_chunks(version, parts))
         raw_bytes = sum(payload.elements for payload in payloads) * 4
         return Broadcast(version, content, messages, raw_bytes)
 

@@ -156,14 +156,14 @@ def receive(header: m.TensorHeader, data: Bytes) -> Payload:
     """As a server takes it from the wire. Missing bytes are zeros, surplus ones are left out."""
     manifest = Manifest((m.Tensor(name="w", shape=(header.elements,)),), 1)
     header = from_wire(to_wire(header), m.TensorHeader)
-    announced = announced_payloads([header], manifest, 0, worker="w")
+    announced = announced_payloads([header], manifest, worker="w")
     size = payload_bytes(announced[0])
     # An index takes 32 bits and a bit per element, a value 4 bytes; and there is some padding.
     assert size <= 9 * header.elements + 16
     whole = np.zeros(size, np.uint8)
     whole[: min(size, data.size)] = data[:size]
-    assembly = Assembly(1, 0, announced, chunk_bytes=CHUNK, worker="w", names=["w"])
-    for message in encode_chunks(1, 0, [whole], CHUNK):
+    assembly = Assembly(1, announced, chunk_bytes=CHUNK, worker="w", names=["w"])
+    for message in encode_chunks(1, [whole], CHUNK):
         chunk = decode_worker(message)
         assert isinstance(chunk, m.Chunk)
         assembly.add(chunk)

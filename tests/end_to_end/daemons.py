@@ -182,7 +182,7 @@ class Raw:
 
         async def stream() -> AsyncIterator[Any]:
             yield header
-            for message in encode_chunks(0, 0, values):
+            for message in encode_chunks(0, values):
                 yield message
 
         reply: m.InitializeReply = await refusing(self.stub.initialize(stream(), timeout=20))
@@ -232,7 +232,7 @@ class Raw:
         }
         header = m.Push(**{**fields, **changes})
         await self.send(header)
-        return list(encode_chunks(header.seq, header.partition, parts))
+        return list(encode_chunks(header.seq, parts))
 
 
 @contextlib.asynccontextmanager

@@ -132,10 +132,10 @@ def test_the_trained_parameters_can_be_fetched(daemons: Daemons) -> None:
                 )
                 for i, spec in enumerate(manifest.specs)
             ]
-            announced = announced_payloads(headers, manifest, 0, worker="me")
+            announced = announced_payloads(headers, manifest, worker="me")
             names = [spec.name for spec in manifest.specs]
             assembly = Assembly(
-                header.version, 0, announced, chunk_bytes=header.chunk_bytes, worker="me", names=names
+                header.version, announced, chunk_bytes=header.chunk_bytes, worker="me", names=names
             )
             while not assembly.complete:
                 assembly.add(await call.read())

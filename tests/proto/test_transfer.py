@@ -35,7 +35,7 @@ def headers() -> list[m.TensorHeader]:
 
 def assemble(transfer: int, announced: list[Payload]) -> Assembly:
     names = ["weight", "bias"][: len(announced)]
-    return Assembly(transfer, 0, announced, chunk_bytes=CHUNK_BYTES, worker="w", names=names)
+    return Assembly(transfer, announced, chunk_bytes=CHUNK_BYTES, worker="w", names=names)
 
 
 def receive(messages: list[bytes], announced: list[Payload]) -> list[Payload]:
@@ -50,8 +50,8 @@ def receive(messages: list[bytes], announced: list[Payload]) -> list[Payload]:
 def test_a_transfer_arrives_as_it_was_sent() -> None:
     sent = payloads()
     parts = [payload.data for payload in sent]
-    announced = announced_payloads(headers(), MANIFEST, 0, worker="w")
-    got = receive(list(encode_chunks(4, 0, parts)), announced)
+    announced = announced_payloads(headers(), MANIFEST, worker="w")
+    got = receive(list(encode_chunks(4, parts)), announced)
 
     assert [payload.data.tobytes() for payload in got] == [part.tobytes() for part in parts]
     assert isinstance(got[0], QuantizedPayload)
@@ -62,7 +62,7 @@ def test_a_transfer_arrives_as_it_was_sent() -> None:
 def test_chunks_hold_the_parts_end_to_end(sizes: list[int], chunk_bytes: int) -> None:
     data = np.arange(sum(sizes), dtype=np.uint8)
     parts = np.split(data, np.cumsum(sizes[:-1])) if sizes else []
-    chunks = [decode_worker(message) for message in encode_chunks(1, 0, parts, chunk_bytes)]
+    chunks = [decode_worker(message) for message in encode_chunks(1, parts, chunk_bytes)]
     together = b""
     for chunk in chunks:
         assert isinstance(chunk, m.Chunk)
@@ -101,15 +101,10 @@ def test_a_header_that_does_not_fit_is_refused(
     sent: list[m.TensorHeader], reason: Reason, words: str
 ) -> None:
     with pytest.raises(Refused) as caught:
-        announced_payloads(sent, MANIFEST, 0, worker="w")
+        announced_payloads(sent, MANIFEST, worker="w")
     assert caught.value.refusal.reason is reason
     assert words in caught.value.refusal.message
     assert "'w'" in caught.value.refusal.message
-
-
-def test_a_partition_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(Refused, match="partition: expected below 1, got 3"):
-        announced_payloads(headers(), MANIFEST, 3, worker="w")
 
 
 def with_levels(levels: tuple[float, ...]) -> list[m.TensorHeader]:
@@ -121,8 +116,8 @@ def refused_content(sent: list[Payload], sent_headers: list[m.TensorHeader]) -> 
     parts = [payload.data for payload in sent]
 
     def take() -> None:
-        announced = announced_payloads(sent_headers, MANIFEST, 0, worker="w")
-        receive(list(encode_chunks(4, 0, parts)), announced)
+        announced = announced_payloads(sent_headers, MANIFEST, worker="w")
+        receive(list(encode_chunks(4, parts)), announced)
 
     with pytest.raises(Refused) as caught:
         take()
@@ -165,7 +160,7 @@ def test_values_that_are_not_finite_are_refused(bad: float) -> None:
 
 @given(st.data())
 def test_no_changed_byte_of_a_transfer_goes_unnoticed(draw: st.DataObject) -> None:
-    messages = [bytearray(message) for message in encode_chunks(4, 0, [p.data for p in payloads()], 7)]
+    messages = [bytearray(message) for message in encode_chunks(4, [p.data for p in payloads()], 7)]
     victim = messages[draw.draw(st.integers(0, len(messages) - 1))]
     victim[draw.draw(st.integers(0, len(victim) - 1))] ^= draw.draw(st.integers(1, 255))
     checksum = 0
@@ -174,7 +169,7 @@ def test_no_changed_byte_of_a_transfer_goes_unnoticed(draw: st.DataObject) -> No
             got = decode_worker(bytes(message))
         except MalformedError:
             return
-        if not isinstance(got, m.Chunk) or (got.transfer, got.partition, got.offset) != (4, 0, 7 * index):
+        if not isinstance(got, m.Chunk) or (got.transfer, got.offset) != (4, 7 * index):
             return
         checksum = crc32c((got.data,), checksum)
         if checksum != got.crc32c:
@@ -185,7 +180,7 @@ def test_no_changed_byte_of_a_transfer_goes_unnoticed(draw: st.DataObject) -> No
 def chunk(offset: int, size: int, *, transfer: int = 4, damage: bool = False) -> m.Chunk:
     data = np.full(offset + size, 3, np.uint8)
     checksum = crc32c((data,)) ^ int(damage)
-    return m.Chunk(transfer=transfer, partition=0, offset=offset, crc32c=checksum, data=data[offset:])
+    return m.Chunk(transfer=transfer, offset=offset, crc32c=checksum, data=data[offset:])
 
 
 BIG = DensePayload(format=DenseFormat.FLOAT32, elements=CHUNK_BYTES // 4 + 10, data=np.empty(0, np.uint8))

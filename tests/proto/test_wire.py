@@ -42,39 +42,37 @@ def parts_of(data: bytes, cuts: list[int]) -> list[wire.Bytes]:
     return [whole[a:b] for a, b in pairwise(edges)]
 
 
-@given(sizes, st.integers(0, 2**32 - 1), sizes, st.binary(max_size=300), st.lists(st.integers(0, 300)))
+@given(sizes, sizes, st.binary(max_size=300), st.lists(st.integers(0, 300)))
 def test_a_chunk_framed_by_hand_is_the_protobuf_message(
-    transfer: int, partition: int, offset: int, data: bytes, cuts: list[int]
+    transfer: int, offset: int, data: bytes, cuts: list[int]
 ) -> None:
-    encoded = wire.encode_chunk(transfer, partition, offset, parts_of(data, cuts), 77)
+    encoded = wire.encode_chunk(transfer, offset, parts_of(data, cuts), 77)
 
     parsed = pb.WorkerMessage.FromString(encoded).chunk
-    assert (parsed.transfer, parsed.partition, parsed.offset) == (transfer, partition, offset)
+    assert (parsed.transfer, parsed.offset) == (transfer, offset)
     assert parsed.data == data
     assert parsed.crc32c == 77
     for container in (pb.ServerMessage, pb.InitializeMessage, pb.FetchMessage):
         assert container.FromString(encoded).chunk.data == data
 
 
-@given(sizes, st.integers(0, 2**32 - 1), sizes, st.binary(max_size=300))
+@given(sizes, sizes, st.binary(max_size=300))
 def test_a_chunk_is_read_alike_however_protobuf_orders_its_fields(
-    transfer: int, partition: int, offset: int, data: bytes
+    transfer: int, offset: int, data: bytes
 ) -> None:
-    by_hand = wire.encode_chunk(transfer, partition, offset, [np.frombuffer(data, np.uint8)], 77)
+    by_hand = wire.encode_chunk(transfer, offset, [np.frombuffer(data, np.uint8)], 77)
     message = pb.WorkerMessage.FromString(by_hand)
     by_protobuf = message.SerializeToString()
     # Fields in another order are as valid: here data comes first.
     first = pb.Chunk(data=message.chunk.data).SerializeToString()
-    rest = pb.Chunk(
-        transfer=transfer, partition=partition, offset=offset, crc32c=message.chunk.crc32c
-    ).SerializeToString()
+    rest = pb.Chunk(transfer=transfer, offset=offset, crc32c=message.chunk.crc32c).SerializeToString()
     body = first + rest
     reordered = b"\x0a" + _varint(len(body)) + body
 
     for encoded in (by_hand, by_protobuf, reordered):
         chunk = wire.decode_worker(encoded)
         assert isinstance(chunk, m.Chunk)
-        assert (chunk.transfer, chunk.partition, chunk.offset) == (transfer, partition, offset)
+        assert (chunk.transfer, chunk.offset) == (transfer, offset)
         assert chunk.data.tobytes() == data
         assert chunk.crc32c == message.chunk.crc32c
 
@@ -125,7 +123,7 @@ def test_the_trailer_is_the_containers_last_field() -> None:
 
 @pytest.mark.parametrize("end", [0, 1, 2, 5, 8, -1])
 def test_a_truncated_chunk_is_malformed(end: int) -> None:
-    encoded = wire.encode_chunk(300, 1, 70000, [np.arange(20, dtype=np.uint8)], 77)
+    encoded = wire.encode_chunk(300, 70000, [np.arange(20, dtype=np.uint8)], 77)
     with pytest.raises(MalformedError):
         wire.decode_worker(encoded[:end])
 

@@ -307,7 +307,7 @@ class Cluster:
             case ("initialize",):
                 if self.core.check_initialize(worker.name, worker.incarnation) is None:
                     self.store = self.versions[0] = self.first
-                    self.happen(e.Initialized(**names, fingerprint=b"", train_samples=SAMPLES, partitions=1))
+                    self.happen(e.Initialized(**names, fingerprint=b"", train_samples=SAMPLES))
                 elif self.store is None:
                     worker.replica = None
             case ("begin", exchange, index):
@@ -335,7 +335,6 @@ class Cluster:
                     e.Pushed(
                         **names,
                         seq=seq,
-                        partition=0,
                         assignment=assignment,
                         base_version=version,
                         samples=1,

@@ -175,7 +175,6 @@ class World:
                 incarnation=sim.incarnation,
                 fingerprint=MODEL,
                 train_samples=self.samples,
-                partitions=1,
             )
         )
         sim.version = 0
@@ -241,7 +240,6 @@ class World:
             worker=sim.name,
             incarnation=sim.incarnation,
             seq=sim.seq,
-            partition=0,
             assignment=assignment.id,
             base_version=assignment.version,
             samples=samples,
@@ -279,7 +277,6 @@ class World:
                 worker=sim.name,
                 incarnation=sim.incarnation - self.pick(2),
                 seq=sim.seq + 1 + self.pick(3),
-                partition=0,
                 assignment=sim.assigned,
                 base_version=self.pick(self.core.version + 2),
                 samples=self.rules.batch_size * 10 + self.pick(3),
@@ -310,7 +307,6 @@ class World:
         ]
         self.store.apply(
             Step(
-                partition=0,
                 version=apply.version,
                 shares=shares,
                 rate_factor=apply.rate_factor,
@@ -320,7 +316,7 @@ class World:
             )
         )
         self.check_applied(apply)
-        self.step(e.Published(partition=0, version=apply.version))
+        self.step(e.Published(version=apply.version))
 
     def evaluate(self) -> None:
         evaluators = [sim for sim in self.sims.values() if sim.evaluation is not None]
@@ -367,7 +363,7 @@ class World:
         before = self.state()
         member = self.core.roster.members.get(push.worker)
         live = member is not None and member.incarnation == push.incarnation
-        remembered = live and push.seq > member.last_seq.get(0, 0) - OUTCOMES_PER_MEMBER if member else False
+        remembered = live and push.seq > member.last_seq - OUTCOMES_PER_MEMBER if member else False
         actions = self.step(push)
         answers = [action.outcome for action in actions if isinstance(action, e.Answer)]
         if not answers:

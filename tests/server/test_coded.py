@@ -27,9 +27,7 @@ class Job:
         self.seq = dict.fromkeys(self.names, 0)
         for name in self.names:
             self.step(e.Joined(worker=name, incarnation=1))
-        self.step(
-            e.Initialized(worker="a", incarnation=1, fingerprint=b"", train_samples=samples, partitions=1)
-        )
+        self.step(e.Initialized(worker="a", incarnation=1, fingerprint=b"", train_samples=samples))
         for name in self.names:
             self.come(name)
 
@@ -72,7 +70,6 @@ class Job:
                 worker=name,
                 incarnation=1,
                 seq=self.seq[name],
-                partition=0,
                 assignment=assignment.id,
                 base_version=assignment.version,
                 samples=1,
@@ -285,7 +282,6 @@ def test_clipping_is_said_again_less_and_less_often() -> None:
                 worker="a",
                 incarnation=1,
                 seq=job.seq["a"],
-                partition=0,
                 samples=1,
                 assignment=assignment.id,
                 base_version=assignment.version,

@@ -32,7 +32,6 @@ class Job:
         epochs: int = 2,
         samples: int = 40,
         batch: int = 4,
-        partitions: int = 1,
     ) -> None:
         needed = workers if min_workers is None else min_workers
         self.core = Core(Rules(min_workers=max(1, needed), batch_size=batch, epochs=epochs, lease_s=LEASE_S))
@@ -40,7 +39,7 @@ class Job:
         self.actions: list[e.Action] = []
         self.seq: dict[str, int] = {}
         self.told: dict[str, Assignment] = {}  # the last one of each worker
-        self.samples, self.partitions = samples, partitions
+        self.samples = samples
         for index in range(workers):
             self.bring(f"w{index}")
 
@@ -79,7 +78,6 @@ class Job:
                 incarnation=1,
                 fingerprint=MODEL,
                 train_samples=self.samples,
-                partitions=self.partitions,
             )
         )
 
@@ -100,7 +98,6 @@ class Job:
         seq: int | None = None,
         to: Assignment | None = None,
         samples: int | None = None,
-        partition: int = 0,
         content: object = None,
     ) -> list[e.Action]:
         """Without other words: the next push, for what it was told last, with all samples of that."""
@@ -108,14 +105,12 @@ class Job:
             to = self.told.get(worker, Assignment(id=0, version=self.core.version))
         if seq is None:
             seq = self.seq.get(worker, 0) + 1
-        if partition == self.partitions - 1:
-            self.seq[worker] = max(seq, self.seq.get(worker, 0))
+        self.seq[worker] = max(seq, self.seq.get(worker, 0))
         return self.step(
             e.Pushed(
                 worker=worker,
                 incarnation=incarnation,
                 seq=seq,
-                partition=partition,
                 assignment=to.id,
                 base_version=to.version,
                 samples=to.samples if samples is None else samples,
@@ -123,8 +118,8 @@ class Job:
             )
         )
 
-    def publish(self, partition: int = 0) -> list[e.Action]:
-        return self.step(e.Published(partition=partition, version=self.core.version + 1))
+    def publish(self) -> list[e.Action]:
+        return self.step(e.Published(version=self.core.version + 1))
 
     def round(self, workers: Iterable[str]) -> e.Apply:
         """Everybody pushes, the round is applied and published."""
@@ -321,20 +316,6 @@ def test_who_joins_during_a_round_takes_part_from_the_next_one_on() -> None:
     assert set(job.assignments) == {"w0", "w1", "late"}
     assert [a.position for a in job.assignments.values()] == [0, 1, 2]
     assert next(a for a in job.all(e.Assign) if a.worker == "late").has is None
-
-
-def test_partitions_close_one_by_one_and_the_version_when_all_have() -> None:
-    job = Job(2, partitions=2)
-    job.push("w0", partition=1, seq=1)
-    job.push("w1", partition=1, seq=1)
-    assert job.one(e.Apply).partition == 1
-    job.publish(partition=1)
-    assert job.core.version == 0
-    job.push("w0", partition=0, seq=1)
-    job.push("w1", partition=0, seq=1)
-    assert job.one(e.Apply).partition == 0
-    job.publish(partition=0)
-    assert job.core.version == 1
 
 
 def test_a_push_without_samples_counts_as_having_pushed() -> None:

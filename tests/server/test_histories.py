@@ -130,7 +130,7 @@ def forget(self: Member, outcome: Outcome) -> None:
 
 def forget_outcomes(self: Member, outcome: Outcome) -> None:
     """Only the number of the last push is."""
-    self.last_seq[outcome.partition] = outcome.seq
+    self.last_seq = outcome.seq
 
 
 def drift_further(self: Arrivals, state: JobState, staleness: int | None) -> None:
@@ -138,9 +138,9 @@ def drift_further(self: Arrivals, state: JobState, staleness: int | None) -> Non
     ARRIVALS_INIT(self, state, None if staleness is None else staleness + 1)
 
 
-def wait_for_nobody(self: Round, partition: int) -> bool:
+def wait_for_nobody(self: Round) -> bool:
     """A round closes with its first push."""
-    return bool(self.contributions[partition])
+    return bool(self.contributions)
 
 
 def never_evaluate(self: JobState) -> int:
@@ -174,7 +174,7 @@ def weigh_alike(self: StragglerCoded, answered: Any) -> dict[int, float]:
         ("sync", Member, "remember", forget_outcomes),
         ("stale 2", Arrivals, "__init__", drift_further),
         ("async", Samples, "give_back", give_nothing_back),
-        ("sync", Round, "complete", wait_for_nobody),
+        ("sync", Round, "complete", property(wait_for_nobody)),
         ("stale 2", Store, "apply", weigh_nothing),
         ("sync", JobState, "epoch_to_evaluate", property(never_evaluate)),
         ("sync", Samples, "give_back", give_nothing_back),

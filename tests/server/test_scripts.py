@@ -118,7 +118,6 @@ class Story:
                             incarnation=incarnation,
                             fingerprint=MODEL,
                             train_samples=self.samples,
-                            partitions=1,
                         )
                     )
                 self.prepare(name, 0)
@@ -159,7 +158,7 @@ class Story:
             case [name, "pushes"]:
                 self.push(name, self.told[name][-1])
             case ["published"]:
-                self.step(e.Published(partition=0, version=self.core.version + 1))
+                self.step(e.Published(version=self.core.version + 1))
             case [seconds, "s", "pass", *rest]:
                 silent = rest[1:] if rest[:1] == ["without"] else []
                 for _ in range(int(seconds)):
@@ -197,7 +196,6 @@ class Story:
             worker=name,
             incarnation=self.incarnations[name],
             seq=seq,
-            partition=0,
             assignment=to.id,
             base_version=to.version,
             samples=sum(map(len, samples_behind(to))) if samples is None else samples,

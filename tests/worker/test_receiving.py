@@ -19,7 +19,7 @@ MANIFEST = Manifest((m.Tensor(name="weight", shape=(ELEMENTS,)),), 8)
 
 def chunks_of(packet: m.Packet) -> list[m.Chunk]:
     data = np.arange(packet.elements, dtype=np.uint32).view(np.uint8)
-    decoded = [decode_server(message) for message in encode_chunks(packet.transfer, 0, [data])]
+    decoded = [decode_server(message) for message in encode_chunks(packet.transfer, [data])]
     return [chunk for chunk in decoded if isinstance(chunk, m.Chunk)]
 
 
@@ -63,6 +63,6 @@ def test_what_is_larger_than_the_model_or_belongs_nowhere_breaks_the_stream() ->
         receiver.begin_packet(packet(1, elements=ELEMENTS + 1), MANIFEST)
     with pytest.raises(BrokenError, match="the model has 0"):
         receiver.begin_packet(packet(1), None)
-    stray = m.Chunk(transfer=3, partition=0, offset=0, crc32c=0, data=np.zeros(4, np.uint8))
+    stray = m.Chunk(transfer=3, offset=0, crc32c=0, data=np.zeros(4, np.uint8))
     with pytest.raises(BrokenError, match="without an update"):
         receiver.add(stray)

@@ -64,11 +64,10 @@ class Outgoing:
     transfer: int
     parts: Sequence[npt.NDArray[np.uint8]]
     chunk_bytes: int
-    partition: int = 0
 
     def messages(self) -> Iterator[bytes]:
         yield encode_worker(self.header)
-        yield from encode_chunks(self.transfer, self.partition, self.parts, self.chunk_bytes)
+        yield from encode_chunks(self.transfer, self.parts, self.chunk_bytes)
 
 
 class Client:
@@ -99,7 +98,6 @@ class Client:
         self._reply: m.JoinReply | None = None
         self._manifest: Manifest | None = None
         self._version: int | None = None
-        self._arrived: set[int] = set()  # partitions of the next version that are here
         self._pending: dict[int, Outgoing] = {}  # pushes without an outcome, in order of seq
         self._evaluation: m.Evaluation | None = None
         self._outbox: asyncio.Queue[bytes | Outgoing] | None = None
@@ -147,7 +145,7 @@ class Client:
             incarnation=self.incarnation,
             manifest=manifest.to_message(),
         )
-        messages: list[Any] = [header, *encode_chunks(0, 0, values)]
+        messages: list[Any] = [header, *encode_chunks(0, values)]
 
         async def upload() -> None:
             attempts = Attempts(self._address, self._give_up_s)
@@ -196,7 +194,7 @@ class Client:
         assert self._reply is not None
         parts = [payload.data for payload in payloads]
         chunk_bytes = self._reply.limits.chunk_bytes
-        pending = Outgoing(header, header.seq, parts, chunk_bytes, header.partition)
+        pending = Outgoing(header, header.seq, parts, chunk_bytes)
         self._loop.call_soon_threadsafe(self._send_push, pending)
 
     def send_packet(self, header: m.Packet, data: npt.NDArray[np.uint32]) -> None:
@@ -334,9 +332,6 @@ class Client:
         outbox: asyncio.Queue[bytes | Outgoing] = asyncio.Queue()
         hello = m.Hello(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation)
         outbox.put_nowait(encode_worker(hello))
-        if self._arrived:  # a version that arrived in part: only a snapshot makes it whole
-            self._arrived.clear()
-            self._version = None
         if self._manifest is not None:
             outbox.put_nowait(encode_worker(self._ready_message()))
         if self._evaluation is not None:
@@ -414,7 +409,7 @@ class Client:
                 update, assembly = complete
                 payloads = await asyncio.to_thread(assembly.finish)
                 self._incoming.put(Received(update, payloads))
-                self._note_version(update)
+                self._version = update.version
 
     def _hand_over(self, packet: ReceivedPacket | None) -> None:
         if packet is not None:
@@ -423,13 +418,6 @@ class Client:
     def _is_of_no_use(self, header: m.Push | m.Packet | m.Snapshot) -> bool:
         """Whether it is a packet of an exchange that has been given up."""
         return isinstance(header, m.Packet) and header.exchange < self._running
-
-    def _note_version(self, update: m.Update) -> None:
-        assert self._manifest is not None
-        self._arrived.add(update.partition)
-        if len(self._arrived) == len(self._manifest.partitions):
-            self._version = update.version
-            self._arrived.clear()
 
     def _ready_message(self) -> m.Ready:
         assert self._manifest is not None

@@ -46,13 +46,12 @@ class Receiver:
         """Raises BrokenError or Refused, before anything is allocated."""
         if manifest is None:
             raise BrokenError("an update came before this worker was ready")
-        announced = announced_payloads(update.tensors, manifest, update.partition, worker=self._worker)
-        partition = manifest.partitions[update.partition]
+        announced = announced_payloads(update.tensors, manifest, worker=self._worker)
         assembly = Assembly(
-            *(update.version, update.partition, announced),
+            *(update.version, announced),
             chunk_bytes=self._chunk_bytes,
             worker=self._worker,
-            names=[manifest.specs[tensor].name for tensor in partition],
+            names=[spec.name for spec in manifest.specs],
         )
         self._update = update, assembly
 
@@ -64,7 +63,7 @@ class Receiver:
         for transfer, (other, _) in list(self._packets.items()):  # of an exchange that was given up
             if other.exchange < packet.exchange:
                 del self._packets[transfer]
-        collection = Collection(packet.transfer, 0, 4 * packet.elements, worker=self._worker)
+        collection = Collection(packet.transfer, 4 * packet.elements, worker=self._worker)
         self._packets[packet.transfer] = packet, collection
         return self._finished_packet(packet.transfer)
 

@@ -88,7 +88,6 @@ class Arrivals:
                 assignment=assign.assignment,
                 drawn=drawn,
                 given_at=now,
-                undecided=set(range(state.partitions)),
                 share=member.pace.share,
             )
             actions.append(assign)
@@ -153,7 +152,6 @@ class Arrivals:
         )
         self._queue.append(
             e.Apply(
-                partition=event.partition,
                 version=self._promised,
                 contributions=(contribution,),
                 rate_factor=rules.rate_factor(middle),

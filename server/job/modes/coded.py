@@ -162,7 +162,6 @@ class Coded:
                 assignment=assignment,
                 drawn=round_.drawn,
                 given_at=now,
-                undecided=set(range(state.partitions)),
             )
             if member.listening:  # whoever is reconnecting hears of it when it is back
                 actions.append(self._send(member, assignment))

@@ -22,7 +22,7 @@ class Mode(Protocol):
         ...
 
     def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
-        """A push that answers `work`, which the member has no longer if it was the last part of it.
+        """A push that answers `work`, which the member has no longer.
 
         Returns the version that it will be part of, None if it comes too late.
         """

@@ -3,9 +3,8 @@
 When a round opens, the ready members that are idle are frozen as its members, and each is given its part of
 the next samples; `division` says which, and when what has come is enough: each has pushed or is lost, or all
 ready members but `backup` have, or as many as a code needs. Contributions are handed on in rank order
-whatever order they came in. Its partitions close one by one, and the version is complete when all of them are
-published. A worker that joins meanwhile takes part from the next round on, unless a lost member's place is to
-be filled.
+whatever order they came in. A worker that joins meanwhile takes part from the next round on, unless a lost
+member's place is to be filled.
 
 An accepted push stays accepted, also when its worker is lost before the round closes. One that comes too
 late is refused as stale: its worker takes the gradient back into its residual, and takes part again in the
@@ -42,7 +41,7 @@ class Place:
 
 @dataclass(kw_only=True, slots=True)
 class Round:
-    """Places are in rank order; `contributions[partition][place]`."""
+    """Places are in rank order; `contributions` are by place."""
 
     version: int
     opened_at: float
@@ -50,32 +49,33 @@ class Round:
     rate_factor: float
     division: Division
     places: list[Place]
-    contributions: list[dict[int, e.Contribution]]
-    closed: set[int] = field(default_factory=set[int])  # partitions handed over to be applied
-    published: set[int] = field(default_factory=set[int])
+    contributions: dict[int, e.Contribution] = field(default_factory=dict[int, e.Contribution])
+    closed: bool = False  # handed over to be applied
 
     @property
     def lost(self) -> set[int]:
         return {number for number, place in enumerate(self.places) if place.lost}
 
-    def answered(self, partition: int) -> dict[int, int]:
+    @property
+    def answered(self) -> dict[int, int]:
         """Samples behind the pushes that have come, by place."""
-        return {number: each.samples for number, each in self.contributions[partition].items()}
+        return {number: each.samples for number, each in self.contributions.items()}
 
-    def vacant(self, partition: int) -> list[int]:
+    @property
+    def vacant(self) -> list[int]:
         """Places that have to be given to somebody else."""
-        if partition in self.closed:
-            return []
-        return self.division.vacant(self.answered(partition), self.lost)
+        return [] if self.closed else self.division.vacant(self.answered, self.lost)
 
-    def missing(self, partition: int) -> list[Place]:
-        """Whom this partition has not heard of."""
-        absent = set(range(len(self.places))) - self.lost - set(self.contributions[partition])
-        return [self.places[number] for number in sorted({*absent, *self.vacant(partition)})]
+    @property
+    def missing(self) -> list[Place]:
+        """Places that have not answered."""
+        absent = set(range(len(self.places))) - self.lost - set(self.contributions)
+        return [self.places[number] for number in sorted({*absent, *self.vacant})]
 
-    def complete(self, partition: int) -> bool:
+    @property
+    def complete(self) -> bool:
         """Whether it waits for nobody."""
-        return self.division.complete(self.answered(partition), self.lost)
+        return self.division.complete(self.answered, self.lost)
 
     def place_of(self, work: Work) -> int | None:
         """Where it is part of this round, None if it is not."""
@@ -117,7 +117,6 @@ class Rounds:
             rate_factor=rules.rate_factor(progress + count / 2 / state.samples.per_epoch),
             division=division,
             places=[],
-            contributions=[{} for _ in range(state.partitions)],
         )
         actions: list[e.Action] = []
         for number, (member, part) in enumerate(zip(idle, division.parts, strict=False)):
@@ -157,28 +156,20 @@ class Rounds:
             drawn=part.drawn,
             counted=part.samples,
             given_at=now,
-            undecided=set(range(state.partitions)),
         )
         # Whoever is reconnecting hears of it when it is back.
         return work, [state.send(member, assignment)] if member.listening else []
 
     def _fill(self, round_: Round, idle: Sequence[Member], now: float) -> list[e.Action]:
         """Give lost members' places, as far as the round needs them, to those who have nothing to do."""
-        state = self._state
-        vacant = sorted(
-            {number for partition in range(state.partitions) for number in round_.vacant(partition)}
-        )
         actions: list[e.Action] = []
-        for number, member in zip(vacant, idle, strict=False):
+        for number, member in zip(sorted(round_.vacant), idle, strict=False):
             place = round_.places[number]
             if place.member.work is place.work:
                 place.member.work = None
             who = f"{place.member.name} is lost: {member.name} computes its part"
             text = f"{who} of version {round_.version + 1}"
             place.work, told = self._give(round_, member, round_.division.parts[number], now)
-            place.work.undecided = {
-                partition for partition, each in enumerate(round_.contributions) if number not in each
-            }
             place.member, place.lost = member, False
             actions += [e.Note(text=text), *told]
         return actions
@@ -214,10 +205,10 @@ class Rounds:
     def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
         round_ = self.round
         number = round_.place_of(work) if round_ is not None else None
-        if round_ is None or number is None or work.settled or event.partition in round_.closed:
+        if round_ is None or number is None or work.settled or round_.closed:
             return None
         part = round_.division.parts[number]
-        round_.contributions[event.partition][number] = e.Contribution(
+        round_.contributions[number] = e.Contribution(
             rank=round_.places[number].rank,
             samples=event.samples,
             loss=event.loss,
@@ -240,7 +231,7 @@ class Rounds:
             self._void(member, settled=work.settled)
             return
         round_.places[number].lost = True
-        if not any(round_.contributions) and all(place.lost for place in round_.places):
+        if not round_.contributions and all(place.lost for place in round_.places):
             # Everyone is gone and nothing came: its samples are drawn again, by whoever comes.
             self.round = None
             for drawn, places in round_.division.portions():
@@ -270,37 +261,29 @@ class Rounds:
 
     def proceed(self, now: float) -> list[e.Action]:
         round_ = self.round
-        if round_ is None:
+        if round_ is None or round_.closed or not round_.complete:
             return []
-        actions: list[e.Action] = []
-        for partition in range(self._state.partitions):
-            if partition in round_.closed or not round_.complete(partition):
-                continue
-            round_.closed.add(partition)
-            weights = round_.division.weights(round_.answered(partition))
-            in_rank_order = [
-                each if weights is None else replace(each, weight=weights.get(number, 0.0))
-                for number, each in sorted(round_.contributions[partition].items())
-            ]
-            actions.append(
-                e.Apply(
-                    partition=partition,
-                    version=round_.version + 1,
-                    contributions=tuple(in_rank_order),
-                    rate_factor=1.0 if self._state.rules.local_steps else round_.rate_factor,
-                    opened_at=round_.opened_at,
-                )
+        round_.closed = True
+        weights = round_.division.weights(round_.answered)
+        in_rank_order = [
+            each if weights is None else replace(each, weight=weights.get(number, 0.0))
+            for number, each in sorted(round_.contributions.items())
+        ]
+        self._state.wait_from(now)
+        self._settle(round_)
+        return [
+            e.Apply(
+                version=round_.version + 1,
+                contributions=tuple(in_rank_order),
+                rate_factor=1.0 if self._state.rules.local_steps else round_.rate_factor,
+                opened_at=round_.opened_at,
             )
-        if actions:
-            self._state.wait_from(now)
-        if actions and len(round_.closed) == self._state.partitions:
-            self._settle(round_)
-        return actions
+        ]
 
     def _settle(self, round_: Round) -> None:
         """Account for the samples of a round that has closed."""
         for drawn, places in round_.division.portions():
-            answered = any(number in each for number in places for each in round_.contributions)
+            answered = any(number in round_.contributions for number in places)
             if not answered and all(round_.places[number].lost for number in places):
                 self._return(round_, drawn, places)
                 continue
@@ -312,7 +295,7 @@ class Rounds:
                     place.member.work = None
                 elif place.member.work is place.work:
                     place.work.settled = True
-        given = [each for each in round_.contributions[0].values() if each.samples]
+        given = [each for each in round_.contributions.values() if each.samples]
         samples = sum(each.samples for each in given)
         if samples:
             self._loss = sum(each.loss * each.samples for each in given) / samples
@@ -326,11 +309,9 @@ class Rounds:
         round_ = self.round
         assert round_ is not None
         assert event.version == round_.version + 1
-        assert event.partition in round_.closed
-        round_.published.add(event.partition)
-        if len(round_.published) == self._state.partitions:
-            self.round = None
-            self._state.version = event.version
+        assert round_.closed
+        self.round = None
+        self._state.version = event.version
 
     # ---- what is waited for
 
@@ -338,8 +319,7 @@ class Rounds:
         round_ = self.round
         if round_ is None:  # the next one opens when somebody has finished what is too late
             return [member.rank for member in self._state.roster.ready() if member.work is not None]
-        open_ = [p for p in range(self._state.partitions) if not round_.complete(p)]
-        return sorted({place.rank for partition in open_ for place in round_.missing(partition)})
+        return [] if round_.complete else sorted({place.rank for place in round_.missing})
 
     def waiting(self, now: float) -> Waiting:
         since = self._state.waited(now)
