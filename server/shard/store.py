@@ -34,6 +34,7 @@ from ...compressors import (
     lossless,
     wire_bytes,
 )
+from ...optimizer import Optimizer
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
 from ...proto.transfer import encode_chunks, tensor_header
@@ -44,7 +45,7 @@ from .mean import Share, mean
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 MEAN = Mean()
-BuildOptimizer = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
+BuildOptimizer = Callable[[Sequence[torch.Tensor]], Optimizer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class Store:
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
             parameter.grad = gradient
         self._optimizer = build_optimizer(self.parameters)
-        self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._base_rate = self._optimizer.learning_rate
         self._lossy = not lossless(downlink)
         self._encoder = ModelCompressor(manifest.specs, downlink, LayerRule(), seed, 0, bare=True)
         self.replica = (
@@ -147,8 +148,7 @@ class Store:
                 combine(self._aggregation, [share.payloads for share in contributing], outs)
             if self._compensation and step.base_version is not None:
                 self._compensate(step.base_version, step.weight)
-            for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
-                group["lr"] = base * step.rate_factor
+            self._optimizer.learning_rate = self._base_rate * step.rate_factor
             self._optimizer.step()
             self._check_finite(step.version)
         self.version = step.version

@@ -25,7 +25,7 @@ from ...coding import (
     resent,
     to_fixed_point,
 )
-from ...optimizer import build_optimizer, optimizer_state, parse_optimizer
+from ...optimizer import build_optimizer, parse_optimizer
 from ...proto import messages as m
 from ...proto.shares import share
 from ...proto.wire import crc32c
@@ -87,7 +87,7 @@ class CodedTraining:
         replica.include(
             [
                 (f"{what} of {names[place]}", tensor)
-                for what, place, tensor in optimizer_state(self._optimizer)
+                for what, place, tensor in self._optimizer.state()
             ]
         )
         self._step: Step | None = None
@@ -235,8 +235,7 @@ class CodedTraining:
             values = torch.from_numpy(mean[at : at + size]).view(parameter.shape)
             parameter.grad = values.to(parameter.device)
             at += size
-        for group in self._optimizer.param_groups:
-            group["lr"] = step.assignment.learning_rate
+        self._optimizer.learning_rate = step.assignment.learning_rate
         self._optimizer.step()
         replica.version = version
         self._step = None

@@ -51,8 +51,7 @@ class LocalTraining:
         loss = 0.0
         with torch.no_grad():
             start = [parameter.detach().clone() for parameter in self._parameters]
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+        self._optimizer.learning_rate = learning_rate
         for step, batch in enumerate(batches):
             loss += compute_gradients(step, batch) * len(batch) / samples
             pulls = self._pulls(start) if step and self._correction else ()
