@@ -13,7 +13,8 @@ import numpy as np
 from numba import njit
 from numba.misc.special import literally
 
-from .compiling import CHUNK, kernel, take
+from .compiling import kernel, take
+from .late import CHUNK
 from .vectors import (
     above,
     add_codes,

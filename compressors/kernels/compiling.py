@@ -12,10 +12,6 @@ import numba
 from numba import types
 from numba.extending import intrinsic
 
-# Elements that a thread takes at a time: a multiple of every kernel's block, long enough (tens of
-# microseconds) that taking costs nothing, short enough that threads end together.
-CHUNK = 1 << 18
-
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 _FINGERPRINT = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:12]
 

@@ -7,24 +7,33 @@ that it is given, so every array is checked on this side.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..payload import Bytes, CodeScheme, DenseFormat, Float32
-from . import codes, dense
+from .late import LANES, Late
 from .reference import SUM_BLOCK, Magnitudes
 from .threads import run
-from .vectors import LANES
+
+if TYPE_CHECKING:
+    from . import codes, dense
+else:
+    codes, dense = Late("codes"), Late("dense")
 
 # Sums at least this large bypass the cache: nothing of them would be left in it when they are read.
 STREAM_ELEMENTS = 1 << 22
 
-_FORMATS = {
-    DenseFormat.FLOAT32: dense.FLOAT32,
-    DenseFormat.BFLOAT16: dense.BFLOAT16,
-    DenseFormat.FLOAT16: dense.FLOAT16,
-}
+
+def _number(format: DenseFormat) -> int:
+    """Of a format, as the kernels know it."""
+    numbers = {
+        DenseFormat.FLOAT32: dense.FLOAT32,
+        DenseFormat.BFLOAT16: dense.BFLOAT16,
+        DenseFormat.FLOAT16: dense.FLOAT16,
+    }
+    return int(numbers[format])
 
 
 def _check(
@@ -126,7 +135,7 @@ def add_dense(
     _check("out", out, np.float32, out.size, written=True)
     _check("weights", weights, np.float32, len(datas))
     addresses = _addresses(datas, format.element_bytes * out.size)
-    run(dense.sum_dense, out.size, _FORMATS[format], addresses, weights, out, keep)
+    run(dense.sum_dense, out.size, _number(format), addresses, weights, out, keep)
 
 
 def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32 | None, data: Bytes) -> None:
@@ -136,14 +145,14 @@ def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32 | Non
     _check("gradient", gradient, np.float32, gradient.size)
     _check("data", data, np.uint8, format.element_bytes * gradient.size, written=True)
     left = _optional(residual, gradient.size)
-    run(dense.round_dense, gradient.size, _FORMATS[format], gradient, left, data.view(np.uint16))
+    run(dense.round_dense, gradient.size, _number(format), gradient, left, data.view(np.uint16))
 
 
 def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
     """See `reference.decode_dense`."""
     _check("out", out, np.float32, out.size, written=True)
     _check("data", data, np.uint8, format.element_bytes * out.size)
-    run(dense.widen, out.size, _FORMATS[format], _address(data), out)
+    run(dense.widen, out.size, _number(format), _address(data), out)
 
 
 def has_forbidden_code(scheme: CodeScheme, data: Bytes) -> bool:
@@ -161,7 +170,7 @@ def all_finite(format: DenseFormat, data: Bytes) -> bool:
     elements = data.size // format.element_bytes
     _check("data", data, np.uint8, elements * format.element_bytes)
     found = np.zeros(1, np.uint8)
-    run(dense.find_non_finite, elements, _FORMATS[format], _address(data), elements, found)
+    run(dense.find_non_finite, elements, _number(format), _address(data), elements, found)
     return not found[0]
 
 

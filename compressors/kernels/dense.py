@@ -13,10 +13,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from .compiling import CHUNK, kernel, take
+from .compiling import kernel, take
+from .late import CHUNK, LANES
 from .reference import BFLOAT16_MAX, FLOAT16_MAX, FLOAT32_MAX, SUM_BLOCK
 from .vectors import (
-    LANES,
     add,
     add_nonzero,
     add_widened,

@@ -6,16 +6,22 @@ As in `cpu`, everything that machine code would trust is checked on this side of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..payload import Bytes, CodeScheme, Float32
-from . import linear_loops, linear_sums
 from .cpu import _address, _addresses, _check, _optional  # pyright: ignore[reportPrivateUsage]
+from .late import Late
 from .linear_reference import code_bytes
 from .reference import FLOAT32_MAX, SUM_BLOCK
 from .threads import run
+
+if TYPE_CHECKING:
+    from . import linear_loops, linear_sums
+else:
+    linear_loops, linear_sums = Late("linear_loops"), Late("linear_sums")
 
 # A bucket is so many elements or a multiple: it then begins with a whole word, for any number of bits.
 BUCKET_STEP = 32

@@ -17,13 +17,13 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from .compiling import CHUNK, kernel, take
+from .compiling import kernel, take
 from .dense import _clip, bits_of, left_of
+from .late import CHUNK, LANES
 from .linear_reference import MULTIPLIERS, STEP
 from .reference import FLOAT32_MAX, SUM_BLOCK
 from .vectors import (
     I64,
-    LANES,
     WORDS,
     add_widened,
     all_floats,

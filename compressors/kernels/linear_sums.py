@@ -12,14 +12,14 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from .compiling import CHUNK, kernel, take
+from .compiling import kernel, take
+from .late import CHUNK, LANES
 from .linear_loops import BLOCK, read_float32, read_uint64
 from .vectors import (
     FLOATS,
     I8,
     I32,
     I64,
-    LANES,
     WORDS,
     add,
     all_floats,

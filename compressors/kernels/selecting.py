@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .compiling import CHUNK, kernel, take
+from .compiling import kernel, take
 from .dense import bits_of
+from .late import BINS, CHUNK, LANES
 from .vectors import (
-    LANES,
     above,
     all_floats,
     any_lane,
@@ -33,7 +33,6 @@ from .vectors import (
 
 MAGNITUDE, LARGEST, SMALLEST = range(3)
 AHEAD = 4096
-BINS = 1 << 16
 
 
 @njit

@@ -15,19 +15,22 @@ Of equal scores the lower index is taken, and -0 equals 0. Inputs are finite.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..payload import Float32
-from . import selecting as loops
-from .compiling import CHUNK
 from .cpu import _check  # pyright: ignore[reportPrivateUsage]
+from .late import BINS, CHUNK, LANES, Late
 from .reference import add_saturating
 from .selection_reference import Indices, Score, Selection
 from .threads import Scratch, run
-from .vectors import LANES
+
+if TYPE_CHECKING:
+    from . import selecting as loops
+else:
+    loops = Late("selecting")
 
 __all__ = [
     "Score",
@@ -188,13 +191,13 @@ def _room(keep: int, elements: int) -> int:
 
 def _edge(place: int) -> float:
     """The lowest float whose ordered bits have this upper half; see `_histogram`."""
-    bits = (place << 16) ^ (0x80000000 if place >= loops.BINS // 2 else 0xFFFFFFFF)
+    bits = (place << 16) ^ (0x80000000 if place >= BINS // 2 else 0xFFFFFFFF)
     return float(np.array([bits], np.uint32).view(np.float32)[0])
 
 
 def _histogram(values: Float32, score: Score, center: float) -> npt.NDArray[np.int64]:
     """How many scores have each upper half of their bits, these ordered as the scores are."""
-    counts = np.zeros(loops.BINS, np.int64)
+    counts = np.zeros(BINS, np.int64)
     run(loops.histogram, values.size, values, score.value, np.float32(center), counts)
     return counts
 
@@ -203,7 +206,7 @@ def _reached(counts: npt.NDArray[np.int64], rank: int) -> tuple[int, int]:
     """The bin with the element of this rank, from 1 for the highest score; how many are in higher bins."""
     from_top = np.cumsum(counts[::-1])
     steps = int(np.searchsorted(from_top, rank))
-    return loops.BINS - 1 - steps, int(from_top[steps - 1]) if steps else 0
+    return BINS - 1 - steps, int(from_top[steps - 1]) if steps else 0
 
 
 def _collect(

@@ -12,20 +12,20 @@ SEEDED: index i lies in part i of `count` parts as equal as possible, at a place
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..payload import Bytes, Float32
-from . import sparse_loops as loops
 from .cpu import _address, _check  # pyright: ignore[reportPrivateUsage]
+from .late import Late
 from .sparse_reference import Indices
 from .threads import run
 
-_WRONG = {
-    loops.TOO_MANY: "more of them",
-    loops.OUT_OF_RANGE: "an index beyond the last element",
-    loops.PADDING: "padding that is not zero",
-}
+if TYPE_CHECKING:
+    from . import sparse_loops as loops
+else:
+    loops = Late("sparse_loops")
 
 
 def gaps_low_bits(elements: int, count: int) -> int:
@@ -73,8 +73,13 @@ def decode_gaps(data: Bytes, elements: int, count: int, low_bits: int) -> Indice
     indices, status = np.empty(count, np.uint32), np.zeros(2, np.int64)
     low, unary = data[:low_bytes], data[low_bytes:]
     loops.read_gaps(low, unary, low_bits, elements, loops.LOWEST_SET_BIT, indices, status)
-    if status[0] in _WRONG:
-        raise ValueError(_WRONG[int(status[0])])
+    if status[0] != loops.VALID:
+        wrong = {
+            loops.TOO_MANY: "more of them",
+            loops.OUT_OF_RANGE: "an index beyond the last element",
+            loops.PADDING: "padding that is not zero",
+        }
+        raise ValueError(wrong[int(status[0])])
     if status[1] != count:
         raise ValueError("fewer of them")
     return indices

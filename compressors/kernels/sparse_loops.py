@@ -7,8 +7,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .compiling import CHUNK, kernel, take
+from .compiling import kernel, take
 from .dense import float_of, read_uint32
+from .late import CHUNK
 
 # What is wrong with encoded gaps, in status[0].
 VALID, TOO_MANY, OUT_OF_RANGE, PADDING = range(4)

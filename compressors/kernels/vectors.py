@@ -15,9 +15,8 @@ from numba import njit, types
 from numba.core import cgutils, codegen, config
 from numba.extending import intrinsic, models, register_model
 
+from .late import LANES
 from .reference import FLOAT32_MAX
-
-LANES = 16
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 

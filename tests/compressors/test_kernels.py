@@ -18,7 +18,7 @@ import pytest
 
 from gradwire.compressors import CodeScheme, DenseFormat, set_threads, warm_up
 from gradwire.compressors.kernels import Magnitudes, cpu, reference, threads
-from gradwire.compressors.kernels.compiling import CHUNK
+from gradwire.compressors.kernels.late import CHUNK
 
 Array = npt.NDArray[np.float32]
 

@@ -18,7 +18,7 @@ from gradwire.compressors import CodeScheme, set_threads
 from gradwire.compressors.kernels import linear
 from gradwire.compressors.kernels import linear_reference as reference
 from gradwire.compressors.kernels import reference as codes_reference
-from gradwire.compressors.kernels.compiling import CHUNK
+from gradwire.compressors.kernels.late import CHUNK
 
 Array = npt.NDArray[np.float32]
 Raw = npt.NDArray[np.uint8]

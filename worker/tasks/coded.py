@@ -85,10 +85,7 @@ class CodedTraining:
         self._elements = sum(self._sizes)
         names = [tensor.name for tensor in replica.manifest.tensors]
         replica.include(
-            [
-                (f"{what} of {names[place]}", tensor)
-                for what, place, tensor in self._optimizer.state()
-            ]
+            [(f"{what} of {names[place]}", tensor) for what, place, tensor in self._optimizer.state()]
         )
         self._step: Step | None = None
         self._clipped_steps = 0
