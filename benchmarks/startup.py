@@ -1,13 +1,17 @@
-"""How long `--help` takes, command by command, beside an empty Python.
+"""How long `--help` takes, command by command, and how much CPU a daemon takes until it is ready.
 
     python -m gradwire.benchmarks.startup [RUNS]
 
-Prints the median of RUNS wall times (default 9) and the ratio to `python -c pass`. The goal is under 0.5 s.
-Importing torch alone exceeds that; a test forbids the import, because a wall time fails on a busy machine.
+Prints the medians of RUNS wall times of `--help` (default 9; goal under 0.5 s), and of as many CPU times, user
+and system, goal at most 2 s for a server that listens. Both with their ratio to something that cannot be
+faster: `python -c pass`, and `import torch`. Tests forbid imports instead, because a time fails on a busy
+machine.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -30,6 +34,32 @@ def wall_seconds(arguments: Sequence[str]) -> float:
     return time.perf_counter() - started
 
 
+# A daemon, with what it says when it is ready.
+DAEMONS = {
+    "import torch": (("-c", "import torch, time; print('ready', flush=True); time.sleep(60)"), "ready"),
+    "gc-server": (
+        ("-m", "gradwire.server.cli", "--host=127.0.0.1", "--port=0", "--http-port=0", "--log-format=text"),
+        "listening on",
+    ),
+}
+
+
+def cpu_seconds(arguments: Sequence[str], ready: str) -> float:
+    """User and system time of Python with these arguments until it writes `ready`; it is ended then."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    with process.stdout as lines:
+        said = any(ready in line for line in lines)
+        process.send_signal(signal.SIGKILL)
+    _, _, usage = os.wait4(process.pid, 0)
+    process.returncode = 0  # it has been waited for
+    if not said:
+        raise RuntimeError(f"{' '.join(arguments)}: ended without {ready!r}")
+    return usage.ru_utime + usage.ru_stime
+
+
 def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 9
     # In turn, so that whatever else the machine does meets all of them alike.
@@ -38,6 +68,11 @@ def main() -> None:
         seconds = statistics.median(one[name] for one in rounds)
         ratio = statistics.median(one[name] / one["empty Python"] for one in rounds)
         print(f"{name:<18}{seconds * 1e3:7.0f} ms{ratio:6.1f} x")
+    starts = [{name: cpu_seconds(*daemon) for name, daemon in DAEMONS.items()} for _ in range(runs)]
+    for name in DAEMONS:
+        seconds = statistics.median(one[name] for one in starts)
+        ratio = statistics.median(one[name] / one["import torch"] for one in starts)
+        print(f"{name:<18}{seconds:7.2f} s of CPU{ratio:6.2f} x")
 
 
 if __name__ == "__main__":

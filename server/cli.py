@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             version=__version__,
         )
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in our own messages
+        from ..telemetry import set_up_logging
+
+        set_up_logging(effective.config.log_format)
+        # Said before the long imports, which take half a minute on a machine that is busy enough.
+        logging.getLogger("gradwire.server").info("gc-server %s is starting", __version__)
         from .daemon import run  # only now: it imports torch and grpc
 
         return run(effective)

@@ -13,11 +13,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from ..compressors import Payload
+from ..compressors.kernels import WARM_UPS
 from ..proto import messages as m
 from ..proto.refusal import Refused
 from ..proto.transfer import Assembly
@@ -63,6 +64,7 @@ class Conductor:
         self._started_at: float | None = None
         self._ended_at: float | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self._loading: list[Future[None]] = []
 
     @property
     def training_seconds(self) -> float:
@@ -288,7 +290,11 @@ class Conductor:
         return await asyncio.get_running_loop().run_in_executor(self._reducer, function, *arguments)
 
     def start(self) -> None:
-        """Let time pass from now on."""
+        """Let time pass from now on, and load the kernels while the workers come.
+
+        The reducer loads them, and builds the parameters after that: no push is read before they are there.
+        """
+        self._loading = [self._reducer.submit(load) for load in WARM_UPS]
         self._ticker = asyncio.create_task(self._tick())
         self._ticker.add_done_callback(self._worked)
 
@@ -305,6 +311,8 @@ class Conductor:
         if self._ticker is not None:
             self._ticker.cancel()
         self.happen(e.Stopping(reason=reason))
+        for loading in self._loading:
+            loading.cancel()
         while self._working:
             await asyncio.wait(set(self._working))
         self._reducer.shutdown(wait=True)

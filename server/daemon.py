@@ -15,7 +15,7 @@ import uvloop
 
 from .. import __version__
 from ..coding import Scheme
-from ..compressors import check_downlink, set_threads, warm_up
+from ..compressors import check_downlink, set_threads
 from ..exits import Exit
 from ..optimizer import build_optimizer, parse_optimizer
 from ..options import Effective, UsageError
@@ -25,7 +25,7 @@ from ..proto.messages import Job, Limits
 from ..proto.service import generic_handler
 from ..proto.wire import CHUNK_BYTES
 from ..spec import SpecError
-from ..telemetry import HttpEndpoint, set_up_logging
+from ..telemetry import HttpEndpoint
 from .conductor import Conductor
 from .config import ServerConfig, check_together, parse_redundancy
 from .job.core import Core
@@ -46,7 +46,6 @@ HEARTBEATS_PER_LEASE = 5
 def run(effective: Effective[ServerConfig]) -> int:
     """Serve until told to stop. Returns the exit code; raises UsageError for what only now can be checked."""
     config = effective.config
-    set_up_logging(config.log_format)
     _check_output(config.output)
     check_together(config)
     try:
@@ -56,7 +55,6 @@ def run(effective: Effective[ServerConfig]) -> int:
     if config.threads:
         torch.set_num_threads(config.threads)
         set_threads(config.threads)
-    warm_up()
     return uvloop.run(_serve(effective))
 
 

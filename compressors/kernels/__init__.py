@@ -21,6 +21,7 @@ from .threads import set_threads
 
 __all__ = [
     "FLOAT32_MAX",
+    "WARM_UPS",
     "Magnitudes",
     "add_dense",
     "add_quantized",
@@ -38,10 +39,14 @@ __all__ = [
 ]
 
 
+# Each compiles a part of the kernels, or loads it from the cache.
+WARM_UPS = (cpu.warm_up, linear.warm_up, selection.warm_up, sparse.warm_up)
+
+
 def warm_up() -> None:
     """Compile every kernel, or load it from the cache, so that no later call has to wait for it.
 
     The first time takes a while. Call it before starting several processes: they would all compile.
     """
-    for kernels in (cpu, linear, selection, sparse):
-        kernels.warm_up()
+    for part in WARM_UPS:
+        part()
