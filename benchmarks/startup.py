@@ -2,10 +2,10 @@
 
     python -m gradwire.benchmarks.startup [RUNS]
 
-Prints the medians of RUNS wall times of `--help` (default 9; goal under 0.5 s), and of as many CPU times, user
-and system, goal at most 2 s for a server that listens. Both with their ratio to something that cannot be
-faster: `python -c pass`, and `import torch`. Tests forbid imports instead, because a time fails on a busy
-machine.
+Prints the medians of RUNS wall times of `--help` (default 9, goal under 0.5 s), and of as many CPU
+times, user and system, of daemons (goal at most 2 s for a server that listens). Both have their ratio
+to the fastest there can be: `python -c pass`, and `import torch`. Tests forbid imports instead, because
+a time fails on a busy machine.
 """
 
 from __future__ import annotations
