@@ -39,6 +39,7 @@ from ..exits import Exit
 from ..proto.messages import Phase, StatusReply
 from .arguments import BenchError, at_least_one, check_files, check_modules, numbers, some_of
 from .modes import Quiet
+from .schemes import SCHEMES
 from .star import Star, check_network
 
 PARTS = ("bytes", "time", "accuracy")
@@ -51,9 +52,10 @@ TARGET = 0.90  # validation accuracy
 # Seconds per sample of emulated computation: 16 of them take long beside an exchange, or are nearly nothing.
 REGIMES = {"computing takes long": 0.1, "exchanging takes long": 0.002}
 SSGD_UNICAST = "SSGD, unicast"
+SCHEME_OF = {SSGD_UNICAST: "unicast", "SSGD, summed and multicast": "summed"}
 COMPETITORS: dict[str, dict[str, Any]] = {
-    SSGD_UNICAST: {"mode": "coded", "scheme": "unicast"},
-    "SSGD, summed and multicast": {"mode": "coded", "scheme": "summed"},
+    SSGD_UNICAST: {"mode": "coded"},
+    "SSGD, summed and multicast": {"mode": "coded"},
     "CSSGD": {"mode": "coded"},
     "parameter server": {"mode": "sync"},
     "ASGD": {"mode": "async"},
@@ -86,8 +88,12 @@ def measure(
     mbit: float,
     directory: Path,
     steps: int = STEPS,
+    scheme: str = "coded",
 ) -> Row:
-    """One job of so many steps to its end. Raises BenchError when it does not come to one."""
+    """One job of so many steps to its end. Raises BenchError when it does not come to one.
+
+    scheme: of coded mode, a name of `SCHEMES`.
+    """
     pushes = steps * workers if options.get("mode") == "async" else steps
     samples = BATCH * steps * workers
     run = RunOptions(
@@ -101,12 +107,16 @@ def measure(
     nodes = ["server", *(f"worker{rank}" for rank in range(workers))]
     with Star(nodes, mbit) as star, Children(directory) as children:
         address = star.address("server")
-        arguments = [*server_arguments(run, PORT, directory / PARAMETERS), "--host=0.0.0.0", "--insecure"]
-        server = children.start("server", "gradwire.server.cli", arguments, star.prefix("server"))
+        program = "gradwire.benchmarks.schemes"
+        arguments = [
+            *(scheme, "server", *server_arguments(run, PORT, directory / PARAMETERS)),
+            *("--host=0.0.0.0", "--insecure"),
+        ]
+        server = children.start("server", program, arguments, star.prefix("server"))
         for rank in range(workers):
-            arguments = [*worker_arguments(run, PORT, rank), f"--server={address}:{PORT}"]
+            arguments = [scheme, "worker", *worker_arguments(run, PORT, rank), f"--server={address}:{PORT}"]
             node = f"worker{rank}"
-            children.start(node, "gradwire.worker.cli", arguments, star.prefix(node))
+            children.start(node, program, arguments, star.prefix(node))
         with StatusClient(f"{address}:{PORT}") as client:
             deadline = time.monotonic() + PATIENCE_S
             while (status := client.ask()) is None or status.phase is not Phase.FINISHED:
@@ -143,11 +153,12 @@ def bytes_part(workers: Sequence[int], mbit: float, directory: Path) -> tuple[st
     ]
     rows: list[Row] = []
     for nodes in workers:
-        for scheme in ("coded", "uncoded", "unicast", "multicast", "summed"):
+        for scheme in SCHEMES:
             for r in possible(nodes) if scheme in ("coded", "uncoded") else [1]:
                 row = measure(
                     f"{scheme} {nodes} {r}",
-                    {"mode": "coded", "scheme": scheme, "redundancy": str(r)},
+                    {"mode": "coded", "redundancy": str(r)},
+                    scheme=scheme,
                     workers=nodes,
                     seconds=0.0,
                     mbit=mbit,
@@ -259,6 +270,7 @@ def accuracy_part(
                 seconds=REGIMES["exchanging takes long"],
                 mbit=mbit,
                 directory=directory / f"accuracy-{len(rows)}",
+                scheme=SCHEME_OF.get(name, "coded"),
             )
             # A step of ASGD is one push of each worker.
             steps = asynchronous / nodes if name == "ASGD" else synchronous

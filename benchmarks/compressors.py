@@ -96,7 +96,7 @@ def promised_ratio(spec: str, payload: Payload) -> float | None:
             ratio = parse_spec("compressor", spec).options.get("ratio")
             return None if ratio is None else float(ratio)
         case QuantizedPayload():
-            return 32 / payload.scheme.bits
+            return 32 / payload.format.bits
         case LinearPayload():
             return 32 / payload.bits
         case _:

@@ -24,13 +24,13 @@ import torch
 
 from ..compressors import LayerRule, ModelCompressor, Payload, TensorSpec
 from ..compressors.kernels import reference, selection_reference
-from ..compressors.payload import CodeScheme, Float32
+from ..compressors.payload import CodeFormat, Float32
 
 COPY_BYTES = 8
 TOP = 100  # one element in so many
-LEVELS: dict[CodeScheme, Float32] = {
-    CodeScheme.SIGNED_4BIT: np.array([0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07], np.float32),
-    CodeScheme.SIGNED_2BIT: np.array([0.02], np.float32),
+LEVELS: dict[CodeFormat, Float32] = {
+    CodeFormat.SIGNED_4BIT: np.array([0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07], np.float32),
+    CodeFormat.SIGNED_2BIT: np.array([0.02], np.float32),
 }
 WHOLE = ("4bit:levels=group1", "2bit", "topk:ratio=100", "gcac:ratio=100")
 CHECKED_ELEMENTS = 5003  # without a GPU: the interpreter is slow
@@ -41,14 +41,14 @@ def check(gradient: Float32, residual: Float32, device: torch.device) -> None:
     from ..compressors.kernels import cuda
 
     given = torch.from_numpy(gradient).to(device)
-    for scheme, levels in LEVELS.items():
-        expected, codes = residual.copy(), np.empty(scheme.code_bytes(gradient.size), np.uint8)
-        reference.quantize(scheme, gradient, expected, levels, codes)
+    for format, levels in LEVELS.items():
+        expected, codes = residual.copy(), np.empty(format.code_bytes(gradient.size), np.uint8)
+        reference.quantize(format, gradient, expected, levels, codes)
         ours = torch.from_numpy(residual.copy()).to(device)
         data = torch.zeros(codes.size, dtype=torch.uint8, device=device)
-        cuda.quantize(scheme, given, ours, levels, data)
-        assert np.array_equal(data.cpu().numpy(), codes), f"{scheme.value}: codes"
-        assert np.array_equal(ours.cpu().numpy().view(np.uint32), expected.view(np.uint32)), scheme.value
+        cuda.quantize(format, given, ours, levels, data)
+        assert np.array_equal(data.cpu().numpy(), codes), f"{format.value}: codes"
+        assert np.array_equal(ours.cpu().numpy().view(np.uint32), expected.view(np.uint32)), format.value
     keep = gradient.size // TOP
     for center in (0.0, cuda.median(given)):
         chosen = selection_reference.select(gradient, keep, center=center)
@@ -89,18 +89,18 @@ def measure(gradient: torch.Tensor, residual: torch.Tensor, repeats: int) -> lis
 
     elements = gradient.numel()
     keep, other = elements // TOP, torch.empty_like(gradient)
-    schemes = list(LEVELS)
+    formats = list(LEVELS)
     datas = [
-        torch.zeros(scheme.code_bytes(elements), dtype=torch.uint8, device=gradient.device)
-        for scheme in schemes
+        torch.zeros(format.code_bytes(elements), dtype=torch.uint8, device=gradient.device)
+        for format in formats
     ]
 
-    def quantizer(scheme: CodeScheme, data: torch.Tensor) -> Callable[[], object]:
-        return lambda: cuda.quantize(scheme, gradient, residual, LEVELS[scheme], data)
+    def quantizer(format: CodeFormat, data: torch.Tensor) -> Callable[[], object]:
+        return lambda: cuda.quantize(format, gradient, residual, LEVELS[format], data)
 
     tasks: dict[str, tuple[Callable[[], object], float]] = {
-        f"{scheme.value} with feedback": (quantizer(scheme, data), 12 + scheme.bits / 8)
-        for scheme, data in zip(schemes, datas, strict=True)
+        f"{format.value} with feedback": (quantizer(format, data), 12 + format.bits / 8)
+        for format, data in zip(formats, datas, strict=True)
     }
     tasks["top 1 %"] = (lambda: cuda.select(gradient, keep), 8 + 4 / TOP)
     tasks["add and top 1 %"] = (lambda: cuda.add_and_select(gradient, residual, keep), 12 + 4 / TOP)

@@ -101,8 +101,8 @@ def make_cases(elements: int, seed: int) -> list[Case]:
     def quantize(spec: str) -> Callable[[], object]:
         payload = payload_of(spec, gradient)
         assert isinstance(payload, QuantizedPayload)
-        scheme, levels, data = payload.scheme, payload.levels, payload.data.copy()
-        return lambda: kernels.cpu.quantize(scheme, gradient.numpy(), residual.numpy(), levels, data)
+        format, levels, data = payload.format, payload.levels, payload.data.copy()
+        return lambda: kernels.cpu.quantize(format, gradient.numpy(), residual.numpy(), levels, data)
 
     def encode(spec: str) -> Callable[[], object]:
         payload = payload_of(spec, gradient)

@@ -5,7 +5,16 @@ Pure functions and numpy: both sides of the wire call them with the same numbers
 
 from .exchange import Exchange, packet_elements
 from .fixed_point import FIXED_POINT_LIMIT, from_fixed_point, to_fixed_point
-from .plan import MAX_BLOCKS, MAX_NODES, NOBODY, Packet, Plan, Scheme, blocks_in, plan, resent
+from .plan import (
+    MAX_BLOCKS,
+    MAX_NODES,
+    NOBODY,
+    Packet,
+    Plan,
+    plan,
+    planning_with,
+    resent,
+)
 from .redundancy import Choice, StepTimes, fastest, possible, step_seconds, without_redundancy
 from .straggler import StragglerCode, parts_of, straggler_code
 
@@ -18,15 +27,14 @@ __all__ = [
     "Exchange",
     "Packet",
     "Plan",
-    "Scheme",
     "StepTimes",
     "StragglerCode",
-    "blocks_in",
     "fastest",
     "from_fixed_point",
     "packet_elements",
     "parts_of",
     "plan",
+    "planning_with",
     "possible",
     "resent",
     "step_seconds",

@@ -5,14 +5,9 @@ computed by its holders. A packet goes from its sender to its targets and is the
 of the gradient of one block; slices of a block are equal parts of its elements. Sums are modulo 2³², so that
 a receiver gets the slice that it lacks, to the bit, by subtracting those that it has computed itself.
 
-Every scheme but `CODED` is there to be compared with it. r is the redundancy, 1 <= r < n (or r = n = 1):
-
-    scheme     blocks   held by                       packets
-    CODED      C(n,r)   every r-subset has one        sums of slices, to the rest of a group of r + 1
-    UNCODED    C(n,r)   every r-subset has one        whole blocks, one packet per node that lacks it
-    UNICAST    C(n,r)   one node each                 whole blocks, one packet per other node
-    MULTICAST  C(n,r)   one node each                 whole blocks, one packet for all other nodes
-    SUMMED     n        one node each                 the same: a node's part of the batch is one block
+A batch has C(n,r) blocks, and every r-subset of the nodes holds one of them; r is the redundancy, 1 <= r < n
+(or r = n = 1). In each group of r + 1 nodes, each node sends the others one packet: a sum of r slices, of
+which each of the others lacks one.
 
 Source: the coded SGD paper. Its pseudo-code makes packets of all r-subsets of a node's blocks, which for
 r >= 3 also makes some that belong to no group of r + 1 nodes, against its own count: here, groups are listed.
@@ -20,9 +15,9 @@ r >= 3 also makes some that belong to no group of r + 1 nodes, against its own c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from enum import Enum
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import combinations
@@ -30,16 +25,8 @@ from math import comb
 
 MAX_BLOCKS = 1024  # that a batch is divided into; more would be hardly a sample each
 MAX_PACKETS = 1 << 14  # of an exchange; a server has to look at each of them
-MAX_NODES = 128  # so that without redundancy there are as many packets
+MAX_NODES = 128  # so that without redundancy there are at most `MAX_PACKETS`
 NOBODY = 2**32 - 1  # in the place of a sender
-
-
-class Scheme(Enum):
-    CODED = "coded"
-    UNCODED = "uncoded"
-    UNICAST = "unicast"
-    MULTICAST = "multicast"
-    SUMMED = "summed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,57 +84,20 @@ class Plan:
         return Fraction(sum(len(packet.targets) for packet in self.packets), self.slices)
 
 
-def blocks_in(scheme: Scheme, nodes: int, redundancy: int) -> int:
-    """How many blocks a batch is divided into."""
-    return nodes if scheme is Scheme.SUMMED else comb(nodes, redundancy)
-
-
-def packets_in(scheme: Scheme, nodes: int, redundancy: int) -> int:
-    """How many packets an exchange has."""
-    blocks = blocks_in(scheme, nodes, redundancy)
-    match scheme:
-        case Scheme.CODED:
-            return comb(nodes, redundancy + 1) * (redundancy + 1)
-        case Scheme.UNCODED:
-            return (nodes - redundancy) * blocks
-        case Scheme.UNICAST:
-            return (nodes - 1) * blocks
-        case _:
-            return blocks if nodes > 1 else 0
+def is_possible(nodes: int, redundancy: int) -> bool:
+    """Whether so many nodes can have this redundancy, and an exchange not too many blocks and packets."""
+    if not 1 <= redundancy < max(nodes, 2):
+        return False
+    packets = comb(nodes, redundancy + 1) * (redundancy + 1)
+    return comb(nodes, redundancy) <= MAX_BLOCKS and packets <= MAX_PACKETS
 
 
 @lru_cache(maxsize=64)
-def plan(scheme: Scheme, nodes: int, redundancy: int) -> Plan:
+def coded_plan(nodes: int, redundancy: int) -> Plan:
     """Raises ValueError for a redundancy that so many nodes cannot have."""
-    _check(scheme, nodes, redundancy)
-    match scheme:
-        case Scheme.CODED:
-            return _coded(nodes, redundancy)
-        case Scheme.UNCODED:
-            holders = tuple(combinations(range(nodes), redundancy))
-            # Block after block another one of its holders, so that all send about as much.
-            senders = [each[block % redundancy] for block, each in enumerate(holders)]
-        case _:
-            blocks = blocks_in(scheme, nodes, redundancy)
-            holders = tuple((block % nodes,) for block in range(blocks))
-            senders = [each[0] for each in holders]
-    whole = _whole(nodes, holders, senders, range(nodes))
-    return whole if scheme in (Scheme.MULTICAST, Scheme.SUMMED) else _one_target_each(whole)
-
-
-def _check(scheme: Scheme, nodes: int, redundancy: int) -> None:
-    if not 1 <= redundancy < max(nodes, 2):
-        limit = f"1 to {max(1, nodes - 1)} with {nodes} nodes"
-        raise ValueError(f"redundancy: expected {limit}, got {redundancy}")
-    what = f"with {nodes} nodes and redundancy {redundancy}"
-    blocks, packets = blocks_in(scheme, nodes, redundancy), packets_in(scheme, nodes, redundancy)
-    if blocks > MAX_BLOCKS:
-        raise ValueError(f"blocks: expected up to {MAX_BLOCKS}, got {blocks} {what}")
-    if packets > MAX_PACKETS:
-        raise ValueError(f"packets: expected up to {MAX_PACKETS}, got {packets} {what}")
-
-
-def _coded(nodes: int, redundancy: int) -> Plan:
+    if not is_possible(nodes, redundancy):
+        limits = f"1 to {max(1, nodes - 1)}, up to {MAX_BLOCKS} blocks and up to {MAX_PACKETS} packets"
+        raise ValueError(f"redundancy of {nodes} nodes: expected {limits}, got {redundancy}")
     holders = tuple(combinations(range(nodes), redundancy))
     number = {each: block for block, each in enumerate(holders)}
     packets: list[Packet] = []
@@ -166,26 +116,32 @@ def _coded(nodes: int, redundancy: int) -> Plan:
 def resent(original: Plan, senders: Sequence[int], present: Iterable[int]) -> Plan:
     """What is done instead when an exchange has failed: each block whole, from its sender to everybody of
     `present` that lacks it; or not at all, where its sender is `NOBODY`, and it is left out of the sum."""
-    return _whole(original.nodes, original.holders, senders, present)
-
-
-def _whole(
-    nodes: int, holders: tuple[tuple[int, ...], ...], senders: Sequence[int], present: Iterable[int]
-) -> Plan:
     there = tuple(present)
     packets: list[Packet] = []
-    for block, (holding, sender) in enumerate(zip(holders, senders, strict=True)):
+    for block, (holding, sender) in enumerate(zip(original.holders, senders, strict=True)):
         targets = tuple(node for node in there if node not in holding)
         if sender != NOBODY and targets:
             packets.append(Packet(sender, targets, ((block, 0),)))
     blocks = tuple(block for block, sender in enumerate(senders) if sender != NOBODY)
-    return Plan(nodes, 1, holders, blocks, tuple(packets))
+    return replace(original, slices=1, blocks=blocks, packets=tuple(packets))
 
 
-def _one_target_each(multicast: Plan) -> Plan:
-    packets = tuple(
-        Packet(packet.sender, (target,), packet.terms)
-        for packet in multicast.packets
-        for target in packet.targets
-    )
-    return replace(multicast, packets=packets)
+# The one seam: benchmarks run daemons with another plan, to compare. Both sides of the wire derive the plan
+# from the same numbers, so all processes of a job must make the same one.
+_make_plan: Callable[[int, int], Plan] = coded_plan
+
+
+def plan(nodes: int, redundancy: int) -> Plan:
+    """The exchange of so many nodes. Raises ValueError for a redundancy that they cannot have."""
+    return _make_plan(nodes, redundancy)
+
+
+@contextmanager
+def planning_with(make_plan: Callable[[int, int], Plan]) -> Iterator[None]:
+    """Let `plan` return what `make_plan(nodes, redundancy)` does, in this process."""
+    global _make_plan
+    before, _make_plan = _make_plan, make_plan
+    try:
+        yield
+    finally:
+        _make_plan = before

@@ -22,7 +22,7 @@ from fractions import Fraction
 from math import comb
 from statistics import median
 
-from .plan import MAX_BLOCKS, MAX_PACKETS, Scheme, packets_in
+from .plan import is_possible
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,7 @@ def step_seconds(times: StepTimes, nodes: int, redundancy: int) -> float:
 
 def possible(nodes: int) -> list[int]:
     """Every redundancy that so many nodes, up to `MAX_NODES`, can have; 1 is always among them."""
-    return [
-        r
-        for r in range(1, max(nodes, 2))
-        if comb(nodes, r) <= MAX_BLOCKS and packets_in(Scheme.UNICAST, nodes, r) <= MAX_PACKETS
-    ]
+    return [r for r in range(1, max(nodes, 2)) if is_possible(nodes, r)]
 
 
 def fastest(times: StepTimes, nodes: int) -> int:

@@ -16,7 +16,7 @@ from .layers import LayerRule
 from .ledger import Compressed, Ledger
 from .model import ModelCompressor, NonFiniteGradient, model_wide
 from .payload import (
-    CodeScheme,
+    CodeFormat,
     DenseFormat,
     DensePayload,
     IndexCoding,
@@ -35,7 +35,7 @@ from .validation import check_announcement, validate
 from .wrapping import Wrapping
 
 __all__ = [
-    "CodeScheme",
+    "CodeFormat",
     "Compressed",
     "Compressor",
     "CompressorEntry",

@@ -27,7 +27,7 @@ import torch
 
 from .base import StepContext, TensorSpec
 from .kernels import Magnitudes, devices
-from .payload import CodeScheme, Float32, QuantizedPayload
+from .payload import CodeFormat, Float32, QuantizedPayload
 from .thresholds import Scale, magnitudes
 
 
@@ -112,10 +112,10 @@ class FourBit:
         state: RunningMagnitude,
         context: StepContext,
     ) -> tuple[QuantizedPayload, RunningMagnitude]:
-        scheme = CodeScheme.SIGNED_4BIT
+        format = CodeFormat.SIGNED_4BIT
         levels, state = self._levels(gradient, state, context)
-        data = devices.quantize(scheme, gradient, residual, levels)
-        return QuantizedPayload(scheme=scheme, elements=gradient.numel(), levels=levels, data=data), state
+        data = devices.quantize(format, gradient, residual, levels)
+        return QuantizedPayload(format=format, elements=gradient.numel(), levels=levels, data=data), state
 
     def _levels(
         self, gradient: torch.Tensor, state: RunningMagnitude, context: StepContext

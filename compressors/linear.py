@@ -35,7 +35,7 @@ import torch
 from .base import StepContext, TensorSpec, as_array
 from .kernels import FLOAT32_MAX, linear
 from .one_bit import SMALLEST_LEVEL
-from .payload import LINEAR_BITS, MAX_BUCKET, CodeScheme, Float32, LinearPayload, QuantizedPayload
+from .payload import LINEAR_BITS, MAX_BUCKET, CodeFormat, Float32, LinearPayload, QuantizedPayload
 
 EIGHT_BIT_BUCKET = 4096
 QSGD_BUCKET = 512
@@ -142,14 +142,14 @@ class TernGrad:
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
     ) -> tuple[QuantizedPayload, None]:
-        scheme, elements = CodeScheme.SIGNED_2BIT, gradient.numel()
+        format, elements = CodeFormat.SIGNED_2BIT, gradient.numel()
         values, left = gradient.numpy(), as_array(residual)
         level = self._level(values, left)
-        data = np.empty(scheme.code_bytes(elements), np.uint8)
+        data = np.empty(format.code_bytes(elements), np.uint8)
         seed = int(context.rng.integers(2**63))
         linear.quantize_ternary(values, left, level, data, seed=seed)
         levels = np.array([level], np.float32)
-        return QuantizedPayload(scheme=scheme, elements=elements, levels=levels, data=data), None
+        return QuantizedPayload(format=format, elements=elements, levels=levels, data=data), None
 
     def _level(self, gradient: Float32, residual: Float32 | None) -> float:
         if not gradient.size:

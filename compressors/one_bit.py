@@ -26,7 +26,7 @@ import torch
 
 from .base import StepContext, TensorSpec, as_array
 from .kernels import FLOAT32_MAX, linear
-from .payload import CodeScheme, QuantizedPayload
+from .payload import CodeFormat, QuantizedPayload
 from .thresholds import magnitudes
 
 # A level has to be positive, also that of a tensor of zeros.
@@ -38,9 +38,9 @@ def binary_payload(
 ) -> QuantizedPayload:
     """The signs of gradient + residual as `low` and `high`; what is left goes to `residual`, in place."""
     levels = np.array([low, high], np.float32)
-    data = np.empty(CodeScheme.BINARY.code_bytes(gradient.numel()), np.uint8)
+    data = np.empty(CodeFormat.BINARY.code_bytes(gradient.numel()), np.uint8)
     linear.quantize_binary(gradient.numpy(), as_array(residual), low, high, data)
-    return QuantizedPayload(scheme=CodeScheme.BINARY, elements=gradient.numel(), levels=levels, data=data)
+    return QuantizedPayload(format=CodeFormat.BINARY, elements=gradient.numel(), levels=levels, data=data)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +96,7 @@ class SignVote:
         if self.options.level is VoteLevel.MEAN:
             mean = magnitudes(gradient, context).total / max(1, elements)
             level = min(max(mean, SMALLEST_LEVEL), float(FLOAT32_MAX))
-        data = np.empty(CodeScheme.VOTE.code_bytes(elements), np.uint8)
+        data = np.empty(CodeFormat.VOTE.code_bytes(elements), np.uint8)
         linear.quantize_binary(gradient.numpy(), None, 0.0, 0.0, data)
         levels = np.array([level], np.float32)
-        return QuantizedPayload(scheme=CodeScheme.VOTE, elements=elements, levels=levels, data=data), None
+        return QuantizedPayload(format=CodeFormat.VOTE, elements=elements, levels=levels, data=data), None

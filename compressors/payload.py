@@ -45,7 +45,7 @@ class DenseFormat(Enum):
         return 4 if self is DenseFormat.FLOAT32 else 2
 
 
-class CodeScheme(Enum):
+class CodeFormat(Enum):
     """How a code of a quantized payload names a level.
 
     SIGNED_4BIT: 0 is zero, 1…7 are -levels[0…6], 9…15 are +levels[0…6]; 8 is never sent.
@@ -69,16 +69,16 @@ class CodeScheme(Enum):
 
     @property
     def bits(self) -> int:
-        return {CodeScheme.SIGNED_4BIT: 4, CodeScheme.SIGNED_2BIT: 2}.get(self, 1)
+        return {CodeFormat.SIGNED_4BIT: 4, CodeFormat.SIGNED_2BIT: 2}.get(self, 1)
 
     @property
     def level_count(self) -> int:
-        return {CodeScheme.SIGNED_4BIT: 7, CodeScheme.BINARY: 2}.get(self, 1)
+        return {CodeFormat.SIGNED_4BIT: 7, CodeFormat.BINARY: 2}.get(self, 1)
 
     @property
     def forbidden_code(self) -> int | None:
         """The code that is never sent; None where every code names a level."""
-        return {CodeScheme.SIGNED_4BIT: 8, CodeScheme.SIGNED_2BIT: 1}.get(self)
+        return {CodeFormat.SIGNED_4BIT: 8, CodeFormat.SIGNED_2BIT: 1}.get(self)
 
     def code_bytes(self, elements: int) -> int:
         """Bytes of the packed codes of `elements` values, whole 32-bit words."""
@@ -89,14 +89,14 @@ class CodeScheme(Enum):
         """What each code is worth: float32, shape (2**bits,). The forbidden code gets a 0."""
         table = np.zeros(2**self.bits, np.float32)
         match self:
-            case CodeScheme.SIGNED_4BIT:
+            case CodeFormat.SIGNED_4BIT:
                 table[1:8] = -levels
                 table[9:16] = levels
-            case CodeScheme.SIGNED_2BIT:
+            case CodeFormat.SIGNED_2BIT:
                 table[2:] = -levels[0], levels[0]
-            case CodeScheme.BINARY:
+            case CodeFormat.BINARY:
                 table[:] = levels
-            case CodeScheme.VOTE:
+            case CodeFormat.VOTE:
                 table[:] = -levels[0], levels[0]
         return table
 
@@ -130,12 +130,12 @@ class DensePayload:
 class QuantizedPayload:
     """Packed codes and the table of magnitudes that they index.
 
-    levels: float32, `scheme.level_count` finite values, ascending; but for BINARY positive magnitudes. They
+    levels: float32, `format.level_count` finite values, ascending; but for BINARY positive magnitudes. They
         are what a code decodes to: any scale (such as the division by the batch size) is already in them.
-    data: uint8, `scheme.code_bytes(elements)` long.
+    data: uint8, `format.code_bytes(elements)` long.
     """
 
-    scheme: CodeScheme
+    format: CodeFormat
     elements: int
     levels: Float32
     data: Bytes
@@ -214,7 +214,7 @@ def payload_bytes(payload: Payload) -> int:
         case DensePayload():
             return payload.elements * payload.format.element_bytes
         case QuantizedPayload():
-            return payload.scheme.code_bytes(payload.elements)
+            return payload.format.code_bytes(payload.elements)
         case LinearPayload():
             return 4 * payload.buckets + payload.code_bytes
         case SparsePayload():

@@ -9,7 +9,7 @@ and on nothing else: not on when a payload arrived, on threads, or on the proces
 into the few levels or scales of a quantized payload rather than into its elements: for levels that is the
 same product, for a scale it is float32(float32(weight) * scale) times the integer code.
 
-Votes (`CodeScheme.VOTE`) are the exception. Neighbouring votes are counted, each as one whatever its weight:
+Votes (`CodeFormat.VOTE`) are the exception. Neighbouring votes are counted, each as one whatever its weight:
 the sign of the majority, or 0 where there is none, times the sum of weight * level is what they add to `out`.
 """
 
@@ -26,7 +26,7 @@ from . import kernels
 from .indices import decode_indices
 from .payload import (
     Bytes,
-    CodeScheme,
+    CodeFormat,
     DenseFormat,
     DensePayload,
     Float32,
@@ -96,7 +96,7 @@ def _accumulate(payloads: Sequence[Payload], weights: Sequence[float], out: Floa
 
 
 # What neighbours must have in common to be added in one pass.
-_Kind = DenseFormat | CodeScheme | tuple[int, int] | type[SparsePayload]
+_Kind = DenseFormat | CodeFormat | tuple[int, int] | type[SparsePayload]
 
 
 def _kind(payload: Payload) -> _Kind:
@@ -104,7 +104,7 @@ def _kind(payload: Payload) -> _Kind:
         case DensePayload():
             return payload.format
         case QuantizedPayload():
-            return payload.scheme
+            return payload.format
         case LinearPayload():
             return payload.bits, payload.bucket
         case SparsePayload():
@@ -115,13 +115,13 @@ def _add_run(kind: _Kind, payloads: Sequence[Payload], weights: Float32, out: Fl
     datas = [payload.data for payload in payloads]
     if isinstance(kind, DenseFormat):
         kernels.add_dense(kind, datas, weights, out, keep=keep)
-    elif isinstance(kind, CodeScheme):
+    elif isinstance(kind, CodeFormat):
         levels = [payload.levels for payload in payloads if isinstance(payload, QuantizedPayload)]
-        if kind is CodeScheme.VOTE:
+        if kind is CodeFormat.VOTE:
             _add_votes(datas, np.concatenate(levels), weights, out, keep=keep)
             return
         tables = np.stack([kind.table(each) for each in levels]) * weights[:, None]
-        if kind is CodeScheme.BINARY:
+        if kind is CodeFormat.BINARY:
             kernels.linear.add_binary(datas, tables, out, keep=keep)
         else:
             kernels.add_quantized(kind, datas, tables, out, keep=keep)

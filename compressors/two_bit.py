@@ -19,7 +19,7 @@ import torch
 
 from .base import StepContext, TensorSpec
 from .kernels import devices
-from .payload import CodeScheme, QuantizedPayload
+from .payload import CodeFormat, QuantizedPayload
 from .thresholds import Scale
 
 
@@ -54,7 +54,7 @@ class TwoBit:
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
     ) -> tuple[QuantizedPayload, None]:
-        scheme = CodeScheme.SIGNED_2BIT
+        format = CodeFormat.SIGNED_2BIT
         levels = np.array([self.options.threshold / self.options.scale.factor(context)], np.float32)
-        data = devices.quantize(scheme, gradient, residual, levels)
-        return QuantizedPayload(scheme=scheme, elements=gradient.numel(), levels=levels, data=data), None
+        data = devices.quantize(format, gradient, residual, levels)
+        return QuantizedPayload(format=format, elements=gradient.numel(), levels=levels, data=data), None

@@ -14,7 +14,7 @@ from .indices import decode_indices
 from .payload import (
     LINEAR_BITS,
     MAX_BUCKET,
-    CodeScheme,
+    CodeFormat,
     DensePayload,
     IndexCoding,
     LinearPayload,
@@ -79,13 +79,13 @@ def validate(payload: Payload) -> None:
 
 
 def _check_levels(payload: QuantizedPayload) -> None:
-    levels, count = payload.levels, payload.scheme.level_count
+    levels, count = payload.levels, payload.format.level_count
     if levels.dtype != np.float32 or levels.shape != (count,):
         got = f"{levels.dtype} of shape {levels.shape}"
         raise PayloadError("levels", f"float32 of shape ({count},)", got)
     if not np.isfinite(levels).all():
         raise PayloadError("levels", "finite values", str(levels.tolist()))
-    if payload.scheme is CodeScheme.BINARY:
+    if payload.format is CodeFormat.BINARY:
         if levels[0] > levels[1]:
             raise PayloadError("levels", "values in ascending order", str(levels.tolist()))
     elif levels[0] <= 0 or (levels[1:] <= levels[:-1]).any():
@@ -107,7 +107,7 @@ def _check_sparse(payload: SparsePayload) -> None:
         raise PayloadError("count", f"0 to {payload.elements}", str(payload.count))
     if payload.values.elements != payload.count:
         raise PayloadError("values", f"{payload.count} elements", f"{payload.values.elements} elements")
-    if isinstance(payload.values, QuantizedPayload) and payload.values.scheme is CodeScheme.VOTE:
+    if isinstance(payload.values, QuantizedPayload) and payload.values.format is CodeFormat.VOTE:
         raise PayloadError("values", "values that can be added", "votes")
     check_announcement(payload.values)
     match payload.coding:
@@ -126,10 +126,10 @@ def _check_sparse(payload: SparsePayload) -> None:
 
 
 def _validate_codes(payload: QuantizedPayload) -> None:
-    scheme, data = payload.scheme, payload.data
-    if scheme.forbidden_code is not None and kernels.has_forbidden_code(scheme, data):
-        raise PayloadError("data", "codes that name a level", f"code {scheme.forbidden_code}")
-    _check_padding(data, payload.elements * scheme.bits)
+    format, data = payload.format, payload.data
+    if format.forbidden_code is not None and kernels.has_forbidden_code(format, data):
+        raise PayloadError("data", "codes that name a level", f"code {format.forbidden_code}")
+    _check_padding(data, payload.elements * format.bits)
 
 
 def _validate_linear(payload: LinearPayload) -> None:

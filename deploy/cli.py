@@ -80,7 +80,7 @@ def _run(options: RunOptions, directory: Path, json: Path | None, interrupt: Int
     if options.baseline and not _is_baseline(options):
         plain = dataclasses.replace(options, compressor="none", downlink="none")
         if options.mode == "coded":  # there is nothing compressed; what it competes with is the server's sum
-            plain = dataclasses.replace(plain, mode="sync", redundancy="1", scheme="coded")
+            plain = dataclasses.replace(plain, mode="sync", redundancy="1")
         baseline = _train(plain, directory / "baseline", console, interrupt)
 
     console.print(table_of(result, baseline))  # first: a full disk must not keep the figures from people

@@ -33,7 +33,6 @@ class RunOptions:
     correction: float = option(0.1, "local: part of the way back that each step takes", check=at_least(0))
     outer_optimizer: str = option("sgd", "local: applied to the mean change", metavar=SPEC)
     outer_rate: float = option(1.0, "local: its learning rate", check=at_least(0))
-    scheme: str = option("coded", "coded: what is exchanged, to compare", metavar="NAME")
     downlink: str = option("none", "compressor of the updates that go to the workers", metavar=SPEC)
     aggregation: str = option("mean", "of the server: how gradients become one", metavar=SPEC)
     epochs: int = option(30, "passes over the training samples", check=at_least(1))

@@ -42,13 +42,13 @@ class DenseFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DENSE_FORMAT_BFLOAT16: _ClassVar[DenseFormat]
     DENSE_FORMAT_FLOAT16: _ClassVar[DenseFormat]
 
-class CodeScheme(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class CodeFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    CODE_SCHEME_UNSPECIFIED: _ClassVar[CodeScheme]
-    CODE_SCHEME_SIGNED_4BIT: _ClassVar[CodeScheme]
-    CODE_SCHEME_SIGNED_2BIT: _ClassVar[CodeScheme]
-    CODE_SCHEME_BINARY: _ClassVar[CodeScheme]
-    CODE_SCHEME_VOTE: _ClassVar[CodeScheme]
+    CODE_FORMAT_UNSPECIFIED: _ClassVar[CodeFormat]
+    CODE_FORMAT_SIGNED_4BIT: _ClassVar[CodeFormat]
+    CODE_FORMAT_SIGNED_2BIT: _ClassVar[CodeFormat]
+    CODE_FORMAT_BINARY: _ClassVar[CodeFormat]
+    CODE_FORMAT_VOTE: _ClassVar[CodeFormat]
 
 class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -62,15 +62,6 @@ class Content(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENT_UNSPECIFIED: _ClassVar[Content]
     CONTENT_VALUES: _ClassVar[Content]
     CONTENT_DELTA: _ClassVar[Content]
-
-class Scheme(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    SCHEME_UNSPECIFIED: _ClassVar[Scheme]
-    SCHEME_CODED: _ClassVar[Scheme]
-    SCHEME_UNCODED: _ClassVar[Scheme]
-    SCHEME_UNICAST: _ClassVar[Scheme]
-    SCHEME_MULTICAST: _ClassVar[Scheme]
-    SCHEME_SUMMED: _ClassVar[Scheme]
 
 class Decision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -117,11 +108,11 @@ DENSE_FORMAT_UNSPECIFIED: DenseFormat
 DENSE_FORMAT_FLOAT32: DenseFormat
 DENSE_FORMAT_BFLOAT16: DenseFormat
 DENSE_FORMAT_FLOAT16: DenseFormat
-CODE_SCHEME_UNSPECIFIED: CodeScheme
-CODE_SCHEME_SIGNED_4BIT: CodeScheme
-CODE_SCHEME_SIGNED_2BIT: CodeScheme
-CODE_SCHEME_BINARY: CodeScheme
-CODE_SCHEME_VOTE: CodeScheme
+CODE_FORMAT_UNSPECIFIED: CodeFormat
+CODE_FORMAT_SIGNED_4BIT: CodeFormat
+CODE_FORMAT_SIGNED_2BIT: CodeFormat
+CODE_FORMAT_BINARY: CodeFormat
+CODE_FORMAT_VOTE: CodeFormat
 INDEX_CODING_UNSPECIFIED: IndexCoding
 INDEX_CODING_GAPS: IndexCoding
 INDEX_CODING_BITMAP: IndexCoding
@@ -129,12 +120,6 @@ INDEX_CODING_SEEDED: IndexCoding
 CONTENT_UNSPECIFIED: Content
 CONTENT_VALUES: Content
 CONTENT_DELTA: Content
-SCHEME_UNSPECIFIED: Scheme
-SCHEME_CODED: Scheme
-SCHEME_UNCODED: Scheme
-SCHEME_UNICAST: Scheme
-SCHEME_MULTICAST: Scheme
-SCHEME_SUMMED: Scheme
 DECISION_UNSPECIFIED: Decision
 DECISION_ACCEPTED: Decision
 DECISION_REFUSED: Decision
@@ -329,12 +314,12 @@ class DenseHeader(_message.Message):
     def __init__(self, format: _Optional[_Union[DenseFormat, str]] = ...) -> None: ...
 
 class QuantizedHeader(_message.Message):
-    __slots__ = ("scheme", "levels")
-    SCHEME_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("format", "levels")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
-    scheme: CodeScheme
+    format: CodeFormat
     levels: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, scheme: _Optional[_Union[CodeScheme, str]] = ..., levels: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, format: _Optional[_Union[CodeFormat, str]] = ..., levels: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class LinearHeader(_message.Message):
     __slots__ = ("bits", "bucket")
@@ -592,18 +577,16 @@ class Assignment(_message.Message):
     def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ...) -> None: ...
 
 class Coding(_message.Message):
-    __slots__ = ("exchange", "scheme", "redundancy", "senders", "present")
+    __slots__ = ("exchange", "redundancy", "senders", "present")
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
-    SCHEME_FIELD_NUMBER: _ClassVar[int]
     REDUNDANCY_FIELD_NUMBER: _ClassVar[int]
     SENDERS_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     exchange: int
-    scheme: Scheme
     redundancy: int
     senders: _containers.RepeatedScalarFieldContainer[int]
     present: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, exchange: _Optional[int] = ..., scheme: _Optional[_Union[Scheme, str]] = ..., redundancy: _Optional[int] = ..., senders: _Optional[_Iterable[int]] = ..., present: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, exchange: _Optional[int] = ..., redundancy: _Optional[int] = ..., senders: _Optional[_Iterable[int]] = ..., present: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("seq", "decision", "version", "refusal")

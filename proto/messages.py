@@ -120,7 +120,7 @@ class DenseFormatCode(IntEnum):
     FLOAT16 = 3
 
 
-class CodeSchemeCode(IntEnum):
+class CodeFormatCode(IntEnum):
     UNSPECIFIED = 0
     SIGNED_4BIT = 1
     SIGNED_2BIT = 2
@@ -142,7 +142,7 @@ class DenseHeader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantizedHeader:
-    scheme: CodeSchemeCode
+    format: CodeFormatCode
     levels: tuple[float, ...]
 
 
@@ -265,19 +265,9 @@ class Range:
     count: int
 
 
-class SchemeCode(IntEnum):
-    UNSPECIFIED = 0
-    CODED = 1
-    UNCODED = 2
-    UNICAST = 3
-    MULTICAST = 4
-    SUMMED = 5
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coding:
     exchange: int
-    scheme: SchemeCode
     redundancy: int
     senders: tuple[int, ...] = ()
     present: tuple[int, ...] = ()

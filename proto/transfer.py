@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..compressors import (
-    CodeScheme,
+    CodeFormat,
     DenseFormat,
     DensePayload,
     IndexCoding,
@@ -31,7 +31,7 @@ from ..compressors import (
 from .manifest import Manifest
 from .messages import (
     Chunk,
-    CodeSchemeCode,
+    CodeFormatCode,
     DenseFormatCode,
     DenseHeader,
     IndexCodingCode,
@@ -49,8 +49,8 @@ Bytes = npt.NDArray[np.uint8]
 # Both sides name the same things alike.
 _FORMATS = {DenseFormatCode[form.name]: form for form in DenseFormat}
 _FORMAT_CODES = {form: code for code, form in _FORMATS.items()}
-_SCHEMES = {CodeSchemeCode[scheme.name]: scheme for scheme in CodeScheme}
-_SCHEME_CODES = {scheme: code for code, scheme in _SCHEMES.items()}
+_CODE_FORMATS = {CodeFormatCode[format.name]: format for format in CodeFormat}
+_CODE_FORMAT_CODES = {format: code for code, format in _CODE_FORMATS.items()}
 _CODINGS = {IndexCodingCode[coding.name]: coding for coding in IndexCoding}
 _CODING_CODES = {coding: code for code, coding in _CODINGS.items()}
 _NO_BYTES = np.empty(0, np.uint8)
@@ -77,7 +77,7 @@ def _value_header(payload: ValuePayload) -> DenseHeader | QuantizedHeader | Line
             return DenseHeader(format=_FORMAT_CODES[payload.format])
         case QuantizedPayload():
             levels = tuple(payload.levels.tolist())
-            return QuantizedHeader(scheme=_SCHEME_CODES[payload.scheme], levels=levels)
+            return QuantizedHeader(format=_CODE_FORMAT_CODES[payload.format], levels=levels)
         case LinearPayload():
             return LinearHeader(bits=payload.bits, bucket=payload.bucket)
 
@@ -129,9 +129,9 @@ def _empty_values(header: DenseHeader | QuantizedHeader | LinearHeader | None, e
     match header:
         case DenseHeader(format=code) if code in _FORMATS:
             return DensePayload(format=_FORMATS[code], elements=elements, data=_NO_BYTES)
-        case QuantizedHeader(scheme=code, levels=levels) if code in _SCHEMES:
+        case QuantizedHeader(format=code, levels=levels) if code in _CODE_FORMATS:
             return QuantizedPayload(
-                scheme=_SCHEMES[code],
+                format=_CODE_FORMATS[code],
                 elements=elements,
                 levels=np.array(levels, np.float32),
                 data=_NO_BYTES,

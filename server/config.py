@@ -24,7 +24,6 @@ from .shard.aggregation import parse_aggregation
 DEFAULT_PORT = 50051
 MAX_UINT32 = 2**32 - 1
 MODES = ("sync", "stale", "async", "local", "coded")
-SCHEMES = ("coded", "uncoded", "unicast", "multicast", "summed")
 STALENESS_RATES = ("none", "inverse")
 
 # The modes that an option is for, where it is not for all of them.
@@ -40,7 +39,6 @@ OF_MODES = {
     "outer_optimizer": ("local",),
     "outer_rate": ("local",),
     "aggregation": ("sync", "local"),
-    "scheme": ("coded",),
     "downlink": ("sync", "stale", "async", "local"),
 }
 
@@ -118,9 +116,6 @@ class ServerConfig:
         check=_well_formed(parse_optimizer),
     )
     outer_rate: float = option(1.0, "local: learning rate of the outer optimizer", check=at_least(0))
-    scheme: str = option(
-        "coded", "coded: what is exchanged; all but coded are there to compare with", choices=SCHEMES
-    )
     min_workers: int = option(1, "workers to wait for before the first round", check=at_least(1))
     epochs: int = option(30, "passes over the training samples", check=between(1, MAX_UINT32))
     batch_size: int = option(32, "samples per worker and step", check=between(1, MAX_UINT32))
@@ -175,8 +170,6 @@ def check_together(config: ServerConfig) -> None:
         )
     if config.mode == "sync":
         _check_redundancy(config)
-    if config.redundancy == "auto" and config.scheme != "coded":
-        raise UsageError(f"--redundancy auto: is for --scheme coded, and this is {config.scheme}")
     needed = config.backup + parse_aggregation(config.aggregation).fewest
     if config.min_workers < needed:
         what = f"--aggregation {config.aggregation}"

@@ -14,7 +14,6 @@ import torch
 import uvloop
 
 from .. import __version__
-from ..coding import Scheme
 from ..compressors import check_downlink, set_threads
 from ..exits import Exit
 from ..optimizer import build_optimizer, parse_optimizer
@@ -112,7 +111,6 @@ def _conductor(config: ServerConfig) -> Conductor:
         staleness=config.staleness,
         inverse=config.staleness_lr == "inverse",
         local_steps=parse_local_steps(config.local_steps) if config.mode == "local" else None,
-        scheme=Scheme(config.scheme),
     )
     metrics = Metrics(config.downlink)
     if config.mode == "stale":

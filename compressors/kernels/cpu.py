@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..payload import Bytes, CodeScheme, DenseFormat, Float32
+from ..payload import Bytes, CodeFormat, DenseFormat, Float32
 from .late import LANES, Late
 from .reference import SUM_BLOCK, Magnitudes
 from .threads import run
@@ -60,9 +60,9 @@ def _optional(residual: Float32 | None, size: int) -> Float32:
     return residual
 
 
-def _check_signed(scheme: CodeScheme) -> None:
-    if scheme not in (CodeScheme.SIGNED_4BIT, CodeScheme.SIGNED_2BIT):
-        raise ValueError(f"scheme: expected signed codes of 4 or 2 bits, got {scheme.value}")
+def _check_signed(format: CodeFormat) -> None:
+    if format not in (CodeFormat.SIGNED_4BIT, CodeFormat.SIGNED_2BIT):
+        raise ValueError(f"format: expected signed codes of 4 or 2 bits, got {format.value}")
 
 
 def _address(array: npt.NDArray[np.generic]) -> np.uint64:
@@ -88,16 +88,16 @@ def magnitudes(values: Float32) -> Magnitudes:
 
 
 def quantize(
-    scheme: CodeScheme, gradient: Float32, residual: Float32 | None, levels: Float32, data: Bytes
+    format: CodeFormat, gradient: Float32, residual: Float32 | None, levels: Float32, data: Bytes
 ) -> None:
     """See `reference.quantize`. residual: None stands for zeros, and nobody wants what is left."""
-    _check_signed(scheme)
+    _check_signed(format)
     _check("gradient", gradient, np.float32, gradient.size)
     left = _optional(residual, gradient.size)
-    _check("levels", levels, np.float32, scheme.level_count)
-    _check("data", data, np.uint8, scheme.code_bytes(gradient.size), written=True)
-    kernel = codes.quantize_4bit if scheme is CodeScheme.SIGNED_4BIT else codes.quantize_2bit
-    table = _table_of_16(scheme.table(levels), scheme)
+    _check("levels", levels, np.float32, format.level_count)
+    _check("data", data, np.uint8, format.code_bytes(gradient.size), written=True)
+    kernel = codes.quantize_4bit if format is CodeFormat.SIGNED_4BIT else codes.quantize_2bit
+    table = _table_of_16(format.table(levels), format)
     whole = gradient.size // LANES * LANES
     run(kernel, whole, gradient, left, levels, table, data, whole)
     rest = gradient.size - whole
@@ -107,25 +107,25 @@ def quantize(
         padded[0, :rest] = gradient[whole:]
         if residual is not None:
             padded[1, :rest] = residual[whole:]
-        packed = np.zeros(LANES * scheme.bits // 8, np.uint8)
+        packed = np.zeros(LANES * format.bits // 8, np.uint8)
         run(kernel, LANES, padded[0], padded[1], levels, table, packed, LANES)
         if residual is not None:
             residual[whole:] = padded[1, :rest]
-        tail = data[whole * scheme.bits // 8 :]
+        tail = data[whole * format.bits // 8 :]
         tail[:] = packed[: tail.size]
 
 
 def add_quantized(
-    scheme: CodeScheme, datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True
+    format: CodeFormat, datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True
 ) -> None:
     """See `reference.add_quantized`."""
-    _check_signed(scheme)
+    _check_signed(format)
     _check("out", out, np.float32, out.size, written=True)
-    _check("tables", tables.reshape(-1), np.float32, len(datas) * 2**scheme.bits)
-    addresses = _addresses(datas, scheme.code_bytes(out.size))
-    kernel = codes.sum_4bit if scheme is CodeScheme.SIGNED_4BIT else codes.sum_2bit
+    _check("tables", tables.reshape(-1), np.float32, len(datas) * 2**format.bits)
+    addresses = _addresses(datas, format.code_bytes(out.size))
+    kernel = codes.sum_4bit if format is CodeFormat.SIGNED_4BIT else codes.sum_2bit
     stream = not keep and out.size >= STREAM_ELEMENTS and _address(out) % 64 == 0
-    run(kernel, out.size, addresses, _table_of_16(tables, scheme), out, keep, stream)
+    run(kernel, out.size, addresses, _table_of_16(tables, format), out, keep, stream)
 
 
 def add_dense(
@@ -155,13 +155,13 @@ def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
     run(dense.widen, out.size, _number(format), _address(data), out)
 
 
-def has_forbidden_code(scheme: CodeScheme, data: Bytes) -> bool:
+def has_forbidden_code(format: CodeFormat, data: Bytes) -> bool:
     """See `reference.has_forbidden_code`."""
-    _check_signed(scheme)
+    _check_signed(format)
     words = data.size // 4
     _check("data", data, np.uint8, 4 * words)
     found = np.zeros(1, np.uint8)
-    run(dense.find_code, words, scheme.bits, _address(data), words, found)
+    run(dense.find_code, words, format.bits, _address(data), words, found)
     return bool(found[0])
 
 
@@ -178,12 +178,12 @@ def warm_up() -> None:
     """Compile every kernel of this module, or load it from the cache."""
     ones = np.ones(17, np.float32)
     magnitudes(ones)
-    for scheme in (CodeScheme.SIGNED_4BIT, CodeScheme.SIGNED_2BIT):
-        levels = np.arange(1, scheme.level_count + 1, dtype=np.float32)
-        data = np.zeros(scheme.code_bytes(ones.size), np.uint8)
-        quantize(scheme, ones, np.zeros_like(ones), levels, data)
-        add_quantized(scheme, [data], scheme.table(levels)[None], np.zeros_like(ones))
-        has_forbidden_code(scheme, data)
+    for code_format in (CodeFormat.SIGNED_4BIT, CodeFormat.SIGNED_2BIT):
+        levels = np.arange(1, code_format.level_count + 1, dtype=np.float32)
+        data = np.zeros(code_format.code_bytes(ones.size), np.uint8)
+        quantize(code_format, ones, np.zeros_like(ones), levels, data)
+        add_quantized(code_format, [data], code_format.table(levels)[None], np.zeros_like(ones))
+        has_forbidden_code(code_format, data)
     for format in DenseFormat:
         data = np.zeros(format.element_bytes * ones.size, np.uint8)
         if format is not DenseFormat.FLOAT32:
@@ -193,7 +193,7 @@ def warm_up() -> None:
         all_finite(format, data)
 
 
-def _table_of_16(tables: Float32, scheme: CodeScheme) -> Float32:
+def _table_of_16(tables: Float32, format: CodeFormat) -> Float32:
     """Tables by code, flat, each repeated to 16 entries: a vector lookup sees a neighbour's bits, too."""
-    entries = 2**scheme.bits
+    entries = 2**format.bits
     return np.tile(tables.reshape(-1, entries), (1, LANES // entries)).reshape(-1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..payload import CodeScheme, Float32
+from ..payload import CodeFormat, Float32
 from . import triton_loops as loops
 
 QUANTIZE_BLOCK = 1024
@@ -23,19 +23,19 @@ PARTS = ((21, 11), (10, 11), (0, 10))
 
 
 def quantize(
-    scheme: CodeScheme, gradient: torch.Tensor, residual: torch.Tensor, levels: Float32, data: torch.Tensor
+    format: CodeFormat, gradient: torch.Tensor, residual: torch.Tensor, levels: Float32, data: torch.Tensor
 ) -> None:
-    """See `reference.quantize`. data: uint8, `scheme.code_bytes(elements)` long."""
+    """See `reference.quantize`. data: uint8, `format.code_bytes(elements)` long."""
     elements = gradient.numel()
     _check("gradient", gradient, torch.float32, elements)
     _check("residual", residual, torch.float32, elements)
-    _check("data", data, torch.uint8, scheme.code_bytes(elements))
-    if scheme not in (CodeScheme.SIGNED_4BIT, CodeScheme.SIGNED_2BIT):
-        raise ValueError(f"scheme: expected signed codes of 4 or 2 bits, got {scheme.value}")
+    _check("data", data, torch.uint8, format.code_bytes(elements))
+    if format not in (CodeFormat.SIGNED_4BIT, CodeFormat.SIGNED_2BIT):
+        raise ValueError(f"format: expected signed codes of 4 or 2 bits, got {format.value}")
     if not elements:
         return
     table = torch.from_numpy(levels).to(gradient.device)
-    four = scheme is CodeScheme.SIGNED_4BIT
+    four = format is CodeFormat.SIGNED_4BIT
     _launch(
         *(loops.quantize, -(-elements // QUANTIZE_BLOCK)),
         *(gradient, residual, table, data.view(torch.int32), elements),

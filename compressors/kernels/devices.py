@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import numpy as np
 import torch
 
-from ..payload import Bytes, CodeScheme, Float32
+from ..payload import Bytes, CodeFormat, Float32
 from . import cpu, selection
 from .reference import FLOAT32_MAX, Magnitudes
 from .selection_reference import Indices, Selection
@@ -46,19 +46,19 @@ def magnitudes(values: torch.Tensor) -> Magnitudes:
 
 
 def quantize(
-    scheme: CodeScheme, gradient: torch.Tensor, residual: torch.Tensor | None, levels: Float32
+    format: CodeFormat, gradient: torch.Tensor, residual: torch.Tensor | None, levels: Float32
 ) -> Bytes:
     """The codes of `reference.quantize`; what is left goes to `residual`, in place."""
-    size = scheme.code_bytes(gradient.numel())
+    size = format.code_bytes(gradient.numel())
     if not on_gpu(gradient):
         data = np.empty(size, np.uint8)
-        cpu.quantize(scheme, gradient.numpy(), None if residual is None else residual.numpy(), levels, data)
+        cpu.quantize(format, gradient.numpy(), None if residual is None else residual.numpy(), levels, data)
         return data
     from . import cuda
 
     codes = torch.empty(size, dtype=torch.uint8, device=gradient.device)
     left = torch.zeros_like(gradient) if residual is None else residual
-    cuda.quantize(scheme, gradient, left, levels, codes)
+    cuda.quantize(format, gradient, left, levels, codes)
     return codes.cpu().numpy()
 
 

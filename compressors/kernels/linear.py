@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..payload import Bytes, CodeScheme, Float32
+from ..payload import Bytes, CodeFormat, Float32
 from .cpu import _address, _addresses, _check, _optional  # pyright: ignore[reportPrivateUsage]
 from .late import Late
 from .linear_reference import code_bytes
@@ -161,7 +161,7 @@ def quantize_ternary(
     """See `linear_reference.quantize_ternary`."""
     _check("gradient", gradient, np.float32, gradient.size)
     left = _optional(residual, gradient.size)
-    _check("data", data, np.uint8, CodeScheme.SIGNED_2BIT.code_bytes(gradient.size), written=True)
+    _check("data", data, np.uint8, CodeFormat.SIGNED_2BIT.code_bytes(gradient.size), written=True)
     size, start = np.float32(level), _word(seed)
     run(linear_loops.quantize_ternary, gradient.size, gradient, left, size, data, start)
 
@@ -179,7 +179,7 @@ def warm_up() -> None:
     side_sums(ones, ones)
     quantize_binary(ones, np.zeros_like(ones), -1.0, 1.0, data)
     add_binary([data], np.array([[-1.0, 1.0]], np.float32), np.zeros_like(ones))
-    data = np.zeros(CodeScheme.SIGNED_2BIT.code_bytes(ones.size), np.uint8)
+    data = np.zeros(CodeFormat.SIGNED_2BIT.code_bytes(ones.size), np.uint8)
     quantize_ternary(ones, np.zeros_like(ones), 1.0, data, seed=0)
 
 

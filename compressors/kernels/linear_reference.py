@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..payload import Bytes, CodeScheme, Float32
+from ..payload import Bytes, CodeFormat, Float32
 from .reference import FLOAT32_MAX, LANES, SUM_BLOCK, add_saturating
-from .reference import pack as pack_scheme
+from .reference import pack as pack_codes
 
 # splitmix64: the n-th state is n times this odd number on from the seed, all modulo 2**64.
 STEP = 0x9E3779B97F4A7C15
@@ -191,11 +191,11 @@ def add_binary(datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: b
 def quantize_ternary(gradient: Float32, residual: Float32, level: float, data: Bytes, *, seed: int) -> None:
     """Send `level` with the sign of r = gradient + residual, with probability |r| / level, otherwise zero.
 
-    Codes are those of `CodeScheme.SIGNED_2BIT`; what is left of r stays in `residual`. Level 0 sends zeros.
+    Codes are those of `CodeFormat.SIGNED_2BIT`; what is left of r stays in `residual`. Level 0 sends zeros.
     """
     total, size = add_saturating(gradient, residual), np.float32(level)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         sent = (uniform(seed, total.size) < np.abs(total) / size) & (size > 0)
     codes = np.where(sent, np.where(total > 0, 3, 2), 0)
     residual[:] = total - np.array([0, 0, -size, size], np.float32)[codes]
-    data[:] = pack_scheme(CodeScheme.SIGNED_2BIT, codes)
+    data[:] = pack_codes(CodeFormat.SIGNED_2BIT, codes)

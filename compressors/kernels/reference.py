@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..payload import Bytes, CodeScheme, DenseFormat, Float32
+from ..payload import Bytes, CodeFormat, DenseFormat, Float32
 
 # The mean magnitude decides which thresholds a layer gets, so its sum must not depend on how many threads
 # or vector lanes took part. It is defined over blocks of 256 rows by 16 lanes.
@@ -65,52 +65,52 @@ def add_saturating(gradient: Float32, residual: Float32) -> Float32:
     return total
 
 
-def quantize(scheme: CodeScheme, gradient: Float32, residual: Float32, levels: Float32, data: Bytes) -> None:
+def quantize(format: CodeFormat, gradient: Float32, residual: Float32, levels: Float32, data: Bytes) -> None:
     """Quantize r = gradient + residual towards zero; write codes to `data`, what is left to `residual`.
 
     SIGNED_4BIT sends the largest level X with X < |r|, strictly. SIGNED_2BIT sends its level X if X <= |r|.
     """
     total = add_saturating(gradient, residual)
     magnitude = np.abs(total)
-    if scheme is CodeScheme.SIGNED_4BIT:
+    if format is CodeFormat.SIGNED_4BIT:
         index: Bytes = (magnitude[:, None] > levels).sum(axis=1, dtype=np.uint8)
         codes = index + 8 * ((total > 0) & (index > 0))
     else:
         index = (magnitude >= levels[0]).astype(np.uint8)
         codes = 2 * index + ((total > 0) & (index > 0))
-    residual[:] = total - scheme.table(levels)[codes]
-    data[:] = pack(scheme, codes)
+    residual[:] = total - format.table(levels)[codes]
+    data[:] = pack(format, codes)
 
 
-def pack(scheme: CodeScheme, codes: npt.NDArray[np.integer]) -> Bytes:
+def pack(format: CodeFormat, codes: npt.NDArray[np.integer]) -> Bytes:
     """Codes to bytes, the lowest index in the lowest bits, padded with 0 to whole 32-bit words."""
-    per_byte = 8 // scheme.bits
-    padded = np.zeros(scheme.code_bytes(codes.size) * per_byte, np.uint8)
+    per_byte = 8 // format.bits
+    padded = np.zeros(format.code_bytes(codes.size) * per_byte, np.uint8)
     padded[: codes.size] = codes
-    shifts = np.arange(per_byte, dtype=np.uint8) * scheme.bits
+    shifts = np.arange(per_byte, dtype=np.uint8) * format.bits
     packed: Bytes = np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1)
     return packed
 
 
-def unpack(scheme: CodeScheme, data: Bytes, elements: int) -> npt.NDArray[np.uint8]:
+def unpack(format: CodeFormat, data: Bytes, elements: int) -> npt.NDArray[np.uint8]:
     """The inverse of `pack`."""
-    shifts = np.arange(8 // scheme.bits, dtype=np.uint8) * scheme.bits
-    mask = np.uint8(2**scheme.bits - 1)
+    shifts = np.arange(8 // format.bits, dtype=np.uint8) * format.bits
+    mask = np.uint8(2**format.bits - 1)
     return ((data[:, None] >> shifts) & mask).reshape(-1)[:elements]
 
 
 def add_quantized(
-    scheme: CodeScheme, datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True
+    format: CodeFormat, datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True
 ) -> None:
     """Add `tables[w][code]` to `out`, one payload after the other in the order given.
 
-    tables: shape (len(datas), 2**scheme.bits), what each code is worth, weight included.
+    tables: shape (len(datas), 2**format.bits), what each code is worth, weight included.
     keep: add to what `out` holds; otherwise to zeros.
     """
     if not keep:
         out[:] = 0.0
     for data, table in zip(datas, tables, strict=True):
-        out += table[unpack(scheme, data, out.size)]
+        out += table[unpack(format, data, out.size)]
 
 
 def add_dense(
@@ -151,10 +151,10 @@ def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
         out[:] = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
-def has_forbidden_code(scheme: CodeScheme, data: Bytes) -> bool:
+def has_forbidden_code(format: CodeFormat, data: Bytes) -> bool:
     """Whether any code, padding included, is the one that is never sent."""
-    codes = unpack(scheme, data, data.size * 8 // scheme.bits)
-    return bool((codes == scheme.forbidden_code).any())
+    codes = unpack(format, data, data.size * 8 // format.bits)
+    return bool((codes == format.forbidden_code).any())
 
 
 def all_finite(format: DenseFormat, data: Bytes) -> bool:

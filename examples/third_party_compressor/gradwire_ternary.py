@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gradwire.compressors import CodeScheme, CompressorEntry, QuantizedPayload, StepContext, TensorSpec
+from gradwire.compressors import CodeFormat, CompressorEntry, QuantizedPayload, StepContext, TensorSpec
 
 LIMITS = np.finfo(np.float32)
 
@@ -53,7 +53,7 @@ class Ternary:
         level = float(sizes[chosen].mean(dtype=np.float64)) if chosen.any() else 0.0
         level = max(level, float(LIMITS.smallest_normal))  # a level has to be positive
         payload = QuantizedPayload(
-            scheme=CodeScheme.SIGNED_2BIT,
+            format=CodeFormat.SIGNED_2BIT,
             elements=values.size,
             levels=np.array([level], np.float32),
             data=packed(np.where(chosen, np.where(values > 0, 3, 2), 0)),

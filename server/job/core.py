@@ -43,7 +43,7 @@ class Core(JobState):
         if rules.mode in ("stale", "async"):
             self.mode = Arrivals(self, rules.staleness if rules.mode == "stale" else None)
         elif rules.mode == "coded":
-            self.mode = Coded(self, rules.scheme, rules.redundancy)
+            self.mode = Coded(self, rules.redundancy)
         else:
             self.mode = Rounds(self)
         self._reported: tuple[str, float] | None = None

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ...coding import Scheme
 from ...proto.messages import Assignment, EpochStatus, LostStatus, Phase
 from .events import Assign
 from .modes.interval import LocalSteps
@@ -24,11 +23,10 @@ class Rules:
     """What the job's configuration means for decisions.
 
     backup: members that a round of sync mode does without. redundancy: members of sync mode that compute the
-    same samples, and divide the tensors in slices. straggler_code: members of sync mode that a round can do
-    without because others compute their samples too. staleness: in stale mode, clocks that a member may
-    be ahead of the slowest. inverse: divide a gradient by its staleness, in stale and async mode.
-    local_steps: in local mode. scheme: in coded mode, where redundancy may be None, to choose it by measured
-    times.
+    same samples, and divide the tensors in slices; members of coded mode that compute the same block, None to
+    choose it by measured times. straggler_code: members of sync mode that a round can do without because
+    others compute their samples too. staleness: in stale mode, clocks that a member may be ahead of the
+    slowest. inverse: divide a gradient by its staleness, in stale and async mode. local_steps: in local mode.
     """
 
     mode: str = "sync"
@@ -44,7 +42,6 @@ class Rules:
     staleness: int = 4
     inverse: bool = False
     local_steps: LocalSteps | None = None
-    scheme: Scheme = Scheme.CODED
 
     @property
     def shares_samples(self) -> bool:

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gradwire.coding import NOBODY, Exchange, Plan, Scheme, blocks_in, plan, resent
+from gradwire.benchmarks.schemes import SCHEMES, multicast, summed, uncoded, unicast
+from gradwire.coding import NOBODY, Exchange, Plan, plan, planning_with, resent
 
 Words = npt.NDArray[np.uint32]
 CASES = [(nodes, r) for nodes in range(2, 8) for r in range(1, nodes)]
@@ -43,9 +44,9 @@ def exact_sum(blocks: Words) -> npt.NDArray[np.int64]:
 
 
 @pytest.mark.parametrize(("nodes", "r"), CASES)
-@pytest.mark.parametrize("scheme", Scheme)
-def test_everybody_gets_the_sum_of_all_blocks_to_the_bit(scheme: Scheme, nodes: int, r: int) -> None:
-    made = plan(scheme, nodes, r)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_everybody_gets_the_sum_of_all_blocks_to_the_bit(scheme: str, nodes: int, r: int) -> None:
+    made = SCHEMES[scheme](nodes, r)
     for elements in (0, 1, r, 13):
         blocks = blocks_of(made, elements)
         for each in carry_out(made, blocks):
@@ -55,12 +56,13 @@ def test_everybody_gets_the_sum_of_all_blocks_to_the_bit(scheme: Scheme, nodes: 
 
 @pytest.mark.parametrize(("nodes", "r"), CASES)
 def test_every_block_has_the_holders_that_the_scheme_gives_it(nodes: int, r: int) -> None:
-    coded = plan(Scheme.CODED, nodes, r)
+    coded = plan(nodes, r)
     assert sorted(coded.holders) == sorted(combinations(range(nodes), r))
     assert all(len(held) == comb(nodes - 1, r - 1) for held in coded.held)
-    for scheme in (Scheme.UNICAST, Scheme.MULTICAST, Scheme.SUMMED):
-        made = plan(scheme, nodes, r)
-        assert len(made.holders) == blocks_in(scheme, nodes, r)
+    assert uncoded(nodes, r).holders == coded.holders
+    for scheme, blocks in ((unicast, comb(nodes, r)), (multicast, comb(nodes, r)), (summed, nodes)):
+        made = scheme(nodes, r)
+        assert len(made.holders) == blocks
         sizes = [len(held) for held in made.held]
         assert max(sizes) - min(sizes) <= 1
 
@@ -68,23 +70,23 @@ def test_every_block_has_the_holders_that_the_scheme_gives_it(nodes: int, r: int
 @pytest.mark.parametrize(("nodes", "r"), CASES)
 def test_loads_are_those_of_the_paper(nodes: int, r: int) -> None:
     blocks = comb(nodes, r)
-    coded = plan(Scheme.CODED, nodes, r)
+    coded = plan(nodes, r)
     assert len(coded.packets) == comb(nodes, r + 1) * (r + 1)
     assert {len(packet.targets) for packet in coded.packets} == {r}
     assert coded.uplink == Fraction(comb(nodes, r + 1) * (r + 1), r)
     assert coded.downlink == coded.uplink * r
-    assert plan(Scheme.UNCODED, nodes, r).uplink == (nodes - r) * blocks
-    plain = plan(Scheme.UNICAST, nodes, r)
+    assert uncoded(nodes, r).uplink == (nodes - r) * blocks
+    plain = unicast(nodes, r)
     assert plain.uplink == (nodes - 1) * blocks
     assert coded.uplink / plain.uplink == Fraction(nodes - r, (nodes - 1) * r)
-    assert plan(Scheme.MULTICAST, nodes, r).uplink == blocks
-    assert plan(Scheme.SUMMED, nodes, r).uplink == nodes
+    assert multicast(nodes, r).uplink == blocks
+    assert summed(nodes, r).uplink == nodes
 
 
 @pytest.mark.parametrize(("nodes", "r"), CASES)
 def test_packets_are_those_of_the_groups(nodes: int, r: int) -> None:
     """M(S, i) = the sum over k in S, k != i, of the slice of G(S without k) at the position of i in it."""
-    made = plan(Scheme.CODED, nodes, r)
+    made = plan(nodes, r)
     number = {holders: block for block, holders in enumerate(made.holders)}
     expected = {
         (group, sender): {
@@ -103,7 +105,7 @@ def test_packets_are_those_of_the_groups(nodes: int, r: int) -> None:
 
 
 def test_a_duplicate_changes_nothing() -> None:
-    made = plan(Scheme.CODED, 4, 2)
+    made = plan(4, 2)
     blocks = blocks_of(made, 10)
     nodes = carry_out(made, blocks)
     for index in made.sent_to(0):
@@ -112,7 +114,7 @@ def test_a_duplicate_changes_nothing() -> None:
 
 
 def test_a_lost_packet_leaves_its_targets_incomplete() -> None:
-    made = plan(Scheme.CODED, 4, 2)
+    made = plan(4, 2)
     lost = made.sent_to(3)[0]
     nodes = carry_out(made, blocks_of(made, 10), lost=(lost, 3))
     assert [each.complete for each in nodes] == [True, True, True, False]
@@ -120,7 +122,7 @@ def test_a_lost_packet_leaves_its_targets_incomplete() -> None:
 
 
 def test_a_packet_for_others_or_of_another_size_is_refused() -> None:
-    made = plan(Scheme.CODED, 4, 2)
+    made = plan(4, 2)
     blocks = blocks_of(made, 10)
     nodes = carry_out(made, blocks)
     (mine, *_) = made.sent_by(0)
@@ -134,7 +136,7 @@ def test_a_packet_for_others_or_of_another_size_is_refused() -> None:
 
 @pytest.mark.parametrize(("nodes", "r"), CASES)
 def test_without_one_node_the_others_still_get_all_that_somebody_has(nodes: int, r: int) -> None:
-    original = plan(Scheme.CODED, nodes, r)
+    original = plan(nodes, r)
     blocks = blocks_of(original, 7)
     for gone in range(nodes):
         there = [node for node in range(nodes) if node != gone]
@@ -151,12 +153,18 @@ def test_without_one_node_the_others_still_get_all_that_somebody_has(nodes: int,
 
 @pytest.mark.parametrize(("nodes", "r"), [(1, 2), (2, 2), (4, 4), (4, 0), (4, -1), (20, 10)])
 def test_what_cannot_be_is_refused(nodes: int, r: int) -> None:
-    with pytest.raises(ValueError, match=r"redundancy|blocks"):
-        plan(Scheme.CODED, nodes, r)
+    with pytest.raises(ValueError, match="redundancy of"):
+        plan(nodes, r)
+
+
+def test_the_plan_of_a_process_can_be_replaced_to_compare() -> None:
+    with planning_with(summed):
+        assert plan(4, 2) is summed(4, 2)
+    assert plan(4, 2) is SCHEMES["coded"](4, 2)
 
 
 def test_one_node_exchanges_nothing() -> None:
-    made = plan(Scheme.CODED, 1, 1)
+    made = plan(1, 1)
     assert made.packets == ()
     (alone,) = carry_out(made, blocks := blocks_of(made, 5))
     np.testing.assert_array_equal(alone.sums(), exact_sum(blocks))

@@ -6,9 +6,7 @@ import pytest
 
 from gradwire.coding import (
     MAX_BLOCKS,
-    Scheme,
     StepTimes,
-    blocks_in,
     fastest,
     plan,
     possible,
@@ -21,7 +19,7 @@ from gradwire.coding import (
 def test_the_load_of_a_node_is_that_of_the_plan(nodes: int) -> None:
     times = StepTimes(computing=0.0, exchanging=1.0)
     for r in possible(nodes):
-        ours, plain = plan(Scheme.CODED, nodes, r).downlink, plan(Scheme.CODED, nodes, 1).downlink
+        ours, plain = plan(nodes, r).downlink, plan(nodes, 1).downlink
         assert step_seconds(times, nodes, r) * float(plain) == pytest.approx(float(ours))
 
 
@@ -45,7 +43,7 @@ def test_only_what_has_few_enough_blocks_is_possible() -> None:
     assert possible(1) == [1]
     assert possible(4) == [1, 2, 3]
     assert possible(16) == [1, 2, 3, 13, 14, 15]
-    assert all(blocks_in(Scheme.CODED, 16, r) <= MAX_BLOCKS for r in possible(16))
+    assert all(len(plan(16, r).holders) <= MAX_BLOCKS for r in possible(16))
 
 
 def test_what_was_measured_with_redundancy_is_brought_to_none() -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from gradwire.compressors import CodeScheme
+from gradwire.compressors import CodeFormat
 from gradwire.compressors.kernels import reference, selection_reference
 
 if not torch.cuda.is_available():
@@ -21,8 +21,8 @@ Array = npt.NDArray[np.float32]
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LEVELS = {
-    CodeScheme.SIGNED_4BIT: np.array([0.04, 0.07, 0.1, 0.2, 0.25, 0.4, 0.6], np.float32),
-    CodeScheme.SIGNED_2BIT: np.array([0.1], np.float32),
+    CodeFormat.SIGNED_4BIT: np.array([0.04, 0.07, 0.1, 0.2, 0.25, 0.4, 0.6], np.float32),
+    CodeFormat.SIGNED_2BIT: np.array([0.1], np.float32),
 }
 # Around a word, a block of either kernel, and what one program takes of a histogram.
 SIZES = [1, 7, 8, 9, 1023, 1025, 2049, cuda.SELECT_BLOCK * cuda.BLOCKS_PER_PROGRAM + 1]
@@ -42,16 +42,16 @@ def on_device(array: Array) -> torch.Tensor:
     return torch.from_numpy(array.copy()).to(DEVICE)
 
 
-@pytest.mark.parametrize("scheme", LEVELS)
+@pytest.mark.parametrize("format", LEVELS)
 @pytest.mark.parametrize("elements", [0, *SIZES])
-def test_quantize(elements: int, scheme: CodeScheme) -> None:
+def test_quantize(elements: int, format: CodeFormat) -> None:
     gradient = values(elements) if elements else np.empty(0, np.float32)
     residual = values(elements, 1) if elements else np.empty(0, np.float32)
-    levels, size = LEVELS[scheme], scheme.code_bytes(elements)
+    levels, size = LEVELS[format], format.code_bytes(elements)
     ours, data = on_device(residual), torch.zeros(size, dtype=torch.uint8, device=DEVICE)
-    cuda.quantize(scheme, on_device(gradient), ours, levels, data)
+    cuda.quantize(format, on_device(gradient), ours, levels, data)
     expected = np.empty(size, np.uint8)
-    reference.quantize(scheme, gradient, residual, levels, expected)
+    reference.quantize(format, gradient, residual, levels, expected)
     assert np.array_equal(data.cpu().numpy(), expected)
     assert np.array_equal(ours.cpu().numpy().view(np.uint32), residual.view(np.uint32))
 
@@ -95,4 +95,4 @@ def test_what_a_kernel_could_not_take_is_refused() -> None:
     zeros = torch.zeros(8, device=DEVICE)
     data = torch.zeros(4, dtype=torch.uint8, device=DEVICE)
     with pytest.raises(ValueError, match="expected signed codes"):
-        cuda.quantize(CodeScheme.BINARY, zeros, zeros, np.zeros(2, np.float32), data)
+        cuda.quantize(CodeFormat.BINARY, zeros, zeros, np.zeros(2, np.float32), data)

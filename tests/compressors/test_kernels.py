@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gradwire.compressors import CodeScheme, DenseFormat, set_threads, warm_up
+from gradwire.compressors import CodeFormat, DenseFormat, set_threads, warm_up
 from gradwire.compressors.kernels import Magnitudes, cpu, reference, threads
 from gradwire.compressors.kernels.late import CHUNK
 
@@ -28,7 +28,7 @@ SMALL = [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 255, 256, 257]
 LARGE = [4095, 4096, 4097, 8191, 8192, 8193, 16385, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 4097]
 SIZES = [*SMALL, *LARGE]
 
-SIGNED = [CodeScheme.SIGNED_4BIT, CodeScheme.SIGNED_2BIT]
+SIGNED = [CodeFormat.SIGNED_4BIT, CodeFormat.SIGNED_2BIT]
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +53,8 @@ def same_bits(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> b
     return np.array_equal(one.view(np.uint8), other.view(np.uint8))
 
 
-def levels_of(scheme: CodeScheme) -> Array:
-    levels = [0.04, 0.07, 0.1, 0.2, 0.25, 0.4, 0.6] if scheme is CodeScheme.SIGNED_4BIT else [0.1]
+def levels_of(format: CodeFormat) -> Array:
+    levels = [0.04, 0.07, 0.1, 0.2, 0.25, 0.4, 0.6] if format is CodeFormat.SIGNED_4BIT else [0.1]
     return np.array(levels, np.float32)
 
 
@@ -84,42 +84,42 @@ def test_the_total_is_not_finite_if_a_value_is_not(bad: float, position: int) ->
 
 
 @pytest.mark.parametrize("elements", SIZES)
-@pytest.mark.parametrize("scheme", SIGNED)
-def test_quantize(scheme: CodeScheme, elements: int) -> None:
-    values, levels = gradient(elements), levels_of(scheme)
+@pytest.mark.parametrize("format", SIGNED)
+def test_quantize(format: CodeFormat, elements: int) -> None:
+    values, levels = gradient(elements), levels_of(format)
     residuals = [np.roll(values, 1) * np.float32(0.01) for _ in range(2)]
-    datas = [np.full(scheme.code_bytes(elements), 0xFF, np.uint8) for _ in range(2)]
+    datas = [np.full(format.code_bytes(elements), 0xFF, np.uint8) for _ in range(2)]
     for kernels, residual, data in zip((cpu, reference), residuals, datas, strict=True):
-        kernels.quantize(scheme, values, residual, levels, data)
+        kernels.quantize(format, values, residual, levels, data)
     assert same_bits(*datas)
     assert same_bits(*residuals)
 
 
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("elements", SIZES)
-@pytest.mark.parametrize("scheme", SIGNED)
-def test_add_quantized(scheme: CodeScheme, elements: int, keep: bool) -> None:
+@pytest.mark.parametrize("format", SIGNED)
+def test_add_quantized(format: CodeFormat, elements: int, keep: bool) -> None:
     rng = np.random.default_rng(elements)
-    datas = [unaligned(rng.integers(0, 256, scheme.code_bytes(elements), np.uint8)) for _ in range(5)]
+    datas = [unaligned(rng.integers(0, 256, format.code_bytes(elements), np.uint8)) for _ in range(5)]
     weights = np.array([0.1, 0.2, 0.3, 0.7, 1.0], np.float32)
-    tables = scheme.table(levels_of(scheme)) * weights[:, None]
+    tables = format.table(levels_of(format)) * weights[:, None]
     sums = [gradient(elements) for _ in range(2)]
     for kernels, out in zip((cpu, reference), sums, strict=True):
-        kernels.add_quantized(scheme, datas, tables, out, keep=keep)
+        kernels.add_quantized(format, datas, tables, out, keep=keep)
     assert same_bits(*sums)
 
 
 def test_a_sum_that_bypasses_the_cache_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "STREAM_ELEMENTS", 0)
-    for scheme in SIGNED:
+    for format in SIGNED:
         for elements in (127, 128, 5000, CHUNK + 300):
-            data = np.random.default_rng(0).integers(0, 256, scheme.code_bytes(elements), np.uint8)
-            tables = scheme.table(levels_of(scheme))[None]
+            data = np.random.default_rng(0).integers(0, 256, format.code_bytes(elements), np.uint8)
+            tables = format.table(levels_of(format))[None]
             memory = np.zeros(elements + 16, np.float32)
             first = -(memory.ctypes.data // 4) % 16
             aligned, expected = memory[first : first + elements], np.zeros(elements, np.float32)
-            cpu.add_quantized(scheme, [data], tables, aligned, keep=False)
-            reference.add_quantized(scheme, [data], tables, expected, keep=False)
+            cpu.add_quantized(format, [data], tables, aligned, keep=False)
+            reference.add_quantized(format, [data], tables, expected, keep=False)
             assert same_bits(aligned, expected)
 
 
@@ -173,17 +173,17 @@ def test_add_dense(format: DenseFormat, elements: int) -> None:
         assert same_bits(*sums)
 
 
-@pytest.mark.parametrize("scheme", SIGNED)
-def test_the_forbidden_code_is_found_wherever_it_stands(scheme: CodeScheme) -> None:
-    data = np.zeros(scheme.code_bytes(1000), np.uint8)
-    allowed = sorted({*range(2**scheme.bits)} - {scheme.forbidden_code})
+@pytest.mark.parametrize("format", SIGNED)
+def test_the_forbidden_code_is_found_wherever_it_stands(format: CodeFormat) -> None:
+    data = np.zeros(format.code_bytes(1000), np.uint8)
+    allowed = sorted({*range(2**format.bits)} - {format.forbidden_code})
     codes = np.random.default_rng(0).choice(np.array(allowed, np.uint8), 1000)
-    data[:] = reference.pack(scheme, codes)
-    assert not cpu.has_forbidden_code(scheme, unaligned(data))
+    data[:] = reference.pack(format, codes)
+    assert not cpu.has_forbidden_code(format, unaligned(data))
     for position in (0, 1, 2, 3, 500, 998, 999):
         broken = codes.copy()
-        broken[position] = scheme.forbidden_code
-        assert cpu.has_forbidden_code(scheme, reference.pack(scheme, broken))
+        broken[position] = format.forbidden_code
+        assert cpu.has_forbidden_code(format, reference.pack(format, broken))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -201,7 +201,7 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_stands(format: DenseFor
         assert not cpu.all_finite(format, unaligned(data))
 
 
-FOUR = CodeScheme.SIGNED_4BIT
+FOUR = CodeFormat.SIGNED_4BIT
 HALF = DenseFormat.FLOAT16
 
 
@@ -265,8 +265,8 @@ def test_the_number_of_threads_does_not_show() -> None:
     for count in (1, 2, 5):
         set_threads(count)
         residual = np.zeros_like(values)
-        data = np.zeros(CodeScheme.SIGNED_4BIT.code_bytes(values.size), np.uint8)
-        cpu.quantize(CodeScheme.SIGNED_4BIT, values, residual, levels_of(CodeScheme.SIGNED_4BIT), data)
+        data = np.zeros(CodeFormat.SIGNED_4BIT.code_bytes(values.size), np.uint8)
+        cpu.quantize(CodeFormat.SIGNED_4BIT, values, residual, levels_of(CodeFormat.SIGNED_4BIT), data)
         results.append((data.tobytes(), residual.tobytes(), cpu.magnitudes(values)))
     assert results[0] == results[1] == results[2]
 
@@ -333,16 +333,16 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import test_kernels as t
 import test_selection as s
-from gradwire.compressors import CodeScheme, DenseFormat
+from gradwire.compressors import CodeFormat, DenseFormat
 for elements in (17, 40_003):
     s.test_add_and_select_leaves_the_saturating_sum(elements)
     s.test_median_is_the_lower_one_in_the_middle(elements)
 for elements in (1, 16, 17, 257, 8193):
     t.test_magnitudes(elements)
-    for scheme in t.SIGNED:
-        t.test_quantize(scheme, elements)
-        t.test_add_quantized(scheme, elements, False)
-        t.test_add_quantized(scheme, elements, True)
+    for format in t.SIGNED:
+        t.test_quantize(format, elements)
+        t.test_add_quantized(format, elements, False)
+        t.test_add_quantized(format, elements, True)
     t.test_encode_dense(DenseFormat.FLOAT16, elements)
 """
 
@@ -367,12 +367,12 @@ warm_up()
 with event.install_recorder("numba:compile") as compiled:
     values = np.ones(300, np.float32)
     cpu.magnitudes(values)
-    for scheme in (cpu.CodeScheme.SIGNED_4BIT, cpu.CodeScheme.SIGNED_2BIT):
-        data = np.zeros(scheme.code_bytes(300), np.uint8)
-        levels = np.arange(1, scheme.level_count + 1, dtype=np.float32)
-        cpu.quantize(scheme, values, values.copy(), levels, data)
-        cpu.add_quantized(scheme, [data], scheme.table(levels)[None], values.copy(), keep=False)
-        cpu.has_forbidden_code(scheme, data)
+    for format in (cpu.CodeFormat.SIGNED_4BIT, cpu.CodeFormat.SIGNED_2BIT):
+        data = np.zeros(format.code_bytes(300), np.uint8)
+        levels = np.arange(1, format.level_count + 1, dtype=np.float32)
+        cpu.quantize(format, values, values.copy(), levels, data)
+        cpu.add_quantized(format, [data], format.table(levels)[None], values.copy(), keep=False)
+        cpu.has_forbidden_code(format, data)
     for format in cpu.DenseFormat:
         data = np.zeros(300 * format.element_bytes, np.uint8)
         if format is not cpu.DenseFormat.FLOAT32:

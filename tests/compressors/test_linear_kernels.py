@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire.compressors import CodeScheme, set_threads
+from gradwire.compressors import CodeFormat, set_threads
 from gradwire.compressors.kernels import linear
 from gradwire.compressors.kernels import linear_reference as reference
 from gradwire.compressors.kernels import reference as codes_reference
@@ -242,11 +242,11 @@ def test_rounding_at_random_is_unbiased(bits: int) -> None:
 def test_ternary_is_unbiased() -> None:
     """As above; a single draw has a standard deviation of at most half a level."""
     draws, values = 1000, np.linspace(-1.0, 1.0, 97, dtype=np.float32)
-    data, mean = np.zeros(CodeScheme.SIGNED_2BIT.code_bytes(97), np.uint8), np.zeros(97)
-    table = CodeScheme.SIGNED_2BIT.table(np.ones(1, np.float32))
+    data, mean = np.zeros(CodeFormat.SIGNED_2BIT.code_bytes(97), np.uint8), np.zeros(97)
+    table = CodeFormat.SIGNED_2BIT.table(np.ones(1, np.float32))
     for seed in range(draws):
         linear.quantize_ternary(values, np.zeros(97, np.float32), 1.0, data, seed=seed)
-        mean += table[codes_reference.unpack(CodeScheme.SIGNED_2BIT, data, 97)] / draws
+        mean += table[codes_reference.unpack(CodeFormat.SIGNED_2BIT, data, 97)] / draws
     assert np.abs(mean - values).max() < 2.5 / draws**0.5
     assert abs((mean - values).mean()) < 2.5 / (97 * draws) ** 0.5
 
@@ -356,12 +356,12 @@ def test_binary_and_ternary_codes_leave_what_they_do_not_send(values: list[float
     linear.add_binary([data], np.array([[-level, level]], np.float32), sent)
     assert same_bits(sent, np.where(whole >= 0, np.float32(level), np.float32(-level)))
     assert same_bits(residual, whole - sent)
-    data = np.zeros(CodeScheme.SIGNED_2BIT.code_bytes(whole.size), np.uint8)
+    data = np.zeros(CodeFormat.SIGNED_2BIT.code_bytes(whole.size), np.uint8)
     residual[:] = 0.0
     linear.quantize_ternary(whole, residual, level, data, seed=1)
-    assert not codes_reference.has_forbidden_code(CodeScheme.SIGNED_2BIT, data)
-    codes = codes_reference.unpack(CodeScheme.SIGNED_2BIT, data, whole.size)
-    sent = CodeScheme.SIGNED_2BIT.table(np.array([level], np.float32))[codes]
+    assert not codes_reference.has_forbidden_code(CodeFormat.SIGNED_2BIT, data)
+    codes = codes_reference.unpack(CodeFormat.SIGNED_2BIT, data, whole.size)
+    sent = CodeFormat.SIGNED_2BIT.table(np.array([level], np.float32))[codes]
     assert np.array_equal(residual, whole - sent)
     assert (np.sign(sent) * np.sign(whole) >= 0).all()
     assert (codes[np.abs(whole) >= np.float32(level)] != 0).all()

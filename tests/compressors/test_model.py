@@ -49,7 +49,7 @@ def kinds(payloads: list[Payload]) -> list[str]:
     found: list[str] = []
     for payload in payloads:
         assert isinstance(payload, QuantizedPayload | DensePayload)
-        found.append((payload.scheme if isinstance(payload, QuantizedPayload) else payload.format).value)
+        found.append(payload.format.value)
     return found
 
 

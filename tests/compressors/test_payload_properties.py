@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.compressors import (
-    CodeScheme,
+    CodeFormat,
     DenseFormat,
     DensePayload,
     IndexCoding,
@@ -52,10 +52,10 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 NO_BYTES = np.empty(0, np.uint8)
 CHUNK = 64  # bytes, so that small transfers take several
 
-SCHEMES = {"4bit": CodeScheme.SIGNED_4BIT, "2bit": CodeScheme.SIGNED_2BIT, "binary": CodeScheme.BINARY}
+CODES = {"4bit": CodeFormat.SIGNED_4BIT, "2bit": CodeFormat.SIGNED_2BIT, "binary": CodeFormat.BINARY}
 FORMATS = {form.value: form for form in DenseFormat}
 LINEAR = {"linear2": 2, "linear5": 5, "linear8": 8}
-VALUES = [*FORMATS, *SCHEMES, *LINEAR]
+VALUES = [*FORMATS, *CODES, *LINEAR]
 KINDS = [*VALUES, "vote", *(f"{coding.value} {values}" for coding in IndexCoding for values in VALUES)]
 
 
@@ -74,17 +74,17 @@ def values_of(kind: str, elements: int, rng: np.random.Generator) -> ValuePayloa
         codes = linear_reference.pack(bits, rng.integers(-most, most + 1, elements).astype(np.int32))
         data = np.concatenate([scales.view(np.uint8), codes])
         return LinearPayload(elements=elements, bits=bits, bucket=bucket, data=data)
-    scheme = SCHEMES.get(kind, CodeScheme.VOTE)
-    allowed = np.array(sorted({*range(2**scheme.bits)} - {scheme.forbidden_code}))
-    levels = np.cumsum(rng.random(scheme.level_count) + 0.01).astype(np.float32)
-    if scheme is CodeScheme.BINARY:
+    format = CODES.get(kind, CodeFormat.VOTE)
+    allowed = np.array(sorted({*range(2**format.bits)} - {format.forbidden_code}))
+    levels = np.cumsum(rng.random(format.level_count) + 0.01).astype(np.float32)
+    if format is CodeFormat.BINARY:
         levels -= 1
-    data = pack(scheme, rng.choice(allowed, elements))
-    return QuantizedPayload(scheme=scheme, elements=elements, levels=levels, data=data)
+    data = pack(format, rng.choice(allowed, elements))
+    return QuantizedPayload(format=format, elements=elements, levels=levels, data=data)
 
 
-def pack(scheme: CodeScheme, codes: npt.NDArray[np.integer]) -> Bytes:
-    return linear_reference.pack(scheme.bits, codes.astype(np.int32))
+def pack(format: CodeFormat, codes: npt.NDArray[np.integer]) -> Bytes:
+    return linear_reference.pack(format.bits, codes.astype(np.int32))
 
 
 def payload_of(kind: str, elements: int, seed: int) -> Payload:
@@ -123,9 +123,9 @@ def encoded_again(payload: Payload) -> bytes:
             short = payload.format is DenseFormat.BFLOAT16
             return (words >> 16).astype(np.uint16).tobytes() if short else words.tobytes()
         case QuantizedPayload():
-            bits = payload.scheme.bits
+            bits = payload.format.bits
             codes = linear_reference.unpack(bits, payload.data, payload.elements)
-            assert payload.scheme.forbidden_code not in codes.tolist()
+            assert payload.format.forbidden_code not in codes.tolist()
             return linear_reference.pack(bits, codes).tobytes()
         case LinearPayload():
             codes = linear_reference.unpack_signed(payload.bits, payload.codes(), payload.elements)
@@ -173,8 +173,6 @@ def receive(header: m.TensorHeader, data: Bytes) -> Payload:
 
 FLOATS = st.floats(width=32)
 HOSTILE: dict[str, st.SearchStrategy[Any]] = {
-    "format": st.sampled_from(list(m.DenseFormatCode)),
-    "scheme": st.sampled_from(list(m.CodeSchemeCode)),
     "levels": st.lists(FLOATS, max_size=8).map(lambda levels: tuple(sorted(levels))),
     "bits": st.integers(0, 9) | st.integers(0, 2**32 - 1),
     "bucket": st.integers(0, 5).map(lambda n: 32 * n) | st.integers(0, 2**59 - 1).map(lambda n: 32 * n),
@@ -184,15 +182,20 @@ HOSTILE: dict[str, st.SearchStrategy[Any]] = {
     "index_bytes": st.integers(0, 70) | st.integers(0, 2**64 - 1),
     "seed": st.integers(0, 2**64 - 1),
 }
+NESTED = ("kind", "values")
 
 
 def changed(header: Any, draw: st.DataObject) -> Any:
     """One field of a header, at any depth, as somebody else might fill it in."""
-    names = [field.name for field in dataclasses.fields(header) if field.name in {*HOSTILE, "kind", "values"}]
+    names = [
+        field.name for field in dataclasses.fields(header) if field.name in {*HOSTILE, *NESTED, "format"}
+    ]
     name = draw.draw(st.sampled_from(names))
-    if name in ("kind", "values"):
+    if name in NESTED:
         return dataclasses.replace(header, **{name: changed(getattr(header, name), draw)})
-    return dataclasses.replace(header, **{name: draw.draw(HOSTILE[name])})
+    formats = m.CodeFormatCode if isinstance(header, m.QuantizedHeader) else m.DenseFormatCode
+    values = st.sampled_from(list(formats)) if name == "format" else HOSTILE[name]
+    return dataclasses.replace(header, **{name: draw.draw(values)})
 
 
 @pytest.mark.parametrize("kind", KINDS)

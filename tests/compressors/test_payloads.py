@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.compressors import (
-    CodeScheme,
+    CodeFormat,
     DenseFormat,
     DensePayload,
     Payload,
@@ -29,13 +29,13 @@ from gradwire.compressors.reduction import add_payloads
 Array = npt.NDArray[np.float32]
 
 
-def quantized(scheme: CodeScheme, elements: int, seed: int = 0) -> QuantizedPayload:
+def quantized(format: CodeFormat, elements: int, seed: int = 0) -> QuantizedPayload:
     rng = np.random.default_rng(seed)
-    allowed = sorted({*range(2**scheme.bits)} - {scheme.forbidden_code})
+    allowed = sorted({*range(2**format.bits)} - {format.forbidden_code})
     codes = rng.choice(np.array(allowed, np.uint8), elements)
-    levels = np.cumsum(rng.random(scheme.level_count) + 0.01).astype(np.float32)
+    levels = np.cumsum(rng.random(format.level_count) + 0.01).astype(np.float32)
     return QuantizedPayload(
-        scheme=scheme, elements=elements, levels=levels, data=reference.pack(scheme, codes)
+        format=format, elements=elements, levels=levels, data=reference.pack(format, codes)
     )
 
 
@@ -47,8 +47,8 @@ def dense(format: DenseFormat, elements: int, seed: int = 0) -> DensePayload:
 
 
 MAKERS: dict[str, Callable[[int, int], Payload]] = {
-    "4bit": lambda elements, seed: quantized(CodeScheme.SIGNED_4BIT, elements, seed),
-    "2bit": lambda elements, seed: quantized(CodeScheme.SIGNED_2BIT, elements, seed),
+    "4bit": lambda elements, seed: quantized(CodeFormat.SIGNED_4BIT, elements, seed),
+    "2bit": lambda elements, seed: quantized(CodeFormat.SIGNED_2BIT, elements, seed),
     "float32": lambda elements, seed: dense(DenseFormat.FLOAT32, elements, seed),
     "bfloat16": lambda elements, seed: dense(DenseFormat.BFLOAT16, elements, seed),
     "float16": lambda elements, seed: dense(DenseFormat.FLOAT16, elements, seed),
@@ -64,15 +64,15 @@ def test_a_valid_payload_passes_and_decodes(kind: str, elements: int) -> None:
     values = decode(payload)
     assert values.shape == (elements,)
     if isinstance(payload, QuantizedPayload):
-        codes = reference.unpack(payload.scheme, payload.data, elements)
-        assert np.array_equal(values, payload.scheme.table(payload.levels)[codes])
+        codes = reference.unpack(payload.format, payload.data, elements)
+        assert np.array_equal(values, payload.format.table(payload.levels)[codes])
 
 
 def test_what_each_code_is_worth() -> None:
     levels = np.arange(1, 8, dtype=np.float32)
-    four = CodeScheme.SIGNED_4BIT.table(levels)
+    four = CodeFormat.SIGNED_4BIT.table(levels)
     assert four.tolist() == [0, -1, -2, -3, -4, -5, -6, -7, 0, 1, 2, 3, 4, 5, 6, 7]
-    assert CodeScheme.SIGNED_2BIT.table(levels[:1]).tolist() == [0, 0, -1, 1]
+    assert CodeFormat.SIGNED_2BIT.table(levels[:1]).tolist() == [0, 0, -1, 1]
 
 
 def flip(payload: QuantizedPayload, byte: int, value: int) -> QuantizedPayload:
@@ -81,8 +81,8 @@ def flip(payload: QuantizedPayload, byte: int, value: int) -> QuantizedPayload:
     return replace(payload, data=data)
 
 
-FOUR = quantized(CodeScheme.SIGNED_4BIT, 11)
-TWO = quantized(CodeScheme.SIGNED_2BIT, 19)
+FOUR = quantized(CodeFormat.SIGNED_4BIT, 11)
+TWO = quantized(CodeFormat.SIGNED_2BIT, 19)
 PLAIN = dense(DenseFormat.FLOAT32, 5)
 
 

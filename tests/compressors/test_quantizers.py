@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gradwire.compressors import (
-    CodeScheme,
+    CodeFormat,
     LinearPayload,
     Payload,
     QuantizedPayload,
@@ -105,7 +105,7 @@ def test_terngrad_clips_at_two_and_a_half_root_mean_squares() -> None:
     values = np.array([100.0] + [1.0] * 399, np.float32)
     level = 2.5 * math.sqrt((100**2 + 399) / 400)
     payload = quantized(bare("terngrad", values))
-    assert payload.scheme is CodeScheme.SIGNED_2BIT
+    assert payload.format is CodeFormat.SIGNED_2BIT
     assert payload.levels[0] == pytest.approx(level)
     assert decode(payload)[0] == payload.levels[0]
     assert quantized(bare("terngrad:sigmas=1000", values)).levels[0] == 100

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.compressors import CodeScheme, QuantizedPayload, StepContext, TensorSpec, create, decode
+from gradwire.compressors import CodeFormat, QuantizedPayload, StepContext, TensorSpec, create, decode
 from gradwire.compressors.feedback import FeedbackState
 from gradwire.compressors.four_bit import GROUP_1, GROUP_2, GROUP_3, choose_group
 
@@ -41,7 +41,7 @@ SENT = [0.3, -0.3, 0.04, 0.0, 0.04, 0.6, 0.0, -0.1]
 
 def test_4bit_by_hand() -> None:
     (payload,), (residual,) = compress("4bit:levels=groups", GRADIENT)
-    assert payload.scheme is CodeScheme.SIGNED_4BIT
+    assert payload.format is CodeFormat.SIGNED_4BIT
     assert payload.levels.tolist() == np.array(GROUP_1, np.float32).tolist()
     assert payload.data.tolist() == PACKED
     assert decode(payload).tolist() == np.array(SENT, np.float32).tolist()

@@ -129,8 +129,8 @@ class Daemons:
         return worker
 
     def program(self, module: str, first: str, address: str, *arguments: str) -> Daemon:
-        """A worker of another make: a module of `programs`, and its own argument, which comes first."""
-        worker = Daemon(module, (first, "--server", address, "--threads", "1", *arguments))
+        """A worker of another make: a module of `programs`, and its own arguments, which come first."""
+        worker = Daemon(module, (*first.split(), "--server", address, "--threads", "1", *arguments))
         self._all.append(worker)
         return worker
 

@@ -16,7 +16,7 @@ from relay import Relay
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from test_training import finished
 
-from gradwire.coding import Scheme, blocks_in, from_fixed_point, to_fixed_point
+from gradwire.coding import from_fixed_point, to_fixed_point
 from gradwire.proto.messages import StatusReply
 from gradwire.proto.shares import share
 from gradwire.worker.tasks import load
@@ -25,12 +25,17 @@ from gradwire.worker.tasks.sharding import epoch_order
 ELEMENTS = 64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10  # of the model for digits
 SAMPLES = 1408
 SEED = 3
+SCHEMES = "gradwire.benchmarks.schemes"
 
 
-def coded_job(daemons: Daemons, *arguments: str, workers: int = 4, epochs: int = 30) -> Server:
+def coded_job(
+    daemons: Daemons, *arguments: str, workers: int = 4, epochs: int = 30, scheme: str = "coded"
+) -> Server:
+    program = ("gradwire.server.cli",) if scheme == "coded" else (SCHEMES, scheme, "server")
     return daemons.server(
         *("--mode", "coded", "--seed", str(SEED), "--epochs", str(epochs), "--min-workers", str(workers)),
         *("--lease-seconds", "20", *arguments),
+        program=program,
     )
 
 
@@ -49,7 +54,7 @@ def reference(workers: int, redundancy: int, epochs: int, momentum: float) -> di
     model = task.model()
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=momentum)
-    blocks = blocks_in(Scheme.CODED, workers, redundancy)
+    blocks = comb(workers, redundancy)
     for epoch in range(epochs):
         order = epoch_order(SEED, epoch, task.train_samples)
         for start in range(0, len(order), 32 * workers):
@@ -83,9 +88,16 @@ def test_a_whole_training_ends_at_the_bits_of_synchronous_sgd(daemons: Daemons, 
     for scheme in ("coded", "unicast"):
         output = tmp_path / f"{scheme}.safetensors"
         server = coded_job(
-            *(daemons, "--scheme", scheme, "--redundancy", "2", "--output", str(output), *optimizer)
+            *(daemons, "--redundancy", "2", "--output", str(output), *optimizer), scheme=scheme
         )
-        reply = ended(server, daemons.workers(server, 4))
+        if scheme == "coded":
+            workers = daemons.workers(server, 4)
+        else:
+            first = f"{scheme} worker"
+            workers = [
+                daemons.program(SCHEMES, first, server.address, "--worker-id", f"w{i}") for i in range(4)
+            ]
+        reply = ended(server, workers)
         found[scheme] = reply.parameters_sha256
         assert (reply.version, reply.epoch) == (330, 30)
         assert reply.evaluations[-1].metrics["accuracy"] > 0.94

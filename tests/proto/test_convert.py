@@ -26,7 +26,7 @@ EXAMPLES: list[Any] = [
             m.TensorHeader(
                 tensor=1,
                 elements=2**40,
-                kind=m.QuantizedHeader(scheme=m.CodeSchemeCode.SIGNED_2BIT, levels=(0.5,)),
+                kind=m.QuantizedHeader(format=m.CodeFormatCode.SIGNED_2BIT, levels=(0.5,)),
             ),
             m.TensorHeader(tensor=2, elements=0, kind=None),
         ),
@@ -52,7 +52,7 @@ def test_a_round_trip_changes_nothing(value: Any) -> None:
 
 @given(st.floats(width=32), st.integers(0, 2**64 - 1))
 def test_numbers_survive_to_the_bit(level: float, elements: int) -> None:
-    kind = m.QuantizedHeader(scheme=m.CodeSchemeCode.SIGNED_4BIT, levels=(level,))
+    kind = m.QuantizedHeader(format=m.CodeFormatCode.SIGNED_4BIT, levels=(level,))
     header = m.TensorHeader(tensor=1, elements=elements, kind=kind)
     back = decode(encode(header), m.TensorHeader)
     assert repr(back) == repr(header)
@@ -72,7 +72,7 @@ def test_every_message_has_its_dataclass_and_every_field_its_place() -> None:
         (m.Decision, "Decision"),
         (m.Content, "Content"),
         (m.DenseFormatCode, "DenseFormat"),
-        (m.CodeSchemeCode, "CodeScheme"),
+        (m.CodeFormatCode, "CodeFormat"),
     ],
 )
 def test_enums_have_the_numbers_of_the_wire(enum: Any, descriptor: str) -> None:

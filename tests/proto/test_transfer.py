@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.compressors import CodeScheme, DenseFormat, DensePayload, Payload, QuantizedPayload
+from gradwire.compressors import CodeFormat, DenseFormat, DensePayload, Payload, QuantizedPayload
 from gradwire.proto import messages as m
 from gradwire.proto.convert import MalformedError
 from gradwire.proto.manifest import Manifest
@@ -21,9 +21,9 @@ LEVELS = np.linspace(0.125, 0.875, 7, dtype=np.float32)
 
 
 def payloads() -> list[Payload]:
-    codes = np.zeros(CodeScheme.SIGNED_4BIT.code_bytes(21), np.uint8)
+    codes = np.zeros(CodeFormat.SIGNED_4BIT.code_bytes(21), np.uint8)
     codes[:3] = (0x91, 0x07, 0xF2)
-    weight = QuantizedPayload(scheme=CodeScheme.SIGNED_4BIT, elements=21, levels=LEVELS, data=codes)
+    weight = QuantizedPayload(format=CodeFormat.SIGNED_4BIT, elements=21, levels=LEVELS, data=codes)
     values = np.arange(5, dtype=np.float32)
     bias = DensePayload(format=DenseFormat.FLOAT32, elements=5, data=values.view(np.uint8))
     return [weight, bias]
@@ -108,7 +108,7 @@ def test_a_header_that_does_not_fit_is_refused(
 
 
 def with_levels(levels: tuple[float, ...]) -> list[m.TensorHeader]:
-    kind = m.QuantizedHeader(scheme=m.CodeSchemeCode.SIGNED_4BIT, levels=levels)
+    kind = m.QuantizedHeader(format=m.CodeFormatCode.SIGNED_4BIT, levels=levels)
     return altered(0, kind=kind)
 
 

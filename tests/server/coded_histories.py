@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradwire.coding import Exchange, Plan, Scheme, plan, resent
+from gradwire.benchmarks.schemes import SCHEMES
+from gradwire.coding import Exchange, Plan, plan, planning_with, resent
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.shares import share
@@ -81,7 +82,7 @@ class Cluster:
         self.chance = random.Random(seed)
         chance = self.chance
         self.members = chance.randint(1, 5)
-        self.scheme = chance.choice([Scheme.CODED, Scheme.CODED, Scheme.UNCODED, Scheme.MULTICAST])
+        self.scheme = SCHEMES[chance.choice(["coded", "coded", "uncoded", "multicast"])]
         self.steps = 0
         self.calm_from = chance.choice([0, 300, 600, 10**9])  # step from which nothing goes wrong any more
         self.core = Core(
@@ -91,7 +92,6 @@ class Cluster:
                 batch_size=BATCH,
                 epochs=EPOCHS,
                 lease_s=LEASE_S,
-                scheme=self.scheme,
                 redundancy=chance.choice([None, 1, 2, 3]),
             )
         )
@@ -257,7 +257,7 @@ class Cluster:
         if coding is None or (worker.assignment is not None and assignment.id <= worker.assignment.id):
             return
         worker.assignment = assignment
-        original = plan(Scheme[coding.scheme.name], assignment.world, coding.redundancy)
+        original = plan(assignment.world, coding.redundancy)
         key = (
             assignment.version,
             assignment.ranges,
@@ -433,7 +433,8 @@ def run(steps: int, seed: int, most: int = 5_000) -> int:
     while done < steps:
         cluster = Cluster(seed + jobs)
         try:
-            done += cluster.run(most)
+            with planning_with(cluster.scheme):
+                done += cluster.run(most)
         except Exception as error:
             raise AssertionError(f"seed {seed + jobs}: {error}") from error
         jobs += 1

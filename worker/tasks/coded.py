@@ -18,7 +18,6 @@ import torch
 from ...coding import (
     Exchange,
     Plan,
-    Scheme,
     from_fixed_point,
     packet_elements,
     plan,
@@ -67,7 +66,7 @@ def _key(assignment: m.Assignment) -> tuple[object, ...]:
     assert coding is not None
     return (
         *(assignment.version, assignment.epoch, assignment.ranges, assignment.position, assignment.world),
-        *(coding.scheme, coding.redundancy),
+        coding.redundancy,
     )
 
 
@@ -121,7 +120,7 @@ class CodedTraining:
             return self._step
         coding = assignment.coding
         assert coding is not None
-        step = Step(assignment, plan(Scheme[coding.scheme.name], assignment.world, coding.redundancy))
+        step = Step(assignment, plan(assignment.world, coding.redundancy))
         started = time.perf_counter()
         indices = self._computation.indices(assignment)
         blocks = len(step.original.holders)

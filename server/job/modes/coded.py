@@ -23,8 +23,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ....coding import MAX_NODES, Choice, Scheme, StepTimes, packet_elements, plan, possible
-from ....proto.messages import Assignment, Coding, Exchanged, SchemeCode
+from ....coding import MAX_NODES, Choice, StepTimes, packet_elements, plan, possible
+from ....proto.messages import Assignment, Coding, Exchanged
 from ....proto.refusal import Refused
 from .. import events as e
 from .. import refusals
@@ -38,10 +38,9 @@ MAX_DAMAGED = 3  # exchanges in a row that fail because of one member's packets;
 
 
 class Coded:
-    def __init__(self, state: JobState, scheme: Scheme, redundancy: int | None) -> None:
+    def __init__(self, state: JobState, redundancy: int | None) -> None:
         """redundancy: as many as there can be if so many cannot be had; None to choose by measured times."""
         self._state = state
-        self._scheme = scheme
         self._redundancy = redundancy
         self._choice = Choice()
         self.round: Round | None = None
@@ -100,8 +99,8 @@ class Coded:
         redundancy = self._redundancy_for(nodes)
         if (nodes, redundancy) != self._noted:
             self._noted = nodes, redundancy
-            how = f"with redundancy {redundancy}" if self._scheme is Scheme.CODED else self._scheme.value
-            text = f"{nodes} member{'' if nodes == 1 else 's'} exchange, {how}{self._why(nodes, redundancy)}"
+            members = f"{nodes} member{'' if nodes == 1 else 's'}"
+            text = f"{members} exchange with redundancy {redundancy}{self._why(nodes, redundancy)}"
             less = self._redundancy is not None and redundancy < self._redundancy
             actions.append(e.Note(text=text, warning=less and nodes > 1))
         self._exchanges += 1
@@ -110,12 +109,11 @@ class Coded:
             opened_at=now,
             drawn=drawn,
             redundancy=redundancy,
-            scheme=self._scheme,
-            plan=plan(self._scheme, nodes, redundancy),
+            plan=plan(nodes, redundancy),
             exchange=self._exchanges,
             members=dict(enumerate(ready)),
         )
-        coding = Coding(exchange=self._exchanges, scheme=SchemeCode[self._scheme.name], redundancy=redundancy)
+        coding = Coding(exchange=self._exchanges, redundancy=redundancy)
         state.wait_from(now)
         return actions + self._assign(round_, coding, now, evaluate=True)
 
@@ -307,7 +305,6 @@ class Coded:
         text = f"version {round_.version + 1}: {broken}; the gradients are sent uncoded instead"
         coding = Coding(
             exchange=round_.exchange,
-            scheme=SchemeCode[round_.scheme.name],
             redundancy=round_.redundancy,
             senders=senders,
             present=tuple(round_.present),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ....coding import NOBODY, Plan, Scheme, plan, resent
+from ....coding import NOBODY, Plan, plan, resent
 from ....proto.messages import Exchanged
 from ..roster import Member
 from ..samples import Drawn
@@ -29,7 +29,6 @@ class Round:
     opened_at: float
     drawn: Drawn
     redundancy: int
-    scheme: Scheme
     plan: Plan
     exchange: int
     members: dict[int, Member] = field(repr=False)
@@ -67,7 +66,7 @@ class Round:
 
     def begin_again(self, exchange: int) -> tuple[int, ...]:
         """Plan another exchange, of whole blocks from whoever has them; returns the sender of each block."""
-        original = plan(self.scheme, len(self.members), self.redundancy)
+        original = plan(len(self.members), self.redundancy)
         present = self.present
         sends = dict.fromkeys(present, 0)
         senders: list[int] = []

@@ -1,0 +1,91 @@
+"""Exchanges that coded mode is compared with. All but `summed` end at the same bits as the coded one.
+
+    scheme     blocks   held by                       packets
+    coded      C(n,r)   every r-subset has one        sums of slices, to the rest of a group of r + 1
+    uncoded    C(n,r)   every r-subset has one        whole blocks, one packet per node that lacks it
+    unicast    C(n,r)   one node each                 whole blocks, one packet per other node
+    multicast  C(n,r)   one node each                 whole blocks, one packet for all other nodes
+    summed     n        one node each                 the same: a node's part of the batch is one block
+
+As a program it is a daemon that exchanges by one of them; a job's processes must all have the same one:
+
+    python -m gradwire.benchmarks.schemes unicast server --mode coded …
+    python -m gradwire.benchmarks.schemes unicast worker --server …
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import combinations
+from math import comb
+
+from ..coding import Packet, Plan, planning_with, resent
+from ..coding.plan import coded_plan
+
+Scheme = Callable[[int, int], Plan]
+
+
+@lru_cache(maxsize=64)
+def uncoded(nodes: int, redundancy: int) -> Plan:
+    holders = tuple(combinations(range(nodes), redundancy))
+    # Block after block another one of its holders, so that all send about as much.
+    senders = [each[block % redundancy] for block, each in enumerate(holders)]
+    return _one_target_each(_whole_blocks(nodes, holders, senders))
+
+
+@lru_cache(maxsize=64)
+def unicast(nodes: int, redundancy: int) -> Plan:
+    return _one_target_each(multicast(nodes, redundancy))
+
+
+@lru_cache(maxsize=64)
+def multicast(nodes: int, redundancy: int) -> Plan:
+    return _one_holder_each(nodes, comb(nodes, redundancy))
+
+
+@lru_cache(maxsize=64)
+def summed(nodes: int, redundancy: int) -> Plan:
+    return _one_holder_each(nodes, nodes)
+
+
+SCHEMES: dict[str, Scheme] = {
+    "coded": coded_plan,
+    "uncoded": uncoded,
+    "unicast": unicast,
+    "multicast": multicast,
+    "summed": summed,
+}
+
+
+def _one_holder_each(nodes: int, blocks: int) -> Plan:
+    senders = [block % nodes for block in range(blocks)]
+    return _whole_blocks(nodes, tuple((sender,) for sender in senders), senders)
+
+
+def _whole_blocks(nodes: int, holders: tuple[tuple[int, ...], ...], senders: Sequence[int]) -> Plan:
+    empty = Plan(nodes=nodes, slices=1, holders=holders, blocks=(), packets=())
+    return resent(empty, senders, range(nodes))
+
+
+def _one_target_each(plan: Plan) -> Plan:
+    packets = (
+        Packet(packet.sender, (target,), packet.terms) for packet in plan.packets for target in packet.targets
+    )
+    return replace(plan, packets=tuple(packets))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """A daemon: name of the scheme, `server` or `worker`, and its arguments. Returns its exit code."""
+    from ..server.cli import main as gc_server
+    from ..worker.cli import main as gc_worker
+
+    scheme, daemon, *rest = arguments
+    with planning_with(SCHEMES[scheme]):
+        return {"server": gc_server, "worker": gc_worker}[daemon](rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
