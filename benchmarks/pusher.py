@@ -44,7 +44,7 @@ class Pusher:
     def _begin(self) -> None:
         self._client.join("benchmark", "none", ())
         elements = self._payload.elements
-        manifest = Manifest((m.Tensor(name="weight", shape=(elements,)),), 1 << 40)
+        manifest = Manifest((m.Tensor(name="weight", shape=(elements,), dtype="float32"),), 1 << 40)
         self._client.initialize(manifest, [np.zeros(elements * 4, np.uint8)])
         self._client.ready(manifest)
         self._next_assignment()

@@ -1,28 +1,26 @@
 """Dataclass <-> protobuf message, by field name.
 
-Every dataclass of `messages` has the fields of one protobuf message under the same names. Enums travel as
-their numbers, tuples as repeated fields, `X | None` as presence, and a field named like a oneof holds
-whichever of its members is set. The mapping is checked for every message when this module is imported, so a
-field that was added on one side only is an ImportError and not a silent loss.
+Every dataclass of `messages` is made from the protobuf message of its name. Enums travel as their numbers,
+tuples as repeated fields, `X | None` as presence, and a field named like a oneof holds whichever of its
+members is set.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import types
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import IntEnum
+from operator import attrgetter
 from typing import Any, TypeVar
 
-from google.protobuf.descriptor import FieldDescriptor, OneofDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from . import gradwire_pb2 as pb
 from . import messages as m
-from .refusal import Refusal
 
 T = TypeVar("T")
+Read = Callable[[Any], Any]  # a field's value, from its message
 
 MAX_REPEATED = 1 << 14  # messages in one repeated field; more tensors than any model has
 
@@ -31,224 +29,134 @@ class MalformedError(ValueError):
     """Bytes that are not a message of this protocol."""
 
 
-MESSAGES: dict[type[Any], type[Message]] = {
-    Refusal: pb.Refusal,
-    m.Job: pb.Job,
-    m.Limits: pb.Limits,
-    m.Tensor: pb.Tensor,
-    m.ManifestMessage: pb.Manifest,
-    m.JoinRequest: pb.JoinRequest,
-    m.JoinReply: pb.JoinReply,
-    m.InitializeHeader: pb.InitializeHeader,
-    m.InitializeReply: pb.InitializeReply,
-    m.FetchRequest: pb.FetchRequest,
-    m.FetchHeader: pb.FetchHeader,
-    m.DenseHeader: pb.DenseHeader,
-    m.QuantizedHeader: pb.QuantizedHeader,
-    m.LinearHeader: pb.LinearHeader,
-    m.SparseHeader: pb.SparseHeader,
-    m.TensorHeader: pb.TensorHeader,
-    m.Hello: pb.Hello,
-    m.Ready: pb.Ready,
-    m.Push: pb.Push,
-    m.Exchanged: pb.Exchanged,
-    m.Packet: pb.Packet,
-    m.Snapshot: pb.Snapshot,
-    m.Heartbeat: pb.Heartbeat,
-    m.Evaluation: pb.Evaluation,
-    m.Leave: pb.Leave,
-    m.Welcome: pb.Welcome,
-    m.Update: pb.Update,
-    m.Range: pb.Range,
-    m.Assignment: pb.Assignment,
-    m.Coding: pb.Coding,
-    m.Outcome: pb.Outcome,
-    m.Waiting: pb.Waiting,
-    m.SnapshotRequest: pb.SnapshotRequest,
-    m.InitializeRequest: pb.InitializeRequest,
-    m.StatusRequest: pb.StatusRequest,
-    m.MemberStatus: pb.MemberStatus,
-    m.LostStatus: pb.LostStatus,
-    m.EpochStatus: pb.EpochStatus,
-    m.Traffic: pb.Traffic,
-    m.StatusReply: pb.StatusReply,
-}
-_CLASS_OF: dict[str, type[Any]] = {message.DESCRIPTOR.full_name: cls for cls, message in MESSAGES.items()}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Field:
-    name: str
-    write: Callable[[Any, Any], None]  # (message, value)
-    read: Callable[[Any], Any]  # (message) -> value
-
-
-def to_message(value: Any) -> Message:
-    """The protobuf message that says the same as a dataclass of `messages`."""
-    message = MESSAGES[type(value)]()
-    for field in _PLANS[type(value)]:
-        field.write(message, getattr(value, field.name))
-    return message
-
-
-def from_message(message: Message, cls: type[T]) -> T:
-    """The dataclass that says the same as a protobuf message.
-
-    Raises:
-        MalformedError: an enum number that this version does not know.
-    """
-    return cls(**{field.name: field.read(message) for field in _PLANS[cls]})
-
-
 def encode(value: Any) -> bytes:
     return to_message(value).SerializeToString()
 
 
 def decode(data: bytes, cls: type[T]) -> T:
     """Raises MalformedError where `data` is not a `cls`."""
-    message = MESSAGES[cls]()
+    return from_message(parse(data, cls.__name__), cls)
+
+
+def parse(data: bytes, name: str) -> Message:
+    """The protobuf message of that name. Raises MalformedError where `data` is none."""
+    message: Message = getattr(pb, name)()
     try:
         message.ParseFromString(data)
     except DecodeError as error:
-        raise MalformedError(f"not a {message.DESCRIPTOR.name} message: {error}") from None
-    return from_message(message, cls)
+        raise MalformedError(f"not a {name} message: {error}") from None
+    return message
+
+
+def to_message(value: Any) -> Message:
+    """The protobuf message that says the same as a dataclass of `messages`."""
+    fields: dict[str, Any] = {}
+    make, plan = _WRITE[type(value)]
+    for name, members in plan:
+        content: Any = getattr(value, name)
+        if members is None:
+            fields[name] = content
+        elif isinstance(content, tuple):
+            fields[name] = [to_message(item) for item in content]  # pyright: ignore[reportUnknownVariableType]
+        elif content is not None:
+            fields[members.get(type(content).__name__, name)] = to_message(content)
+    return make(**fields)
+
+
+def from_message(message: Message, cls: type[T]) -> T:
+    """The dataclass that says the same as a protobuf message.
+
+    Raises:
+        MalformedError: a message that must be there is missing, one is repeated too often, or an enum has a
+            number that this version does not know.
+    """
+    return cls(**{name: read(message) for name, read in _READ[cls]})
 
 
 def member_of(message: Any, oneof: str) -> Any:
-    """The dataclass for whichever member of the oneof is set.
-
-    Raises:
-        MalformedError: none is set, or only one that this version does not know.
-    """
+    """The dataclass for whichever member of the oneof is set; None if none is that this version knows."""
     name = message.WhichOneof(oneof)
     if name is None:
-        raise MalformedError(f"{message.DESCRIPTOR.name} without a {oneof} that this version knows")
+        return None
     member = getattr(message, name)
-    return from_message(member, _CLASS_OF[member.DESCRIPTOR.full_name])
+    return from_message(member, getattr(m, member.DESCRIPTOR.name))
 
 
-def _is_union(hint: Any) -> bool:
-    return isinstance(hint, types.UnionType)
+def _members(descriptor: Descriptor, name: str) -> dict[str, str] | None:
+    if name in descriptor.oneofs_by_name:
+        members = descriptor.oneofs_by_name[name].fields
+        return {member.message_type.name: member.name for member in members if member.message_type}
+    return {} if _holds_messages(descriptor.fields_by_name[name]) else None
 
 
-def _oneof_field(oneof: OneofDescriptor) -> _Field:
-    name = oneof.name
-    members: Any = oneof.fields
-    by_type = {member.message_type.full_name: member.name for member in members}
+def _reader(descriptor: Descriptor, name: str) -> Read:
+    if name in descriptor.oneofs_by_name:
+        return lambda message: member_of(message, name)
+    field, get = descriptor.fields_by_name[name], attrgetter(name)
+    where = f"{descriptor.name}.{name}"
+    if _holds_messages(field):
+        assert field.message_type is not None
+        return _message_reader(where, field, getattr(m, field.message_type.name))
+    if field.message_type is not None:
+        return lambda message: dict(get(message))
+    if field.default_value == []:
+        return lambda message: tuple(get(message))
+    if field.enum_type is not None:
+        return _enum_reader(where, name, getattr(m, field.enum_type.name))
+    if field.has_presence:
+        return lambda message: get(message) if message.HasField(name) else None
+    return get
 
-    def write(message: Any, value: Any) -> None:
-        if value is not None:
-            member = to_message(value)
-            getattr(message, by_type[member.DESCRIPTOR.full_name]).CopyFrom(member)
 
-    def read(message: Any) -> Any:
-        return None if message.WhichOneof(name) is None else member_of(message, name)
+def _message_reader(where: str, field: FieldDescriptor, cls: type[Any]) -> Read:
+    name = field.name
 
-    return _Field(name, write, read)
+    def repeated(message: Any) -> tuple[Any, ...]:
+        members = getattr(message, name)
+        if len(members) > MAX_REPEATED:  # before they are turned into objects
+            raise MalformedError(f"{where}: expected up to {MAX_REPEATED} members, got {len(members)}")
+        return tuple(from_message(item, cls) for item in members)
 
-
-def _message_field(name: str, cls: type[Any], optional: bool, repeated: bool) -> _Field:
-    if repeated:
-        return _Field(
-            name,
-            lambda message, value: getattr(message, name).extend([to_message(item) for item in value]),
-            lambda message: tuple(from_message(item, cls) for item in _bounded(message, name)),
-        )
-
-    def write(message: Any, value: Any) -> None:
-        if value is not None:
-            getattr(message, name).CopyFrom(to_message(value))
-
-    def read(message: Any) -> Any:
+    def single(message: Any) -> Any:
         if message.HasField(name):
             return from_message(getattr(message, name), cls)
-        if optional:
-            return None
-        raise MalformedError(f"{message.DESCRIPTOR.name} without {name}")
+        if field.containing_oneof is None:  # protobuf gives one to each `optional` field
+            raise MalformedError(f"{message.DESCRIPTOR.name} without {name}")
+        return None
 
-    return _Field(name, write, read)
-
-
-def _bounded(message: Any, name: str) -> Any:
-    """A repeated field, refused before its members are turned into objects if there are too many."""
-    members = getattr(message, name)
-    if len(members) > MAX_REPEATED:
-        kind = message.DESCRIPTOR.name
-        raise MalformedError(f"{kind}.{name}: expected up to {MAX_REPEATED} members, got {len(members)}")
-    return members
+    return single if field.has_presence else repeated
 
 
-def _scalar_field(name: str, hint: Any) -> _Field:
-    origin = typing.get_origin(hint)
-    if origin is Mapping:
-        return _Field(
-            name,
-            lambda message, value: getattr(message, name).update(value),
-            lambda message: dict(getattr(message, name)),
-        )
-    if origin is tuple:
-        return _Field(
-            name,
-            lambda message, value: getattr(message, name).extend(value),
-            lambda message: tuple(getattr(message, name)),
-        )
-    if _is_union(hint):  # X | None: an optional scalar
+def _enum_reader(where: str, name: str, enum: type[IntEnum]) -> Read:
+    def read(message: Any) -> IntEnum:
+        number = getattr(message, name)
+        try:
+            return enum(number)
+        except ValueError:
+            raise MalformedError(f"{where}: {number} is not a known {enum.__name__}") from None
 
-        def write(message: Any, value: Any) -> None:
-            if value is not None:
-                setattr(message, name, value)
+    return read
 
-        return _Field(name, write, lambda message: getattr(message, name) if message.HasField(name) else None)
-    if isinstance(hint, type) and issubclass(hint, IntEnum):
-        enum = hint
 
-        def read(message: Any) -> Any:
-            number = getattr(message, name)
-            try:
-                return enum(number)
-            except ValueError:
-                raise MalformedError(
-                    f"{message.DESCRIPTOR.name}.{name}: {number} is not a known {enum.__name__}"
-                ) from None
+def _holds_messages(field: FieldDescriptor) -> bool:
+    """Whether its values are messages; a map's are not."""
+    return field.message_type is not None and not field.message_type.GetOptions().map_entry
 
-        return _Field(name, lambda message, value: setattr(message, name, int(value)), read)
-    return _Field(
-        name, lambda message, value: setattr(message, name, value), lambda message: getattr(message, name)
+
+_DESCRIPTORS: dict[type[Any], Descriptor] = {
+    cls: descriptor
+    for name, descriptor in pb.DESCRIPTOR.message_types_by_name.items()
+    if dataclasses.is_dataclass(cls := getattr(m, name)) and isinstance(cls, type)
+}
+# Of each message how to make it, and every field; of fields that hold messages also the names in a oneof.
+_WRITE: dict[type[Any], tuple[Callable[..., Message], tuple[tuple[str, dict[str, str] | None], ...]]] = {
+    cls: (
+        getattr(pb, cls.__name__),
+        tuple((field.name, _members(descriptor, field.name)) for field in dataclasses.fields(cls)),
     )
-
-
-def _is_map(field: FieldDescriptor) -> bool:
-    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
-
-
-def _plan(cls: type[Any], descriptor: Any) -> tuple[_Field, ...]:
-    hints = typing.get_type_hints(cls)
-    real_oneofs = {
-        name: oneof
-        for name, oneof in descriptor.oneofs_by_name.items()
-        if not (len(oneof.fields) == 1 and name.startswith("_"))  # proto3 optional makes one of its own
-    }
-    in_oneof = {field.name for oneof in real_oneofs.values() for field in oneof.fields}
-    on_wire = set(real_oneofs) | (set(descriptor.fields_by_name) - in_oneof)
-    if on_wire != set(hints):
-        raise ImportError(
-            f"{cls.__name__} and {descriptor.full_name} differ in {sorted(on_wire ^ set(hints))}"
-        )
-    plan: list[_Field] = []
-    for name, hint in hints.items():
-        if name in real_oneofs:
-            plan.append(_oneof_field(real_oneofs[name]))
-            continue
-        field = descriptor.fields_by_name[name]
-        if field.message_type is not None and not _is_map(field):
-            repeated = typing.get_origin(hint) is tuple
-            inner = _CLASS_OF[field.message_type.full_name]
-            plan.append(_message_field(name, inner, _is_union(hint), repeated))
-        else:
-            plan.append(_scalar_field(name, hint))
-    return tuple(plan)
-
-
-_PLANS: dict[type[Any], tuple[_Field, ...]] = {
-    cls: _plan(cls, message.DESCRIPTOR) for cls, message in MESSAGES.items()
+    for cls, descriptor in _DESCRIPTORS.items()
+}
+_READ: dict[type[Any], tuple[tuple[str, Read], ...]] = {
+    cls: tuple((field.name, _reader(descriptor, field.name)) for field in dataclasses.fields(cls))
+    for cls, descriptor in _DESCRIPTORS.items()
 }

@@ -1,6 +1,10 @@
-"""Generate the protobuf stubs, or check that the committed ones are current.
+"""Write everything that gradwire.proto says as Python, or check that the committed files still say it.
 
     python -m gradwire.proto.generate [--check]
+
+protoc writes gradwire_pb2.py and its stub. messages.py is made here from the same descriptors: a frozen
+dataclass for each message, an IntEnum for each enum, and a union for each message that is only the envelope
+of one of several (its oneof is called `body`). The head of the .proto says which fields may be left out.
 
 The generated code must not be newer than the oldest protobuf runtime that pyproject.toml admits, so
 `grpcio-tools` is pinned to `TOOLS_VERSION`, whose protoc writes 5.29 code. Needs the checkout, not a wheel.
@@ -10,40 +14,206 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tempfile
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    EnumDescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
 
 TOOLS_VERSION = "1.71.2"
 ROOT = Path(__file__).resolve().parent.parent
-STUBS = ("proto/gradwire_pb2.py", "proto/gradwire_pb2.pyi")
+SOURCE = "gradwire/proto/gradwire.proto"
+GENERATED = ("proto/gradwire_pb2.py", "proto/gradwire_pb2.pyi", "proto/messages.py")
+
+WIDTH = 110
+ENVELOPE = "body"  # the oneof of a message that is nothing but one of its members
+MAY_BE_LEFT_OUT = "Optional."  # starts the comment of such a field
+VIEWS = {"Chunk"}  # messages whose bytes stay where they arrived, as an array: `wire` frames them by hand
+
+_HEAD = '''\
+"""The messages of {package} as plain dataclasses. Made from gradwire.proto by `make stubs`: do not edit.
+
+Server and worker work with these and never see a protobuf class; `convert` maps between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+PROTOCOL_VERSION = {version}
+
+
+class _Enum(IntEnum):
+    @property
+    def label(self) -> str:
+        """Lower-case name, for messages and metric labels."""
+        return self.name.lower()
+'''
+
+_INTEGERS = [f"{sort}{bits}" for sort in ("INT", "UINT", "SINT", "FIXED", "SFIXED") for bits in (32, 64)]
+_SCALARS = {
+    **{f"TYPE_{name}": ("int", "0") for name in _INTEGERS},
+    "TYPE_FLOAT": ("float", "0.0"),
+    "TYPE_DOUBLE": ("float", "0.0"),
+    "TYPE_BOOL": ("bool", "False"),
+    "TYPE_STRING": ("str", '""'),
+    "TYPE_BYTES": ("bytes", 'b""'),
+}
+
+
+class Messages:
+    """The text of messages.py for one .proto file."""
+
+    def __init__(self, file: FileDescriptorProto) -> None:
+        self._file = file
+        self._comments = {
+            tuple(place.path): " ".join((place.leading_comments + place.trailing_comments).split())
+            for place in file.source_code_info.location
+        }
+
+    def text(self) -> str:
+        package = self._file.package
+        parts = [_HEAD.format(package=package, version=int(package.rpartition(".v")[2]))]
+        parts += ["\n".join(self._enum(i, enum)) for i, enum in enumerate(self._file.enum_type)]
+        unions: list[str] = []
+        for i, message in enumerate(self._file.message_type):
+            if [oneof.name for oneof in message.oneof_decl][:1] == [ENVELOPE]:
+                unions.append(self._union(message))
+            else:
+                parts.append("\n".join(self._message(i, message)))
+        return "\n\n".join([*parts, "\n".join(unions)])
+
+    def _enum(self, place: int, enum: EnumDescriptorProto) -> Iterator[str]:
+        prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", enum.name).upper() + "_"
+        yield f"class {enum.name}(_Enum):"
+        yield from self._docstring((5, place))
+        for j, value in enumerate(enum.value):
+            line = f"    {value.name.removeprefix(prefix)} = {value.number}"
+            yield from _commented(line, self._comments.get((5, place, 2, j), ""))
+        yield ""
+
+    def _message(self, place: int, message: DescriptorProto) -> Iterator[str]:
+        equality = ", eq=False" if message.name in VIEWS else ""
+        yield f"@dataclass(frozen=True, kw_only=True, slots=True{equality})"
+        yield f"class {message.name}:"
+        body = [*self._docstring((4, place)), *self._fields(place, message)]
+        yield from body or ["    pass"]
+        yield ""
+
+    def _fields(self, place: int, message: DescriptorProto) -> Iterator[str]:
+        oneofs: set[int] = set()
+        for j, field in enumerate(message.field):
+            comment = self._comments.get((4, place, 2, j), "")
+            if not field.HasField("oneof_index") or field.proto3_optional:
+                required = comment.removeprefix(MAY_BE_LEFT_OUT) == comment
+                hint, default = self._type(message, field, required=required)
+                given = f" = {default}" if default else ""
+                line = f"    {field.name}: {hint}{given}"
+                yield from _commented(line, comment.removeprefix(MAY_BE_LEFT_OUT).strip())
+            elif field.oneof_index not in oneofs:  # at its first member
+                oneofs.add(field.oneof_index)
+                comment = self._comments.get((4, place, 8, field.oneof_index), "")
+                line = f"    {message.oneof_decl[field.oneof_index].name}: "
+                line += f"{_members(message, field.oneof_index)} | None"
+                yield from _commented(line, comment)
+
+    def _type(
+        self, message: DescriptorProto, field: FieldDescriptorProto, *, required: bool
+    ) -> tuple[str, str]:
+        """The annotation of a field, and its default or an empty string."""
+        kind = FieldDescriptorProto.Type.Name(field.type)
+        hint, default = _SCALARS.get(kind, (field.type_name.rpartition(".")[2], ""))
+        if kind == "TYPE_ENUM":
+            default = f"{hint}.UNSPECIFIED"
+        if message.name in VIEWS and kind == "TYPE_BYTES":
+            hint = "npt.NDArray[np.uint8]"
+        if field.label == FieldDescriptorProto.LABEL_REPEATED:
+            entries = [each for each in message.nested_type if each.name == hint]
+            if entries:
+                key, value = (self._type(entries[0], each, required=True)[0] for each in entries[0].field)
+                hint = f"Mapping[{key}, {value}]"
+            else:
+                hint, default = f"tuple[{hint}, ...]", "()"
+        if field.proto3_optional:
+            return f"{hint} | None", "None"
+        return hint, "" if required else default
+
+    def _union(self, message: DescriptorProto) -> str:
+        line = f"{message.name} = {_members(message, 0)}"
+        if len(line) > WIDTH:
+            name, _, members = line.partition(" = ")
+            line = f"{name} = (\n    {members}\n)"
+        return line + "\n" if message is self._file.message_type[-1] else line
+
+    def _docstring(self, path: Sequence[int]) -> Iterator[str]:
+        comment = self._comments.get(tuple(path), "")
+        if comment:
+            *lines, last = textwrap.wrap(f'"""{comment}', WIDTH - 7)
+            yield from (f"    {line}" for line in lines)
+            yield from (f"    {last}", '    """') if lines else (f'    {last}"""',)
+            yield ""
+
+
+def _members(message: DescriptorProto, oneof: int) -> str:
+    inside = [each for each in message.field if each.HasField("oneof_index") and each.oneof_index == oneof]
+    return " | ".join(each.type_name.rpartition(".")[2] for each in inside)
+
+
+def _commented(line: str, comment: str) -> Iterator[str]:
+    """A line and its comment, behind it where there is room and else above it."""
+    if not comment:
+        yield line
+    elif len(line) + len(comment) + 4 <= WIDTH:
+        yield f"{line}  # {comment}"
+    else:
+        yield from (f"    # {part}" for part in textwrap.wrap(comment, WIDTH - 6))
+        yield line
 
 
 def generate(into: Path) -> None:
-    """Write the stubs below `into`/gradwire/proto."""
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / '.typing'}"),
-            *(f"--python_out={into}", f"--pyi_out={into}", "gradwire/proto/gradwire.proto"),
-        ],
-        check=True,
-    )
+    """Write the generated files below `into`/gradwire/proto."""
+    with tempfile.TemporaryDirectory() as folder:
+        described = Path(folder) / "descriptors"
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / '.typing'}"),
+                *(f"--python_out={into}", f"--pyi_out={into}"),
+                *("--include_source_info", f"--descriptor_set_out={described}", SOURCE),
+            ],
+            check=True,
+        )
+        file = FileDescriptorSet.FromString(described.read_bytes()).file[0]
+    (into / SOURCE).with_name("messages.py").write_text(Messages(file).text())
 
 
 def drifted() -> list[str]:
-    """Stubs whose committed text is not what the generator writes today."""
+    """Generated files whose committed text is not what the generator writes today."""
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
         return [
-            stub
-            for stub in STUBS
-            if (Path(folder) / "gradwire" / stub).read_text() != (ROOT / stub).read_text()
+            file
+            for file in GENERATED
+            if (Path(folder) / "gradwire" / file).read_text() != (ROOT / file).read_text()
         ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Generate or check the protobuf stubs.")
+    parser = argparse.ArgumentParser(description="Generate or check what is made from gradwire.proto.")
     parser.add_argument("--check", action="store_true", help="only report drift; exit 1 when there is some")
     arguments = parser.parse_args()
     installed = importlib.metadata.version("grpcio-tools")
@@ -54,8 +224,8 @@ def main() -> int:
         generate(ROOT / ".typing")
         return 0
     stale = drifted()
-    for stub in stale:
-        print(f"{stub} is out of date: run python -m gradwire.proto.generate", file=sys.stderr)
+    for file in stale:
+        print(f"{file} is out of date: run make stubs", file=sys.stderr)
     return 1 if stale else 0
 
 

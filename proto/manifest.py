@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..compressors import TensorSpec
-from .messages import ManifestMessage, Tensor
+from . import messages as m
+from .messages import Tensor
 from .refusal import Reason, Refused, refusal
 
 DTYPE = "float32"
@@ -56,13 +57,13 @@ class Manifest:
             digest.update(f";{tensor.name!r}:{tensor.dtype}:{tensor.shape}{kind}".encode())
         return digest.digest()
 
-    def to_message(self) -> ManifestMessage:
-        return ManifestMessage(
+    def to_message(self) -> m.Manifest:
+        return m.Manifest(
             tensors=self.tensors, train_samples=self.train_samples, fingerprint=self.fingerprint
         )
 
     @staticmethod
-    def from_message(message: ManifestMessage, *, worker: str, max_bytes: int) -> Manifest:
+    def from_message(message: m.Manifest, *, worker: str, max_bytes: int) -> Manifest:
         """Check a manifest that came over the wire, before anything is allocated for it.
 
         Raises:

@@ -1,80 +1,178 @@
-"""The messages of gradwire.v1 as plain dataclasses.
+"""The messages of gradwire.v2 as plain dataclasses. Made from gradwire.proto by `make stubs`: do not edit.
 
-Server and worker work with these and never see a protobuf class; `convert` maps between the two by field
-name. What the fields mean is written once, in gradwire.proto.
+Server and worker work with these and never see a protobuf class; `convert` maps between the two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from .refusal import Refusal
-
 PROTOCOL_VERSION = 2
+
+
+class _Enum(IntEnum):
+    @property
+    def label(self) -> str:
+        """Lower-case name, for messages and metric labels."""
+        return self.name.lower()
+
+
+class Reason(_Enum):
+    """Why something was refused. The gRPC status code follows from the reason."""
+
+    UNSPECIFIED = 0
+    MALFORMED = 1  # not a message of this protocol, or a required field is missing
+    PROTOCOL_VERSION = 2  # the two sides speak different protocol versions
+    UNKNOWN_JOB = 3  # the server runs another job, or was restarted
+    JOB_FINISHED = 4  # the job has reached its last epoch
+    MODEL = 5  # the worker's manifest is not the job's
+    FENCED = 6  # a newer incarnation of this worker has joined
+    DUPLICATE_WORKER = 7  # another live process uses this worker id
+    NOT_A_MEMBER = 8  # never joined, left, or its lease expired
+    NOT_INITIALIZED = 9  # the job has no parameters yet
+    ALREADY_INITIALIZED = 10
+    TENSOR = 11  # unknown, repeated, missing or out-of-order tensor
+    SHAPE = 12
+    DTYPE = 13
+    ELEMENTS = 14  # element count differs from the manifest
+    PAYLOAD = 15  # payload breaks the rules of its kind: code, padding, levels
+    NON_FINITE = 16  # NaN or infinity in values, levels or metrics
+    CHECKSUM = 17
+    CHUNK = 18  # chunk of the wrong size, offset or transfer
+    SIZE = 19  # over a limit of the server
+    SEQUENCE = 20  # a gap in seq, or a seq older than the server remembers
+    STALE = 21  # computed at a version whose round has closed
+    PROTECTED = 22  # protected mode: remote peers need --insecure on the server
+    STOPPING = 23  # the server is shutting down
+    PACKET = 24  # a coded packet that is not this worker's to send
+    REDUNDANT = 25  # the round was complete without it: nothing of it is to be sent again
+
+
+class DenseFormat(_Enum):
+    UNSPECIFIED = 0
+    FLOAT32 = 1
+    BFLOAT16 = 2
+    FLOAT16 = 3
+
+
+class CodeFormat(_Enum):
+    UNSPECIFIED = 0
+    SIGNED_4BIT = 1  # 0 zero, 1..7 minus levels[0..6], 9..15 plus levels[0..6]; 8 never
+    SIGNED_2BIT = 2  # 00 zero, 10 minus levels[0], 11 plus levels[0]; 01 never
+    BINARY = 3  # 0 levels[0], 1 levels[1], which may have any sign
+    VOTE = 4  # 0 minus levels[0], 1 plus levels[0]; counted, not added
+
+
+class IndexCoding(_Enum):
+    UNSPECIFIED = 0
+    GAPS = 1  # Golomb-Rice codes of the gaps: all low parts, then all quotients in unary
+    BITMAP = 2  # a bit per element
+    SEEDED = 3  # no bytes: one index in each of `count` equal parts, drawn from the seed
+
+
+class Content(_Enum):
+    UNSPECIFIED = 0
+    VALUES = 1  # replaces the replica's parameters
+    DELTA = 2  # is added to the replica at version - 1
+
+
+class Decision(_Enum):
+    UNSPECIFIED = 0
+    ACCEPTED = 1
+    REFUSED = 2
+
+
+class Phase(_Enum):
+    UNSPECIFIED = 0
+    EMPTY = 1  # no parameters yet
+    GATHERING = 2  # waiting for enough members
+    RUNNING = 3
+    FINISHING = 4  # last version published, its evaluation outstanding
+    FINISHED = 5
+    STOPPING = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """A refusal that a person can act on and a program can branch on."""
+
+    reason: Reason
+    message: str  # one sentence that names worker, field, limit, value
+    worker: str = ""  # Id of the worker that is refused, if known
+    field: str = ""  # Which field or tensor
+    limit: str = ""  # What would have been accepted
+    value: str = ""  # What was got
+    remedy: str = ""  # What to do about it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    id: str
-    task: str
-    mode: str
-    downlink: str
-    seed: int
-    batch_size: int
-    epochs: int
-    optimizer: str
-    learning_rate: float
-    schedule: str
-    correction: float = 0.0
+    """What the server decides for everyone."""
+
+    id: str  # unique per server start
+    task: str  # built-in name or module:function, with options; only workers import it
+    mode: str  # "sync", "stale", "async", "local" or "coded"
+    downlink: str  # compressor of updates, "none" for values without loss
+    seed: int  # of initial parameters, sample order and compressor randomness
+    batch_size: int  # samples per worker and step
+    epochs: int  # passes over the training samples
+    optimizer: str  # that trains the model: the server's, but in local and coded mode each worker's own
+    learning_rate: float  # base rate; Assignment says what it is now, where the worker needs it
+    schedule: str  # learning-rate schedule, for information
+    correction: float = 0.0  # In local mode: pull of a local step towards the last global model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    chunk_bytes: int
-    lease_seconds: float
-    heartbeat_seconds: float
+    """Limits that the server enforces."""
+
+    chunk_bytes: int  # bytes of payload per chunk; every chunk but the last has exactly this size
+    lease_seconds: float  # a member not heard of for this long is lost
+    heartbeat_seconds: float  # how often a member should be heard of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tensor:
+    """One parameter tensor."""
+
     name: str
     shape: tuple[int, ...]
-    dtype: str = "float32"
-    state: bool = False
+    dtype: str  # "float32"
+    state: bool = False  # Not a parameter: what the optimizer remembers, where workers run it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ManifestMessage:
-    """A manifest as it travels; `manifest.Manifest` is the checked form."""
+class Manifest:
+    """Every parameter tensor, in the order in which payloads refer to them."""
 
     tensors: tuple[Tensor, ...]
-    train_samples: int
-    fingerprint: bytes
+    train_samples: int  # samples in one epoch
+    fingerprint: bytes  # SHA-256 over names, shapes, dtypes and train_samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinRequest:
     protocol_version: int
-    worker: str
-    incarnation: int
-    software: str = ""
-    compressors: tuple[str, ...] = ()
-    compressor: str = ""
+    worker: str  # id, unique in the job
+    incarnation: int  # grows each time a worker with this id starts
+    software: str = ""  # Version of the worker, for messages
+    compressors: tuple[str, ...] = ()  # Payload-producing compressors that this worker has
+    compressor: str = ""  # The one it will use
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinReply:
     job: Job
     limits: Limits
-    rank: int
-    version: int
-    initialize: bool
-    software: str = ""
+    rank: int  # smallest number that no other member holds
+    version: int  # current parameter version
+    initialize: bool  # this worker must call Initialize
+    software: str = ""  # Version of the server, for messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +180,7 @@ class InitializeHeader:
     job: str
     worker: str
     incarnation: int
-    manifest: ManifestMessage
+    manifest: Manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,85 +190,79 @@ class InitializeReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchRequest:
-    job: str = ""
+    job: str = ""  # Empty: whatever job the server runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchHeader:
     job: str
-    manifest: ManifestMessage
+    manifest: Manifest
     version: int
-    chunk_bytes: int
+    chunk_bytes: int  # size of every chunk but the last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chunk:
-    """`data`: uint8 view of the received message."""
+    """Part of the concatenated payload bytes of a transfer, in order."""
 
+    # Up: seq of the push. Down: version of the update. 0 in Initialize. Of a packet or snapshot what its
+    # header says.
     transfer: int
-    offset: int
-    crc32c: int
+    offset: int  # bytes before this chunk
+    crc32c: int  # over the data of the transfer up to the end of this chunk
     data: npt.NDArray[np.uint8]
-
-
-class DenseFormatCode(IntEnum):
-    UNSPECIFIED = 0
-    FLOAT32 = 1
-    BFLOAT16 = 2
-    FLOAT16 = 3
-
-
-class CodeFormatCode(IntEnum):
-    UNSPECIFIED = 0
-    SIGNED_4BIT = 1
-    SIGNED_2BIT = 2
-    BINARY = 3
-    VOTE = 4
-
-
-class IndexCodingCode(IntEnum):
-    UNSPECIFIED = 0
-    GAPS = 1
-    BITMAP = 2
-    SEEDED = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseHeader:
-    format: DenseFormatCode
+    """Every element, in the given format."""
+
+    format: DenseFormat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantizedHeader:
-    format: CodeFormatCode
-    levels: tuple[float, ...]
+    """Codes of a fixed number of bits, in 32-bit words padded with code 0."""
+
+    format: CodeFormat
+    levels: tuple[float, ...]  # finite, ascending, but for BINARY positive; what the codes decode to
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearHeader:
-    bits: int
-    bucket: int
+    """Signed integers of a fixed number of bits, after one float32 scale for each bucket of elements."""
+
+    bits: int  # of a code, 2 to 8; two's complement, the most negative code is never sent
+    bucket: int  # elements that share a scale, a multiple of 32, at most 2^24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseHeader:
-    count: int
-    coding: IndexCodingCode
-    low_bits: int = 0
-    index_bytes: int = 0
-    seed: int = 0
-    values: DenseHeader | QuantizedHeader | LinearHeader | None
+    """Some of the elements, the others are zero: first the bytes of the indices, then those of the values."""
+
+    count: int  # of the elements that are there
+    coding: IndexCoding
+    low_bits: int = 0  # With gaps: bits of a gap that are not in unary, 0 to 31
+    index_bytes: int = 0  # Of the indices
+    seed: int = 0  # With seeded
+    values: DenseHeader | QuantizedHeader | LinearHeader | None  # `count` of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorHeader:
-    tensor: int
+    """One tensor of a push or update. Its bytes follow those of the tensors before it."""
+
+    tensor: int  # index in the manifest
     elements: int
     kind: DenseHeader | QuantizedHeader | LinearHeader | SparseHeader | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
+    """The first message on the stream; binds it to one worker. From here on the worker is heard of while
+    it still loads its task and data.
+    """
+
     job: str
     worker: str
     incarnation: int
@@ -178,82 +270,98 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    fingerprint: bytes
-    version: int | None = None
-    assigned: int = 0
+    """The worker has its model and may be given work. Sent again after a reconnect."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exchanged:
-    crc32c: int
-    computing_seconds: float = 0.0
-    clipped: int = 0
+    fingerprint: bytes  # of the worker's manifest
+    version: int | None = None  # version of the worker's replica; absent when it has none
+    assigned: int = 0  # Id of the last assignment that the worker has got; 0 for none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Push:
-    seq: int
-    base_version: int
-    samples: int
+    """A gradient; chunks with transfer = seq follow."""
+
+    seq: int  # grows by one per push of this incarnation, from 1
+    base_version: int  # parameters that the gradient was computed at
+    samples: int  # behind the mean gradient; 0 with no tensors: nothing to contribute
     tensors: tuple[TensorHeader, ...]
-    loss: float = 0.0
-    assignment: int
-    exchanged: Exchanged | None = None
-    slice: int = 0
-    slices: int = 0
+    loss: float = 0.0  # Mean training loss over the samples
+    assignment: int  # id of the assignment that it answers
+    exchanged: Exchanged | None = None  # in coded mode, instead of tensors
+    slice: int = 0  # Which slice of each tensor this is; as the assignment says
+    slices: int = 0  # That each tensor is cut into; 0: this is the whole of each
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchanged:
+    """What a worker got out of an exchange of packets. Its replica takes the step when an assignment says
+    so.
+    """
+
+    crc32c: int  # over the replica's parameters, then the sum of all gradients as int64
+    computing_seconds: float = 0.0  # That the worker took for the gradients of its blocks
+    clipped: int = 0  # Elements of those that were outside of the range of fixed point
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packet:
-    exchange: int
-    index: int
-    elements: int
+    """One packet of an exchange: a sum of slices of gradients in fixed point, little-endian uint32. The
+    server relays it, chunk by chunk, to its targets. Chunks with transfer = exchange * 2^32 + index
+    follow.
+    """
 
-    @property
-    def transfer(self) -> int:
-        """What its chunks are marked with."""
-        return (self.exchange << 32) + self.index
+    exchange: int  # as Coding says
+    index: int  # in the plan that follows from Coding
+    elements: int  # of 4 bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
+    """All tensors of the manifest as float32, when the server asks for them; chunks with transfer =
+    version follow.
+    """
+
     version: int
-    leaving: bool = False
+    leaving: bool = False  # Nobody has asked for it; the worker leaves, and may be the last to have it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
-    activity: str = ""
+    """Sent at least every Limits.heartbeat_seconds, whatever else is going on."""
+
+    activity: str = ""  # "computing", "waiting", …, for people
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
+    """What rank 0 measured on the validation data."""
+
     version: int
-    epoch: int
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    epoch: int  # epochs completed
+    metrics: Mapping[str, float]  # "loss", "accuracy", …
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leave:
-    failed: bool = False
-    reason: str = ""
+    """The worker goes; nothing more is expected of it."""
+
+    failed: bool = False  # It cannot go on; otherwise it was told to stop, or the job is done
+    reason: str = ""  # One sentence for people
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Welcome:
+    """Answer to Hello."""
+
     rank: int
     version: int
-    last_seq: int
-
-
-class Content(IntEnum):
-    UNSPECIFIED = 0
-    VALUES = 1
-    DELTA = 2
+    last_seq: int  # last push that the server has decided on; 0 for none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
+    """Parameters, or the change of them; chunks with transfer = version follow."""
+
     version: int
     content: Content
     tensors: tuple[TensorHeader, ...]
@@ -261,72 +369,81 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
+    """Consecutive samples in the order of an epoch, which is a permutation drawn from (Job.seed, epoch)."""
+
     start: int
     count: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Coding:
-    exchange: int
-    redundancy: int
-    senders: tuple[int, ...] = ()
-    present: tuple[int, ...] = ()
+class Assignment:
+    """What to do at a version. A worker has one at a time, and answers it with one push, if there are
+    samples.
+    """
+
+    version: int
+    epoch: int = 0  # Of the samples, from 0
+    position: int = 0  # Of this worker among those that were given work together
+    world: int = 0  # How many those are; 0: there is nothing to compute
+    evaluate_epoch: int = 0  # Evaluate this version first, report it as this epoch; 0: do not
+    finished: bool = False  # The job is done: leave
+    id: int  # grows with every assignment of the job, from 1
+    ranges: tuple[Range, ...] = ()  # The samples to train on; none: nothing to compute
+    progress: float = 0.0  # Epochs that the job has trained on so far
+    learning_rate: float = 0.0  # Of local steps, and in coded mode of the step that follows
+    slice: int = 0  # Which slice of each tensor to push
+    slices: int = 0  # That each tensor is cut into: so many workers compute the same; 0: push it whole
+    stragglers: int = 0  # Stragglers that a round may close without: push a sum coded for so many
+    coding: Coding | None = None  # in coded mode: what to compute and to exchange
+    apply: int = 0  # In coded mode: the exchange whose sum leads to the version; 0: none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Assignment:
-    id: int
-    version: int
-    epoch: int = 0
-    ranges: tuple[Range, ...] = ()
-    position: int = 0
-    world: int = 1
-    progress: float = 0.0
-    learning_rate: float = 0.0
-    evaluate_epoch: int = 0
-    finished: bool = False
-    slice: int = 0
-    slices: int = 0
-    stragglers: int = 0
-    coding: Coding | None = None
-    apply: int = 0
+class Coding:
+    """The blocks that the ranges of an assignment are divided into, who computes which, and the packets
+    that are exchanged: both sides derive them from these numbers. The nodes are Assignment.position and
+    .world.
+    """
 
-    @property
-    def samples(self) -> int:
-        """How many there are in all ranges."""
-        return sum(each.count for each in self.ranges)
-
-
-class Decision(IntEnum):
-    UNSPECIFIED = 0
-    ACCEPTED = 1
-    REFUSED = 2
+    exchange: int  # grows with every exchange of the job, from 1
+    redundancy: int  # workers that compute the same block
+    # If not empty, an exchange has failed, and of each block its gradient goes whole from its sender (2^32 -
+    # 1: it is left out) to those that are present and lack it. What was computed still holds.
+    senders: tuple[int, ...] = ()
+    present: tuple[int, ...] = ()  # Positions of the workers that take part in that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
+    """What became of a push."""
+
     seq: int
     decision: Decision
-    version: int = 0
-    refusal: Refusal | None = None
+    version: int = 0  # Accepted: the version that contains it
+    refusal: Refusal | None = None  # refused: why
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
+    """Whom everyone is waiting for."""
+
     ranks: tuple[int, ...]
-    seconds: float
+    seconds: float  # since when
     text: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotRequest:
+    """Send a snapshot of the replica. A worker whose replica is at another version does not answer."""
+
     version: int
-    apply: int = 0
+    apply: int = 0  # As in Assignment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitializeRequest:
-    pass
+    """Upload the manifest and initial parameters: the worker that was asked before is gone."""
+
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -338,79 +455,73 @@ class StatusRequest:
 class MemberStatus:
     worker: str
     rank: int
-    attached: bool
-    heard_seconds: float
-    activity: str
+    attached: bool  # its Exchange stream is open
+    heard_seconds: float  # since its last message
+    activity: str  # from its last heartbeat
     compressor: str
-    pushes: int
+    pushes: int  # accepted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LostStatus:
+    """A member that is gone before the job was done."""
+
     worker: str
     rank: int
     reason: str
-    version: int
+    version: int  # at which it was given up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochStatus:
     epoch: int
     version: int
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    seconds: float = 0.0
+    metrics: Mapping[str, float]  # "loss", "accuracy", …
+    seconds: float = 0.0  # From the first round's opening to this version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    wire_bytes_up: int = 0
-    wire_bytes_down: int = 0
-    raw_bytes_up: int = 0
-    raw_bytes_down: int = 0
-    payload_bytes_up: int = 0
-    compressed_payload_bytes_up: int = 0
-    compressed_raw_bytes_up: int = 0
+    """Bytes at the server."""
 
-
-class Phase(IntEnum):
-    UNSPECIFIED = 0
-    EMPTY = 1
-    GATHERING = 2
-    RUNNING = 3
-    FINISHING = 4
-    FINISHED = 5
-    STOPPING = 6
+    wire_bytes_up: int = 0  # Messages with their gRPC and HTTP/2 framing, from workers
+    wire_bytes_down: int = 0  # The same, to workers
+    raw_bytes_up: int = 0  # What the tensors from workers would take as bare float32
+    raw_bytes_down: int = 0  # The same, to workers
+    payload_bytes_up: int = 0  # Payloads of accepted pushes alone
+    compressed_payload_bytes_up: int = 0  # Of those, the ones that are not dense, with their levels
+    compressed_raw_bytes_up: int = 0  # Float32 size of the tensors that they are of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusReply:
     job: Job
     phase: Phase
-    waiting: str
+    waiting: str  # whom or what the job waits for; empty while it moves
     version: int
-    epoch: int
-    epoch_progress: float
+    epoch: int  # epochs completed
+    epoch_progress: float  # part of the running epoch, 0 to 1
     members: tuple[MemberStatus, ...]
     lost: tuple[LostStatus, ...]
     evaluations: tuple[EpochStatus, ...]
     traffic: Traffic
-    pushes: int
+    pushes: int  # accepted
     refused_pushes: int
-    train_loss: float
-    training_seconds: float
-    parameters_sha256: str
+    train_loss: float  # sample-weighted mean of the last closed round
+    training_seconds: float  # from the first round's opening to the last version
+    parameters_sha256: str  # of the final parameters in manifest order; empty before
     software: str
-    local_steps: int = 0
-    largest_staleness: int = 0
-    repeated_samples: int = 0
-    redundancy: int = 0
-    uncoded_exchanges: int = 0
-    clipped_elements: int = 0
+    local_steps: int = 0  # That each worker took, in local mode: over all rounds
+    largest_staleness: int = 0  # Of accepted pushes: in clocks in stale mode, in versions in async mode
+    redundancy: int = 0  # Of the last round of coded mode
+    uncoded_exchanges: int = 0  # Of coded mode: that replaced one which could not end
+    clipped_elements: int = 0  # Of gradients in coded mode, by all workers
+    repeated_samples: int = 0  # Trained on by who had lost them as well as by who got them then
 
 
+InitializeMessage = Chunk | InitializeHeader
+FetchMessage = Chunk | FetchHeader
 WorkerMessage = Chunk | Push | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot
 ServerMessage = (
     Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest
 )
-InitializeMessage = Chunk | InitializeHeader
-FetchMessage = Chunk | FetchHeader

@@ -1,67 +1,20 @@
 """Typed refusals: what a worker or an operator is told when something is not accepted.
 
-A refusal is plain data. `Refused` carries one through Python code; `status_code` says which gRPC status it
-travels under when a call is aborted with it.
+A refusal is plain data, `messages.Refusal`. `Refused` carries one through Python code; `status_code` says
+which gRPC status it travels under when a call is aborted with it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import IntEnum
-
 import grpc
 
-
-class Reason(IntEnum):
-    """Why; the numbers are those of gradwire.v1.Reason, where each is explained."""
-
-    UNSPECIFIED = 0
-    MALFORMED = 1
-    PROTOCOL_VERSION = 2
-    UNKNOWN_JOB = 3
-    JOB_FINISHED = 4
-    MODEL = 5
-    FENCED = 6
-    DUPLICATE_WORKER = 7
-    NOT_A_MEMBER = 8
-    NOT_INITIALIZED = 9
-    ALREADY_INITIALIZED = 10
-    TENSOR = 11
-    SHAPE = 12
-    DTYPE = 13
-    ELEMENTS = 14
-    PAYLOAD = 15
-    NON_FINITE = 16
-    CHECKSUM = 17
-    CHUNK = 18
-    SIZE = 19
-    SEQUENCE = 20
-    STALE = 21
-    PROTECTED = 22
-    STOPPING = 23
-    PACKET = 24
-    REDUNDANT = 25
-
-    @property
-    def label(self) -> str:
-        """Lower-case name, for messages and metric labels."""
-        return self.name.lower()
+from .messages import Reason as Reason
+from .messages import Refusal as Refusal
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
-    """One refusal. `message` is a whole sentence; the rest is the same in pieces."""
-
-    reason: Reason
-    message: str
-    worker: str = ""
-    field: str = ""
-    limit: str = ""
-    value: str = ""
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.message} ({self.reason.label})" + (f"; {self.remedy}" if self.remedy else "")
+def sentence(refusal: Refusal) -> str:
+    """All of a refusal that a person needs."""
+    return f"{refusal.message} ({refusal.reason.label})" + (f"; {refusal.remedy}" if refusal.remedy else "")
 
 
 def refusal(
@@ -79,7 +32,7 @@ class Refused(Exception):
     """Raised where something is not accepted."""
 
     def __init__(self, refusal: Refusal) -> None:
-        super().__init__(str(refusal))
+        super().__init__(sentence(refusal))
         self.refusal = refusal
 
 

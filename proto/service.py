@@ -19,7 +19,7 @@ from . import gradwire_pb2 as pb
 from . import messages as m
 from . import wire
 from .convert import MalformedError, decode, encode, from_message, to_message
-from .refusal import Reason, Refusal, Refused, status_code
+from .refusal import Reason, Refusal, Refused, sentence, status_code
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServer"]
 REFUSAL_KEY = "gradwire-refusal-bin"
@@ -134,7 +134,7 @@ class Stub:
 async def abort(context: grpc.aio.ServicerContext[Any, Any], refused: Refusal) -> None:
     """End the call with the refusal: as the status text, and whole in the trailing metadata."""
     metadata = ((REFUSAL_KEY, to_message(refused).SerializeToString()),)
-    await context.abort(status_code(refused.reason), str(refused), metadata)
+    await context.abort(status_code(refused.reason), sentence(refused), metadata)
 
 
 def refusal_of(error: grpc.aio.AioRpcError) -> Refused | None:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from .messages import Assignment
+
 
 def share(samples: int, position: int, world: int) -> tuple[int, int]:
     """Start and end of a position's part of `samples`; the first ones get one more if it does not divide."""
     base, extra = divmod(samples, world)
     start = position * base + min(position, extra)
     return start, start + base + (1 if position < extra else 0)
+
+
+def assigned_samples(assignment: Assignment) -> int:
+    """How many samples there are in all ranges of an assignment."""
+    return sum(each.count for each in assignment.ranges)

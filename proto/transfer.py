@@ -28,13 +28,11 @@ from ..compressors import (
     payload_bytes,
     validate,
 )
+from . import messages as m
 from .manifest import Manifest
 from .messages import (
     Chunk,
-    CodeFormatCode,
-    DenseFormatCode,
     DenseHeader,
-    IndexCodingCode,
     LinearHeader,
     QuantizedHeader,
     SparseHeader,
@@ -47,11 +45,11 @@ from .wire import CHUNK_BYTES, crc32c, encode_chunk
 Bytes = npt.NDArray[np.uint8]
 
 # Both sides name the same things alike.
-_FORMATS = {DenseFormatCode[form.name]: form for form in DenseFormat}
+_FORMATS = {m.DenseFormat[form.name]: form for form in DenseFormat}
 _FORMAT_CODES = {form: code for code, form in _FORMATS.items()}
-_CODE_FORMATS = {CodeFormatCode[format.name]: format for format in CodeFormat}
+_CODE_FORMATS = {m.CodeFormat[format.name]: format for format in CodeFormat}
 _CODE_FORMAT_CODES = {format: code for code, format in _CODE_FORMATS.items()}
-_CODINGS = {IndexCodingCode[coding.name]: coding for coding in IndexCoding}
+_CODINGS = {m.IndexCoding[coding.name]: coding for coding in IndexCoding}
 _CODING_CODES = {coding: code for code, coding in _CODINGS.items()}
 _NO_BYTES = np.empty(0, np.uint8)
 
@@ -80,6 +78,11 @@ def _value_header(payload: ValuePayload) -> DenseHeader | QuantizedHeader | Line
             return QuantizedHeader(format=_CODE_FORMAT_CODES[payload.format], levels=levels)
         case LinearPayload():
             return LinearHeader(bits=payload.bits, bucket=payload.bucket)
+
+
+def packet_transfer(packet: m.Packet) -> int:
+    """The number that a packet's chunks are marked with."""
+    return (packet.exchange << 32) + packet.index
 
 
 def encode_chunks(transfer: int, parts: Sequence[Bytes], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:

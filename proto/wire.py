@@ -14,11 +14,11 @@ from typing import Any, cast
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from . import gradwire_pb2 as pb
 from . import messages as m
-from .convert import MalformedError, member_of, to_message
+from .convert import MalformedError, member_of, parse, to_message
 
 TRAILER_BYTES = 5  # tag and checksum
 
@@ -117,19 +117,15 @@ def _fast_chunk(data: bytes) -> m.Chunk | None:
     )
 
 
-def _decode_body(data: bytes, container: type[Message]) -> Any:
+def _decode_body(data: bytes, container: str) -> Any:
     if data and data[0] == _TAG_BODY_CHUNK:
         with suppress(IndexError):  # cut short: let protobuf say so
             fast = _fast_chunk(data)
             if fast is not None:
                 return fast
     elif data[-TRAILER_BYTES:] != _trailer(data[:-TRAILER_BYTES]):
-        raise DamagedError(f"a {container.DESCRIPTOR.name} whose checksum is not that of its bytes")
-    message: Any = container()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise MalformedError(f"not a {container.DESCRIPTOR.name}: {error}") from None
+        raise DamagedError(f"a {container} whose checksum is not that of its bytes")
+    message: Any = parse(data, container)
     if message.WhichOneof("body") == "chunk":
         chunk: pb.Chunk = message.chunk
         return m.Chunk(
@@ -138,51 +134,52 @@ def _decode_body(data: bytes, container: type[Message]) -> Any:
             crc32c=chunk.crc32c,
             data=np.frombuffer(chunk.data, np.uint8),
         )
-    return member_of(message, "body")
+    body = member_of(message, "body")
+    if body is None:
+        raise MalformedError(f"{container} without a body that this version knows")
+    return body
 
 
-def _encode_body(value: object, container: type[Message]) -> bytes:
-    member = to_message(value)
-    message = container()
-    for field in container.DESCRIPTOR.oneofs_by_name["body"].fields:
-        if field.message_type is member.DESCRIPTOR:
-            getattr(message, field.name).CopyFrom(member)
+def _encode_body(value: object, container: str) -> bytes:
+    for field in pb.DESCRIPTOR.message_types_by_name[container].oneofs_by_name["body"].fields:
+        if field.message_type is not None and field.message_type.name == type(value).__name__:
+            message: Message = getattr(pb, container)(**{field.name: to_message(value)})
             data = message.SerializeToString()
             return data + _trailer(data)
-    raise TypeError(f"{type(value).__name__} is no body of {container.DESCRIPTOR.name}")
+    raise TypeError(f"{type(value).__name__} is no body of {container}")
 
 
 def encode_worker(value: m.WorkerMessage) -> bytes:
-    return _encode_body(value, pb.WorkerMessage)
+    return _encode_body(value, "WorkerMessage")
 
 
 def decode_worker(data: bytes) -> m.WorkerMessage:
     """Raises MalformedError."""
-    return cast("m.WorkerMessage", _decode_body(data, pb.WorkerMessage))
+    return cast("m.WorkerMessage", _decode_body(data, "WorkerMessage"))
 
 
 def encode_server(value: m.ServerMessage) -> bytes:
-    return _encode_body(value, pb.ServerMessage)
+    return _encode_body(value, "ServerMessage")
 
 
 def decode_server(data: bytes) -> m.ServerMessage:
     """Raises MalformedError."""
-    return cast("m.ServerMessage", _decode_body(data, pb.ServerMessage))
+    return cast("m.ServerMessage", _decode_body(data, "ServerMessage"))
 
 
 def encode_initialize(value: m.InitializeMessage) -> bytes:
-    return _encode_body(value, pb.InitializeMessage)
+    return _encode_body(value, "InitializeMessage")
 
 
 def decode_initialize(data: bytes) -> m.InitializeMessage:
     """Raises MalformedError."""
-    return cast("m.InitializeMessage", _decode_body(data, pb.InitializeMessage))
+    return cast("m.InitializeMessage", _decode_body(data, "InitializeMessage"))
 
 
 def encode_fetch(value: m.FetchMessage) -> bytes:
-    return _encode_body(value, pb.FetchMessage)
+    return _encode_body(value, "FetchMessage")
 
 
 def decode_fetch(data: bytes) -> m.FetchMessage:
     """Raises MalformedError."""
-    return cast("m.FetchMessage", _decode_body(data, pb.FetchMessage))
+    return cast("m.FetchMessage", _decode_body(data, "FetchMessage"))

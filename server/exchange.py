@@ -16,7 +16,7 @@ import grpc
 
 from ..compressors import Payload
 from ..proto import messages as m
-from ..proto.refusal import Reason, Refusal, Refused, refusal
+from ..proto.refusal import Reason, Refusal, Refused, refusal, sentence
 from ..proto.service import Malformed
 from .conductor import Conductor
 from .job import events as e
@@ -80,7 +80,7 @@ class Exchange:
                 raise failures[0]
             text = str(failures[0])  # its lease is over; it was a member and may be one again
         elif why is not None:
-            text = str(why)
+            text = sentence(why)
         else:
             return
         await context.abort(grpc.StatusCode.UNAVAILABLE, text)

@@ -11,7 +11,7 @@ from ..compressors import DenseFormat, DensePayload, Payload
 from ..proto.manifest import Manifest
 from ..proto.messages import Chunk, Packet, Snapshot
 from ..proto.refusal import Refusal, Refused
-from ..proto.transfer import Assembly, Passage
+from ..proto.transfer import Assembly, Passage, packet_transfer
 from ..proto.wire import CHUNK_BYTES, encode_chunk
 from .conductor import Conductor
 from .job import events as e
@@ -28,7 +28,7 @@ class Relay:
     def __init__(self, packet: Packet, targets: Sequence[Outbox], worker: str) -> None:
         self.packet = packet
         self.targets = targets
-        self._passage = Passage(packet.transfer, 4 * packet.elements, worker=worker)
+        self._passage = Passage(packet_transfer(packet), 4 * packet.elements, worker=worker)
         for target in targets:
             target.send(packet)
 
@@ -80,7 +80,7 @@ class Uploads:
         if expected not in (None, packet.elements):
             limit, value = f"{expected} elements", f"{packet.elements}"
             raise Refused(refusals.packet(self._session.worker, limit, value))
-        self._dropping = packet.transfer
+        self._dropping = packet_transfer(packet)
         begun = e.PacketBegun(
             worker=self._session.worker,
             incarnation=self._session.incarnation,
@@ -131,12 +131,12 @@ class Uploads:
         mode = self._conductor.core.mode
         assert isinstance(mode, Coded)
         if mode.packet_elements(relay.packet.exchange, 1) is None:  # the exchange has been replaced meanwhile
-            self._arriving, self._dropping = None, relay.packet.transfer
+            self._arriving, self._dropping = None, packet_transfer(relay.packet)
             return
         try:
             relay.add(chunk)
         except Refused as refused:
-            self._arriving, self._dropping = None, relay.packet.transfer
+            self._arriving, self._dropping = None, packet_transfer(relay.packet)
             self._damaged(relay, refused.refusal)
             return
         self._go_on(relay)

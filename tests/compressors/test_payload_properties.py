@@ -154,7 +154,7 @@ def check_accepted(payload: Payload, elements: int) -> None:
 
 def receive(header: m.TensorHeader, data: Bytes) -> Payload:
     """As a server takes it from the wire. Missing bytes are zeros, surplus ones are left out."""
-    manifest = Manifest((m.Tensor(name="w", shape=(header.elements,)),), 1)
+    manifest = Manifest((m.Tensor(name="w", shape=(header.elements,), dtype="float32"),), 1)
     header = from_wire(to_wire(header), m.TensorHeader)
     announced = announced_payloads([header], manifest, worker="w")
     size = payload_bytes(announced[0])
@@ -177,7 +177,7 @@ HOSTILE: dict[str, st.SearchStrategy[Any]] = {
     "bits": st.integers(0, 9) | st.integers(0, 2**32 - 1),
     "bucket": st.integers(0, 5).map(lambda n: 32 * n) | st.integers(0, 2**59 - 1).map(lambda n: 32 * n),
     "count": st.integers(0, 70) | st.integers(0, 2**64 - 1),
-    "coding": st.sampled_from(list(m.IndexCodingCode)),
+    "coding": st.sampled_from(list(m.IndexCoding)),
     "low_bits": st.integers(0, 33) | st.integers(0, 2**32 - 1),
     "index_bytes": st.integers(0, 70) | st.integers(0, 2**64 - 1),
     "seed": st.integers(0, 2**64 - 1),
@@ -193,7 +193,7 @@ def changed(header: Any, draw: st.DataObject) -> Any:
     name = draw.draw(st.sampled_from(names))
     if name in NESTED:
         return dataclasses.replace(header, **{name: changed(getattr(header, name), draw)})
-    formats = m.CodeFormatCode if isinstance(header, m.QuantizedHeader) else m.DenseFormatCode
+    formats = m.CodeFormat if isinstance(header, m.QuantizedHeader) else m.DenseFormat
     values = st.sampled_from(list(formats)) if name == "format" else HOSTILE[name]
     return dataclasses.replace(header, **{name: draw.draw(values)})
 

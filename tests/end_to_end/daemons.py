@@ -142,7 +142,10 @@ class Daemons:
             daemon.end()
 
 
-TENSORS = (m.Tensor(name="weight", shape=(8, 6)), m.Tensor(name="bias", shape=(8,)))
+TENSORS = (
+    m.Tensor(name="weight", shape=(8, 6), dtype="float32"),
+    m.Tensor(name="bias", shape=(8,), dtype="float32"),
+)
 MANIFEST = Manifest(TENSORS, 64)
 
 

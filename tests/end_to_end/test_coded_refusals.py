@@ -12,7 +12,7 @@ from daemons import MANIFEST, Daemons, Raw, gradient, state_of, status, talk
 
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refused
-from gradwire.proto.transfer import encode_chunks
+from gradwire.proto.transfer import encode_chunks, packet_transfer
 
 ELEMENTS = MANIFEST.elements
 
@@ -79,7 +79,7 @@ def test_a_packet_is_handed_on_as_it_is(daemons: Daemons) -> None:
         data = np.arange(ELEMENTS, dtype=np.uint32)
         packet = m.Packet(exchange=1, index=0, elements=ELEMENTS)
         await first.send(packet)
-        for chunk in encode_chunks(packet.transfer, [data.view(np.uint8)]):
+        for chunk in encode_chunks(packet_transfer(packet), [data.view(np.uint8)]):
             await first.send(chunk)
         assert await second.receive(m.Packet) == packet
         chunk = await second.receive(m.Chunk)

@@ -73,7 +73,7 @@ def wrong_shape(payloads: list[Any], fields: dict[str, Any]) -> None:
 
 def wrong_dtype(payloads: list[Any], fields: dict[str, Any]) -> None:
     headers = [dataclasses.replace(h) for h in _headers(payloads)]
-    headers[1] = dataclasses.replace(headers[1], kind=m.DenseHeader(format=m.DenseFormatCode.UNSPECIFIED))
+    headers[1] = dataclasses.replace(headers[1], kind=m.DenseHeader(format=m.DenseFormat.UNSPECIFIED))
     fields["tensors"] = tuple(headers)
 
 
@@ -258,8 +258,8 @@ def test_a_worker_id_has_a_size(address: str, worker: str) -> None:
 BAD_MANIFESTS = [
     (Manifest((), 64), Reason.TENSOR, "at least one parameter tensor"),
     (Manifest((m.Tensor(name="w", shape=(2,), dtype="float16"),), 64), Reason.DTYPE, "got float16"),
-    (Manifest((m.Tensor(name="w", shape=(2**38,)),), 64), Reason.SIZE, "bytes"),
-    (Manifest((m.Tensor(name="w", shape=(2**62, 4)),), 64), Reason.SHAPE, "dimensions"),
+    (Manifest((m.Tensor(name="w", shape=(2**38,), dtype="float32"),), 64), Reason.SIZE, "bytes"),
+    (Manifest((m.Tensor(name="w", shape=(2**62, 4), dtype="float32"),), 64), Reason.SHAPE, "dimensions"),
 ]
 
 

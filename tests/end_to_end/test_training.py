@@ -128,7 +128,7 @@ def test_the_trained_parameters_can_be_fetched(daemons: Daemons) -> None:
             manifest = Manifest.from_message(header.manifest, worker="me", max_bytes=1 << 30)
             headers = [
                 m.TensorHeader(
-                    tensor=i, elements=spec.elements, kind=m.DenseHeader(format=m.DenseFormatCode.FLOAT32)
+                    tensor=i, elements=spec.elements, kind=m.DenseHeader(format=m.DenseFormat.FLOAT32)
                 )
                 for i, spec in enumerate(manifest.specs)
             ]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gradwire.proto import gradwire_pb2 as pb
 from gradwire.proto import messages as m
-from gradwire.proto.convert import MESSAGES, MalformedError, decode, encode
+from gradwire.proto.convert import MalformedError, decode, encode
 from gradwire.proto.refusal import Reason, Refusal, status_code
 
 EXAMPLES: list[Any] = [
@@ -22,11 +22,11 @@ EXAMPLES: list[Any] = [
         base_version=6,
         samples=32,
         tensors=(
-            m.TensorHeader(tensor=0, elements=9, kind=m.DenseHeader(format=m.DenseFormatCode.BFLOAT16)),
+            m.TensorHeader(tensor=0, elements=9, kind=m.DenseHeader(format=m.DenseFormat.BFLOAT16)),
             m.TensorHeader(
                 tensor=1,
                 elements=2**40,
-                kind=m.QuantizedHeader(format=m.CodeFormatCode.SIGNED_2BIT, levels=(0.5,)),
+                kind=m.QuantizedHeader(format=m.CodeFormat.SIGNED_2BIT, levels=(0.5,)),
             ),
             m.TensorHeader(tensor=2, elements=0, kind=None),
         ),
@@ -52,35 +52,26 @@ def test_a_round_trip_changes_nothing(value: Any) -> None:
 
 @given(st.floats(width=32), st.integers(0, 2**64 - 1))
 def test_numbers_survive_to_the_bit(level: float, elements: int) -> None:
-    kind = m.QuantizedHeader(format=m.CodeFormatCode.SIGNED_4BIT, levels=(level,))
+    kind = m.QuantizedHeader(format=m.CodeFormat.SIGNED_4BIT, levels=(level,))
     header = m.TensorHeader(tensor=1, elements=elements, kind=kind)
     back = decode(encode(header), m.TensorHeader)
     assert repr(back) == repr(header)
 
 
-def test_every_message_has_its_dataclass_and_every_field_its_place() -> None:
-    streams = {"WorkerMessage", "ServerMessage", "InitializeMessage", "FetchMessage", "Chunk"}
-    on_wire = set(pb.DESCRIPTOR.message_types_by_name) - streams
-    assert {message.DESCRIPTOR.name for message in MESSAGES.values()} == on_wire
-
-
-@pytest.mark.parametrize(
-    ("enum", "descriptor"),
-    [
-        (Reason, "Reason"),
-        (m.Phase, "Phase"),
-        (m.Decision, "Decision"),
-        (m.Content, "Content"),
-        (m.DenseFormatCode, "DenseFormat"),
-        (m.CodeFormatCode, "CodeFormat"),
-    ],
-)
-def test_enums_have_the_numbers_of_the_wire(enum: Any, descriptor: str) -> None:
-    wire = pb.DESCRIPTOR.enum_types_by_name[descriptor]
-    prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", descriptor).upper() + "_"
-    assert {value.name.removeprefix(prefix): value.number for value in wire.values} == {
-        member.name: int(member) for member in enum
-    }
+def test_every_message_has_a_dataclass_that_is_read_and_written() -> None:
+    """Its zero value goes there and back; a message that must be there is left out of this."""
+    envelopes = {"WorkerMessage", "ServerMessage", "InitializeMessage", "FetchMessage", "Chunk"}
+    for name in set(pb.DESCRIPTOR.message_types_by_name) - envelopes:
+        cls = getattr(m, name)
+        assert cls.__dataclass_params__.frozen, name
+        try:
+            value = decode(b"", cls)
+        except MalformedError:
+            continue
+        assert decode(encode(value), cls) == value
+        for field in dataclasses.fields(cls):
+            if field.default is not dataclasses.MISSING:
+                assert getattr(value, field.name) == field.default, (name, field.name)
 
 
 def test_an_enum_number_of_a_newer_version_is_malformed() -> None:
@@ -125,9 +116,3 @@ def test_every_field_of_the_protocol_is_commented() -> None:
             if field and "//" not in field.group(2) and not heading and field.group(1) not in obvious:
                 uncommented.append(f"{name}.{field.group(1)}")
     assert uncommented == []
-
-
-def test_dataclasses_are_frozen() -> None:
-    for cls in MESSAGES:
-        assert dataclasses.fields(cls) is not None
-        assert cls.__dataclass_params__.frozen, cls

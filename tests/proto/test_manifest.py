@@ -8,7 +8,9 @@ from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.proto.refusal import Reason, Refused
 
-GOOD = Manifest((Tensor(name="a", shape=(2, 3)), Tensor(name="b", shape=())), 10)
+GOOD = Manifest(
+    (Tensor(name="a", shape=(2, 3), dtype="float32"), Tensor(name="b", shape=(), dtype="float32")), 10
+)
 
 
 def check(message: object) -> Manifest:
@@ -25,14 +27,18 @@ def test_a_good_one_comes_back() -> None:
     ("tensors", "reason", "words"),
     [
         ((), Reason.TENSOR, "at least one"),
-        ((Tensor(name="", shape=(1,)),), Reason.TENSOR, "a name of its own"),
-        ((Tensor(name="a", shape=(1,)), Tensor(name="a", shape=(1,))), Reason.TENSOR, "repeated"),
+        ((Tensor(name="", shape=(1,), dtype="float32"),), Reason.TENSOR, "a name of its own"),
+        (
+            (Tensor(name="a", shape=(1,), dtype="float32"), Tensor(name="a", shape=(1,), dtype="float32")),
+            Reason.TENSOR,
+            "repeated",
+        ),
         ((Tensor(name="a", shape=(1,), dtype="float64"),), Reason.DTYPE, "expected float32, got float64"),
         ((Tensor(name="a", shape=(1,), dtype=""),), Reason.DTYPE, "no dtype"),
-        ((Tensor(name="a", shape=(2**40, 2**40)),), Reason.SIZE, "1000 bytes"),
-        ((Tensor(name="a", shape=(2**41,)),), Reason.SHAPE, "a"),
-        ((Tensor(name="a", shape=(1,) * 17),), Reason.SHAPE, "16 dimensions"),
-        ((Tensor(name="a", shape=(251,)),), Reason.SIZE, "got 1004 bytes"),
+        ((Tensor(name="a", shape=(2**40, 2**40), dtype="float32"),), Reason.SIZE, "1000 bytes"),
+        ((Tensor(name="a", shape=(2**41,), dtype="float32"),), Reason.SHAPE, "a"),
+        ((Tensor(name="a", shape=(1,) * 17, dtype="float32"),), Reason.SHAPE, "16 dimensions"),
+        ((Tensor(name="a", shape=(251,), dtype="float32"),), Reason.SIZE, "got 1004 bytes"),
     ],
 )
 def test_a_bad_one_is_refused(tensors: tuple[Tensor, ...], reason: Reason, words: str) -> None:
@@ -56,7 +62,7 @@ def test_the_fingerprint_tells_models_apart() -> None:
     others = [
         Manifest(GOOD.tensors, 11),
         Manifest(GOOD.tensors[::-1], 10),
-        Manifest((Tensor(name="a", shape=(3, 2)), GOOD.tensors[1]), 10),
-        Manifest((Tensor(name="c", shape=(2, 3)), GOOD.tensors[1]), 10),
+        Manifest((Tensor(name="a", shape=(3, 2), dtype="float32"), GOOD.tensors[1]), 10),
+        Manifest((Tensor(name="c", shape=(2, 3), dtype="float32"), GOOD.tensors[1]), 10),
     ]
     assert len({manifest.fingerprint for manifest in (GOOD, *others)}) == 5

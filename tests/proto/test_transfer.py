@@ -16,7 +16,13 @@ from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.transfer import Assembly, announced_payloads, encode_chunks, tensor_header
 from gradwire.proto.wire import CHUNK_BYTES, crc32c, decode_worker
 
-MANIFEST = Manifest((m.Tensor(name="weight", shape=(3, 7)), m.Tensor(name="bias", shape=(5,))), 100)
+MANIFEST = Manifest(
+    (
+        m.Tensor(name="weight", shape=(3, 7), dtype="float32"),
+        m.Tensor(name="bias", shape=(5,), dtype="float32"),
+    ),
+    100,
+)
 LEVELS = np.linspace(0.125, 0.875, 7, dtype=np.float32)
 
 
@@ -91,7 +97,7 @@ def altered(place: int, **changes: Any) -> list[m.TensorHeader]:
         (altered(0, elements=2**40), Reason.ELEMENTS, "got 1099511627776 elements"),
         (altered(0, kind=None), Reason.PAYLOAD, "kind"),
         (
-            altered(1, kind=m.DenseHeader(format=m.DenseFormatCode.UNSPECIFIED)),
+            altered(1, kind=m.DenseHeader(format=m.DenseFormat.UNSPECIFIED)),
             Reason.PAYLOAD,
             "kind",
         ),
@@ -108,7 +114,7 @@ def test_a_header_that_does_not_fit_is_refused(
 
 
 def with_levels(levels: tuple[float, ...]) -> list[m.TensorHeader]:
-    kind = m.QuantizedHeader(format=m.CodeFormatCode.SIGNED_4BIT, levels=levels)
+    kind = m.QuantizedHeader(format=m.CodeFormat.SIGNED_4BIT, levels=levels)
     return altered(0, kind=kind)
 
 

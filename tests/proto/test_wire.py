@@ -27,7 +27,7 @@ MESSAGES: list[m.WorkerMessage] = [
             m.TensorHeader(
                 tensor=1,
                 elements=9,
-                kind=m.QuantizedHeader(format=m.CodeFormatCode.SIGNED_2BIT, levels=(0.25,)),
+                kind=m.QuantizedHeader(format=m.CodeFormat.SIGNED_2BIT, levels=(0.25,)),
             ),
         ),
     ),

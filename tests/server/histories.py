@@ -161,7 +161,7 @@ class World:
     def initialize(self, sim: Sim) -> None:
         if self.core.phase is not Phase.EMPTY:
             return
-        manifest = Manifest((Tensor(name="w", shape=(ELEMENTS,)),), self.samples)
+        manifest = Manifest((Tensor(name="w", shape=(ELEMENTS,), dtype="float32"),), self.samples)
         options = parse_optimizer("sgd")
         self.store = Store(
             manifest,

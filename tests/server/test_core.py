@@ -11,6 +11,7 @@ import pytest
 
 from gradwire.proto.messages import Assignment, Decision, Outcome, Phase, Range
 from gradwire.proto.refusal import Reason, Refusal
+from gradwire.proto.shares import assigned_samples
 from gradwire.server.job import events as e
 from gradwire.server.job.core import Core
 from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
@@ -113,7 +114,7 @@ class Job:
                 seq=seq,
                 assignment=to.id,
                 base_version=to.version,
-                samples=to.samples if samples is None else samples,
+                samples=assigned_samples(to) if samples is None else samples,
                 content=content or worker,
             )
         )
@@ -272,7 +273,7 @@ def test_an_epoch_uses_every_sample_once(samples: int, workers: int, batch: int)
     while job.phase() is Phase.RUNNING:
         given = job.assignments
         for assignment in given.values():
-            assert 0 < assignment.samples <= batch
+            assert 0 < assigned_samples(assignment) <= batch
             covered += [each.start + i for each in assignment.ranges for i in range(each.count)]
         job.round(given)
     assert covered == list(range(samples))
@@ -693,7 +694,7 @@ def test_after_the_last_epoch_rank_0_evaluates_and_then_everybody_may_go() -> No
     assert job.phase() is Phase.FINISHING
     told = job.assignments
     assert set(told) == {"w0"}
-    assert (told["w0"].evaluate_epoch, told["w0"].finished, told["w0"].samples) == (1, False, 0)
+    assert (told["w0"].evaluate_epoch, told["w0"].finished, told["w0"].ranges) == (1, False, ())
     job.step(e.Evaluated(worker="w0", incarnation=1, version=1, epoch=1, metrics={"accuracy": 0.5}))
     assert job.all(e.Finish)
     assert job.phase() is Phase.FINISHED

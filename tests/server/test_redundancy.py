@@ -23,7 +23,9 @@ from gradwire.server.shard.mean import Share, mean
 from gradwire.server.streams import Inbox
 
 SHAPES = ((5, 3), (2,), ())
-MANIFEST = Manifest(tuple(Tensor(name=f"t{i}", shape=shape) for i, shape in enumerate(SHAPES)), 100)
+MANIFEST = Manifest(
+    tuple(Tensor(name=f"t{i}", shape=shape, dtype="float32") for i, shape in enumerate(SHAPES)), 100
+)
 
 
 def dense(values: np.ndarray[Any, Any]) -> Payload:
@@ -131,7 +133,7 @@ def test_who_is_late_counts_among_those_that_a_code_does_without(late: int, stra
 # ---- headers
 
 
-ASSIGNED = Assignment(id=3, version=0, ranges=(Range(start=0, count=8),), slice=1, slices=2)
+ASSIGNED = Assignment(id=3, world=1, version=0, ranges=(Range(start=0, count=8),), slice=1, slices=2)
 
 
 def push(slice: int, slices: int, payloads: list[Payload], **changes: Any) -> Push:

@@ -24,7 +24,7 @@ import pytest
 
 from gradwire.coding import parts_of
 from gradwire.proto.messages import Assignment, Decision
-from gradwire.proto.shares import share
+from gradwire.proto.shares import assigned_samples, share
 from gradwire.server.job import events as e
 from gradwire.server.job.core import Core
 from gradwire.server.job.modes.interval import parse_local_steps
@@ -210,9 +210,9 @@ class Story:
 def samples_behind(assignment: Assignment) -> list[range]:
     """A push for it."""
     if not assignment.stragglers:
-        return [range(assignment.samples)]
+        return [range(assigned_samples(assignment))]
     numbers = parts_of(assignment.position, assignment.world, assignment.stragglers)
-    return [range(*share(assignment.samples, number, assignment.world)) for number in numbers]
+    return [range(*share(assigned_samples(assignment), number, assignment.world)) for number in numbers]
 
 
 def describe_assignment(assignment: Assignment) -> str:

@@ -26,7 +26,9 @@ MODEL = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Lin
 
 
 def manifest() -> Manifest:
-    tensors = tuple(Tensor(name=name, shape=tuple(p.shape)) for name, p in MODEL.named_parameters())
+    tensors = tuple(
+        Tensor(name=name, shape=tuple(p.shape), dtype="float32") for name, p in MODEL.named_parameters()
+    )
     return Manifest(tensors, 100)
 
 

@@ -25,7 +25,7 @@ def gradients(seed: int) -> list[torch.Tensor]:
 def push(
     subject: Compression, version: int, slice: int = 0, slices: int = 0, *, leaving: bool = False
 ) -> tuple[Compressed, tuple[int, int]]:
-    given = Assignment(id=1, version=version, slice=slice, slices=slices)
+    given = Assignment(id=1, world=1, version=version, slice=slice, slices=slices)
     return subject.compress(
         given, gradients(version), 8, rank=0, version=version, step=version, leaving=leaving
     )
@@ -36,7 +36,7 @@ def test_members_of_a_group_skip_a_gradient_together() -> None:
     for slice in (0, 1):
         bad = gradients(0)
         bad[0][0, 0] = float("nan")
-        given = Assignment(id=1, version=0, slice=slice, slices=2)
+        given = Assignment(id=1, world=1, version=0, slice=slice, slices=2)
         with pytest.raises(NonFiniteGradient, match="'w'"):
             compression("4bit").compress(given, bad, 8, rank=0, version=0, step=0, leaving=False)
 

@@ -88,7 +88,7 @@ def task(loss_scale: float = 1.0) -> Task:
 def assignment(version: int, *, samples: int = 4, **changes: Any) -> m.Assignment:
     """The only one at its version."""
     ranges = (m.Range(start=4 * version, count=samples),) if samples else ()
-    fields: dict[str, Any] = {"id": version + 1, "version": version, "ranges": ranges}
+    fields: dict[str, Any] = {"id": version + 1, "version": version, "ranges": ranges, "world": 1}
     return m.Assignment(**{**fields, **changes})
 
 

@@ -12,7 +12,7 @@ from gradwire.worker.tasks.sharding import batches, epoch_order, shard
 
 
 def assignment(*ranges: Range) -> Assignment:
-    return Assignment(id=1, version=0, ranges=ranges)
+    return Assignment(id=1, world=1, version=0, ranges=ranges)
 
 
 @given(st.integers(0, 500), st.integers(1, 17))

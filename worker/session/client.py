@@ -32,7 +32,7 @@ from ...proto.channel import CLIENT_OPTIONS
 from ...proto.manifest import Manifest
 from ...proto.refusal import Reason, Refused
 from ...proto.service import Malformed, Meter, Stub
-from ...proto.transfer import encode_chunks
+from ...proto.transfer import encode_chunks, packet_transfer
 from ...proto.wire import encode_worker
 from .attempts import Attempts, BrokenError, UnreachableError, translated
 from .receiving import Received, ReceivedPacket, Receiver
@@ -199,7 +199,7 @@ class Client:
 
     def send_packet(self, header: m.Packet, data: npt.NDArray[np.uint32]) -> None:
         """Send a coded packet. If the stream breaks it is lost: the server has the exchange done anew."""
-        self._send_once(header, header.transfer, [data.view(np.uint8)])
+        self._send_once(header, packet_transfer(header), [data.view(np.uint8)])
 
     def send_snapshot(self, header: m.Snapshot, values: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Send the replica, every tensor as float32 bytes. If the stream breaks the server asks again."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ...compressors import Payload
 from ...proto import messages as m
 from ...proto.manifest import Manifest
-from ...proto.transfer import Assembly, Collection, announced_payloads
+from ...proto.transfer import Assembly, Collection, announced_payloads, packet_transfer
 from .attempts import BrokenError
 
 MAX_UINT32 = 2**32 - 1  # versions are below, transfers of packets above
@@ -63,9 +63,10 @@ class Receiver:
         for transfer, (other, _) in list(self._packets.items()):  # of an exchange that was given up
             if other.exchange < packet.exchange:
                 del self._packets[transfer]
-        collection = Collection(packet.transfer, 4 * packet.elements, worker=self._worker)
-        self._packets[packet.transfer] = packet, collection
-        return self._finished_packet(packet.transfer)
+        transfer = packet_transfer(packet)
+        collection = Collection(transfer, 4 * packet.elements, worker=self._worker)
+        self._packets[transfer] = packet, collection
+        return self._finished_packet(transfer)
 
     def add(self, chunk: m.Chunk) -> ReceivedPacket | None:
         """The packet, if this was its last chunk. Raises BrokenError or Refused."""

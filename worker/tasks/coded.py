@@ -26,7 +26,7 @@ from ...coding import (
 )
 from ...optimizer import build_optimizer, parse_optimizer
 from ...proto import messages as m
-from ...proto.shares import share
+from ...proto.shares import assigned_samples, share
 from ...proto.wire import crc32c
 from ..metrics import Metrics
 from ..session.client import Client
@@ -220,7 +220,7 @@ class CodedTraining:
         assert coding is not None
         if coding.exchange != exchange or replica.version != version - 1 or not step.exchange.complete:
             return
-        total = step.assignment.samples
+        total = assigned_samples(step.assignment)
         blocks = len(step.plan.holders)
         bounds = [share(total, block, blocks) for block in step.plan.blocks]
         samples = sum(end - start for start, end in bounds)
