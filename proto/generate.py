@@ -55,8 +55,6 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-PROTOCOL_VERSION = {version}
-
 
 class _Enum(IntEnum):
     @property
@@ -87,8 +85,7 @@ class Messages:
         }
 
     def text(self) -> str:
-        package = self._file.package
-        parts = [_HEAD.format(package=package, version=int(package.rpartition(".v")[2]))]
+        parts = [_HEAD.format(package=self._file.package)]
         parts += ["\n".join(self._enum(i, enum)) for i, enum in enumerate(self._file.enum_type)]
         unions: list[str] = []
         for i, message in enumerate(self._file.message_type):

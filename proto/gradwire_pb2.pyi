@@ -208,20 +208,18 @@ class Manifest(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., train_samples: _Optional[int] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol_version", "worker", "incarnation", "software", "compressors", "compressor")
-    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("worker", "incarnation", "software", "compressors", "compressor")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     COMPRESSORS_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
-    protocol_version: int
     worker: str
     incarnation: int
     software: str
     compressors: _containers.RepeatedScalarFieldContainer[str]
     compressor: str
-    def __init__(self, protocol_version: _Optional[int] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., software: _Optional[str] = ..., compressors: _Optional[_Iterable[str]] = ..., compressor: _Optional[str] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., software: _Optional[str] = ..., compressors: _Optional[_Iterable[str]] = ..., compressor: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("job", "limits", "rank", "version", "initialize", "software")

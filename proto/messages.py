@@ -12,8 +12,6 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-PROTOCOL_VERSION = 2
-
 
 class _Enum(IntEnum):
     @property
@@ -157,7 +155,6 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinRequest:
-    protocol_version: int
     worker: str  # id, unique in the job
     incarnation: int  # grows each time a worker with this id starts
     software: str = ""  # Version of the worker, for messages

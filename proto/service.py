@@ -1,4 +1,4 @@
-"""The methods of gradwire.v1.ParameterServer for both ends, with messages as dataclasses.
+"""The methods of gradwire.v2.ParameterServer for both ends, with messages as dataclasses.
 
 Serialisation lives here and nowhere else: handlers and stubs take and give the dataclasses of `messages`.
 A message that was encoded before (a broadcast) may be passed as bytes. What arrives and is no message of
@@ -8,6 +8,7 @@ is reported to a `Meter` with its size on the wire.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +16,18 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from .. import __version__
 from . import gradwire_pb2 as pb
 from . import messages as m
 from . import wire
-from .convert import MalformedError, decode, encode, from_message, to_message
-from .refusal import Reason, Refusal, Refused, sentence, status_code
+from .convert import MalformedError, decode, encode
+from .refusal import Reason, Refusal, Refused, refusal, sentence, status_code
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServer"]
 REFUSAL_KEY = "gradwire-refusal-bin"
 FRAME_BYTES = 16384  # HTTP/2's default, which gRPC keeps for DATA frames
+
+log = logging.getLogger("gradwire.server")
 
 Meter = Callable[[int], None]
 
@@ -89,6 +93,10 @@ def _deserializer(codec: _Codec, received: Meter) -> Callable[[bytes], Any]:
     return deserialize
 
 
+def _path(method: Any) -> str:
+    return f"/{SERVICE.full_name}/{method.name}"
+
+
 def _shape(method: Any) -> str:
     """What gRPC calls a method with these directions: unary_stream and so on."""
     sides = (method.client_streaming, method.server_streaming)
@@ -98,17 +106,47 @@ def _shape(method: Any) -> str:
 def generic_handler(
     handlers: dict[str, Callable[..., Awaitable[Any]]], *, sent: Meter, received: Meter
 ) -> Any:
-    """gRPC handler for the five methods. Streams are read and written through the context."""
+    """gRPC handler for the five methods. Streams are read and written through the context.
+
+    It refuses calls of any other version of the protocol by name.
+    """
     methods: dict[str, Any] = {}
     for method in SERVICE.methods:
         make = getattr(grpc, f"{_shape(method)}_rpc_method_handler")
-        methods[method.name] = make(
+        methods[_path(method)] = make(
             handlers[method.name],
             request_deserializer=_deserializer(_CODECS[method.input_type.name], received),
             response_serializer=_serializer(_CODECS[method.output_type.name], sent),
         )
-    untyped: Any = grpc
-    return untyped.method_handlers_generic_handler(SERVICE.full_name, methods)
+    return _Methods(methods)
+
+
+class _Methods:
+    """A grpc.GenericRpcHandler, which is generic in one set of stubs and not in another."""
+
+    def __init__(self, methods: dict[str, Any]) -> None:
+        self._methods = methods
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        path = handler_call_details.method
+        package, _, service = path.removeprefix("/").partition(f".{SERVICE.name}/")
+        if not service or package == pb.DESCRIPTOR.package:
+            return self._methods.get(path)
+
+        async def refuse(_: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+            refused = _another_version(package)
+            log.warning("refused %s: %s", context.peer(), sentence(refused))
+            await abort(context, refused)
+            raise AssertionError("an aborted call goes on")
+
+        untyped: Any = grpc
+        return untyped.unary_unary_rpc_method_handler(refuse)
+
+
+def _another_version(got: str) -> Refusal:
+    remedy = "install the same release of gradwire on both sides"
+    limit = f"{pb.DESCRIPTOR.package} (gradwire {__version__})"
+    return refusal(Reason.PROTOCOL_VERSION, field="protocol", limit=limit, value=got, remedy=remedy)
 
 
 class Stub:
@@ -119,7 +157,7 @@ class Stub:
             method = SERVICE.methods_by_name[name]
             make = getattr(channel, _shape(method))
             return make(
-                f"/{SERVICE.full_name}/{name}",
+                _path(method),
                 request_serializer=_serializer(_CODECS[method.input_type.name], sent),
                 response_deserializer=_deserializer(_CODECS[method.output_type.name], received),
             )
@@ -133,20 +171,19 @@ class Stub:
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], refused: Refusal) -> None:
     """End the call with the refusal: as the status text, and whole in the trailing metadata."""
-    metadata = ((REFUSAL_KEY, to_message(refused).SerializeToString()),)
+    metadata = ((REFUSAL_KEY, encode(refused)),)
     await context.abort(status_code(refused.reason), sentence(refused), metadata)
 
 
 def refusal_of(error: grpc.aio.AioRpcError) -> Refused | None:
-    """The refusal that a server ended a call with, if that is what happened."""
+    """The refusal that a server ended a call with, if that is what happened.
+
+    A server that does not have the method speaks another version of the protocol.
+    """
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return Refused(_another_version("a server that does not speak it"))
     metadata: Any = error.trailing_metadata() or ()
     for key, value in metadata:
         if key == REFUSAL_KEY and isinstance(value, bytes):
-            message = pb.Refusal()
-            message.ParseFromString(value)
-            if int(message.reason) not in {
-                int(reason) for reason in Reason
-            }:  # a newer server's: keep the words
-                message.reason = pb.REASON_UNSPECIFIED
-            return Refused(from_message(message, Refusal))
+            return Refused(decode(value, Refusal))
     return None

@@ -31,9 +31,9 @@ MAX_MESSAGE_BYTES = 1 << 20
 
 _TAG_BODY_CHUNK = 0x0A  # field 1, length-delimited
 _TAG_TRANSFER = 0x08  # field 1, varint
-_TAG_OFFSET = 0x18  # field 3, varint
-_TAG_CRC32C = 0x25  # field 4, fixed32
-_TAG_DATA = 0x2A  # field 5, length-delimited
+_TAG_OFFSET = 0x10  # field 2, varint
+_TAG_CRC32C = 0x1D  # field 3, fixed32
+_TAG_DATA = 0x22  # field 4, length-delimited
 
 
 class DamagedError(MalformedError):

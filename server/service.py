@@ -1,4 +1,4 @@
-"""The five calls of gradwire.v1.ParameterServer: what arrives becomes an event, or is refused.
+"""The five calls of gradwire.v2.ParameterServer: what arrives becomes an event, or is refused.
 
 Everything that comes over the wire is checked here, before the state machine hears of it.
 """
@@ -86,17 +86,6 @@ class Service:
         return guarded
 
     async def _join(self, request: m.JoinRequest, context: Context) -> m.JoinReply:
-        if request.protocol_version != m.PROTOCOL_VERSION:
-            raise Refused(
-                refusal(
-                    Reason.PROTOCOL_VERSION,
-                    worker=request.worker,
-                    field="protocol version",
-                    limit=f"{m.PROTOCOL_VERSION} (gradwire {self._settings.software})",
-                    value=f"{request.protocol_version} (gradwire {request.software or 'unknown'})",
-                    remedy="install the same release of gradwire on both sides",
-                )
-            )
         for field, value in (("worker id", request.worker), ("compressor", request.compressor)):
             if not 0 < len(value) <= MAX_NAME_CHARACTERS:
                 raise Refused(

@@ -162,7 +162,6 @@ class Raw:
 
     async def join(self, **changes: Any) -> m.JoinReply:
         fields: dict[str, Any] = {
-            "protocol_version": m.PROTOCOL_VERSION,
             "worker": self.worker,
             "incarnation": self.incarnation,
             "compressor": "4bit",

@@ -243,13 +243,6 @@ def refused_join(address: str, **changes: Any) -> Refusal:
     return asyncio.run(run())
 
 
-def test_another_protocol_version_is_refused_naming_both(address: str) -> None:
-    refusal = refused_join(address, protocol_version=1, software="9.9")
-    assert refusal.reason is Reason.PROTOCOL_VERSION
-    assert "expected 2 (gradwire 0.1.0), got 1 (gradwire 9.9)" in refusal.message
-    assert "install the same release" in refusal.remedy
-
-
 @pytest.mark.parametrize("worker", ["", "x" * 200])
 def test_a_worker_id_has_a_size(address: str, worker: str) -> None:
     assert refused_join(address, worker=worker).reason is Reason.SIZE

@@ -15,7 +15,7 @@ from gradwire.proto.convert import MalformedError, decode, encode
 from gradwire.proto.refusal import Reason, Refusal, status_code
 
 EXAMPLES: list[Any] = [
-    m.JoinRequest(protocol_version=2, worker="w", incarnation=2**63, compressors=("none", "4bit")),
+    m.JoinRequest(worker="w", incarnation=2**63, compressors=("none", "4bit")),
     m.Push(
         seq=7,
         assignment=5,

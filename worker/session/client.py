@@ -117,7 +117,6 @@ class Client:
             UnreachableError: nobody answered for `connect_s`.
         """
         request = m.JoinRequest(
-            protocol_version=m.PROTOCOL_VERSION,
             worker=self.worker,
             incarnation=self.incarnation,
             software=software,
