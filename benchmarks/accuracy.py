@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 import tempfile
@@ -26,11 +25,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from ..deploy.config import RunOptions
-from ..deploy.engine import Plan, RunError, train
-from ..deploy.interrupt import Interrupt, Interrupted
-from ..deploy.report import Result, ratio, result_of, to_plain, write_atomically
+from ..deploy.engine import RunError
+from ..deploy.interrupt import Interrupted
+from ..deploy.report import Result, ratio, to_plain, write_atomically
 from ..exits import Exit
-from ..proto.messages import StatusReply
+from . import output
+from .arguments import program
+from .jobs import train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,52 +172,34 @@ def markdown(runs: Runs) -> str:
     any_run = next(iter(runs.values()))[0]
     epochs = [epoch for epoch in SHOWN_EPOCHS if epoch <= any_run.epochs]
     seeds = ", ".join(str(run.seed) for run in next(iter(runs.values())))
+    rows: list[list[object]] = []
+    for compressor, results in runs.items():
+        cells = [estimate([accuracies(run)[epoch - 1] for run in results]) for epoch in epochs]
+        saving = ratio(sum(run.raw_bytes_up for run in results), sum(run.wire_bytes_up for run in results))
+        whole = estimate([area(run) for run in results])
+        rows.append([f"`{compressor}`", *cells, whole, f"1/{saving[:-1]}"])
+    headings = "compressor", *(f"epoch {epoch}" for epoch in epochs), "mean over epochs", "bytes up"
     lines = [
         f"Validation accuracy on `{any_run.task}`, {any_run.workers} workers, seeds {seeds}: "
         "mean ± half-width of the 95 % interval.",
         "",
-        "| compressor | "
-        + " | ".join(f"epoch {epoch}" for epoch in epochs)
-        + " | mean over epochs | bytes up |",
-        "|---|" + "---|" * (len(epochs) + 2),
+        output.table(headings, rows),
     ]
-    for compressor, results in runs.items():
-        cells = [estimate([accuracies(run)[epoch - 1] for run in results]) for epoch in epochs]
-        saving = ratio(sum(run.raw_bytes_up for run in results), sum(run.wire_bytes_up for run in results))
-        row = [
-            f"`{compressor}`",
-            *map(str, cells),
-            str(estimate([area(run) for run in results])),
-            f"1/{saving[:-1]}",
-        ]
-        lines.append(f"| {' | '.join(row)} |")
     for order in measured_orders(runs):
         lines += ["", f"{order.name.capitalize()}; difference in the mean over epochs:", ""]
         lines += [f"- {step}" for step in check_order(order, runs)]
     return "\n".join(lines) + "\n"
 
 
-class _Notes:
-    """Shows of a run only what is out of the ordinary."""
-
-    def update(self, status: StatusReply, alive: int) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        print(text, file=sys.stderr)
-
-
 def measure(options: RunOptions, seeds: Sequence[int], compressors: Sequence[str]) -> dict[str, list[Result]]:
     """Train every compressor with every seed; says on standard error how far it is."""
     runs: dict[str, list[Result]] = {compressor: [] for compressor in compressors}
-    with tempfile.TemporaryDirectory() as logs, Interrupt() as interrupt:
+    with tempfile.TemporaryDirectory() as logs:
         for seed in seeds:  # seeds outside: what an interruption leaves is complete seeds
             for compressor in compressors:
                 run = dataclasses.replace(options, compressor=compressor, seed=seed)
-                directory = Path(logs) / f"{seed}-{compressor.replace(':', '-')}"
-                result = result_of(run, train(Plan(options=run, directory=directory), _Notes(), interrupt))
-                runs[compressor].append(result)
-                print(f"seed {seed}, {compressor}: {accuracies(result)[-1]:.4f}", file=sys.stderr)
+                runs[compressor].append(train(run, Path(logs) / f"{seed}-{compressor.replace(':', '-')}"))
+                output.say(f"seed {seed}, {compressor}: {accuracies(runs[compressor][-1])[-1]:.4f}")
     return runs
 
 
@@ -235,8 +218,7 @@ def seed_list(text: str) -> list[int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; exits with 1 when a claimed order does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m gradwire.benchmarks.accuracy", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = program(__doc__)
     parser.add_argument("--task", default="digits")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=30)
@@ -244,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--compressors", nargs="+", default=list(COMPRESSORS), metavar="SPEC")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every run's report")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="what is printed")
-    given = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    given = parser.parse_args(argv)
 
     options = RunOptions(task=given.task, workers=given.workers, epochs=given.epochs)
     try:
@@ -258,9 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(text)
     if given.markdown is not None:
         write_atomically(given.markdown, text)
-    if given.json is not None:
-        reports = [to_plain(result) for results in runs.values() for result in results]
-        write_atomically(given.json, json.dumps(reports, indent=2, allow_nan=False) + "\n")
+    output.write_json(given.json, [to_plain(result) for results in runs.values() for result in results])
     claims = [step for order in measured_orders(runs) if order.claimed for step in check_order(order, runs)]
     return Exit.DONE if all(step.holds for step in claims) else 1
 

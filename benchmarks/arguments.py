@@ -13,6 +13,11 @@ class BenchError(ValueError):
     """A command line that cannot be carried out; the message says what to change."""
 
 
+def program(text: str | None) -> argparse.ArgumentParser:
+    """The parser of a module that is run by itself. text: its docstring."""
+    return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 def at_least_one(text: str) -> int:
     """A whole number from 1."""
     try:

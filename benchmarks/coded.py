@@ -14,12 +14,8 @@ accuracy  Steps to an accuracy: real training on digits, at full speed, nothing 
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import signal
-import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import comb
@@ -29,22 +25,14 @@ from typing import Any, NoReturn
 
 from ..coding import StepTimes, fastest, possible, step_seconds
 from ..deploy.config import RunOptions
-from ..deploy.daemons import server_arguments, worker_arguments
-from ..deploy.engine import PARAMETERS, Plan, train
-from ..deploy.interrupt import Interrupt
-from ..deploy.processes import Children
-from ..deploy.report import write_atomically
-from ..deploy.status import StatusClient
 from ..exits import Exit
-from ..proto.messages import Phase, StatusReply
+from . import output
 from .arguments import BenchError, at_least_one, check_files, check_modules, numbers, some_of
-from .modes import Quiet
+from .jobs import run_job, train
 from .schemes import SCHEMES
 from .star import Star, check_network
 
 PARTS = ("bytes", "time", "accuracy")
-PORT = 50051
-PATIENCE_S = 600.0
 BATCH = 16  # samples per worker and step
 STEPS = 10
 ELEMENTS = 250_000
@@ -52,13 +40,13 @@ TARGET = 0.90  # validation accuracy
 # Seconds per sample of emulated computation: 16 of them take long beside an exchange, or are nearly nothing.
 REGIMES = {"computing takes long": 0.1, "exchanging takes long": 0.002}
 SSGD_UNICAST = "SSGD, unicast"
-SCHEME_OF = {SSGD_UNICAST: "unicast", "SSGD, summed and multicast": "summed"}
-COMPETITORS: dict[str, dict[str, Any]] = {
-    SSGD_UNICAST: {"mode": "coded"},
-    "SSGD, summed and multicast": {"mode": "coded"},
-    "CSSGD": {"mode": "coded"},
-    "parameter server": {"mode": "sync"},
-    "ASGD": {"mode": "async"},
+# By name: mode, and for coded mode the scheme.
+COMPETITORS = {
+    SSGD_UNICAST: ("coded", "unicast"),
+    "SSGD, summed and multicast": ("coded", "summed"),
+    "CSSGD": ("coded", "coded"),
+    "parameter server": ("sync", "coded"),
+    "ASGD": ("async", "coded"),
 }
 
 
@@ -86,7 +74,6 @@ def measure(
     workers: int,
     seconds: float,
     mbit: float,
-    directory: Path,
     steps: int = STEPS,
     scheme: str = "coded",
 ) -> Row:
@@ -104,28 +91,17 @@ def measure(
         batch_size=BATCH,
         **options,
     )
-    nodes = ["server", *(f"worker{rank}" for rank in range(workers))]
-    with Star(nodes, mbit) as star, Children(directory) as children:
-        address = star.address("server")
-        program = "gradwire.benchmarks.schemes"
-        arguments = [
-            *(scheme, "server", *server_arguments(run, PORT, directory / PARAMETERS)),
-            *("--host=0.0.0.0", "--insecure"),
-        ]
-        server = children.start("server", program, arguments, star.prefix("server"))
-        for rank in range(workers):
-            arguments = [scheme, "worker", *worker_arguments(run, PORT, rank), f"--server={address}:{PORT}"]
-            node = f"worker{rank}"
-            children.start(node, program, arguments, star.prefix(node))
-        with StatusClient(f"{address}:{PORT}") as client:
-            deadline = time.monotonic() + PATIENCE_S
-            while (status := client.ask()) is None or status.phase is not Phase.FINISHED:
-                if server.code is not None or time.monotonic() > deadline:
-                    raise BenchError(f"{name}: {server.ending}: {server.last_lines()}")
-                time.sleep(0.05)
+    program = "gradwire.benchmarks.schemes", scheme
+    nodes = ["server", *(f"worker-{rank}" for rank in range(workers))]
+    with Star(nodes, mbit) as star, tempfile.TemporaryDirectory() as directory:
+        status = run_job(
+            run,
+            Path(directory),
+            server=(*program, "server"),
+            worker=lambda rank: (*program, "worker"),
+            star=star,
+        )
         up, down = star.carried("server")
-        log = server.log.read_text()
-    chosen = re.findall(r"exchange with redundancy (\d+)", log)
     block_bytes = 4 * ELEMENTS * status.version
     parameters = 4 * ELEMENTS  # one worker brings them, the others get them; a copy goes up at the end
     return Row(
@@ -138,19 +114,17 @@ def measure(
         blocks_down=(status.traffic.raw_bytes_down - (workers - 1) * parameters) / block_bytes,
         link_up=(up - 2 * parameters) / block_bytes,
         link_down=(down - (workers - 1) * parameters) / block_bytes,
-        ended_with=int(chosen[-1]) if chosen else 0,
+        ended_with=status.redundancy,
     )
 
 
 # ---- bytes
 
 
-def bytes_part(workers: Sequence[int], mbit: float, directory: Path) -> tuple[str, list[Row]]:
+def bytes_part(workers: Sequence[int], mbit: float) -> list[Row]:
     """Counted against the formulas."""
-    lines = [
-        "| workers | exchange | r | up | formula | ratio | down | formula | ratio | link up | link down |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    headings = "workers", "exchange", "r", "up", "formula", "ratio", "down", "formula", "ratio"
+    print(output.table((*headings, "link up", "link down"), []), flush=True)
     rows: list[Row] = []
     for nodes in workers:
         for scheme in SCHEMES:
@@ -158,22 +132,21 @@ def bytes_part(workers: Sequence[int], mbit: float, directory: Path) -> tuple[st
                 row = measure(
                     f"{scheme} {nodes} {r}",
                     {"mode": "coded", "redundancy": str(r)},
-                    scheme=scheme,
                     workers=nodes,
                     seconds=0.0,
                     mbit=mbit,
-                    directory=directory / f"bytes-{len(rows)}",
                     steps=4,
+                    scheme=scheme,
                 )
                 rows.append(row)
                 up, down = formula(scheme, nodes, r)
-                lines.append(
-                    f"| {nodes} | {scheme} | {r} | {row.blocks_up:.3f} | {up:.3f} | {row.blocks_up / up:.4f} "
-                    f"| {row.blocks_down:.3f} | {down:.3f} | {row.blocks_down / down:.4f} "
-                    f"| {row.link_up / up:.3f} | {row.link_down / down:.3f} |"
-                )
-                print(lines[-1], file=sys.stderr, flush=True)
-    return "\n".join(lines), rows
+                counted = [
+                    *(f"{row.blocks_up:.3f}", f"{up:.3f}", f"{row.blocks_up / up:.4f}"),
+                    *(f"{row.blocks_down:.3f}", f"{down:.3f}", f"{row.blocks_down / down:.4f}"),
+                    *(f"{row.link_up / up:.3f}", f"{row.link_down / down:.3f}"),
+                ]
+                print(output.row((nodes, scheme, r, *counted)), flush=True)
+    return rows
 
 
 def formula(scheme: str, nodes: int, r: int) -> tuple[float, float]:
@@ -197,106 +170,71 @@ def formula(scheme: str, nodes: int, r: int) -> tuple[float, float]:
 # ---- time
 
 
-def time_part(nodes: int, mbit: float, directory: Path) -> tuple[str, list[Row]]:
+def time_part(nodes: int, mbit: float) -> list[Row]:
     """T(r), measured and as the model has it from the step without redundancy."""
-    lines = [
-        "| regime | r | seconds per step | model | measured / model |",
-        "|---|---|---|---|---|",
-    ]
+    print(output.table(("regime", "r", "seconds per step", "model", "measured / model"), []), flush=True)
     rows: list[Row] = []
     for regime, seconds in REGIMES.items():
-        found: dict[int, Row] = {}
-        times: StepTimes | None = None
-        for r in possible(nodes):
-            row = measure(
-                f"{regime}, r = {r}",
-                {"mode": "coded", "redundancy": str(r)},
-                workers=nodes,
-                seconds=seconds,
-                mbit=mbit,
-                directory=directory / f"time-{len(rows)}",
-            )
-            rows.append(row)
-            found[r] = row
-            if times is None:
-                times = StepTimes(seconds * BATCH, row.step_seconds - seconds * BATCH)
+
+        def job(redundancy: str, steps: int, regime: str = regime, seconds: float = seconds) -> Row:
+            name, options = f"{regime}, r = {redundancy}", {"mode": "coded", "redundancy": redundancy}
+            return measure(name, options, workers=nodes, seconds=seconds, mbit=mbit, steps=steps)
+
+        found = {r: job(str(r), STEPS) for r in possible(nodes)}
+        times = StepTimes(seconds * BATCH, found[1].step_seconds - seconds * BATCH)
+        for r, row in found.items():
             model = step_seconds(times, nodes, r)
-            ratio = row.step_seconds / model
-            lines.append(f"| {regime} | {r} | {row.step_seconds:.3f} | {model:.3f} | {ratio:.2f} |")
-            print(lines[-1], file=sys.stderr, flush=True)
-        assert times is not None
-        auto = measure(
-            f"{regime}, auto",
-            {"mode": "coded", "redundancy": "auto"},
-            workers=nodes,
-            seconds=seconds,
-            mbit=mbit,
-            directory=directory / f"time-{len(rows)}",
-            steps=2 * STEPS,
-        )
-        rows.append(auto)
+            cells = f"{row.step_seconds:.3f}", f"{model:.3f}", f"{row.step_seconds / model:.2f}"
+            print(output.row((regime, r, *cells)))
+        auto = job("auto", 2 * STEPS)
         best = min(found, key=lambda r: found[r].step_seconds)
-        named = fastest(times, nodes)
-        lines.append(f"| {regime} | auto, ended with {auto.ended_with} | {auto.step_seconds:.3f} | | |")
-        lines.append(f"| {regime} | | fastest: r = {best}; the model names {named} | | |")
-        print("\n".join(lines[-2:]), file=sys.stderr, flush=True)
-    return "\n".join(lines), rows
+        print(output.row((regime, f"auto, ended with {auto.ended_with}", f"{auto.step_seconds:.3f}", "", "")))
+        names = f"fastest: r = {best}; the model names {fastest(times, nodes)}"
+        print(output.row((regime, "", names, "", "")), flush=True)
+        rows += [*found.values(), auto]
+    return rows
 
 
 # ---- accuracy
 
 
-def accuracy_part(
-    workers: Sequence[int], seed: int, mbit: float, directory: Path
-) -> tuple[str, list[dict[str, Any]]]:
+def accuracy_part(workers: Sequence[int], seed: int, mbit: float, directory: Path) -> list[dict[str, Any]]:
     """Steps to the target by real training, and seconds per step by emulated computation."""
-    lines = [
-        f"| workers | | steps to {TARGET:.2f} | seconds per step | product, s | against {SSGD_UNICAST} |",
-        "|---|---|---|---|---|---|",
-    ]
+    headings = "workers", "", f"steps to {TARGET:.2f}", "seconds per step", "product, s"
+    print(output.table((*headings, f"against {SSGD_UNICAST}"), []), flush=True)
     rows: list[dict[str, Any]] = []
     for nodes in workers:
-        synchronous = steps_to(TARGET, {"mode": "coded"}, nodes, seed, directory / f"{nodes}-sync")
-        asynchronous = steps_to(TARGET, {"mode": "async"}, nodes, seed, directory / f"{nodes}-async")
+        synchronous = steps_to(TARGET, "coded", nodes, seed, directory / f"{nodes}-sync")
+        asynchronous = steps_to(TARGET, "async", nodes, seed, directory / f"{nodes}-async")
         base = 0.0
-        for name, changes in COMPETITORS.items():
-            options = dict(changes)
-            if name == "CSSGD":
-                options["redundancy"] = str(max(1, nodes - 1))
-            row = measure(
-                name,
-                options,
-                workers=nodes,
-                seconds=REGIMES["exchanging takes long"],
-                mbit=mbit,
-                directory=directory / f"accuracy-{len(rows)}",
-                scheme=SCHEME_OF.get(name, "coded"),
-            )
+        for name, (mode, scheme) in COMPETITORS.items():
+            coded = name == "CSSGD"
+            options = {"mode": mode, **({"redundancy": str(max(1, nodes - 1))} if coded else {})}
+            seconds = REGIMES["exchanging takes long"]
+            row = measure(name, options, workers=nodes, seconds=seconds, mbit=mbit, scheme=scheme)
             # A step of ASGD is one push of each worker.
-            steps = asynchronous / nodes if name == "ASGD" else synchronous
+            steps = asynchronous / nodes if mode == "async" else synchronous
             product = steps * row.step_seconds
             base = base or product
-            shown = f"{name}, r = {options['redundancy']}" if name == "CSSGD" else name
-            times = f"{row.step_seconds:.3f} | {product:.1f} | {product / base:.2f}"
-            lines.append(f"| {nodes} | {shown} | {steps:.0f} | {times} |")
-            print(lines[-1], file=sys.stderr, flush=True)
+            shown = f"{name}, r = {row.redundancy}" if coded else name
+            times = f"{row.step_seconds:.3f}", f"{product:.1f}", f"{product / base:.2f}"
+            print(output.row((nodes, shown, f"{steps:.0f}", *times)), flush=True)
             rows.append({"name": name, "steps": steps, **asdict(row)})
-    return "\n".join(lines), rows
+    return rows
 
 
-def steps_to(target: float, changes: Mapping[str, Any], nodes: int, seed: int, directory: Path) -> int:
+def steps_to(target: float, mode: str, nodes: int, seed: int, directory: Path) -> int:
     """Versions after which the validation accuracy is first this high, by the epoch. Raises BenchError."""
     # A step of all workers is worth a larger rate than that of one, whose version has a batch of its own.
-    rate = 0.1 if changes["mode"] == "async" else 0.05 * nodes
+    rate = 0.1 if mode == "async" else 0.05 * nodes
     options = RunOptions(
-        workers=nodes, compressor="none", epochs=40, seed=seed, learning_rate=rate, **changes
+        workers=nodes, compressor="none", epochs=40, seed=seed, learning_rate=rate, mode=mode
     )
-    with Interrupt() as interrupt:
-        status: StatusReply = train(Plan(options=options, directory=directory), Quiet(), interrupt)
-    for done in status.evaluations:
-        if done.metrics.get("accuracy", 0.0) >= target:
-            return done.version
-    raise BenchError(f"{changes}: did not come to an accuracy of {target} in {options.epochs} epochs")
+    result = train(options, directory)
+    for epoch, accuracy in enumerate(result.accuracy_by_epoch, start=1):
+        if (accuracy or 0.0) >= target:
+            return result.steps * epoch // result.epochs
+    raise BenchError(f"{mode}: did not come to an accuracy of {target} in {options.epochs} epochs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -311,18 +249,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plot(path: Path, rows: Sequence[Row], nodes: int) -> None:
     """Seconds per step over redundancy, a panel for each regime."""
-    from matplotlib.figure import Figure
-
-    figure: Any = Figure(figsize=(5 * len(REGIMES), 3.6), layout="constrained")
-    panels = figure.subplots(1, len(REGIMES), squeeze=False)[0]
-    for axes, (regime, seconds) in zip(panels, REGIMES.items(), strict=True):
+    figure, panels = output.panels(list(REGIMES))
+    for axes, seconds in zip(panels, REGIMES.values(), strict=True):
         found = [row for row in rows if row.seconds_per_sample == seconds and row.redundancy != "auto"]
         r = [int(row.redundancy) for row in found]
         times = StepTimes(seconds * BATCH, found[0].step_seconds - seconds * BATCH)
         axes.plot(r, [row.step_seconds for row in found], "o-", label="measured")
         axes.plot(r, [step_seconds(times, nodes, each) for each in r], "x--", label="model, from r = 1")
-        axes.set(title=regime, xlabel="redundancy r", ylim=(0, None), xticks=r)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set(xlabel="redundancy r", ylim=(0, None), xticks=r)
     panels[0].set(ylabel="seconds per step")
     panels[-1].legend(frameon=False)
     figure.savefig(path, dpi=150)
@@ -341,21 +275,15 @@ def run(given: argparse.Namespace) -> int:
         if "time" not in given.parts:
             raise BenchError("--plot: shows the part time, which is not among --parts")
     plain: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        if "bytes" in given.parts:
-            text, rows = bytes_part(given.workers, given.mbit, directory)
-            plain["bytes"] = [asdict(row) for row in rows]
-            print(text, flush=True)
-        if "time" in given.parts:
-            text, rows = time_part(given.nodes, given.mbit, directory)
-            plain["time"] = [asdict(row) for row in rows]
-            print(text, flush=True)
-            if given.plot:
-                plot(given.plot, rows, given.nodes)
-        if "accuracy" in given.parts:
-            text, plain["accuracy"] = accuracy_part(given.workers, given.seed, given.mbit, directory)
-            print(text, flush=True)
-    if given.json:
-        write_atomically(given.json, json.dumps(plain, indent=2) + "\n")
+    if "bytes" in given.parts:
+        plain["bytes"] = [asdict(row) for row in bytes_part(given.workers, given.mbit)]
+    if "time" in given.parts:
+        rows = time_part(given.nodes, given.mbit)
+        plain["time"] = [asdict(row) for row in rows]
+        if given.plot:
+            plot(given.plot, rows, given.nodes)
+    if "accuracy" in given.parts:
+        with tempfile.TemporaryDirectory() as name:
+            plain["accuracy"] = accuracy_part(given.workers, given.seed, given.mbit, Path(name))
+    output.write_json(given.json, plain)
     return Exit.DONE

@@ -11,11 +11,9 @@ the same momentum at the server, and they are shown against plain SGD too, which
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 from ..compressors import create
 from ..deploy.report import write_atomically
 from ..exits import Exit
+from . import output
 from .accuracy import Estimate, estimate, seed_list
 from .arguments import at_least_one, check_files, check_modules, some_of
 from .simulation import Run, train
@@ -172,7 +171,7 @@ class Bench:
             self._runs[key] = list(self._pool.map(_train, jobs))
             last = statistics.fmean(run.accuracies[-1] for run in self._runs[key])
             ratio = self._runs[key][0].ratio
-            print(f"{model}, {compressor}, {optimizer}: {last:.4f} at {ratio:.1f} x", file=sys.stderr)
+            output.say(f"{model}, {compressor}, {optimizer}: {last:.4f} at {ratio:.1f} x")
         return self._runs[key]
 
     def row(self, model: str, setup: Setup) -> Row:
@@ -201,25 +200,29 @@ class Bench:
 
 def markdown(model: str, rows: Sequence[Row], seeds: Sequence[int], epochs: int) -> str:
     """The table of one model."""
-    lines = [
-        f"`digits:model={model}`, {epochs} epochs, seeds {', '.join(map(str, seeds))}; "
-        "mean ± half-width of the 95 % interval.",
-        "",
-        "| compressor | accuracy | against `none` | bytes up | equal-bytes Top-K | bytes | accuracy |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        control = ("–", "–", "–")
-        if row.control is not None:
-            accuracy = estimate([run.accuracies[-1] for run in row.control_runs])
-            control = (f"`{row.control}`", f"1/{row.control_runs[0].ratio:.1f}", str(accuracy))
-        difference = row.difference
-        signed = f"{difference.mean:+.3f}" + (
-            "" if difference.half_width is None else f" ± {difference.half_width:.3f}"
-        )
-        cells = (f"`{row.setup.name}`", str(row.accuracy), signed, f"1/{row.runs[0].ratio:.1f}", *control)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+
+    def cells(row: Row) -> Iterable[object]:
+        yield from (f"`{row.setup.name}`", row.accuracy)
+        sign = "+" if row.difference.mean >= 0 else ""
+        yield from (f"{sign}{row.difference}", f"1/{row.runs[0].ratio:.1f}")
+        if row.control is None:
+            yield from ("–", "–", "–")
+        else:
+            yield from (f"`{row.control}`", f"1/{row.control_runs[0].ratio:.1f}")
+            yield estimate([run.accuracies[-1] for run in row.control_runs])
+
+    what = f"`digits:model={model}`, {epochs} epochs, seeds {', '.join(map(str, seeds))}; "
+    headings = (
+        "compressor",
+        "accuracy",
+        "against `none`",
+        "bytes up",
+        "equal-bytes Top-K",
+        "bytes",
+        "accuracy",
+    )
+    text = f"{what}mean ± half-width of the 95 % interval.\n\n"
+    return f"{text}{output.table(headings, map(cells, rows))}\n"
 
 
 def plain(model: str, row: Row) -> Mapping[str, Any]:
@@ -238,25 +241,14 @@ def plain(model: str, row: Row) -> Mapping[str, Any]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--seeds", type=seed_list, default="1,2,3,4,5", metavar="N,...", help="(default: %(default)s)"
-    )
-    parser.add_argument(
-        "--epochs",
-        type=at_least_one,
-        default=CLAIMED_EPOCHS,
-        help="of each run; the claims are checked from %(default)s, the default, on",
-    )
-    parser.add_argument(
-        "--models",
-        type=some_of(["mlp", "cnn"]),
-        default="mlp,cnn",
-        metavar="NAME,...",
-        help="(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--compressors", nargs="+", metavar="SPEC", help="only these, with plain SGD (default: all)"
-    )
+    shown = "(default: %(default)s)"
+    parser.add_argument("--seeds", type=seed_list, default="1,2,3,4,5", metavar="N,...", help=shown)
+    text = "of each run; the claims are checked from %(default)s, the default, on"
+    parser.add_argument("--epochs", type=at_least_one, default=CLAIMED_EPOCHS, help=text)
+    models = some_of(["mlp", "cnn"])
+    parser.add_argument("--models", type=models, default="mlp,cnn", metavar="NAME,...", help=shown)
+    text = "only these, with plain SGD (default: all)"
+    parser.add_argument("--compressors", nargs="+", metavar="SPEC", help=text)
     parser.add_argument("--jobs", type=at_least_one, default=2, help="runs at a time (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every run")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="what is printed")
@@ -287,6 +279,5 @@ def run(given: argparse.Namespace) -> int:
         print(f"does not hold: {claim}")
     if given.markdown is not None:
         write_atomically(given.markdown, text)
-    if given.json is not None:
-        write_atomically(given.json, json.dumps(reports, indent=2, allow_nan=False) + "\n")
+    output.write_json(given.json, reports)
     return 1 if broken else Exit.DONE

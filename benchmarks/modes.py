@@ -12,35 +12,29 @@ correction, against sync, over several seeds.
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import signal
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..deploy.config import RunOptions
-from ..deploy.daemons import HOST, server_arguments, worker_arguments
-from ..deploy.engine import PARAMETERS, Plan, free_port, train
-from ..deploy.interrupt import Interrupt
-from ..deploy.processes import Child, Children
-from ..deploy.report import result_of, write_atomically
-from ..deploy.status import StatusClient
+from ..deploy.report import Result, result_of
 from ..exits import Exit
 from ..proto.messages import Phase, StatusReply
+from . import output
 from .accuracy import estimate, seed_list
 from .arguments import BenchError, at_least_one, check_files, check_modules
+from .jobs import Program, run_job, train
 
 WORKERS = 4
 SLOWER = 10
 SECONDS_PER_SAMPLE = 0.001
 LEASE_S = 1.0
 KILL_EVERY_S = 3.0
-PATIENCE_S = 600.0
 SAMPLES = 1408  # of digits, in an epoch
 MODES: dict[str, dict[str, Any]] = {
     "sync": {},
@@ -81,14 +75,6 @@ class Row:
     curve: tuple[tuple[float, float], ...]
 
 
-class Quiet:
-    """Nobody is watching."""
-
-    def update(self, status: StatusReply, alive: int) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-
 def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) -> Row:
     """One job to its end. Raises BenchError when it does not come to one."""
     options = RunOptions(
@@ -98,38 +84,28 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
         seed=seed,
         **MODES[mode],
     )
-    chance, kills = random.Random(seed), 0
-    with Children(directory) as children:
-        port = free_port()
-        server = children.start(
-            "server",
-            "gradwire.server.cli",
-            [*server_arguments(options, port, directory / PARAMETERS), f"--lease-seconds={LEASE_S}"],
-        )
+    chance, kills, killed_at = random.Random(seed), 0, time.monotonic()
 
-        def start(rank: int) -> Child:
-            slower = SLOWER if situation == "one slow" and rank == WORKERS - 1 else 1
-            arguments = [str(slower), *worker_arguments(options, port, rank)]
-            return children.start(f"worker-{rank}-{kills}", "gradwire.benchmarks.paced", arguments)
+    def worker(rank: int) -> Program:
+        slow = situation == "one slow" and rank == WORKERS - 1
+        return "gradwire.benchmarks.paced", str(SLOWER if slow else 1)
 
-        workers = [start(rank) for rank in range(WORKERS)]
-        killed_at = time.monotonic()
-        with StatusClient(f"{HOST}:{port}") as client:
-            deadline = time.monotonic() + PATIENCE_S
-            while (status := client.ask()) is None or status.phase is not Phase.FINISHED:
-                if server.code is not None or time.monotonic() > deadline:
-                    raise BenchError(f"{mode}, {situation}: {server.ending}: {server.last_lines()}")
-                time.sleep(0.2)
-                if situation != "come and go" or status is None:
-                    continue
-                whole = sum(member.attached and member.pushes > 0 for member in status.members) == WORKERS
-                if not whole or status.phase is not Phase.RUNNING:
-                    killed_at = time.monotonic()
-                elif time.monotonic() - killed_at > KILL_EVERY_S / 2:
-                    rank = chance.randrange(WORKERS)
-                    workers[rank].send(signal.SIGKILL)
-                    kills += 1
-                    workers[rank] = start(rank)
+    def watch(status: StatusReply, restart: Callable[[int], None]) -> None:
+        nonlocal kills, killed_at
+        whole = sum(member.attached and member.pushes > 0 for member in status.members) == WORKERS
+        if not whole or status.phase is not Phase.RUNNING:
+            killed_at = time.monotonic()
+        elif time.monotonic() - killed_at > KILL_EVERY_S / 2:
+            kills += 1
+            restart(chance.randrange(WORKERS))
+
+    status = run_job(
+        options,
+        directory,
+        worker=worker,
+        server_options=[f"--lease-seconds={LEASE_S}"],
+        watch=watch if situation == "come and go" else None,
+    )
     result = result_of(options, status)
     pairs = zip(result.seconds_by_epoch, result.accuracy_by_epoch, strict=True)
     return Row(
@@ -146,40 +122,38 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
     )
 
 
+HEADINGS = (
+    *("mode", "workers", "samples/s", "of even", "of sync"),
+    *("accuracy", "refused", "staleness", "twice", "kills"),
+)
+
+
 def table(rows: Sequence[Row]) -> str:
     """Markdown; the pace is relative to the same mode with even workers, and to sync with such workers."""
     even = {row.mode: row.samples_per_second for row in rows if row.situation == "even"}
     sync = {row.situation: row.samples_per_second for row in rows if row.mode == "sync"}
-    lines = [
-        "| mode | workers | samples/s | of even | of sync | accuracy | refused | staleness | twice | kills |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        of_even = f"{row.samples_per_second / even[row.mode]:.2f}" if row.mode in even else "–"
-        of_sync = f"{row.samples_per_second / sync[row.situation]:.2f}" if row.situation in sync else "–"
-        lines.append(
-            f"| `{row.mode}` | {row.situation} | {row.samples_per_second:.0f} | {of_even} | {of_sync} "
-            f"| {row.accuracy:.3f} | {row.refused_pushes} | {row.largest_staleness} | {row.repeated_samples} "
-            f"| {row.kills} |"
-        )
-    return "\n".join(lines)
+
+    def cells(row: Row) -> Iterable[object]:
+        pace = row.samples_per_second
+        yield from (f"`{row.mode}`", row.situation, f"{pace:.0f}")
+        yield f"{pace / even[row.mode]:.2f}" if row.mode in even else "–"
+        yield f"{pace / sync[row.situation]:.2f}" if row.situation in sync else "–"
+        yield from (f"{row.accuracy:.3f}", row.refused_pushes, row.largest_staleness)
+        yield from (row.repeated_samples, row.kills)
+
+    return output.table(HEADINGS, map(cells, rows))
 
 
 def plot(path: Path, rows: Sequence[Row]) -> None:
     """Accuracy over time, one panel for each situation."""
-    from matplotlib.figure import Figure
-
     situations = list(dict.fromkeys(row.situation for row in rows))
-    figure: Any = Figure(figsize=(5 * len(situations), 4), layout="constrained")
-    panels = figure.subplots(1, len(situations), sharey=True, squeeze=False)[0]
+    figure, panels = output.panels(situations, sharey=True)
     for axes, situation in zip(panels, situations, strict=True):
         for row in rows:
             if row.situation == situation and row.curve:
-                seconds, accuracies = zip(*row.curve, strict=True)
-                axes.plot(seconds, accuracies, label=row.mode)
-        axes.set(title=situation, xlabel="seconds")
+                axes.plot(*zip(*row.curve, strict=True), label=row.mode)
+        axes.set(xlabel="seconds")
         axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
     panels[0].set(ylabel="validation accuracy")
     panels[-1].legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=150)
@@ -187,26 +161,23 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
 
 def local_table(seeds: Sequence[int], epochs: int, directory: Path) -> tuple[str, list[dict[str, Any]]]:
     """Accuracy of every number of local steps against sync, over seeds."""
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    rows: list[dict[str, Any]] = []
     for name, changes in LOCAL.items():
+        runs: list[Result] = []
         for seed in seeds:
             options = RunOptions(workers=WORKERS, compressor="none", epochs=epochs, seed=seed, **changes)
-            with Interrupt() as interrupt:
-                status = train(Plan(options=options, directory=directory / f"{seed}"), Quiet(), interrupt)
-            result = result_of(options, status)
-            per_step = result.steps / (result.local_steps or result.steps)
-            found.setdefault(name, []).append((result.validation_accuracy or 0.0, per_step, result.seconds))
-            print(f"{name}, seed {seed}: {result.validation_accuracy}", file=sys.stderr, flush=True)
-    lines = ["| | accuracy | against sync | rounds per step |", "|---|---|---|---|"]
-    baseline = [accuracy for accuracy, _, _ in found["sync"]]
-    rows: list[dict[str, Any]] = []
-    for name, runs in found.items():
-        accuracies = [accuracy for accuracy, _, _ in runs]
-        differences = [ours - theirs for ours, theirs in zip(accuracies, baseline, strict=True)]
-        per_step = sum(each for _, each, _ in runs) / len(runs)
-        lines.append(f"| `{name}` | {estimate(accuracies)} | {estimate(differences)} | {per_step:.2f} |")
-        rows.append({"name": name, "accuracies": accuracies, "rounds_per_step": per_step})
-    return "\n".join(lines), rows
+            runs.append(train(options, directory / f"{seed}"))
+            output.say(f"{name}, seed {seed}: {runs[-1].validation_accuracy}")
+        per_step = [run.steps / (run.local_steps or run.steps) for run in runs]
+        accuracies = [run.validation_accuracy or 0.0 for run in runs]
+        rows.append({"name": name, "accuracies": accuracies, "rounds_per_step": fmean(per_step)})
+
+    def cells(row: Mapping[str, Any]) -> Iterable[object]:
+        pairs = zip(row["accuracies"], rows[0]["accuracies"], strict=True)
+        yield from (f"`{row['name']}`", estimate(row["accuracies"]))
+        yield from (estimate([ours - theirs for ours, theirs in pairs]), f"{row['rounds_per_step']:.2f}")
+
+    return output.table(("", "accuracy", "against sync", "rounds per step"), map(cells, rows)), rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -233,11 +204,10 @@ def run(given: argparse.Namespace) -> int:
                 for situation in SITUATIONS:
                     directory = Path(name) / f"{len(rows)}"
                     rows.append(measure(mode, situation, given.epochs or 10, given.seed, directory))
-                    print(f"{mode}, {situation}: {rows[-1].seconds:.1f} s", file=sys.stderr, flush=True)
+                    output.say(f"{mode}, {situation}: {rows[-1].seconds:.1f} s")
             text, plain = table(rows), [asdict(row) for row in rows]
             if given.plot:
                 plot(given.plot, rows)
     print(text)
-    if given.json:
-        write_atomically(given.json, json.dumps(plain, indent=2) + "\n")
+    output.write_json(given.json, plain)
     return Exit.DONE

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
-import sys
-import threading
+import tempfile
+import time
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..compressors import Payload
+from ..deploy.processes import Children
 from ..proto import messages as m
 from ..proto.manifest import Manifest
 from ..proto.transfer import tensor_header
 from ..worker.session.client import Client
 from ..worker.session.receiving import Received
+from .arguments import BenchError
 
 
 class Pusher:
@@ -86,27 +88,13 @@ class Pusher:
 def start_server(*arguments: str, prefix: Sequence[str] = ()) -> Generator[int]:
     """The port of a gc-server that lives as long as the context, with a job that does not end.
 
-    prefix: a command to run it under.
+    prefix: a command to run it under. Raises BenchError if it does not start.
     """
-    command = (*prefix, sys.executable, "-m", "gradwire.server.cli", "--port", "0", "--http-port", "0")
-    options = ("--epochs", "1000000", "--batch-size", "1", "--log-format", "text", *arguments)
-    process = subprocess.Popen((*command, *options), stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    # Reads on, or the log would fill the pipe.
-    reader = threading.Thread(target=process.stderr.read, daemon=True)
-    try:
-        said: list[str] = []
-        for line in process.stderr:
-            said.append(line)
-            if found := re.search(r"listening on \S+:(\d+),", line):
-                reader.start()
-                yield int(found.group(1))
-                break
-        else:
-            raise RuntimeError(f"gc-server did not start: {''.join(said)}")
-    finally:
-        process.terminate()
-        process.wait()
-        if reader.is_alive():
-            reader.join()
-        process.stderr.close()
+    options = ("--port=0", "--http-port=0", "--epochs=1000000", "--batch-size=1", "--log-format=text")
+    with tempfile.TemporaryDirectory() as directory, Children(Path(directory)) as children:
+        server = children.start("server", "gradwire.server.cli", [*options, *arguments], prefix)
+        while not (found := re.search(r"listening on \S+:(\d+),", server.log.read_text())):
+            if server.code is not None:
+                raise BenchError(f"gc-server did not start: {server.last_lines()}")
+            time.sleep(0.02)
+        yield int(found.group(1))

@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..deploy.config import RunOptions
-from ..deploy.daemons import HOST, server_arguments, worker_arguments
-from ..deploy.engine import PARAMETERS, free_port
-from ..deploy.processes import Children
 from ..deploy.report import result_of
-from ..deploy.status import StatusClient
-from ..proto.messages import Phase
-from .arguments import BenchError
-
-PATIENCE_S = 600.0
+from . import output
+from .jobs import Program, run_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,20 +52,12 @@ def measure(
         compressor=compressor,
         **options,
     )
-    with tempfile.TemporaryDirectory() as name, Children(Path(name)) as children:
-        port = free_port()
-        parameters = Path(name) / PARAMETERS
-        server = children.start("server", "gradwire.server.cli", server_arguments(run, port, parameters))
-        for rank in range(workers):
-            factor = slower if rank == workers - 1 else 1.0
-            arguments = [str(factor), *worker_arguments(run, port, rank)]
-            children.start(f"worker-{rank}", "gradwire.benchmarks.paced", arguments)
-        with StatusClient(f"{HOST}:{port}") as client:
-            deadline = time.monotonic() + PATIENCE_S
-            while (status := client.ask()) is None or status.phase is not Phase.FINISHED:
-                if server.code is not None or time.monotonic() > deadline:
-                    raise BenchError(f"the job did not end: {server.ending}: {server.last_lines()}")
-                time.sleep(0.2)
+
+    def worker(rank: int) -> Program:
+        return "gradwire.benchmarks.paced", str(slower if rank == workers - 1 else 1.0)
+
+    with tempfile.TemporaryDirectory() as directory:
+        status = run_job(run, Path(directory), worker=worker)
     result = result_of(run, status)
     batches = status.epoch * SAMPLES / (workers * batch_size)
     return Outcome(
@@ -94,19 +79,19 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def main() -> int:
-    print("| | workers | ms per batch | of even | payload MB up | accuracy | not needed |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        output.table(
+            ("", "workers", "ms per batch", "of even", "payload MB up", "accuracy", "not needed"), []
+        )
+    )
     for name, options in CASES.items():
         even = 0.0
         for situation, slower in (("even", 1.0), ("one slow", 10.0)):
             found = measure(slower=slower, **options)
             even = even or found.seconds_per_batch
-            print(
-                f"| `{name}` | {situation} | {found.seconds_per_batch * 1e3:.0f} "
-                f"| {found.seconds_per_batch / even:.2f} | {found.payload_bytes_up / 1e6:.2f} "
-                f"| {found.accuracy:.3f} | {found.refused_pushes} |",
-                flush=True,
-            )
+            times = (f"{found.seconds_per_batch * 1e3:.0f}", f"{found.seconds_per_batch / even:.2f}")
+            sent = (f"{found.payload_bytes_up / 1e6:.2f}", f"{found.accuracy:.3f}", found.refused_pushes)
+            print(output.row((f"`{name}`", situation, *times, *sent)), flush=True)
     return 0
 
 

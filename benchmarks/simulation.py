@@ -8,9 +8,8 @@ instead of half a minute.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -46,8 +45,19 @@ class Run:
         return self.raw_bytes / self.wire_bytes
 
 
-def train(task: Task, compressor: str, *, seed: int, epochs: int, optimizer: str = "sgd") -> Run:
-    """Train from the initial parameters and in the sample order of `seed`."""
+def train(
+    task: Task,
+    compressor: str,
+    *,
+    seed: int,
+    epochs: int,
+    optimizer: str = "sgd",
+    watch: Callable[[int, Sequence[torch.Tensor], Sequence[Payload]], None] | None = None,
+) -> Run:
+    """Train from the initial parameters and in the sample order of `seed`.
+
+    watch: called with the epoch, a worker's gradients and their payloads, at every step of every worker.
+    """
     torch.manual_seed(seed)
     network = task.model()
     parameters = dict(network.named_parameters())
@@ -66,13 +76,17 @@ def train(task: Task, compressor: str, *, seed: int, epochs: int, optimizer: str
         for number, shares in enumerate(samples.reshape(per_epoch, WORKERS, BATCH)):
             pushes: list[list[Payload]] = []
             for worker, share in zip(workers, shares, strict=True):
+                loss = task.loss(network, task.batch(share))
+                gradients = list(torch.autograd.grad(loss, list(parameters.values())))
                 payloads = worker.compress(
-                    _gradients(task, network, share),
+                    gradients,
                     BATCH,
                     version=epoch * per_epoch + number,
                     epoch=epoch + number / per_epoch,
                     workers=WORKERS,
                 )
+                if watch is not None:
+                    watch(epoch, gradients, payloads)
                 raw += 4 * sum(spec.elements for spec in specs)
                 sent += sum(map(wire_bytes, payloads))
                 if payloads:  # otherwise held back for a later step
@@ -83,11 +97,6 @@ def train(task: Task, compressor: str, *, seed: int, epochs: int, optimizer: str
         with torch.no_grad():
             accuracies.append(task.evaluate(network)["accuracy"])
     return Run(accuracies=accuracies, wire_bytes=sent, raw_bytes=raw)
-
-
-def _gradients(task: Task, network: torch.nn.Module, indices: Any) -> list[torch.Tensor]:
-    loss = task.loss(network, task.batch(indices))
-    return list(torch.autograd.grad(loss, list(network.parameters())))
 
 
 def _aggregate(parameters: Sequence[torch.Tensor], pushes: Sequence[Sequence[Payload]]) -> None:

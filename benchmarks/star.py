@@ -40,8 +40,8 @@ def _run(*command: str) -> None:
 class Star:
     """A context manager."""
 
-    def __init__(self, nodes: Sequence[str], mbit: float) -> None:
-        """nodes: names. mbit: Mbit/s of each link, in each direction."""
+    def __init__(self, nodes: Sequence[str], mbit: float | None) -> None:
+        """nodes: names. mbit: Mbit/s of each link, in each direction; None for as fast as it goes."""
         self._nodes = list(nodes)
         self._mbit = mbit
         self._id = os.getpid() % 10**6
@@ -93,6 +93,8 @@ class Star:
         _run("ip", "-n", space, "link", "set", "lo", "up")
         _run("ip", "-n", space, "address", "add", f"{self.address(node)}/24", "dev", "eth0")
         _run("ip", "-n", space, "link", "set", "eth0", "up")
+        if self._mbit is None:
+            return
         shape = ("root", "tbf", "rate", f"{self._mbit:g}mbit", "burst", BURST, "latency", LATENCY)
         _run("tc", "qdisc", "add", "dev", link, *shape)
         _run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", "eth0", *shape)

@@ -2,11 +2,11 @@
 
     sudo python -m gradwire.benchmarks.wire [--elements 16000000] [--pushes 10] [--json FILE] [SPEC ...]
 
-The server runs in a network namespace of its own, behind a veth pair; the bytes that enter the pair are what
-the kernel says was sent, with HTTP/2, gRPC, TCP, IP and Ethernet headers, acknowledgements not counted since
-they go the other way. They are compared with the least that they could be. Where every element is sent, that
-is the payload, codes and levels; the goal is at most 1.02. Where some are, it is their values and the entropy
-of where they are, if every place is equally likely; the goal is at most 1.10.
+The server runs in a network namespace of its own, behind a veth pair (`star`). The bytes that enter the
+pair, as the kernel counts them, include HTTP/2, gRPC, TCP, IP and Ethernet headers; acknowledgements go the
+other way and are not counted. They are compared with the least that they could be. Where every element is
+sent, that is the payload, codes and levels; the goal is at most 1.02. Where some elements are sent, it is
+their values and the entropy of their places, if every place is equally likely; the goal is at most 1.10.
 
 A veth pair carries segments of up to 64 KiB. On a network with packets of 1500 bytes, TCP and IP take another
 3.6 % of whatever is sent.
@@ -14,49 +14,21 @@ A veth pair carries segments of up to 64 KiB. On a network with packets of 1500 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import math
-import os
 import statistics
-import subprocess
-from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from ..compressors import LayerRule, ModelCompressor, Payload, SparsePayload, TensorSpec, wire_bytes
+from . import output
+from .arguments import program
 from .pusher import Pusher, start_server
+from .star import Star, check_network
 
 SPECS = ["4bit", "topk:ratio=10", "topk:ratio=100", "topk:ratio=1000"]
-SPACE = f"gradwire-{os.getpid()}"
-NEAR, FAR = f"gw{os.getpid() % 10**6}a", f"gw{os.getpid() % 10**6}b"
-NEAR_ADDRESS, FAR_ADDRESS = "198.18.77.1", "198.18.77.2"  # of the block that is set aside for benchmarks
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True)
-
-
-@contextlib.contextmanager
-def namespace() -> Generator[None]:
-    """A network namespace behind a veth pair."""
-    run("ip", "netns", "add", SPACE)
-    try:
-        run("ip", "link", "add", NEAR, "type", "veth", "peer", "name", FAR, "netns", SPACE)
-        run("ip", "address", "add", f"{NEAR_ADDRESS}/30", "dev", NEAR)
-        run("ip", "link", "set", NEAR, "up")
-        run("ip", "-n", SPACE, "address", "add", f"{FAR_ADDRESS}/30", "dev", FAR)
-        run("ip", "-n", SPACE, "link", "set", FAR, "up")
-        yield
-    finally:
-        run("ip", "netns", "delete", SPACE)
-
-
-def sent_bytes() -> int:
-    return int(Path(f"/sys/class/net/{NEAR}/statistics/tx_bytes").read_text())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +68,14 @@ def measure(compressor_spec: str, elements: int, pushes: int) -> Row:
     (payload,) = compressor.compress([gradient], 32, version=0)
     counts: list[int] = []
     with (
-        namespace(),
-        start_server("--insecure", prefix=("ip", "netns", "exec", SPACE)) as port,
-        contextlib.closing(Pusher(f"{FAR_ADDRESS}:{port}", payload)) as pusher,
+        Star(["server"], None) as star,
+        start_server("--insecure", prefix=star.prefix("server")) as port,
+        contextlib.closing(Pusher(f"{star.address('server')}:{port}", payload)) as pusher,
     ):
         for _ in range(pushes):
-            before = sent_bytes()
+            before, _ = star.carried("server")
             pusher.push()
-            counts.append(sent_bytes() - before)
+            counts.append(star.carried("server")[0] - before)
             pusher.settle()
     return Row(
         compressor=compressor_spec,
@@ -116,20 +88,18 @@ def measure(compressor_spec: str, elements: int, pushes: int) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program(__doc__)
     parser.add_argument("compressors", nargs="*", metavar="SPEC", default=SPECS)
     parser.add_argument("--elements", type=int, default=16_000_000)
     parser.add_argument("--pushes", type=int, default=10)
     parser.add_argument("--json", type=Path, metavar="FILE")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
+    check_network()
     rows: list[Row] = []
-    for compressor in arguments.compressors:
-        rows.append(measure(compressor, arguments.elements, arguments.pushes))
+    for compressor in given.compressors:
+        rows.append(measure(compressor, given.elements, given.pushes))
         print(rows[-1], flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
+    output.write_json(given.json, [asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

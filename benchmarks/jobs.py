@@ -1,0 +1,91 @@
+"""Jobs of real daemons: `run_job` with programs and links of one's own, `train` as gc-run does."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..deploy.config import RunOptions
+from ..deploy.daemons import HOST, server_arguments, worker_arguments
+from ..deploy.engine import PARAMETERS, Plan, free_port
+from ..deploy.engine import train as run_plan
+from ..deploy.interrupt import Interrupt
+from ..deploy.processes import Child, Children
+from ..deploy.report import Result, result_of
+from ..deploy.status import StatusClient
+from ..proto.messages import Phase, StatusReply
+from .arguments import BenchError
+from .star import Star
+
+PATIENCE_S = 600.0
+Program = Sequence[str]  # a module, and arguments that come first
+
+
+def run_job(
+    options: RunOptions,
+    directory: Path,
+    *,
+    server: Program = ("gradwire.server.cli",),
+    worker: Callable[[int], Program] = lambda rank: ("gradwire.worker.cli",),
+    server_options: Sequence[str] = (),
+    star: Star | None = None,
+    watch: Callable[[StatusReply, Callable[[int], None]], None] | None = None,
+) -> StatusReply:
+    """One job to its end; returns the server's last status.
+
+    Args:
+        options: of the job and its workers.
+        directory: for logs and parameters.
+        server: run instead of gc-server.
+        worker: run instead of gc-worker, by rank.
+        server_options: more options of gc-server.
+        star: the network, with the nodes `server` and `worker-0` on; None for this machine alone.
+        watch: called with every status, and with a function that kills a worker and starts it again.
+
+    Raises:
+        BenchError: the job does not come to its end.
+    """
+    host, port = (star.address("server"), 50051) if star else (HOST, free_port())
+    with Children(directory) as children:
+
+        def start(node: str, program: Program, arguments: Sequence[str]) -> Child:
+            module, *first = program
+            return children.start(node, module, [*first, *arguments], star.prefix(node) if star else ())
+
+        def start_worker(rank: int) -> Child:
+            arguments = [*worker_arguments(options, port, rank), f"--server={host}:{port}"]
+            return start(f"worker-{rank}", worker(rank), arguments)
+
+        def restart(rank: int) -> None:
+            workers[rank].send(signal.SIGKILL)
+            workers[rank] = start_worker(rank)
+
+        remote = ("--host=0.0.0.0", "--insecure") if star else ()
+        arguments = [*server_arguments(options, port, directory / PARAMETERS), *remote, *server_options]
+        daemon = start("server", server, arguments)
+        workers = [start_worker(rank) for rank in range(options.workers)]
+        with StatusClient(f"{host}:{port}") as client:
+            deadline = time.monotonic() + PATIENCE_S
+            while (status := client.ask()) is None or status.phase is not Phase.FINISHED:
+                if daemon.code is not None or time.monotonic() > deadline:
+                    raise BenchError(f"the job did not end: {daemon.ending}: {daemon.last_lines()}")
+                time.sleep(0.1)
+                if watch is not None and status is not None:
+                    watch(status, restart)
+    return status
+
+
+class _Quiet:
+    """Nobody is watching."""
+
+    def update(self, status: StatusReply, alive: int) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+def train(options: RunOptions, directory: Path) -> Result:
+    """One job as gc-run trains it. Raises RunError and Interrupted."""
+    with Interrupt() as interrupt:
+        return result_of(options, run_plan(Plan(options=options, directory=directory), _Quiet(), interrupt))
