@@ -11,5 +11,6 @@ class Exit(IntEnum):
     UNREACHABLE = 4  # no server, or none any more
     STOPPED = 5  # the server shut the job down
     TASK = 6  # the task does not exist or raised
+    DIVERGED = 7  # the parameters are no longer finite
     INTERRUPTED = 130
     TERMINATED = 143

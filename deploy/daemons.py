@@ -36,6 +36,7 @@ def server_arguments(options: RunOptions, port: int, output: Path) -> list[str]:
         f"--host={HOST}",
         f"--port={port}",
         f"--min-workers={options.workers}",
+        "--stay",  # until gc-run has asked what the job came to, on a machine however busy
         *(f"--{name.replace('_', '-')}={getattr(options, name)}" for name in _OF_THE_SERVER),
         f"--output={output}",
     ]

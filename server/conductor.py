@@ -43,20 +43,24 @@ class Conductor:
         core: Core,
         metrics: Metrics,
         *,
-        on_finished: Callable[[Store, str], None],
+        save: Callable[[Store, str, bool], None],
     ) -> None:
         """
         Args:
-            on_finished: called on the reducer thread with the final parameters and their SHA-256.
+            save: called once, on the reducer thread, with the last parameters, their SHA-256, and whether the
+                job is finished.
         """
         self.core = core
         self.metrics = metrics
         self.store: Store | None = None
         self.sessions: dict[str, Session] = {}
+        self.finished = asyncio.Event()  # and saved, as far as that was possible
+        self.unsaved = False  # the final parameters exist here alone
         self.failed = asyncio.Event()
         self.failure = ""  # why the job cannot go on
+        self.diverged = False  # is why
         self.parameters_sha256 = ""  # of the final parameters, once they are saved
-        self._on_finished = on_finished
+        self._save = save
         self._reducer = ThreadPoolExecutor(1, "reducer")
         self._updates: deque[Broadcast] = deque()  # the last
         self._snapshot: asyncio.Task[Broadcast] | None = None  # of the current version
@@ -90,7 +94,6 @@ class Conductor:
     def perform(self, actions: Sequence[e.Action]) -> None:
         for action in actions:
             self._perform_one(action)
-        self._update_gauges()
 
     def _perform_one(self, action: e.Action) -> None:
         match action:
@@ -220,28 +223,33 @@ class Conductor:
         loss = sum(each.loss * each.samples for each in action.contributions if each.samples)
         mean_loss = loss / samples if samples else math.nan
         if action.clocks_stale is not None:
-            self.metrics.staleness_clocks.observe(action.clocks_stale)
+            self.metrics.clocks_stale(action.clocks_stale)
         self.metrics.round_closed(self._ended_at - action.opened_at, samples, mean_loss)
         self.happen(e.Published(version=action.version))
 
     async def _finish(self) -> None:
-        store = self.store
-        if store is None:
-            return
-
-        def conclude() -> str:
-            digest = store.sha256()
-            try:
-                self._on_finished(store, digest)
-            except Exception as error:
-                # The parameters are still here: whoever wants them can fetch them.
-                log.error(
-                    "the parameters could not be saved: %s; fetch them before stopping the server", error
-                )
-            return digest
-
-        self.parameters_sha256 = await self.on_reducer(conclude)
+        if self.store is not None:
+            self.parameters_sha256 = await self.on_reducer(self._conclude, self.store, True)
         log.info("the job is finished at version %d", self.core.version)
+        self._update_gauges()
+        self.finished.set()
+
+    def _conclude(self, store: Store, finished: bool) -> str:
+        """On the reducer thread: have the parameters saved. Returns their SHA-256."""
+        digest = store.sha256()
+        try:
+            self._save(store, digest, finished)
+        except Exception as error:
+            self.unsaved = True
+            remedy = "; fetch them before stopping the server" if finished else ""
+            log.error("the parameters could not be saved: %s%s", error, remedy)
+        return digest
+
+    async def dispersed(self) -> None:
+        """Return once the job is finished and saved, and no member has yet to hear of it."""
+        await self.finished.wait()
+        while self.core.roster.members or self.unsaved:
+            await asyncio.sleep(TICK_S)
 
     async def _take_copy(self, action: e.TakeCopy) -> None:
         assert self.store is not None
@@ -265,7 +273,8 @@ class Conductor:
         self._working.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
-        if isinstance(error, DivergedError):
+        self.diverged = isinstance(error, DivergedError)
+        if self.diverged:
             self.failure = f"{error}; lower --learning-rate, or check the data"
         else:
             self.failure = f"the job cannot go on: {error!r}"
@@ -273,16 +282,16 @@ class Conductor:
         self.failed.set()
 
     def _update_gauges(self) -> None:
+        """Once a tick: what they show takes as long to find as there are members, or packets."""
         core, metrics = self.core, self.metrics
         metrics.members.set(len(core.roster.members))
         metrics.version.set(core.version)
         metrics.epoch.set(core.epoch + core.epoch_progress)
         metrics.missing.set(len(core.mode.missing()))
         metrics.local_steps.set(core.local_steps)
-        metrics.staleness_largest.set(core.largest_staleness)
-        metrics.repeated.set(core.repeated_samples)
+        metrics.follow(metrics.repeated_samples, core.repeated_samples)
         metrics.drifting.set(core.drifting)
-        metrics.uncoded.set(core.uncoded_exchanges)
+        metrics.follow(metrics.uncoded_exchanges, core.uncoded_exchanges)
         metrics.set_phase(core.phase)
 
     async def on_reducer(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -302,12 +311,21 @@ class Conductor:
         while True:
             await asyncio.sleep(TICK_S)
             self.happen(e.Tick())
-            waiting = self.core.waiting(time.monotonic())
-            if waiting.text and waiting.for_others:
-                self.metrics.waiting_seconds.labels(self.core.phase.name.lower()).inc(TICK_S)
+            self._update_gauges()
+            self.count_waiting(time.monotonic())
+
+    def count_waiting(self, now: float) -> None:
+        """Count a tick in which a round waits longer than rounds do."""
+        core = self.core
+        waiting = core.waiting(now)
+        if core.phase is not m.Phase.RUNNING or not waiting.text or not waiting.for_others:
+            return
+        since = now if core.waiting_since is None else core.waiting_since
+        if self.metrics.overdue(now - since if waiting.seconds is None else waiting.seconds):
+            self.metrics.waiting_seconds.inc(TICK_S)
 
     async def stop(self, reason: str) -> None:
-        """Finish what is being applied, tell the members, and let them go."""
+        """Finish what is being applied, tell the members, let them go, and save what there is."""
         if self._ticker is not None:
             self._ticker.cancel()
         self.happen(e.Stopping(reason=reason))
@@ -315,4 +333,6 @@ class Conductor:
             loading.cancel()
         while self._working:
             await asyncio.wait(set(self._working))
+        if self.store is not None and not self.finished.is_set():
+            await self.on_reducer(self._conclude, self.store, False)
         self._reducer.shutdown(wait=True)

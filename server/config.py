@@ -150,6 +150,7 @@ class ServerConfig:
     )
     max_model_bytes: int = option(16 << 30, "largest model taken, as float32", check=at_least(4))
     output: str = option("", "write the final parameters here, as safetensors", metavar="FILE")
+    stay: bool = option(False, "serve on when the job is done, until told to stop")
     insecure: bool = option(False, "answer remote peers too, without encryption or authentication")
     threads: int = option(0, "threads for aggregation; 0 for one per core", check=at_least(0))
     log_format: str = option("auto", "words, JSON lines, or words on a terminal only", choices=LOG_FORMATS)

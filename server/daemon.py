@@ -8,6 +8,7 @@ import os
 import signal
 import uuid
 from pathlib import Path
+from typing import Literal
 
 import grpc.aio
 import torch
@@ -38,7 +39,8 @@ from .shard.store import Store
 
 log = logging.getLogger("gradwire.server")
 
-GRACE_S = 5.0  # for streams to end after the members were told
+GRACE_S = 5.0  # for calls and streams to end after the members were told
+LINGER_S = 5.0  # for the parameters to be fetched, and the status asked for, when the job is done
 HEARTBEATS_PER_LEASE = 5
 
 
@@ -93,6 +95,7 @@ def _settings(config: ServerConfig) -> Settings:
         aggregation=parse_aggregation(config.aggregation),
         build_optimizer=lambda parameters: build_optimizer(optimizer, parameters, rate),
         delay_compensation=config.delay_compensation,
+        keep_last=bool(config.output),
     )
 
 
@@ -116,12 +119,19 @@ def _conductor(config: ServerConfig) -> Conductor:
     if config.mode == "stale":
         metrics.staleness_bound.set(config.staleness)
 
-    def on_finished(store: Store, digest: str) -> None:
-        if config.output:
-            store.save(Path(config.output), digest)
-            log.info("parameters of version %d written to %s", store.version, config.output)
+    def save(store: Store, digest: str, finished: bool) -> None:
+        if not config.output:
+            return
+        if not finished and store.version == 0:
+            log.info("no parameters written: there is no version after the initial one")
+            return
+        path = Path(config.output)
+        if not finished:  # under another name, so that no finished model is lost to it, or mistaken for it
+            path = path.with_name(f"{path.stem}.unfinished-v{store.version}{path.suffix}")
+        store.save(path, digest, finished=finished)
+        log.info("parameters of version %d written to %s", store.version, path)
 
-    return Conductor(Core(rules), metrics, on_finished=on_finished)
+    return Conductor(Core(rules), metrics, save=save)
 
 
 async def _serve(effective: Effective[ServerConfig]) -> int:
@@ -129,6 +139,7 @@ async def _serve(effective: Effective[ServerConfig]) -> int:
     settings = _settings(config)
     conductor = _conductor(config)
     metrics = conductor.metrics
+    metrics.info.labels(__version__, config.mode, settings.job.id).set(1)
     service = Service(conductor, settings)
     stopping = asyncio.Event()
 
@@ -159,9 +170,11 @@ async def _serve(effective: Effective[ServerConfig]) -> int:
         log.info("protected mode: only peers on this machine are answered (--insecure lifts it)")
 
     conductor.start()
-    code = await _until_stopped(conductor, stopping)
+    code = await _until_stopped(conductor, stopping, stay=config.stay)
     await health.stopping()  # not ready first, then the rest
     await conductor.stop(conductor.failure or "it was told to stop")
+    if conductor.unsaved and code == Exit.DONE:
+        code = Exit.INTERNAL
     await server.stop(GRACE_S)
     if http is not None:
         http.close()
@@ -190,8 +203,11 @@ def _readiness(conductor: Conductor, stopping: asyncio.Event) -> tuple[bool, str
     return True, conductor.core.phase.name.lower()
 
 
-async def _until_stopped(conductor: Conductor, stopping: asyncio.Event) -> int:
-    """Wait for a signal, or for the job to fail. A second signal ends the process at once."""
+async def _until_stopped(conductor: Conductor, stopping: asyncio.Event, *, stay: bool) -> int:
+    """Wait for a signal, for the job to fail, or, unless the server shall stay, for its end.
+
+    Returns the exit code. A second signal ends the process at once.
+    """
     loop = asyncio.get_running_loop()
     received: list[signal.Signals] = []
 
@@ -206,11 +222,23 @@ async def _until_stopped(conductor: Conductor, stopping: asyncio.Event) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     waits = [asyncio.create_task(event.wait()) for event in (stopping, conductor.failed)]
+    if not stay:
+        waits.append(asyncio.create_task(_over(conductor)))
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
     stopping.set()
+    if conductor.finished.is_set():
+        return Exit.DONE
     if received:
         return 128 + received[0]
     log.error("%s", conductor.failure)
-    return Exit.INTERNAL
+    return Exit.DIVERGED if conductor.diverged else Exit.INTERNAL
+
+
+async def _over(conductor: Conductor) -> Literal[True]:
+    """Return when the job is done, everybody has heard, and there was time to ask for what it came to."""
+    await conductor.dispersed()
+    log.info("the job is done and the server ends in %g s; --stay keeps it", LINGER_S)
+    await asyncio.sleep(LINGER_S)
+    return True

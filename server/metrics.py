@@ -5,20 +5,16 @@ Labels are bounded: directions, refusal reasons, and the names of built-in compr
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Sequence
 from contextvars import ContextVar
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-)
+from prometheus_client import Counter
 
 from ..compressors import Payload
 from ..compressors.registry import BUILT_IN
+from ..metrics import MetricSet, counter, gauge, histogram
 from ..proto.messages import Phase, Traffic
 from ..proto.refusal import Reason
 from .shard.store import compressed_bytes
@@ -26,7 +22,8 @@ from .shard.store import compressed_bytes
 # Whose messages the current task is reading: the name of the worker's compressor.
 SENDER: ContextVar[str] = ContextVar("SENDER", default="unattributed")
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+PATIENCE_S = 1.0  # a round that waits less is not overdue
+_STEPS = (0, 1, 2, 4, 8, 16, 32)
 
 
 def compressor_label(spec: str) -> str:
@@ -35,69 +32,94 @@ def compressor_label(spec: str) -> str:
     return name if name in BUILT_IN else "other"
 
 
-class Metrics:
+class Metrics(MetricSet, prefix="gradwire_server"):
+    """accepted, refused: pushes. train_loss: of the last round, NaN before the first."""
+
+    info = gauge("info", "1; the labels say what runs", "version", "mode", "job")
+    _wire_bytes = counter(
+        "wire_bytes",
+        "bytes on the wire; down is labelled with the downlink's encoding, calls that belong to no worker's "
+        "stream with `unattributed`",
+        "direction",
+        "compressor",
+    )
+    _raw_bytes = counter(
+        "raw_bytes",
+        "float32 bytes of accepted pushes, of updates and snapshots sent, and of the initial parameters; in "
+        "coded mode of packets and copies",
+        "direction",
+        "compressor",
+    )
+    _pushes = counter("pushes", "pushes accepted", "compressor")
+    _refusals = counter("refusals", "pushes and calls refused", "reason")
+    _rounds = counter("rounds", "rounds closed; in stale and async mode, pushes applied")
+    _samples = counter("samples", "training samples in closed rounds")
+    repeated_samples = counter(
+        "repeated_samples",
+        "samples trained on twice, because a worker came back after its lease with what another had been "
+        "given",
+    )
+    lost_members = counter("members_lost", "members lost before the job was done")
+    round_seconds = histogram("round_seconds", "from a round's opening to its version")
+    passed_over = counter(
+        "rounds_passed_over",
+        "rounds with fewer gradients than `--aggregation` needs; the parameters stayed as they were",
+    )
+    reduce_seconds = histogram("reduce_seconds", "reduction, optimizer step and encoding of a round")
+    waiting_seconds = counter(
+        "waiting_seconds",
+        "time in which a round waited for missing or slow members beyond twice the median of the last "
+        "rounds, and at least 1 s; the waiting of every healthy round is not in it",
+    )
+    staleness_versions = histogram(
+        "staleness_versions",
+        "of accepted pushes: versions applied since the one that the gradient was computed at; 0 in sync and "
+        "local mode",
+        _STEPS,
+    )
+    staleness_clocks = histogram(
+        "staleness_clocks", "stale mode: clocks that an applied push was behind the newest one", _STEPS
+    )
+    staleness_bound = gauge(
+        "staleness_bound_clocks", "stale mode: the bound, which no applied push exceeds; NaN in other modes"
+    )
+    staleness_largest = gauge("staleness_largest_versions", "the most versions of all pushes accepted so far")
+    staleness_largest_clocks = gauge(
+        "staleness_largest_clocks", "stale mode: the most clocks of all pushes applied so far"
+    )
+    local_steps = gauge("local_steps", "local mode: steps of the last round opened, H; 1 in the other modes")
+    redundancy = gauge("redundancy", "coded mode: workers that computed the same in the last round")
+    uncoded_exchanges = counter(
+        "uncoded_exchanges",
+        "coded mode: exchanges that could not end, and were replaced by sending whole gradients",
+    )
+    drifting = gauge(
+        "drifting_replicas",
+        "coded mode: members whose sums differ from those of the first one in their last bits",
+    )
+    members = gauge("members", "members that hold a lease")
+    missing = gauge(
+        "round_missing_members",
+        "members that others wait for: those of the open round that have not pushed, or in stale mode the "
+        "slowest",
+    )
+    version = gauge("version", "parameter version")
+    epoch = gauge("epoch", "epochs completed, with the part of the running one")
+    phase = gauge("phase", "1 for the phase that the job is in, 0 for the others", "phase")
+    loss = gauge("train_loss", "sample-weighted mean training loss of the last round")
+    validation = gauge("validation", "last `accuracy` and `loss` that an evaluation reported", "metric")
+
     def __init__(self, downlink: str) -> None:
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
+        super().__init__()
         self._downlink = downlink
         self._up = self._down = self._raw_up = self._raw_down = 0
         self._payload = self._compressed = self._compressed_raw = 0
+        self._most_versions = self._most_clocks = 0
+        self._followed: dict[Counter, int] = {}
+        self._recent: deque[float] = deque(maxlen=32)  # seconds of the last rounds
         self.accepted = self.refused = 0
         self.train_loss = float("nan")
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"gradwire_server_{name}", text, labels, registry=registry)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"gradwire_server_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
-            return Histogram(f"gradwire_server_{name}", text, buckets=buckets, registry=registry)
-
-        self._wire_bytes = counter(
-            "wire_bytes", "Bytes of messages with gRPC and HTTP/2 framing", "direction", "compressor"
-        )
-        self._raw_bytes = counter(
-            "raw_bytes", "Bytes that the same tensors take as float32", "direction", "compressor"
-        )
-        self._pushes = counter("pushes", "Pushes accepted", "compressor")
-        self._refusals = counter("refusals", "Messages and calls refused", "reason")
-        self._rounds = counter("rounds", "Rounds closed")
-        self._samples = counter("samples", "Training samples in closed rounds")
-        self.lost_members = counter("members_lost", "Members lost before the job was done")
-        self.round_seconds = histogram("round_seconds", "From a round's opening to its version")
-        self.passed_over = counter(
-            "rounds_passed_over", "Rounds with fewer gradients than the aggregation needs; nothing changed"
-        )
-        self.reduce_seconds = histogram("reduce_seconds", "Reducing a round, optimizer step, encoding")
-        self.waiting_seconds = counter("waiting_seconds", "Time in which nothing could proceed", "cause")
-        self.staleness = histogram(
-            "staleness_versions", "Versions applied between a push's base and it", (0, 1, 2, 4, 8, 16, 32)
-        )
-        self.staleness_clocks = histogram(
-            "staleness_clocks", "Clocks that a push was behind the newest one", (0, 1, 2, 4, 8, 16, 32)
-        )
-        self.staleness_bound = gauge(
-            "staleness_bound_clocks", "Clocks that a push may be behind, --staleness"
-        )
-        self.staleness_largest = gauge(
-            "staleness_largest", "Of all pushes accepted: clocks in stale mode, versions in async mode"
-        )
-        self.repeated = gauge(
-            "repeated_samples", "Samples trained on by who had lost them as well as by who got them then"
-        )
-        self.local_steps = gauge("local_steps", "Steps that each worker takes in the last round opened")
-        self.redundancy = gauge("redundancy", "Workers that compute the same, in the last round closed")
-        self.uncoded = gauge("uncoded_exchanges", "Exchanges of packets that were replaced by uncoded ones")
-        self.drifting = gauge("drifting_replicas", "Members whose sums differ from the first one's")
-        self.members = gauge("members", "Members that hold a lease")
-        self.missing = gauge("round_missing_members", "Members that the open round waits for")
-        self.version = gauge("version", "Parameter version")
-        self.epoch = gauge("epoch", "Epochs completed, with the part of the running one")
-        self.phase = gauge("phase", "1 for the phase that the job is in", "phase")
-        self.loss = gauge("train_loss", "Sample-weighted mean training loss of the last closed round")
-        self.validation = gauge("validation", "Last validation metrics reported", "metric")
+        self.staleness_bound.set(float("nan"))
         for direction in ("up", "down"):
             self._wire_bytes.labels(direction, "unattributed" if direction == "up" else downlink)
 
@@ -128,7 +150,9 @@ class Metrics:
         self._compressed_raw += compressed_raw
         self._raw_bytes.labels("up", SENDER.get()).inc(raw)
         self._pushes.labels(SENDER.get()).inc()
-        self.staleness.observe(versions_stale)
+        self.staleness_versions.observe(versions_stale)
+        self._most_versions = max(self._most_versions, versions_stale)
+        self.staleness_largest.set(self._most_versions)
 
     def relayed(self, payload_bytes: int, targets: int) -> None:
         """A coded packet has come, and has been handed on to so many."""
@@ -144,7 +168,23 @@ class Metrics:
     def refusal(self, reason: Reason) -> None:
         self._refusals.labels(reason.label).inc()
 
+    def clocks_stale(self, clocks: int) -> None:
+        """Of a push that was applied."""
+        self.staleness_clocks.observe(clocks)
+        self._most_clocks = max(self._most_clocks, clocks)
+        self.staleness_largest_clocks.set(self._most_clocks)
+
+    def follow(self, counter: Counter, total: int) -> None:
+        """Count up to a total that is kept elsewhere."""
+        counter.inc(total - self._followed.get(counter, 0))
+        self._followed[counter] = total
+
+    def overdue(self, seconds: float) -> bool:
+        """Whether a round that has waited so long waits longer than rounds do; never so before the first."""
+        return bool(self._recent) and seconds > max(PATIENCE_S, 2 * statistics.median(self._recent))
+
     def round_closed(self, seconds: float, samples: int, loss: float) -> None:
+        self._recent.append(seconds)
         self._rounds.inc()
         self._samples.inc(samples)
         self.round_seconds.observe(seconds)

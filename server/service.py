@@ -46,6 +46,7 @@ class Settings:
     build_optimizer: BuildOptimizer
     aggregation: Aggregation
     delay_compensation: float
+    keep_last: bool  # version, to save it if the next one cannot be made
 
 
 class Service:
@@ -174,6 +175,7 @@ class Service:
             job.seed,
             self._settings.aggregation,
             self._settings.delay_compensation,
+            self._settings.keep_last,
         )
 
     async def _fetch(self, request: m.FetchRequest, context: Context) -> None:

@@ -98,6 +98,7 @@ class Store:
         seed: int = 0,
         aggregation: Aggregation = MEAN,
         delay_compensation: float = 0.0,
+        keep_last: bool = False,
     ) -> None:
         """
         Args:
@@ -109,6 +110,8 @@ class Store:
                 having moved on since a gradient was computed; 0 for none. Keeps a copy of every version at
                 which gradients are being computed. Source: Zheng et al., "Asynchronous Stochastic Gradient
                 Descent with Delay Compensation" (ICML 2017).
+            keep_last: keep a copy of the parameters before each step, to go back to if it fails. Not needed
+                with a lossy downlink, where `replica` is one.
         """
         self._aggregation = aggregation
         self._compensation = delay_compensation
@@ -128,6 +131,8 @@ class Store:
         self.replica = (
             [parameter.clone() for parameter in self.parameters] if self._lossy else self.parameters
         )
+        kept = self.parameters if keep_last and not self._lossy else []
+        self._last = [parameter.clone() for parameter in kept]
         self._bases: dict[int, list[torch.Tensor]] = {}  # by version
         if delay_compensation:
             self._keep_base(Step(version=0, shares=()))
@@ -136,8 +141,23 @@ class Store:
         """Take one optimizer step and encode what the workers need for it.
 
         The mean is one over all samples, summed in the order given (`mean`). Without samples, and with fewer
-        gradients than the aggregation needs, the parameters stay as they are.
+        gradients than the aggregation needs, the parameters stay as they are. If the step fails, they become
+        again what they were before it, if `keep_last` or the downlink has kept that.
+
+        Raises:
+            DivergedError: the parameters are no longer finite.
         """
+        for kept, parameter in zip(self._last, self.parameters, strict=False):
+            kept.copy_(parameter)
+        try:
+            return self._apply(step)
+        except Exception:
+            # With a lossy downlink, the last parameters are those that every worker has.
+            for parameter, last in zip(self.parameters, self._last or self.replica, strict=True):
+                parameter.copy_(last)
+            raise
+
+    def _apply(self, step: Step) -> Broadcast:
         contributing = [share for share in step.shares if share.samples > 0 and share.weight != 0]
         changed = len(contributing) >= self._aggregation.fewest
         if changed:
@@ -151,8 +171,8 @@ class Store:
             self._optimizer.learning_rate = self._base_rate * step.rate_factor
             self._optimizer.step()
             self._check_finite(step.version)
-        self.version = step.version
         broadcast = self._encode_update(step.version, changed=changed)
+        self.version = step.version
         if self._compensation:
             self._keep_base(step)
         return broadcast if changed else replace(broadcast, passed_over=len(contributing))
@@ -230,13 +250,25 @@ class Store:
                 digest.update(value.data)
         return digest.hexdigest()
 
-    def save(self, path: Path, digest: str) -> None:
-        """Write the parameters as safetensors, under a temporary name first. digest: their SHA-256."""
+    def save(self, path: Path, digest: str, *, finished: bool = True) -> None:
+        """Write the parameters as safetensors, under a temporary name first.
+
+        Args:
+            digest: their SHA-256.
+            finished: whether training was; the file's metadata say so, with the version and the digest.
+        """
         named = zip(self.manifest.tensors, self.parameters, strict=True)
         tensors = {tensor.name: parameter for tensor, parameter in named if not tensor.state}
-        metadata = {"version": str(self.version), "sha256": digest}
+        metadata = {
+            "version": str(self.version),
+            "sha256": digest,
+            "finished": "true" if finished else "false",
+        }
         temporary = path.with_name(path.name + ".partial")
+        temporary.touch()
+        mode = temporary.stat().st_mode  # by the process's umask; safetensors lets nobody else read its files
         save_file({name: p.contiguous() for name, p in tensors.items()}, temporary, metadata)
+        temporary.chmod(mode & 0o777)
         temporary.replace(path)
 
 

@@ -105,7 +105,8 @@ class Daemon:
 class Server(Daemon):
     def __init__(self, *arguments: str, program: Sequence[str] = ("gradwire.server.cli",)) -> None:
         module, *first = program
-        super().__init__(module, (*first, "--port", "0", "--host", "127.0.0.1", *arguments))
+        # It stays to be asked what the job came to, unless a test is about its end.
+        super().__init__(module, (*first, "--port", "0", "--host", "127.0.0.1", "--stay", *arguments))
         self.port = int(self.wait_for(r"listening on 127\.0\.0\.1:(\d+)").group(1))
         self.address = f"127.0.0.1:{self.port}"
 

@@ -336,7 +336,7 @@ def test_a_diverged_job_ends_with_a_reason(daemons: Daemons) -> None:
     arguments = ("--learning-rate", "3e38", "--optimizer", "sgd:weight_decay=100")
     server = small_job(daemons, *arguments, workers=1)
     worker = daemons.worker(server.address, "--compressor", "none")
-    assert server.wait() == 1
+    assert server.wait() == 7
     server.wait_for("no longer finite at version .*lower --learning-rate")
     assert worker.wait() == 5
 

@@ -469,3 +469,25 @@ def test_what_goes_around_a_compressor_is_refused_for_updates(option: str) -> No
     message = f"compressor 'topk': {key} is for gradients; leave it out for updates"
     with pytest.raises(SpecError, match=message):
         check_downlink(f"topk:{option}")
+
+
+@pytest.mark.parametrize("downlink", ["none", "4bit"])
+@pytest.mark.parametrize("fault", ["diverges", "raises"])
+def test_a_step_that_fails_leaves_the_version_before_it(
+    downlink: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the server can write it (finding F7)."""
+    values = [value.numpy().reshape(-1).copy() for value in initial()]
+    options = parse_optimizer("sgd:momentum=0.9")
+    ours = Store(manifest(), values, downlink, lambda ps: build_optimizer(options, ps, 0.1), keep_last=True)
+    workers = compressors("none")
+    for number in range(2):
+        ours.apply(Step(version=number + 1, shares=shares(number, workers)))
+    before = [replica.clone() for replica in ours.replica]
+    if fault == "raises":
+        monkeypatch.setattr(ours, "_encode_update", lambda *_, **__: 1 / 0)
+    step = Step(version=3, shares=shares(2, workers), rate_factor=1e39 if fault == "diverges" else 1.0)
+    with pytest.raises(DivergedError if fault == "diverges" else ZeroDivisionError):
+        ours.apply(step)
+    assert ours.version == 2
+    assert all(map(torch.equal, ours.parameters, before))

@@ -1,0 +1,96 @@
+"""Prometheus metrics, each declared once: kind, name, text and labels are one line of a class.
+
+    class Metrics(MetricSet, prefix="gradwire_server"):
+        rounds = counter("rounds", "rounds closed")
+
+    Metrics().rounds.inc()
+
+`table` makes the rows of docs/metrics.md from the same lines, and a test holds the page to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Declared(Generic[M]):
+    """A metric of a `MetricSet`; as an attribute of an instance it is the metric itself."""
+
+    def __init__(
+        self, kind: type[M], name: str, text: str, labels: Sequence[str], **options: Sequence[float]
+    ) -> None:
+        self._kind, self.name, self.text, self.labels = kind, name, text, labels
+        self._options = options
+
+    def make(self, prefix: str, registry: CollectorRegistry) -> M:
+        options: Any = self._options
+        return self._kind(f"{prefix}_{self.name}", self.text, self.labels, registry=registry, **options)
+
+    def row(self, prefix: str) -> str:
+        """Of the table in docs/metrics.md."""
+        total = "_total" if self._kind is Counter else ""
+        kind, labels = self._kind.__name__.lower(), ", ".join(f"`{label}`" for label in self.labels)
+        return f"| `{prefix}_{self.name}{total}` | {kind} |{labels and ' '}{labels} | {self.text} |"
+
+    def __get__(self, instance: MetricSet, owner: type[MetricSet]) -> M:
+        metric: M = instance.made[self.name]
+        return metric
+
+
+def counter(name: str, text: str, *labels: str) -> Declared[Counter]:
+    """name: without the `_total` that Prometheus adds."""
+    return Declared(Counter, name, text, labels)
+
+
+def gauge(name: str, text: str, *labels: str) -> Declared[Gauge]:
+    return Declared(Gauge, name, text, labels)
+
+
+def histogram(name: str, text: str, buckets: Sequence[float] = SECONDS) -> Declared[Histogram]:
+    """buckets: upper ends, of seconds unless others are given."""
+    return Declared(Histogram, name, text, (), buckets=buckets)
+
+
+class MetricSet:
+    """The metrics that a class declares, in a registry of their own, with those of the process.
+
+    Attributes:
+        registry: what is exported.
+        made: the metrics by name.
+    """
+
+    prefix: ClassVar[str]
+
+    def __init_subclass__(cls, *, prefix: str) -> None:
+        cls.prefix = prefix
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self.made: dict[str, Any] = {
+            each.name: each.make(self.prefix, self.registry) for each in self._declared()
+        }
+
+    @classmethod
+    def _declared(cls) -> list[Declared[Any]]:
+        return [each for each in vars(cls).values() if isinstance(each, Declared)]
+
+    @classmethod
+    def table(cls) -> str:
+        """The rows of docs/metrics.md, in the order of declaration."""
+        return "\n".join(each.row(cls.prefix) for each in cls._declared())

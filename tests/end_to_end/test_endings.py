@@ -1,0 +1,74 @@
+"""How a server ends, and what it leaves behind (findings F7, U1 and U8)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from daemons import Daemons, Server, poll, status, stop, talk
+from safetensors import safe_open
+
+from gradwire.proto import messages as m
+
+SLOW = "small_tasks:regression:slow=0.05,samples=9600"
+
+
+def job(daemons: Daemons, output: Path, *arguments: str, task: str = "small_tasks:regression") -> Server:
+    return daemons.server("--task", task, "--epochs", "1", "--output", str(output), *arguments)
+
+
+def asked(server: Server) -> m.StatusReply:
+    async def ask() -> m.StatusReply:
+        async with talk(server.address) as make:
+            return await status(make())
+
+    return asyncio.run(ask())
+
+
+def metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, "np") as file:
+        for name in file.keys():  # noqa: SIM118 - it is no dictionary
+            assert file.get_tensor(name).size
+        found: dict[str, str] = file.metadata()
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_told_to_stop_writes_the_last_version(
+    number: signal.Signals, daemons: Daemons, tmp_path: Path
+) -> None:
+    output = tmp_path / "model.safetensors"
+    server = job(daemons, output, task=SLOW)
+    worker = daemons.worker(server.address)
+    poll(lambda: asked(server).version > 2, "no progress")
+    assert stop(server, number) == 128 + number
+    assert worker.wait() == 5
+    (written,) = tmp_path.iterdir()
+    version = re.fullmatch(r"model\.unfinished-v(\d+)\.safetensors", written.name)
+    assert version
+    assert int(version[1]) > 2
+    assert metadata(written)["version"] == version[1]
+    assert metadata(written)["finished"] == "false"
+
+
+def test_a_server_ends_by_itself_when_its_job_is_done(daemons: Daemons, tmp_path: Path) -> None:
+    output = tmp_path / "model.safetensors"
+    server = job(daemons, output, "--no-stay")
+    worker = daemons.worker(server.address)
+    server.wait_for("the server ends in")
+    assert asked(server).phase is m.Phase.FINISHED
+    assert worker.wait() == 0
+    assert server.wait() == 0
+    assert metadata(output)["finished"] == "true"
+    assert output.stat().st_mode & 0o044 == 0o044, "as the umask has it, not for the owner alone"
+
+
+def test_a_server_that_stays_ends_with_0_when_it_is_told_to(daemons: Daemons, tmp_path: Path) -> None:
+    server = job(daemons, tmp_path / "model.safetensors")
+    worker = daemons.worker(server.address)
+    server.wait_for("the job is finished")
+    assert worker.wait() == 0
+    assert stop(server, signal.SIGINT) == 0
