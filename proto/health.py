@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import grpc.aio
-from grpc_health.v1 import _async as health
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from .service import SERVICE
 
@@ -13,7 +12,7 @@ class Health:
     """Answers for the whole server and for our service alike."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
-        self._servicer = health.HealthServicer()
+        self._servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def serving(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.any_pb2 import Any as AnyMessage
 
 from .. import __version__
 from . import gradwire_pb2 as pb
@@ -25,6 +26,7 @@ from .refusal import Reason, Refusal, Refused, refusal, sentence, status_code
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServer"]
 REFUSAL_KEY = "gradwire-refusal-bin"
+DETAILS_KEY = "grpc-status-details-bin"  # where gRPC's own tools look for a google.rpc.Status
 FRAME_BYTES = 16384  # HTTP/2's default, which gRPC keeps for DATA frames
 
 log = logging.getLogger("gradwire.server")
@@ -170,9 +172,22 @@ class Stub:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], refused: Refusal) -> None:
-    """End the call with the refusal: as the status text, and whole in the trailing metadata."""
-    metadata = ((REFUSAL_KEY, encode(refused)),)
-    await context.abort(status_code(refused.reason), sentence(refused), metadata)
+    """End the call with the refusal: as the status text, and whole in the trailing metadata, twice.
+
+    Once bare, for our workers; and in a google.rpc.Status, for every other tool.
+    """
+    code, text, message = status_code(refused.reason), sentence(refused), encode(refused)
+    metadata = ((REFUSAL_KEY, message), (DETAILS_KEY, _status(int(code.value[0]), text, message)))
+    await context.abort(code, text, metadata)
+
+
+def _status(code: int, text: str, refused: bytes) -> bytes:
+    """A google.rpc.Status, by hand: int32 code = 1, string message = 2, repeated Any details = 3."""
+    detail = AnyMessage(type_url=f"type.googleapis.com/{pb.Refusal.DESCRIPTOR.full_name}", value=refused)
+    fields = ((0x12, text.encode()), (0x1A, detail.SerializeToString()))
+    return bytes((0x08, code)) + b"".join(
+        bytes((tag,)) + wire.varint(len(value)) + value for tag, value in fields
+    )
 
 
 def refusal_of(error: grpc.aio.AioRpcError) -> Refused | None:

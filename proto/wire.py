@@ -53,7 +53,7 @@ def _trailer(data: bytes) -> bytes:
     return b"\x7d" + crc32c((np.frombuffer(data, np.uint8),)).to_bytes(4, "little")
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -72,13 +72,13 @@ def encode_chunk(transfer: int, offset: int, parts: Sequence[Bytes], checksum: i
     for tag, value in ((_TAG_TRANSFER, transfer), (_TAG_OFFSET, offset)):
         if value:
             head.append(tag)
-            head += _varint(value)
+            head += varint(value)
     head.append(_TAG_CRC32C)
     head += checksum.to_bytes(4, "little")
     head.append(_TAG_DATA)
-    head += _varint(size)
+    head += varint(size)
     return b"".join(
-        (bytes((_TAG_BODY_CHUNK,)), _varint(len(head) + size), head, *(part.data for part in parts))
+        (bytes((_TAG_BODY_CHUNK,)), varint(len(head) + size), head, *(part.data for part in parts))
     )
 
 

@@ -20,10 +20,11 @@ from ..proto import messages as m
 from ..proto.manifest import Manifest
 from ..proto.refusal import Reason, Refusal, Refused, refusal
 from ..proto.service import Malformed, abort
-from ..proto.transfer import Assembly, encode_chunks
+from ..proto.transfer import Assembly
 from ..proto.wire import CHUNK_BYTES
 from .conductor import Conductor
 from .exchange import Exchange, expect, unreadable
+from .fetching import Fetches
 from .job import events as e
 from .shard.aggregation import Aggregation
 from .shard.store import BuildOptimizer, Store
@@ -55,7 +56,7 @@ class Service:
         self._core = conductor.core
         self._metrics = conductor.metrics
         self._settings = settings
-        self._fetching = asyncio.Lock()
+        self._fetches = Fetches(settings.job.id)
 
     def handlers(self) -> dict[str, Handler]:
         """For `proto.service.generic_handler`."""
@@ -132,8 +133,11 @@ class Service:
         ]
         names = [spec.name for spec in manifest.specs]
         assembly = Assembly(0, payloads, chunk_bytes=CHUNK_BYTES, worker=header.worker, names=names)
+        heard = e.Heard(worker=header.worker, incarnation=header.incarnation)
         while not assembly.complete:
             assembly.add(await self._next_in_time(requests, header.worker))
+            # Heartbeats on another stream of the connection wait behind the upload.
+            self._conductor.happen(heard)
         store = await self._conductor.on_reducer(self._build_store, manifest, assembly)
         actions = self._conductor.decide(
             e.Initialized(
@@ -184,22 +188,7 @@ class Service:
         if store is None:
             text = "the job has no parameters yet"
             raise Refused(Refusal(reason=Reason.NOT_INITIALIZED, message=text, remedy="try again later"))
-
-        def encode() -> tuple[m.FetchHeader, list[bytes]]:
-            parts = store.values()
-            header = m.FetchHeader(
-                job=self._settings.job.id,
-                manifest=store.manifest.to_message(),
-                version=store.version,
-                chunk_bytes=CHUNK_BYTES,
-            )
-            return header, list(encode_chunks(store.version, parts))
-
-        async with self._fetching:  # each holds a copy of the parameters
-            header, chunks = await self._conductor.on_reducer(encode)
-            await context.write(header)
-            for chunk in chunks:
-                await context.write(chunk)
+        await self._fetches.send(store, self._conductor.on_reducer, context.write)
         self._metrics.sent_raw(store.manifest.raw_bytes)
 
     async def _status(self, request: m.StatusRequest, context: Context) -> m.StatusReply:
