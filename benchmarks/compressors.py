@@ -13,20 +13,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
-import statistics
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from ..compressors import (
     LayerRule,
@@ -42,16 +35,15 @@ from ..compressors import (
 )
 from ..compressors.kernels import selection, sparse
 from ..compressors.registry import BUILT_IN, create, names
-from ..deploy.report import write_atomically
 from ..exits import Exit
 from ..spec import parse_spec
+from . import output
 from .arguments import at_least_one, check_files, check_modules, numbers, some_of
+from .timing import interleaved
 
 ADD_BYTES = 12.0
 MOST_ELEMENTS = 1_000_000_000
 SAMPLES = 32
-# After a parallel region torch's OpenMP threads spin for some milliseconds before they sleep; see `kernels`.
-REST_S = 0.02
 ELEMENTS_A_TURN = 2_000_000
 FIRST_STEPS = 3  # until thresholds and residuals have settled
 RATIOS = (10, 100)
@@ -128,27 +120,17 @@ class _Subject:
         return self._compressor.compress([gradient], SAMPLES, version=self._version)[0]
 
 
-def interleaved(tasks: Sequence[Callable[[], object]], elements: int, repeats: int) -> list[float]:
-    """Median seconds of a call of each, run in turn: one call at a time, or several if they are short."""
-    seconds: list[list[float]] = [[] for _ in tasks]
-    calls = max(1, ELEMENTS_A_TURN // max(1, elements))
-    for _ in range(repeats):
-        for task, taken in zip(tasks, seconds, strict=True):
-            time.sleep(REST_S)
-            if calls > 1:
-                task()  # which wakes the threads up
-            started = time.perf_counter()
-            for _ in range(calls):
-                task()
-            taken.append((time.perf_counter() - started) / calls)
-    return [statistics.median(taken) for taken in seconds]
+def calls_a_turn(elements: int) -> int:
+    return max(1, ELEMENTS_A_TURN // max(1, elements))
 
 
 def measure(spec: str, elements: int, dtype: str, repeats: int) -> Row:
     """One row."""
     subject = _Subject(spec, elements, dtype)
     one, other = torch.ones(elements), torch.ones(elements)
-    seconds, add_seconds = interleaved([subject.step, lambda: one.add_(other)], elements, repeats)
+    seconds, add_seconds = interleaved(
+        [subject.step, lambda: one.add_(other)], repeats, calls_a_turn(elements)
+    )
     sent = wire_bytes(subject.payload)
     moved = ADD_BYTES * elements + sent
     return Row(
@@ -179,8 +161,8 @@ def selection_ratios(elements: int, repeats: int) -> Mapping[str, float]:
             lambda: torch.topk(tensor.abs(), keep),
             lambda: np.argpartition(np.abs(values), elements - keep),
         ],
-        elements,
         repeats,
+        calls_a_turn(elements),
     )
     return {
         "torch.topk": topk / ours,
@@ -200,66 +182,40 @@ def index_ratio(density: float, elements: int) -> float:
     return bits / entropy
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[Row]) -> Iterator[str]:
     """One for each size and dtype."""
-    found: list[Table] = []
+
+    def cells(row: Row) -> Iterator[str]:
+        yield from (f"`{row.name}`", f"{row.seconds * 1e3:.2f}", f"{row.ratio_to_add:.2f}")
+        yield "–" if row.promised_ratio is None else f"{row.promised_ratio:g} x"
+        yield from (f"{row.achieved_ratio:.2f} x", f"{row.error_norm:.3f}")
+
+    headings = "compressor", "ms", "of add_", "promised", "achieved", "error"
     for (elements, dtype), group in itertools.groupby(rows, lambda row: (row.elements, row.dtype)):
-        shown = Table(title=f"{elements:,} elements, {dtype}: whole call with error feedback")
-        shown.add_column("compressor", overflow="fold")
-        for heading in ("ms", "of add_", "promised", "achieved", "error"):
-            shown.add_column(heading, justify="right", no_wrap=True)
-        for row in group:
-            shown.add_row(
-                row.name,
-                f"{row.seconds * 1e3:.2f}",
-                f"{row.ratio_to_add:.2f}",
-                "–" if row.promised_ratio is None else f"{row.promised_ratio:g} x",
-                f"{row.achieved_ratio:.2f} x",
-                f"{row.error_norm:.3f}",
-            )
-        found.append(shown)
-    return found
+        yield f"{elements:,} elements, {dtype}: whole call with error feedback\n"
+        yield output.table(headings, map(cells, group)) + "\n"
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Bandwidth over achieved ratio, for the largest tensors."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     largest = max(row.elements for row in rows)
-    figure, axes = pyplot.subplots(figsize=(9, 6))
+    figure, (axes,) = output.panels([f"{largest:,} elements"])
     for row in rows:
         if row.elements == largest and row.dtype == rows[0].dtype:
             axes.plot(row.achieved_ratio, row.ratio_to_add, "o", color="tab:blue")
             axes.annotate(row.name, (row.achieved_ratio, row.ratio_to_add), fontsize=7)
-    axes.set(
-        xscale="log",
-        xlabel="float32 bytes / bytes on the wire",
-        ylabel="bandwidth / torch.add_",
-        title=f"{largest:,} elements",
-    )
+    axes.set(xscale="log", xlabel="float32 bytes / bytes on the wire", ylabel="bandwidth / torch.add_")
     axes.axhline(1.0, color="grey", linewidth=0.5)
-    figure.savefig(path)
-    pyplot.close(figure)
+    figure.savefig(path, dpi=150)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--elements",
-        type=numbers(MOST_ELEMENTS),
-        default="100000,1000000,25000000",
-        metavar="N,...",
-        help="of the matrices (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--dtypes",
-        type=some_of(list(DTYPES)),
-        default="float32",
-        metavar="NAME,...",
-        help=f"of the gradients: {', '.join(DTYPES)} (default: %(default)s)",
-    )
+    text = "of the matrices (default: %(default)s)"
+    sizes = "100000,1000000,25000000"
+    parser.add_argument("--elements", type=numbers(MOST_ELEMENTS), default=sizes, metavar="N,...", help=text)
+    text = f"of the gradients: {', '.join(DTYPES)} (default: %(default)s)"
+    dtypes = some_of(list(DTYPES))
+    parser.add_argument("--dtypes", type=dtypes, default="float32", metavar="NAME,...", help=text)
     parser.add_argument("--compressors", nargs="+", metavar="SPEC", help="only these (default: all)")
     parser.add_argument("--repeats", type=at_least_one, default=7, help="of a median (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all rows")
@@ -278,7 +234,7 @@ def run(given: argparse.Namespace) -> int:
     rows: list[Row] = []
     failed: list[str] = []
     for elements, dtype, spec in itertools.product(given.elements, given.dtypes, specs):
-        print(f"{spec}: {elements:,} elements, {dtype}", file=sys.stderr)
+        output.say(f"{spec}: {elements:,} elements, {dtype}")
         try:
             rows.append(measure(spec, elements, dtype, given.repeats))
         except Exception as error:
@@ -286,21 +242,18 @@ def run(given: argparse.Namespace) -> int:
                 raise
             # Somebody else's: the others are measured all the same.
             failed.append(f"{spec}: failed with {error!r}")
-    console = Console()
-    for shown in tables(rows):
-        console.print(shown)
+    for text in tables(rows):
+        print(text)
     largest = max(given.elements)
-    console.print(f"exact top 1 % of {largest:,}, time of the peer / ours:")
+    print(f"exact top 1 % of {largest:,}, time of the peer / ours:")
     for name, ratio in selection_ratios(largest, given.repeats).items():
-        console.print(f"  {name}: {ratio:.1f}")
-    console.print("bits per index / entropy, random places in 1,000,000:")
+        print(f"  {name}: {ratio:.1f}")
+    print("bits per index / entropy, random places in 1,000,000:")
     for density in DENSITIES:
-        console.print(f"  {density:.1%}: {index_ratio(density, 1_000_000):.3f}")
-    if given.json is not None:
-        plain: list[Mapping[str, Any]] = [asdict(row) for row in rows]
-        write_atomically(given.json, json.dumps(plain, indent=2, allow_nan=False) + "\n")
+        print(f"  {density:.1%}: {index_ratio(density, 1_000_000):.3f}")
+    output.write_json(given.json, [asdict(row) for row in rows])
     if given.plot is not None:
         plot(rows, given.plot)
     for what in failed:
-        print(what, file=sys.stderr)
+        output.say(what)
     return Exit.INTERNAL if failed else Exit.DONE

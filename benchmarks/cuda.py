@@ -10,9 +10,7 @@ interpreter on a small tensor, and nothing is timed.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import os
 import statistics
 from collections.abc import Callable, Sequence
@@ -25,6 +23,8 @@ import torch
 from ..compressors import LayerRule, ModelCompressor, Payload, TensorSpec
 from ..compressors.kernels import reference, selection_reference
 from ..compressors.payload import CodeFormat, Float32
+from . import output
+from .arguments import program
 
 COPY_BYTES = 8
 TOP = 100  # one element in so many
@@ -89,18 +89,13 @@ def measure(gradient: torch.Tensor, residual: torch.Tensor, repeats: int) -> lis
 
     elements = gradient.numel()
     keep, other = elements // TOP, torch.empty_like(gradient)
-    formats = list(LEVELS)
-    datas = [
-        torch.zeros(format.code_bytes(elements), dtype=torch.uint8, device=gradient.device)
-        for format in formats
-    ]
 
-    def quantizer(format: CodeFormat, data: torch.Tensor) -> Callable[[], object]:
+    def quantizer(format: CodeFormat) -> Callable[[], object]:
+        data = torch.zeros(format.code_bytes(elements), dtype=torch.uint8, device=gradient.device)
         return lambda: cuda.quantize(format, gradient, residual, LEVELS[format], data)
 
     tasks: dict[str, tuple[Callable[[], object], float]] = {
-        f"{format.value} with feedback": (quantizer(format, data), 12 + format.bits / 8)
-        for format, data in zip(formats, datas, strict=True)
+        f"{format.value} with feedback": (quantizer(format), 12 + format.bits / 8) for format in LEVELS
     }
     tasks["top 1 %"] = (lambda: cuda.select(gradient, keep), 8 + 4 / TOP)
     tasks["add and top 1 %"] = (lambda: cuda.add_and_select(gradient, residual, keep), 12 + 4 / TOP)
@@ -129,9 +124,7 @@ def measure(gradient: torch.Tensor, residual: torch.Tensor, repeats: int) -> lis
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program(__doc__)
     parser.add_argument("--elements", type=int, default=25_000_000)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -161,8 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
     else:
         print("nothing was timed")
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    output.write_json(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,8 @@ machine, or on this one tomorrow.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,12 +33,12 @@ from ..compressors import (
     validate,
     warm_up,
 )
+from . import output
+from .arguments import program
+from .timing import interleaved
 
 PUSHES = 16
 ADD_BYTES = 12.0
-# After a parallel region torch's OpenMP threads spin for some milliseconds before they sleep. Whoever is
-# measured next would share a core with them, so everyone waits until they are asleep.
-REST_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,41 +153,28 @@ def measure(cases: Sequence[Case], elements: int, repeats: int, seed: int) -> li
         for values in decoded:
             total.add_(values)
 
-    runs = {"add_": lambda: total.add_(push), "sum": add_all} | {case.name: case.run for case in cases}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for repetition in range(repeats + 1):
-        for name, run in runs.items():
-            time.sleep(REST_S)
-            start = time.perf_counter()
-            run()
-            if repetition:  # the first touches memory for the first time
-                times[name].append(time.perf_counter() - start)
-    median_ms = {name: 1e3 * statistics.median(values) for name, values in times.items()}
-    return [row for case in cases for row in _rows(case, median_ms)]
-
-
-def _rows(case: Case, median_ms: dict[str, float]) -> list[Row]:
-    def row(peer: str, peer_ms: float, scale: float = 1.0) -> Row:
-        ratio = scale * peer_ms / time_ms
-        return Row(name=case.name, peer=peer, ratio=ratio, goal=case.goal, time_ms=time_ms, peer_ms=peer_ms)
-
-    time_ms = median_ms[case.name]
-    if case.summed is not None:
-        return [row(f"add_ of {case.summed} decoded tensors", median_ms["sum"])]
-    return [
-        row(f"add_, as bandwidth at {moved:g} B/element", median_ms["add_"], moved / ADD_BYTES)
-        for moved in case.moved
-    ]
+    add, add_each, *taken = interleaved(
+        [lambda: total.add_(push), add_all, *(case.run for case in cases)], repeats
+    )
+    rows: list[Row] = []
+    for case, seconds in zip(cases, taken, strict=True):
+        peers = {
+            f"add_, as bandwidth at {moved:g} B/element": add * moved / ADD_BYTES for moved in case.moved
+        }
+        if case.summed is not None:
+            peers = {f"add_ of {case.summed} decoded tensors": add_each}
+        for peer, expected in peers.items():
+            peer_ms = 1e3 * (add if case.moved else add_each)
+            times = {"ratio": expected / seconds, "time_ms": 1e3 * seconds, "peer_ms": peer_ms}
+            rows.append(Row(name=case.name, peer=peer, goal=case.goal, **times))
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--elements", type=int, default=25_000_000, help="per tensor (default: %(default)s)")
-    parser.add_argument(
-        "--repeats", type=int, default=7, help="interleaved repetitions (default: %(default)s)"
-    )
+    parser = program(__doc__)
+    shown = "(default: %(default)s)"
+    parser.add_argument("--elements", type=int, default=25_000_000, help=f"per tensor {shown}")
+    parser.add_argument("--repeats", type=int, default=7, help=f"interleaved repetitions {shown}")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both sides")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
@@ -214,10 +197,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         goal = "" if row.goal is None else f"{row.goal:.2f}"
         times = f"{row.time_ms:.1f} : {row.peer_ms:.1f} ms"
         print(f"{row.name:32} {row.ratio:6.2f}  {goal:>5}  {row.peer} ({times})")
-    if options.json:
-        options.json.write_text(
-            json.dumps({"conditions": conditions, "rows": [asdict(r) for r in rows]}, indent=1)
-        )
+    output.write_json(options.json, {"conditions": conditions, "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

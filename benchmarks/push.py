@@ -19,10 +19,8 @@ Ratios of medians are printed. The goals are at least 0.60 of raw TCP and 6 time
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import json
 import socket
 import statistics
 import threading
@@ -41,6 +39,8 @@ from ..compressors import DenseFormat, DensePayload
 from ..proto import gradwire_pb2 as pb
 from ..proto.channel import CLIENT_OPTIONS, SERVER_OPTIONS
 from ..proto.wire import CHUNK_BYTES
+from . import output
+from .arguments import program
 from .pusher import Pusher, start_server
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -63,24 +63,25 @@ def tcp_peer(port: Any, size: int) -> None:
         connection.sendall(b"!")
 
 
+async def serve(port: Any, handler: Any, options: Any) -> None:
+    """A server with this one method."""
+    server = grpc.aio.server(options=options)
+    untyped: Any = grpc
+    server.add_generic_rpc_handlers((untyped.method_handlers_generic_handler("peer", {"Push": handler}),))
+    port.put(server.add_insecure_port("127.0.0.1:0"))
+    await server.start()
+    await server.wait_for_termination()
+
+
 def unary_peer(port: Any, size: int) -> None:
     """Answers each message after it has read its bytes."""
 
     async def push(request: pb.Chunk, context: Any) -> pb.Chunk:
         return pb.Chunk(offset=len(request.data))
 
-    async def serve() -> None:
-        server = grpc.aio.server(options=UNLIMITED)
-        untyped: Any = grpc
-        handler = untyped.unary_unary_rpc_method_handler(
-            push, pb.Chunk.FromString, pb.Chunk.SerializeToString
-        )
-        server.add_generic_rpc_handlers((untyped.method_handlers_generic_handler("peer", {"Push": handler}),))
-        port.put(server.add_insecure_port("127.0.0.1:0"))
-        await server.start()
-        await server.wait_for_termination()
-
-    asyncio.run(serve())
+    untyped: Any = grpc
+    handler = untyped.unary_unary_rpc_method_handler(push, pb.Chunk.FromString, pb.Chunk.SerializeToString)
+    asyncio.run(serve(port, handler, UNLIMITED))
 
 
 def stream_peer(port: Any, size: int) -> None:
@@ -94,16 +95,8 @@ def stream_peer(port: Any, size: int) -> None:
                 await context.write(b"!")
                 got = 0
 
-    async def serve() -> None:
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        untyped: Any = grpc
-        handler = untyped.stream_stream_rpc_method_handler(push)
-        server.add_generic_rpc_handlers((untyped.method_handlers_generic_handler("peer", {"Push": handler}),))
-        port.put(server.add_insecure_port("127.0.0.1:0"))
-        await server.start()
-        await server.wait_for_termination()
-
-    uvloop.run(serve())
+    untyped: Any = grpc
+    uvloop.run(serve(port, untyped.stream_stream_rpc_method_handler(push), SERVER_OPTIONS))
 
 
 def raw_tcp(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
@@ -191,7 +184,7 @@ def measure(size: int, repeats: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time a push against raw TCP and one unary protobuf.")
+    parser = program(__doc__)
     parser.add_argument("--mebibytes", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -206,9 +199,8 @@ def main() -> None:
     for name, ratio in ratios.items():
         print(f"push: {ratio:.2f} of the speed of {name}{goals[name]}")
     print(f"bare stream: {medians['raw TCP'] / medians['bare stream']:.2f} of the speed of raw TCP")
-    if arguments.json:
-        report = {"bytes": size, "repeats": arguments.repeats, "seconds": seconds, "ratios": ratios}
-        arguments.json.write_text(json.dumps(report, indent=2))
+    report = {"bytes": size, "repeats": arguments.repeats, "seconds": seconds, "ratios": ratios}
+    output.write_json(arguments.json, report)
 
 
 if __name__ == "__main__":
