@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.descriptor import Descriptor
 
 from .. import __version__
 from . import gradwire_pb2 as pb
@@ -51,48 +52,33 @@ def wire_bytes(message_bytes: int) -> int:
     return framed + 9 * -(-framed // FRAME_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class _Codec:
-    encode: Callable[[Any], bytes]
-    decode: Callable[[bytes], Any]
-
-
-def _plain(cls: type[Any]) -> _Codec:
-    return _Codec(encode, lambda data: decode(data, cls))
-
-
-_CODECS: dict[str, _Codec] = {
-    "JoinRequest": _plain(m.JoinRequest),
-    "JoinReply": _plain(m.JoinReply),
-    "InitializeMessage": _Codec(wire.encode_initialize, wire.decode_initialize),
-    "InitializeReply": _plain(m.InitializeReply),
-    "FetchRequest": _plain(m.FetchRequest),
-    "FetchMessage": _Codec(wire.encode_fetch, wire.decode_fetch),
-    "WorkerMessage": _Codec(wire.encode_worker, wire.decode_worker),
-    "ServerMessage": _Codec(wire.encode_server, wire.decode_server),
-    "StatusRequest": _plain(m.StatusRequest),
-    "StatusReply": _plain(m.StatusReply),
-}
-
-
-def _serializer(codec: _Codec, sent: Meter) -> Callable[[Any], bytes]:
+def _serializer(message: Descriptor, sent: Meter) -> Callable[[Any], bytes]:
     def serialize(value: Any) -> bytes:
-        data = value if isinstance(value, bytes) else codec.encode(value)
+        if isinstance(value, bytes):
+            data = value
+        else:
+            data = wire.encode_envelope(value, message.name) if _is_envelope(message) else encode(value)
         sent(wire_bytes(len(data)))
         return data
 
     return serialize
 
 
-def _deserializer(codec: _Codec, received: Meter) -> Callable[[bytes], Any]:
+def _deserializer(message: Descriptor, received: Meter) -> Callable[[bytes], Any]:
     def deserialize(data: bytes) -> Any:
         received(wire_bytes(len(data)))
         try:
-            return codec.decode(data)
+            if _is_envelope(message):
+                return wire.decode_envelope(data, message.name)
+            return decode(data, getattr(m, message.name))
         except MalformedError as error:
             return Malformed(str(error), damaged=isinstance(error, wire.DamagedError))
 
     return deserialize
+
+
+def _is_envelope(message: Descriptor) -> bool:
+    return "body" in message.oneofs_by_name
 
 
 def _path(method: Any) -> str:
@@ -117,8 +103,8 @@ def generic_handler(
         make = getattr(grpc, f"{_shape(method)}_rpc_method_handler")
         methods[_path(method)] = make(
             handlers[method.name],
-            request_deserializer=_deserializer(_CODECS[method.input_type.name], received),
-            response_serializer=_serializer(_CODECS[method.output_type.name], sent),
+            request_deserializer=_deserializer(method.input_type, received),
+            response_serializer=_serializer(method.output_type, sent),
         )
     return _Methods(methods)
 
@@ -160,8 +146,8 @@ class Stub:
             make = getattr(channel, _shape(method))
             return make(
                 _path(method),
-                request_serializer=_serializer(_CODECS[method.input_type.name], sent),
-                response_deserializer=_deserializer(_CODECS[method.output_type.name], received),
+                request_serializer=_serializer(method.input_type, sent),
+                response_deserializer=_deserializer(method.output_type, received),
             )
 
         self.join = callable_of("Join")

@@ -45,12 +45,9 @@ from .wire import CHUNK_BYTES, crc32c, encode_chunk
 Bytes = npt.NDArray[np.uint8]
 
 # Both sides name the same things alike.
-_FORMATS = {m.DenseFormat[form.name]: form for form in DenseFormat}
-_FORMAT_CODES = {form: code for code, form in _FORMATS.items()}
+_FORMATS = {m.DenseFormat[format.name]: format for format in DenseFormat}
 _CODE_FORMATS = {m.CodeFormat[format.name]: format for format in CodeFormat}
-_CODE_FORMAT_CODES = {format: code for code, format in _CODE_FORMATS.items()}
 _CODINGS = {m.IndexCoding[coding.name]: coding for coding in IndexCoding}
-_CODING_CODES = {coding: code for code, coding in _CODINGS.items()}
 _NO_BYTES = np.empty(0, np.uint8)
 
 
@@ -59,7 +56,7 @@ def tensor_header(tensor: int, payload: Payload) -> TensorHeader:
     if isinstance(payload, SparsePayload):
         sparse = SparseHeader(
             count=payload.count,
-            coding=_CODING_CODES[payload.coding],
+            coding=m.IndexCoding[payload.coding.name],
             low_bits=payload.low_bits,
             index_bytes=payload.index_bytes,
             seed=payload.seed,
@@ -72,10 +69,10 @@ def tensor_header(tensor: int, payload: Payload) -> TensorHeader:
 def _value_header(payload: ValuePayload) -> DenseHeader | QuantizedHeader | LinearHeader:
     match payload:
         case DensePayload():
-            return DenseHeader(format=_FORMAT_CODES[payload.format])
+            return DenseHeader(format=m.DenseFormat[payload.format.name])
         case QuantizedPayload():
             levels = tuple(payload.levels.tolist())
-            return QuantizedHeader(format=_CODE_FORMAT_CODES[payload.format], levels=levels)
+            return QuantizedHeader(format=m.CodeFormat[payload.format.name], levels=levels)
         case LinearPayload():
             return LinearHeader(bits=payload.bits, bucket=payload.bucket)
 

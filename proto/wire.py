@@ -117,15 +117,31 @@ def _fast_chunk(data: bytes) -> m.Chunk | None:
     )
 
 
-def _decode_body(data: bytes, container: str) -> Any:
+def encode_envelope(value: object, envelope: str) -> bytes:
+    """The message `envelope` with `value` as its body and its checksum behind."""
+    for field in pb.DESCRIPTOR.message_types_by_name[envelope].oneofs_by_name["body"].fields:
+        if field.message_type is not None and field.message_type.name == type(value).__name__:
+            message: Message = getattr(pb, envelope)(**{field.name: to_message(value)})
+            data = message.SerializeToString()
+            return data + _trailer(data)
+    raise TypeError(f"{type(value).__name__} is no body of {envelope}")
+
+
+def decode_envelope(data: bytes, envelope: str) -> Any:
+    """The body of the message `envelope`.
+
+    Raises:
+        MalformedError: it is none, or has no body that this version knows.
+        DamagedError: its checksum is not that of its bytes.
+    """
     if data and data[0] == _TAG_BODY_CHUNK:
         with suppress(IndexError):  # cut short: let protobuf say so
             fast = _fast_chunk(data)
             if fast is not None:
                 return fast
     elif data[-TRAILER_BYTES:] != _trailer(data[:-TRAILER_BYTES]):
-        raise DamagedError(f"a {container} whose checksum is not that of its bytes")
-    message: Any = parse(data, container)
+        raise DamagedError(f"a {envelope} whose checksum is not that of its bytes")
+    message: Any = parse(data, envelope)
     if message.WhichOneof("body") == "chunk":
         chunk: pb.Chunk = message.chunk
         return m.Chunk(
@@ -136,50 +152,23 @@ def _decode_body(data: bytes, container: str) -> Any:
         )
     body = member_of(message, "body")
     if body is None:
-        raise MalformedError(f"{container} without a body that this version knows")
+        raise MalformedError(f"{envelope} without a body that this version knows")
     return body
 
 
-def _encode_body(value: object, container: str) -> bytes:
-    for field in pb.DESCRIPTOR.message_types_by_name[container].oneofs_by_name["body"].fields:
-        if field.message_type is not None and field.message_type.name == type(value).__name__:
-            message: Message = getattr(pb, container)(**{field.name: to_message(value)})
-            data = message.SerializeToString()
-            return data + _trailer(data)
-    raise TypeError(f"{type(value).__name__} is no body of {container}")
-
-
 def encode_worker(value: m.WorkerMessage) -> bytes:
-    return _encode_body(value, "WorkerMessage")
+    return encode_envelope(value, "WorkerMessage")
 
 
 def decode_worker(data: bytes) -> m.WorkerMessage:
     """Raises MalformedError."""
-    return cast("m.WorkerMessage", _decode_body(data, "WorkerMessage"))
+    return cast("m.WorkerMessage", decode_envelope(data, "WorkerMessage"))
 
 
 def encode_server(value: m.ServerMessage) -> bytes:
-    return _encode_body(value, "ServerMessage")
+    return encode_envelope(value, "ServerMessage")
 
 
 def decode_server(data: bytes) -> m.ServerMessage:
     """Raises MalformedError."""
-    return cast("m.ServerMessage", _decode_body(data, "ServerMessage"))
-
-
-def encode_initialize(value: m.InitializeMessage) -> bytes:
-    return _encode_body(value, "InitializeMessage")
-
-
-def decode_initialize(data: bytes) -> m.InitializeMessage:
-    """Raises MalformedError."""
-    return cast("m.InitializeMessage", _decode_body(data, "InitializeMessage"))
-
-
-def encode_fetch(value: m.FetchMessage) -> bytes:
-    return _encode_body(value, "FetchMessage")
-
-
-def decode_fetch(data: bytes) -> m.FetchMessage:
-    """Raises MalformedError."""
-    return cast("m.FetchMessage", _decode_body(data, "FetchMessage"))
+    return cast("m.ServerMessage", decode_envelope(data, "ServerMessage"))

@@ -27,6 +27,7 @@ from .streams import Context, Inbox, Outbox, Session
 
 log = logging.getLogger("gradwire.server")
 T = TypeVar("T")
+Requests = AsyncIterator[m.WorkerMessage | Malformed]
 
 SMALL_PUSH_ELEMENTS = 1 << 18  # below this a thread costs more than the scan that it takes off the loop
 MAX_EVALUATION_METRICS = 32
@@ -42,7 +43,7 @@ class Exchange:
         self._core = conductor.core
         self._metrics = conductor.metrics
 
-    async def run(self, hello: m.Hello, requests: AsyncIterator[Any], context: Context) -> None:
+    async def run(self, hello: m.Hello, requests: Requests, context: Context) -> None:
         """Raises Refused where the stream cannot go on."""
         actions = self._conductor.decide(e.Attached(worker=hello.worker, incarnation=hello.incarnation))
         session = Session(hello.worker, hello.incarnation, Outbox(), Inbox(hello.worker))
@@ -85,7 +86,7 @@ class Exchange:
             return
         await context.abort(grpc.StatusCode.UNAVAILABLE, text)
 
-    async def _read(self, session: Session, requests: AsyncIterator[Any]) -> None:
+    async def _read(self, session: Session, requests: Requests) -> None:
         """Take in messages until the worker is done. Raises Refused where the stream cannot go on."""
         worker, incarnation = session.worker, session.incarnation
         conductor = self._conductor
@@ -130,8 +131,8 @@ class Exchange:
                     return
                 case Malformed():
                     raise Refused(unreadable(message, worker))
-                case _:
-                    text = f"{type(message).__name__} in the middle of a stream"
+                case m.Hello():
+                    text = "Hello in the middle of a stream"
                     raise Refused(Refusal(reason=Reason.MALFORMED, worker=worker, message=text))
 
     async def _take(self, session: Session, message: m.Push | m.Chunk) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from ..compressors import DenseFormat, DensePayload, Payload
 from ..proto.manifest import Manifest
 from ..proto.messages import Chunk, Packet, Snapshot
-from ..proto.refusal import Refusal, Refused
+from ..proto.refusal import Refusal, Refused, sentence
 from ..proto.transfer import Assembly, Passage, packet_transfer
 from ..proto.wire import CHUNK_BYTES, encode_chunk
 from .conductor import Conductor
@@ -142,7 +142,7 @@ class Uploads:
         self._go_on(relay)
 
     def _damaged(self, relay: Relay, why: Refusal) -> None:
-        log.warning("refused packet %d: %s", relay.packet.index, why)
+        log.warning("refused packet %d: %s", relay.packet.index, sentence(why))
         self._conductor.metrics.refusal(why.reason)
         self._conductor.happen(
             e.PacketDamaged(

@@ -87,9 +87,9 @@ def _varint(value: int) -> bytes:
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_a_message_or_malformed(data: bytes) -> None:
-    for decode in (wire.decode_worker, wire.decode_server, wire.decode_initialize, wire.decode_fetch):
+    for envelope in ("WorkerMessage", "ServerMessage", "InitializeMessage", "FetchMessage"):
         try:
-            decode(data)
+            wire.decode_envelope(data, envelope)
         except MalformedError:
             continue
 

@@ -25,7 +25,7 @@ from ...compressors import (
     wrapping_of,
 )
 from ...proto import messages as m
-from ...proto.refusal import Reason, Refused
+from ...proto.refusal import Reason, Refused, sentence
 from ...proto.transfer import tensor_header
 from ..metrics import Metrics
 from ..session.client import Client
@@ -388,7 +388,7 @@ class Trainer:
         elif outcome.refusal.reason is Reason.REDUNDANT:
             log.info("push %d was not needed: others have pushed its gradient", outcome.seq)
         else:
-            log.warning("push %d was refused: %s", outcome.seq, outcome.refusal)
+            log.warning("push %d was refused: %s", outcome.seq, sentence(outcome.refusal))
         match outcome.refusal.reason:
             case Reason.STALE:  # its round has closed: the gradient goes out with the next push
                 self._client.settle(outcome.seq)
