@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
+from forkserver import Forked
 
 from gradwire.compressors import LayerRule, ModelCompressor, Payload
 from gradwire.proto import messages as m
@@ -31,30 +31,34 @@ from gradwire.proto.transfer import encode_chunks, tensor_header
 PATIENCE_S = 60.0
 TASKS = Path(__file__).parent / "programs"
 
+Start = Callable[[str, Sequence[str], Mapping[str, str], int], Forked | subprocess.Popen[bytes]]
+
 
 class Daemon:
     """A process whose log is read as it comes."""
 
     def __init__(
-        self, module: str, arguments: Sequence[str], environ: Mapping[str, str] | None = None
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environ: Mapping[str, str] | None = None,
+        start: Start = Forked,
     ) -> None:
         http = () if "--http-port" in arguments else ("--http-port", "0")
-        command = [sys.executable, "-m", module, *arguments, *http, "--log-format", "json"]
+        arguments = (*arguments, *http, "--log-format", "json")
         paths = [str(TASKS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environ or {})}
         self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environ or {})},
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        ours, theirs = os.pipe()
+        try:
+            self.process = start(module, arguments, environ, theirs)
+        finally:
+            os.close(theirs)
+        self._reader = threading.Thread(target=self._read, args=(ours,), daemon=True)
         self._reader.start()
 
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as stream:
+    def _read(self, pipe: int) -> None:
+        with open(pipe) as stream:
             self.lines.extend(iter(stream.readline, ""))
 
     @property
@@ -103,35 +107,43 @@ class Daemon:
 
 
 class Server(Daemon):
-    def __init__(self, *arguments: str, program: Sequence[str] = ("gradwire.server.cli",)) -> None:
+    def __init__(
+        self, *arguments: str, program: Sequence[str] = ("gradwire.server.cli",), start: Start = Forked
+    ) -> None:
         module, *first = program
         # It stays to be asked what the job came to, unless a test is about its end.
-        super().__init__(module, (*first, "--port", "0", "--host", "127.0.0.1", "--stay", *arguments))
+        super().__init__(module, (*first, "--port", "0", "--host", "127.0.0.1", "--stay", *arguments), start=start)
         self.port = int(self.wait_for(r"listening on 127\.0\.0\.1:(\d+)").group(1))
         self.address = f"127.0.0.1:{self.port}"
 
 
 class Daemons:
-    """Starts processes and ends them all."""
+    """Starts processes and ends them all.
 
-    def __init__(self) -> None:
+    start: how, see forkserver.py.
+    """
+
+    def __init__(self, start: Start = Forked) -> None:
+        self._start = start
         self._all: list[Daemon] = []
 
     def server(self, *arguments: str, program: Sequence[str] = ("gradwire.server.cli",)) -> Server:
         """program: a module to run instead of gc-server, and its own arguments, which come first."""
-        server = Server(*arguments, program=program)
+        server = Server(*arguments, program=program, start=self._start)
         self._all.append(server)
         return server
 
     def worker(self, address: str, *arguments: str, environ: Mapping[str, str] | None = None) -> Daemon:
         arguments = ("--server", address, "--threads", "1", *arguments)
-        worker = Daemon("gradwire.worker.cli", arguments, environ)
+        worker = Daemon("gradwire.worker.cli", arguments, environ, self._start)
         self._all.append(worker)
         return worker
 
     def program(self, module: str, first: str, address: str, *arguments: str) -> Daemon:
         """A worker of another make: a module of `programs`, and its own arguments, which come first."""
-        worker = Daemon(module, (*first.split(), "--server", address, "--threads", "1", *arguments))
+        worker = Daemon(
+            module, (*first.split(), "--server", address, "--threads", "1", *arguments), start=self._start
+        )
         self._all.append(worker)
         return worker
 

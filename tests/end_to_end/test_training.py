@@ -332,6 +332,17 @@ def test_when_the_server_is_gone_a_worker_gives_up_with_a_reason(daemons: Daemon
     worker.wait_for(r"cannot reach 127\.0\.0\.1:\d+ after 2 s and \d attempts: .*is gc-server running there")
 
 
+def test_new_interpreters_end_as_forked_ones_do(plain_daemons: Daemons) -> None:
+    """Every other daemon here is forked, and leaves out the end of the interpreter."""
+    server = small_job(plain_daemons, workers=2)
+    workers = plain_daemons.workers(server, 2)
+    finished(server)
+    assert [worker.wait() for worker in workers] == [0, 0]
+    late = plain_daemons.worker(server.address, "--device", "cuda")
+    assert late.wait() == 2
+    assert stop(server) == 143
+
+
 def test_a_diverged_job_ends_with_a_reason(daemons: Daemons) -> None:
     arguments = ("--learning-rate", "3e38", "--optimizer", "sgd:weight_decay=100")
     server = small_job(daemons, *arguments, workers=1)
