@@ -334,13 +334,11 @@ def test_when_the_server_is_gone_a_worker_gives_up_with_a_reason(daemons: Daemon
 
 def test_new_interpreters_end_as_forked_ones_do(plain_daemons: Daemons) -> None:
     """Every other daemon here is forked, and leaves out the end of the interpreter."""
-    server = small_job(plain_daemons, workers=2)
-    workers = plain_daemons.workers(server, 2)
+    server = small_job(plain_daemons, workers=1)
+    worker = plain_daemons.worker(server.address)
     finished(server)
-    assert [worker.wait() for worker in workers] == [0, 0]
-    late = plain_daemons.worker(server.address, "--device", "cuda")
-    assert late.wait() == 2
-    assert stop(server) == 143
+    assert worker.wait() == 0
+    assert stop(server) == 0
 
 
 def test_a_diverged_job_ends_with_a_reason(daemons: Daemons) -> None:
