@@ -15,7 +15,7 @@ from ..deploy.interrupt import Interrupt
 from ..deploy.processes import Child, Children
 from ..deploy.report import Result, result_of
 from ..deploy.status import StatusClient
-from ..proto.messages import Phase, StatusReply
+from ..proto.messages import Phase, StatusResponse
 from .arguments import BenchError
 from .star import Star
 
@@ -31,8 +31,8 @@ def run_job(
     worker: Callable[[int], Program] = lambda rank: ("gradwire.worker.cli",),
     server_options: Sequence[str] = (),
     star: Star | None = None,
-    watch: Callable[[StatusReply, Callable[[int], None]], None] | None = None,
-) -> StatusReply:
+    watch: Callable[[StatusResponse, Callable[[int], None]], None] | None = None,
+) -> StatusResponse:
     """One job to its end; returns the server's last status.
 
     Args:
@@ -80,7 +80,7 @@ def run_job(
 class _Quiet:
     """Nobody is watching."""
 
-    def update(self, status: StatusReply, alive: int) -> None: ...
+    def update(self, status: StatusResponse, alive: int) -> None: ...
 
     def note(self, text: str) -> None: ...
 

@@ -24,7 +24,7 @@ from typing import Any
 from ..deploy.config import RunOptions
 from ..deploy.report import Result, result_of
 from ..exits import Exit
-from ..proto.messages import Phase, StatusReply
+from ..proto.messages import Phase, StatusResponse
 from . import output
 from .accuracy import estimate, seed_list
 from .arguments import BenchError, at_least_one, check_files, check_modules
@@ -90,7 +90,7 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
         slow = situation == "one slow" and rank == WORKERS - 1
         return "gradwire.benchmarks.paced", str(SLOWER if slow else 1)
 
-    def watch(status: StatusReply, restart: Callable[[int], None]) -> None:
+    def watch(status: StatusResponse, restart: Callable[[int], None]) -> None:
         nonlocal kills, killed_at
         whole = sum(member.attached and member.pushes > 0 for member in status.members) == WORKERS
         if not whole or status.phase is not Phase.RUNNING:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..exits import Exit
-from ..proto.messages import Phase, StatusReply
+from ..proto.messages import Phase, StatusResponse
 from .config import RunOptions
 from .daemons import HOST, server_arguments, worker_arguments
 from .interrupt import Interrupt
@@ -48,7 +48,7 @@ class RunError(Exception):
 class Watcher(Protocol):
     """Who is told how a run goes."""
 
-    def update(self, status: StatusReply, alive: int) -> None:
+    def update(self, status: StatusResponse, alive: int) -> None:
         """The job's state, several times a second, and how many worker processes run."""
         ...
 
@@ -71,7 +71,7 @@ class Plan:
     worker: str = "gradwire.worker.cli"
 
 
-def train(plan: Plan, watcher: Watcher, interrupt: Interrupt) -> StatusReply:
+def train(plan: Plan, watcher: Watcher, interrupt: Interrupt) -> StatusResponse:
     """Train the job to its end and return the server's last word on it.
 
     Returns, or raises, only once every process has ended.
@@ -121,7 +121,7 @@ class _Silence:
 
 def _supervise(
     server: Child, workers: list[Child], client: StatusClient, watcher: Watcher, interrupt: Interrupt
-) -> StatusReply:
+) -> StatusResponse:
     running, dead = list(workers), list[Child]()
     silence = _Silence(server, watcher)
     staffed_at = time.monotonic()
@@ -157,7 +157,9 @@ def _supervise(
             raise RunError(Exit.INTERNAL, "no worker is left, and the job is not done")
 
 
-def _hear_the_lost(status: StatusReply, unheard: list[Child], watcher: Watcher, interrupt: Interrupt) -> None:
+def _hear_the_lost(
+    status: StatusResponse, unheard: list[Child], watcher: Watcher, interrupt: Interrupt
+) -> None:
     """A worker that failed in the last round may still be ending when the job is done: say why it did."""
     lost = {member.worker for member in status.lost}
     deadline = time.monotonic() + LAST_WORD_SECONDS
@@ -169,7 +171,7 @@ def _hear_the_lost(status: StatusReply, unheard: list[Child], watcher: Watcher, 
         watcher.note(_obituary(worker) if worker.code is not None else f"{worker.name} was lost")
 
 
-def _has_begun(status: StatusReply) -> bool:
+def _has_begun(status: StatusResponse) -> bool:
     """Whether the first round was opened; later ones make do with fewer workers."""
     waits = status.phase in (Phase.EMPTY, Phase.GATHERING) and status.version == 0
     return not waits or status.training_seconds > 0

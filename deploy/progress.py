@@ -13,13 +13,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..proto.messages import EpochStatus, StatusReply
+from ..proto.messages import EpochStatus, StatusResponse
 from .report import ratio, size
 
 REPEAT_WAITING_SECONDS = 10.0
 
 
-def headline(status: StatusReply) -> str:
+def headline(status: StatusResponse) -> str:
     """Loss and accuracy, as far as they are known."""
     evaluation = max(status.evaluations, key=lambda one: one.epoch, default=None)
     parts = [f"training loss {status.train_loss:.4f}"] if status.version else []
@@ -37,7 +37,7 @@ def metrics(evaluation: EpochStatus) -> str:
     )
 
 
-def traffic(status: StatusReply) -> str:
+def traffic(status: StatusResponse) -> str:
     """Bytes on the wire in both directions, and how many times more float32 would take."""
     count = status.traffic
     return (
@@ -46,7 +46,7 @@ def traffic(status: StatusReply) -> str:
     )
 
 
-def members(status: StatusReply, alive: int, workers: int) -> str:
+def members(status: StatusResponse, alive: int, workers: int) -> str:
     """How many workers there are, and for whom or what the job waits."""
     text = f"workers {alive}/{workers}"
     return f"{text}  {status.waiting}" if status.waiting else text
@@ -60,13 +60,13 @@ class LiveProgress:
         self._workers = workers
         self._live = Live(Text(f"{label}: starting the server"), console=console, refresh_per_second=8)
 
-    def update(self, status: StatusReply, alive: int) -> None:
+    def update(self, status: StatusResponse, alive: int) -> None:
         self._live.update(self._render(status, alive))
 
     def note(self, text: str) -> None:
         self._live.console.print(Text(text, style="yellow"))
 
-    def _render(self, status: StatusReply, alive: int) -> RenderableType:
+    def _render(self, status: StatusResponse, alive: int) -> RenderableType:
         epochs = status.job.epochs
         done = min(float(epochs), status.epoch + status.epoch_progress)
         bar = Table.grid(padding=(0, 1))
@@ -105,7 +105,7 @@ class LineProgress:
         self._epoch = 0
         self._waiting_shown = -REPEAT_WAITING_SECONDS
 
-    def update(self, status: StatusReply, alive: int) -> None:
+    def update(self, status: StatusResponse, alive: int) -> None:
         for evaluation in sorted(status.evaluations, key=lambda one: one.epoch):
             if evaluation.epoch > self._epoch:
                 self._epoch = evaluation.epoch

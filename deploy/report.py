@@ -14,7 +14,7 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from ..proto.messages import StatusReply
+from ..proto.messages import StatusResponse
 from .config import RunOptions
 
 
@@ -79,7 +79,7 @@ class Result:
         return tuple(total * epoch / self.epochs for epoch in range(1, self.epochs + 1))
 
 
-def result_of(options: RunOptions, status: StatusReply) -> Result:
+def result_of(options: RunOptions, status: StatusResponse) -> Result:
     """The result, from the last status of a finished job."""
     metrics = {evaluation.epoch: evaluation.metrics for evaluation in status.evaluations}
     seconds = {evaluation.epoch: evaluation.seconds for evaluation in status.evaluations}

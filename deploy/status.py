@@ -9,7 +9,7 @@ from typing import Any, Self
 import grpc.aio
 
 from ..proto.channel import CLIENT_OPTIONS
-from ..proto.messages import StatusReply, StatusRequest
+from ..proto.messages import StatusRequest, StatusResponse
 from ..proto.service import Stub
 
 TIMEOUT_SECONDS = 2.0
@@ -30,16 +30,16 @@ class StatusClient:
     async def _connect(self, target: str) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(target, options=CLIENT_OPTIONS)  # belongs to the running loop
 
-    def ask(self) -> StatusReply | None:
+    def ask(self) -> StatusResponse | None:
         """The server's answer, or None when there is none within `TIMEOUT_SECONDS`."""
         return self._runner.run(self._ask())
 
-    async def _ask(self) -> StatusReply | None:
+    async def _ask(self) -> StatusResponse | None:
         try:
             reply: Any = await self._stub.status(StatusRequest(), timeout=TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError:
             return None
-        return reply if isinstance(reply, StatusReply) else None
+        return reply if isinstance(reply, StatusResponse) else None
 
     def __enter__(self) -> Self:
         return self

@@ -33,14 +33,14 @@ class Reason(_Enum):
     DUPLICATE_WORKER = 7  # another live process uses this worker id
     NOT_A_MEMBER = 8  # never joined, left, or its lease expired
     NOT_INITIALIZED = 9  # the job has no parameters yet
-    ALREADY_INITIALIZED = 10
+    ALREADY_INITIALIZED = 10  # the job has its parameters
     TENSOR = 11  # unknown, repeated, missing or out-of-order tensor
-    SHAPE = 12
-    DTYPE = 13
+    SHAPE = 12  # a tensor's shape is not one that the server takes
+    DTYPE = 13  # a tensor is not float32
     ELEMENTS = 14  # element count differs from the manifest
     PAYLOAD = 15  # payload breaks the rules of its kind: code, padding, levels
     NON_FINITE = 16  # NaN or infinity in values, levels or metrics
-    CHECKSUM = 17
+    CHECKSUM = 17  # bytes were changed on their way
     CHUNK = 18  # chunk of the wrong size, offset or transfer
     SIZE = 19  # over a limit of the server
     SEQUENCE = 20  # a gap in seq, or a seq older than the server remembers
@@ -52,13 +52,17 @@ class Reason(_Enum):
 
 
 class DenseFormat(_Enum):
+    """Floating-point formats, little-endian."""
+
     UNSPECIFIED = 0
-    FLOAT32 = 1
-    BFLOAT16 = 2
-    FLOAT16 = 3
+    FLOAT32 = 1  # 4 bytes an element
+    BFLOAT16 = 2  # 2 bytes an element
+    FLOAT16 = 3  # 2 bytes an element
 
 
 class CodeFormat(_Enum):
+    """What the codes of a quantized tensor stand for."""
+
     UNSPECIFIED = 0
     SIGNED_4BIT = 1  # 0 zero, 1..7 minus levels[0..6], 9..15 plus levels[0..6]; 8 never
     SIGNED_2BIT = 2  # 00 zero, 10 minus levels[0], 11 plus levels[0]; 01 never
@@ -67,6 +71,8 @@ class CodeFormat(_Enum):
 
 
 class IndexCoding(_Enum):
+    """How the indices of the elements that are there are written."""
+
     UNSPECIFIED = 0
     GAPS = 1  # Golomb-Rice codes of the gaps: all low parts, then all quotients in unary
     BITMAP = 2  # a bit per element
@@ -74,32 +80,38 @@ class IndexCoding(_Enum):
 
 
 class Content(_Enum):
+    """What the tensors of an update are."""
+
     UNSPECIFIED = 0
     VALUES = 1  # replaces the replica's parameters
     DELTA = 2  # is added to the replica at version - 1
 
 
 class Decision(_Enum):
+    """Whether a push counts."""
+
     UNSPECIFIED = 0
     ACCEPTED = 1
     REFUSED = 2
 
 
 class Phase(_Enum):
+    """How far the job is."""
+
     UNSPECIFIED = 0
     EMPTY = 1  # no parameters yet
     GATHERING = 2  # waiting for enough members
-    RUNNING = 3
+    RUNNING = 3  # rounds open and close
     FINISHING = 4  # last version published, its evaluation outstanding
-    FINISHED = 5
-    STOPPING = 6
+    FINISHED = 5  # nothing is left to do
+    STOPPING = 6  # the server is shutting down
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
     """A refusal that a person can act on and a program can branch on."""
 
-    reason: Reason
+    reason: Reason  # why; for programs
     message: str  # one sentence that names worker, field, limit, value
     worker: str = ""  # Id of the worker that is refused, if known
     field: str = ""  # Which field or tensor
@@ -119,7 +131,7 @@ class Job:
     seed: int  # of initial parameters, sample order and compressor randomness
     batch_size: int  # samples per worker and step
     epochs: int  # passes over the training samples
-    optimizer: str  # that trains the model: the server's, but in local and coded mode each worker's own
+    optimizer: str  # the server's, or each worker's own in local and coded mode
     learning_rate: float  # base rate; Assignment says what it is now, where the worker needs it
     schedule: str  # learning-rate schedule, for information
     correction: float = 0.0  # In local mode: pull of a local step towards the last global model
@@ -138,8 +150,8 @@ class Limits:
 class Tensor:
     """One parameter tensor."""
 
-    name: str
-    shape: tuple[int, ...]
+    name: str  # unique in the manifest
+    shape: tuple[int, ...]  # elements in each dimension; none for a scalar
     dtype: str  # "float32"
     state: bool = False  # Not a parameter: what the optimizer remembers, where workers run it
 
@@ -148,13 +160,15 @@ class Tensor:
 class Manifest:
     """Every parameter tensor, in the order in which payloads refer to them."""
 
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]  # parameters first
     train_samples: int  # samples in one epoch
     fingerprint: bytes  # SHA-256 over names, shapes, dtypes and train_samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinRequest:
+    """A worker asks to become a member."""
+
     worker: str  # id, unique in the job
     incarnation: int  # grows each time a worker with this id starts
     software: str = ""  # Version of the worker, for messages
@@ -163,9 +177,11 @@ class JoinRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JoinReply:
-    job: Job
-    limits: Limits
+class JoinResponse:
+    """What a new member needs to know."""
+
+    job: Job  # the job that it has joined
+    limits: Limits  # that the server enforces
     rank: int  # smallest number that no other member holds
     version: int  # current parameter version
     initialize: bool  # this worker must call Initialize
@@ -174,27 +190,35 @@ class JoinReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitializeHeader:
-    job: str
-    worker: str
-    incarnation: int
-    manifest: Manifest
+    """What the chunks that follow are, and whose."""
+
+    job: str  # id of the job
+    worker: str  # id of the worker
+    incarnation: int  # that it joined with
+    manifest: Manifest  # of the model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InitializeReply:
-    version: int
+class InitializeResponse:
+    """The upload has been taken in whole."""
+
+    version: int  # of the parameters that were uploaded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchRequest:
+    """Ask for the parameters."""
+
     job: str = ""  # Empty: whatever job the server runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchHeader:
-    job: str
-    manifest: Manifest
-    version: int
+    """What the chunks that follow are."""
+
+    job: str  # id of the job
+    manifest: Manifest  # of the model
+    version: int  # of the parameters that follow
     chunk_bytes: int  # size of every chunk but the last
 
 
@@ -202,26 +226,25 @@ class FetchHeader:
 class Chunk:
     """Part of the concatenated payload bytes of a transfer, in order."""
 
-    # Up: seq of the push. Down: version of the update. 0 in Initialize. Of a packet or snapshot what its
-    # header says.
+    # Up: seq of the push. Down: version of the update. 0 in Initialize. Of a packet or snapshot: see there.
     transfer: int
     offset: int  # bytes before this chunk
     crc32c: int  # over the data of the transfer up to the end of this chunk
-    data: npt.NDArray[np.uint8]
+    data: npt.NDArray[np.uint8]  # at most Limits.chunk_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseHeader:
     """Every element, in the given format."""
 
-    format: DenseFormat
+    format: DenseFormat  # of every element
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantizedHeader:
     """Codes of a fixed number of bits, in 32-bit words padded with code 0."""
 
-    format: CodeFormat
+    format: CodeFormat  # of every code
     levels: tuple[float, ...]  # finite, ascending, but for BINARY positive; what the codes decode to
 
 
@@ -238,7 +261,7 @@ class SparseHeader:
     """Some of the elements, the others are zero: first the bytes of the indices, then those of the values."""
 
     count: int  # of the elements that are there
-    coding: IndexCoding
+    coding: IndexCoding  # of the indices
     low_bits: int = 0  # With gaps: bits of a gap that are not in unary, 0 to 31
     index_bytes: int = 0  # Of the indices
     seed: int = 0  # With seeded
@@ -250,7 +273,7 @@ class TensorHeader:
     """One tensor of a push or update. Its bytes follow those of the tensors before it."""
 
     tensor: int  # index in the manifest
-    elements: int
+    elements: int  # of the tensor, or of its slice
     kind: DenseHeader | QuantizedHeader | LinearHeader | SparseHeader | None
 
 
@@ -260,9 +283,9 @@ class Hello:
     it still loads its task and data.
     """
 
-    job: str
-    worker: str
-    incarnation: int
+    job: str  # id of the job
+    worker: str  # id of the worker
+    incarnation: int  # that it joined with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,12 +304,12 @@ class Push:
     seq: int  # grows by one per push of this incarnation, from 1
     base_version: int  # parameters that the gradient was computed at
     samples: int  # behind the mean gradient; 0 with no tensors: nothing to contribute
-    tensors: tuple[TensorHeader, ...]
+    tensors: tuple[TensorHeader, ...]  # in manifest order, each once
     loss: float = 0.0  # Mean training loss over the samples
     assignment: int  # id of the assignment that it answers
     exchanged: Exchanged | None = None  # in coded mode, instead of tensors
     slice: int = 0  # Which slice of each tensor this is; as the assignment says
-    slices: int = 0  # That each tensor is cut into; 0: this is the whole of each
+    slices: int = 0  # Of each tensor; 0: this is the whole of each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -318,7 +341,7 @@ class Snapshot:
     version follow.
     """
 
-    version: int
+    version: int  # of the worker's replica
     leaving: bool = False  # Nobody has asked for it; the worker leaves, and may be the last to have it
 
 
@@ -333,7 +356,7 @@ class Heartbeat:
 class Evaluation:
     """What rank 0 measured on the validation data."""
 
-    version: int
+    version: int  # that was evaluated
     epoch: int  # epochs completed
     metrics: Mapping[str, float]  # "loss", "accuracy", …
 
@@ -350,8 +373,8 @@ class Leave:
 class Welcome:
     """Answer to Hello."""
 
-    rank: int
-    version: int
+    rank: int  # as in JoinResponse
+    version: int  # current parameter version
     last_seq: int  # last push that the server has decided on; 0 for none
 
 
@@ -359,17 +382,17 @@ class Welcome:
 class Update:
     """Parameters, or the change of them; chunks with transfer = version follow."""
 
-    version: int
-    content: Content
-    tensors: tuple[TensorHeader, ...]
+    version: int  # that the replica is at after it
+    content: Content  # what the tensors are
+    tensors: tuple[TensorHeader, ...]  # in manifest order, each once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
     """Consecutive samples in the order of an epoch, which is a permutation drawn from (Job.seed, epoch)."""
 
-    start: int
-    count: int
+    start: int  # position of the first sample
+    count: int  # samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -378,7 +401,7 @@ class Assignment:
     samples.
     """
 
-    version: int
+    version: int  # of the parameters to compute at
     epoch: int = 0  # Of the samples, from 0
     position: int = 0  # Of this worker among those that were given work together
     world: int = 0  # How many those are; 0: there is nothing to compute
@@ -389,8 +412,8 @@ class Assignment:
     progress: float = 0.0  # Epochs that the job has trained on so far
     learning_rate: float = 0.0  # Of local steps, and in coded mode of the step that follows
     slice: int = 0  # Which slice of each tensor to push
-    slices: int = 0  # That each tensor is cut into: so many workers compute the same; 0: push it whole
-    stragglers: int = 0  # Stragglers that a round may close without: push a sum coded for so many
+    slices: int = 0  # Of each tensor, one per worker of a group; 0: push it whole
+    stragglers: int = 0  # That a round may close without: push a sum coded for so many
     coding: Coding | None = None  # in coded mode: what to compute and to exchange
     apply: int = 0  # In coded mode: the exchange whose sum leads to the version; 0: none
 
@@ -414,26 +437,26 @@ class Coding:
 class Outcome:
     """What became of a push."""
 
-    seq: int
-    decision: Decision
+    seq: int  # of the push
+    decision: Decision  # of the server
     version: int = 0  # Accepted: the version that contains it
     refusal: Refusal | None = None  # refused: why
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """Whom everyone is waiting for."""
+    """The workers that all others wait for."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # of the workers that are waited for
     seconds: float  # since when
-    text: str
+    text: str  # one sentence for people
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotRequest:
     """Send a snapshot of the replica. A worker whose replica is at another version does not answer."""
 
-    version: int
+    version: int  # that the replica must be at
     apply: int = 0  # As in Assignment
 
 
@@ -445,17 +468,20 @@ class InitializeRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusRequest:
-    pass
+    """Ask what the job is doing."""
+
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberStatus:
-    worker: str
-    rank: int
+    """A member as the server sees it."""
+
+    worker: str  # id of the worker
+    rank: int  # as in JoinResponse
     attached: bool  # its Exchange stream is open
     heard_seconds: float  # since its last message
     activity: str  # from its last heartbeat
-    compressor: str
+    compressor: str  # that it uses
     pushes: int  # accepted
 
 
@@ -463,16 +489,18 @@ class MemberStatus:
 class LostStatus:
     """A member that is gone before the job was done."""
 
-    worker: str
-    rank: int
-    reason: str
+    worker: str  # id of the worker
+    rank: int  # that it had
+    reason: str  # one sentence for people
     version: int  # at which it was given up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochStatus:
-    epoch: int
-    version: int
+    """An evaluation at the end of an epoch."""
+
+    epoch: int  # epochs completed
+    version: int  # at which they were
     metrics: Mapping[str, float]  # "loss", "accuracy", …
     seconds: float = 0.0  # From the first round's opening to this version
 
@@ -481,7 +509,7 @@ class EpochStatus:
 class Traffic:
     """Bytes at the server."""
 
-    wire_bytes_up: int = 0  # Messages with their gRPC and HTTP/2 framing, from workers
+    wire_bytes_up: int = 0  # Messages with gRPC and HTTP/2 framing, from workers
     wire_bytes_down: int = 0  # The same, to workers
     raw_bytes_up: int = 0  # What the tensors from workers would take as bare float32
     raw_bytes_down: int = 0  # The same, to workers
@@ -491,29 +519,31 @@ class Traffic:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StatusReply:
-    job: Job
-    phase: Phase
+class StatusResponse:
+    """The job as a whole."""
+
+    job: Job  # the job that the server runs
+    phase: Phase  # of the job
     waiting: str  # whom or what the job waits for; empty while it moves
-    version: int
+    version: int  # current parameter version
     epoch: int  # epochs completed
     epoch_progress: float  # part of the running epoch, 0 to 1
-    members: tuple[MemberStatus, ...]
-    lost: tuple[LostStatus, ...]
-    evaluations: tuple[EpochStatus, ...]
-    traffic: Traffic
+    members: tuple[MemberStatus, ...]  # in order of rank
+    lost: tuple[LostStatus, ...]  # in order of time
+    evaluations: tuple[EpochStatus, ...]  # in order of epoch
+    traffic: Traffic  # since the server started
     pushes: int  # accepted
-    refused_pushes: int
+    refused_pushes: int  # of all workers
     train_loss: float  # sample-weighted mean of the last closed round
     training_seconds: float  # from the first round's opening to the last version
     parameters_sha256: str  # of the final parameters in manifest order; empty before
-    software: str
+    software: str  # version of the server
     local_steps: int = 0  # That each worker took, in local mode: over all rounds
-    largest_staleness: int = 0  # Of accepted pushes: in clocks in stale mode, in versions in async mode
+    largest_staleness: int = 0  # Of accepted pushes: clocks in stale mode, versions in async
     redundancy: int = 0  # Of the last round of coded mode
     uncoded_exchanges: int = 0  # Of coded mode: that replaced one which could not end
     clipped_elements: int = 0  # Of gradients in coded mode, by all workers
-    repeated_samples: int = 0  # Trained on by who had lost them as well as by who got them then
+    repeated_samples: int = 0  # Trained on by a lost worker and by its successor
 
 
 InitializeMessage = Chunk | InitializeHeader

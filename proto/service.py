@@ -186,5 +186,8 @@ def refusal_of(error: grpc.aio.AioRpcError) -> Refused | None:
     metadata: Any = error.trailing_metadata() or ()
     for key, value in metadata:
         if key == REFUSAL_KEY and isinstance(value, bytes):
-            return Refused(decode(value, Refusal))
+            try:
+                return Refused(decode(value, Refusal))
+            except MalformedError:  # a newer server's reason: keep the words
+                return Refused(Refusal(reason=Reason.UNSPECIFIED, message=error.details() or ""))
     return None

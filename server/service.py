@@ -87,7 +87,7 @@ class Service:
 
         return guarded
 
-    async def _join(self, request: m.JoinRequest, context: Context) -> m.JoinReply:
+    async def _join(self, request: m.JoinRequest, context: Context) -> m.JoinResponse:
         for field, value in (("worker id", request.worker), ("compressor", request.compressor)):
             if not 0 < len(value) <= MAX_NAME_CHARACTERS:
                 raise Refused(
@@ -109,7 +109,7 @@ class Service:
         actions = self._conductor.decide(event)
         self._conductor.perform(actions)
         admit = next(action for action in actions if isinstance(action, e.Admit))
-        return m.JoinReply(
+        return m.JoinResponse(
             job=self._settings.job,
             limits=self._settings.limits,
             rank=admit.rank,
@@ -118,7 +118,7 @@ class Service:
             software=self._settings.software,
         )
 
-    async def _initialize(self, requests: AsyncIterator[Any], context: Context) -> m.InitializeReply:
+    async def _initialize(self, requests: AsyncIterator[Any], context: Context) -> m.InitializeResponse:
         header = await expect(requests, m.InitializeHeader)
         self._check_job(header.job, header.worker)
         refused = self._core.check_initialize(header.worker, header.incarnation)
@@ -154,7 +154,7 @@ class Service:
             *(manifest.parameters, manifest.gradient_elements, manifest.train_samples, header.worker),
         )
         self._conductor.perform(actions)
-        return m.InitializeReply(version=0)
+        return m.InitializeResponse(version=0)
 
     async def _next_in_time(self, requests: AsyncIterator[Any], worker: str) -> m.Chunk:
         """The next chunk of an upload; whoever stops sending does not keep the memory."""
@@ -191,11 +191,11 @@ class Service:
         await self._fetches.send(store, self._conductor.on_reducer, context.write)
         self._metrics.sent_raw(store.manifest.raw_bytes)
 
-    async def _status(self, request: m.StatusRequest, context: Context) -> m.StatusReply:
+    async def _status(self, request: m.StatusRequest, context: Context) -> m.StatusResponse:
         core, now = self._core, time.monotonic()
         # The job is not over for anyone who asks before its last parameters are saved and hashed.
         saving = core.phase is m.Phase.FINISHED and not self._conductor.parameters_sha256
-        return m.StatusReply(
+        return m.StatusResponse(
             job=self._settings.job,
             phase=m.Phase.FINISHING if saving else core.phase,
             waiting=core.waiting(now).text,

@@ -21,7 +21,7 @@ from gradwire.deploy.engine import Plan, RunError, train
 from gradwire.deploy.interrupt import Interrupt, Interrupted
 from gradwire.deploy.processes import Child, Children
 from gradwire.exits import Exit
-from gradwire.proto.messages import Phase, StatusReply
+from gradwire.proto.messages import Phase, StatusResponse
 
 WaitUntilGone = Callable[[list[int], float], None]  # the fixture in conftest.py
 
@@ -35,7 +35,7 @@ class Notes:
         self.alive: list[int] = []
         self.notes: list[str] = []
 
-    def update(self, status: StatusReply, alive: int) -> None:
+    def update(self, status: StatusResponse, alive: int) -> None:
         self.alive.append(alive)
 
     def note(self, text: str) -> None:

@@ -30,7 +30,7 @@ from gradwire.proto.messages import (
     LostStatus,
     MemberStatus,
     Phase,
-    StatusReply,
+    StatusResponse,
     Traffic,
 )
 
@@ -42,9 +42,9 @@ PROMISED_KEYS = {
 OPTIONS = RunOptions(epochs=3)
 
 
-def status(**changes: object) -> StatusReply:
+def status(**changes: object) -> StatusResponse:
     """A finished job of three epochs whose second evaluation was lost."""
-    reply = StatusReply(
+    reply = StatusResponse(
         job=Job(
             id="0123",
             task="digits",

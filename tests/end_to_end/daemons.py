@@ -175,19 +175,19 @@ class Raw:
     call: Any = None
     rank: int = -1
 
-    async def join(self, **changes: Any) -> m.JoinReply:
+    async def join(self, **changes: Any) -> m.JoinResponse:
         fields: dict[str, Any] = {
             "worker": self.worker,
             "incarnation": self.incarnation,
             "compressor": "4bit",
         }
-        reply: m.JoinReply = await refusing(
+        reply: m.JoinResponse = await refusing(
             self.stub.join(m.JoinRequest(**{**fields, **changes}), timeout=20)
         )
         self.job, self.rank = reply.job.id, reply.rank
         return reply
 
-    async def initialize(self, manifest: Manifest = MANIFEST, **changes: Any) -> m.InitializeReply:
+    async def initialize(self, manifest: Manifest = MANIFEST, **changes: Any) -> m.InitializeResponse:
         values = [np.zeros(spec.elements * 4, np.uint8) for spec in manifest.specs]
         fields: dict[str, Any] = {
             "job": self.job,
@@ -202,7 +202,7 @@ class Raw:
             for message in encode_chunks(0, values):
                 yield message
 
-        reply: m.InitializeReply = await refusing(self.stub.initialize(stream(), timeout=20))
+        reply: m.InitializeResponse = await refusing(self.stub.initialize(stream(), timeout=20))
         return reply
 
     async def attach(self, **changes: Any) -> None:
@@ -304,12 +304,12 @@ async def talk(address: str) -> AsyncGenerator[Callable[..., Raw]]:
         yield make
 
 
-async def status(raw: Raw) -> m.StatusReply:
-    reply: m.StatusReply = await raw.stub.status(m.StatusRequest(), timeout=20)
+async def status(raw: Raw) -> m.StatusResponse:
+    reply: m.StatusResponse = await raw.stub.status(m.StatusRequest(), timeout=20)
     return reply
 
 
-def state_of(reply: m.StatusReply) -> tuple[Any, ...]:
+def state_of(reply: m.StatusResponse) -> tuple[Any, ...]:
     """What must not change when something is refused."""
     members = tuple((member.worker, member.rank, member.pushes) for member in reply.members)
     return reply.phase, reply.version, reply.epoch, reply.pushes, members, reply.evaluations

@@ -17,7 +17,7 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from test_training import finished
 
 from gradwire.coding import from_fixed_point, to_fixed_point
-from gradwire.proto.messages import StatusReply
+from gradwire.proto.messages import StatusResponse
 from gradwire.proto.shares import share
 from gradwire.worker.tasks import load
 from gradwire.worker.tasks.sharding import epoch_order
@@ -39,7 +39,7 @@ def coded_job(
     )
 
 
-def ended(server: Server, workers: list[Daemon]) -> StatusReply:
+def ended(server: Server, workers: list[Daemon]) -> StatusResponse:
     server.wait_for("the job is finished", timeout_s=180)
     reply = finished(server)
     assert [worker.wait() for worker in workers] == [0] * len(workers)

@@ -20,8 +20,8 @@ def job(daemons: Daemons, output: Path, *arguments: str, task: str = "small_task
     return daemons.server("--task", task, "--epochs", "1", "--output", str(output), *arguments)
 
 
-def asked(server: Server) -> m.StatusReply:
-    async def ask() -> m.StatusReply:
+def asked(server: Server) -> m.StatusResponse:
+    async def ask() -> m.StatusResponse:
         async with talk(server.address) as make:
             return await status(make())
 

@@ -27,7 +27,9 @@ def digits(daemons: Daemons, *arguments: str, compressor: str = "none") -> tuple
     return server, daemons.workers(server, 4, "--compressor", compressor)
 
 
-def trained(daemons: Daemons, output: Path, *arguments: str) -> tuple[dict[str, torch.Tensor], m.StatusReply]:
+def trained(
+    daemons: Daemons, output: Path, *arguments: str
+) -> tuple[dict[str, torch.Tensor], m.StatusResponse]:
     server, started = digits(daemons, "--epochs", "2", "--output", str(output), *arguments)
     reply = finished(server)
     assert [worker.wait() for worker in started] == [0] * 4
@@ -38,7 +40,7 @@ def progressed(server: Server) -> bool:
     return final_status(server).version > 5
 
 
-def accuracy(reply: m.StatusReply) -> float:
+def accuracy(reply: m.StatusResponse) -> float:
     return reply.evaluations[-1].metrics["accuracy"]
 
 

@@ -27,15 +27,15 @@ from gradwire.worker.tasks.sharding import epoch_order
 SMALL = "small_tasks:regression"
 
 
-def final_status(server: Server) -> m.StatusReply:
-    async def ask() -> m.StatusReply:
+def final_status(server: Server) -> m.StatusResponse:
+    async def ask() -> m.StatusResponse:
         async with talk(server.address) as make:
             return await status(make())
 
     return asyncio.run(ask())
 
 
-def finished(server: Server) -> m.StatusReply:
+def finished(server: Server) -> m.StatusResponse:
     server.wait_for("the job is finished")
     poll(lambda: final_status(server).phase is m.Phase.FINISHED, "the job is not finished")
     return final_status(server)
@@ -66,7 +66,7 @@ def test_two_runs_with_one_seed_end_with_the_same_bits_whatever_the_order(
     daemons: Daemons, compressor: str, downlink: str
 ) -> None:
     """Workers start in another order and are delayed at random; dropout, residuals and draws are in play."""
-    replies: list[m.StatusReply] = []
+    replies: list[m.StatusResponse] = []
     for order in ((0, 1, 2), (2, 0, 1)):
         server = small_job(daemons, "--downlink", downlink, workers=3, task=f"{SMALL}:jitter=0.02")
         workers: list[Daemon] = []
@@ -244,7 +244,7 @@ def test_after_the_job_a_worker_has_nothing_to_do(daemons: Daemons) -> None:
 )
 def test_connections_that_break_cost_nothing(daemons: Daemons, compressor: str, task: str) -> None:
     """Every connection is cut again and again, also in pushes of several chunks; the bits are the same."""
-    replies: list[m.StatusReply] = []
+    replies: list[m.StatusResponse] = []
     for disturbed in (False, True):
         server = small_job(daemons, "--learning-rate", "0.01", workers=2, task=task)
         relay = Relay(server.port)

@@ -86,8 +86,8 @@ def test_unknown_fields_are_ignored() -> None:
 
 
 def test_a_missing_message_is_malformed() -> None:
-    with pytest.raises(MalformedError, match="JoinReply without job"):
-        decode(b"", m.JoinReply)
+    with pytest.raises(MalformedError, match="JoinResponse without job"):
+        decode(b"", m.JoinResponse)
 
 
 def test_every_refusal_has_a_status_that_is_not_worth_a_retry() -> None:

@@ -28,7 +28,7 @@ JOB = m.Job(
     learning_rate=0.1, schedule="constant",
 )  # fmt: skip
 LIMITS = m.Limits(chunk_bytes=1 << 20, lease_seconds=10, heartbeat_seconds=2)
-REPLY = m.JoinReply(job=JOB, limits=LIMITS, rank=0, version=0, initialize=True)
+REPLY = m.JoinResponse(job=JOB, limits=LIMITS, rank=0, version=0, initialize=True)
 
 
 class Script:

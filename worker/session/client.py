@@ -95,7 +95,7 @@ class Client:
         self._thread = threading.Thread(target=self._loop.run_forever, name="client", daemon=True)
         self._thread.start()
         self._stub: Stub = self._call(self._open())
-        self._reply: m.JoinReply | None = None
+        self._reply: m.JoinResponse | None = None
         self._manifest: Manifest | None = None
         self._version: int | None = None
         self._pending: dict[int, Outgoing] = {}  # pushes without an outcome, in order of seq
@@ -109,7 +109,7 @@ class Client:
 
     # ---- for the training thread
 
-    def join(self, software: str, compressor: str, compressors: Sequence[str]) -> m.JoinReply:
+    def join(self, software: str, compressor: str, compressors: Sequence[str]) -> m.JoinResponse:
         """Become a member, and open the stream on which the server hears of this worker from now on.
 
         Raises:
@@ -281,11 +281,11 @@ class Client:
         self._channel = grpc.aio.insecure_channel(self._address, options=CLIENT_OPTIONS)
         return Stub(self._channel, sent=self._meters[0], received=self._meters[1])
 
-    async def _join(self, request: m.JoinRequest) -> m.JoinReply:
+    async def _join(self, request: m.JoinRequest) -> m.JoinResponse:
         attempts = Attempts(self._address, self._connect_s)
         while True:
             try:
-                reply: m.JoinReply | Malformed = await translated(
+                reply: m.JoinResponse | Malformed = await translated(
                     self._stub.join(request, timeout=CALL_TIMEOUT_S)
                 )
                 if isinstance(reply, Malformed):

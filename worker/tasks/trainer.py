@@ -57,7 +57,7 @@ class Trainer:
     def __init__(
         self,
         client: Client,
-        reply: m.JoinReply,
+        reply: m.JoinResponse,
         task: Task,
         replica: Replica,
         *,

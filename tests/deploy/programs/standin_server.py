@@ -16,7 +16,7 @@ from typing import Any
 import grpc.aio
 
 from gradwire.proto.channel import SERVER_OPTIONS
-from gradwire.proto.messages import EpochStatus, Job, Phase, StatusReply, Traffic
+from gradwire.proto.messages import EpochStatus, Job, Phase, StatusResponse, Traffic
 from gradwire.proto.service import generic_handler
 
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
 async def serve(arguments: dict[str, str]) -> int:
     questions = 0
 
-    async def status(request: object, context: object) -> StatusReply:
+    async def status(request: object, context: object) -> StatusResponse:
         nonlocal questions
         questions += 1
         if arguments["task"] == "dies" and questions == 5:
@@ -71,10 +71,10 @@ def ignore(size: int) -> None:
     pass
 
 
-def reply(arguments: dict[str, str], phase: Phase) -> StatusReply:
+def reply(arguments: dict[str, str], phase: Phase) -> StatusResponse:
     begun = phase is not Phase.GATHERING
     finished = phase is Phase.FINISHED
-    return StatusReply(
+    return StatusResponse(
         job=Job(
             id="standin",
             task=arguments["task"],
