@@ -11,7 +11,7 @@ CACHE := .cache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint types check-stubs check-protobuf stubs format constraints clean
+.PHONY: help run test check lint types check-stubs check-protobuf stubs docs format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -50,6 +50,9 @@ TOOLS := $(CACHE)/protoc-$(TOOLS_VERSION)
 
 check-stubs: $(TOOLS)/.installed ## fail if the committed protobuf stubs are not what the .proto gives
 	PYTHONPATH=.typing $(TOOLS)/bin/python -m gradwire.proto.generate --check
+
+docs: .venv/.dev ## write the tables of options in docs/commands.md
+	PYTHONPATH=.typing $(BIN)/python -m gradwire.deploy.reference
 
 stubs: $(TOOLS)/.installed ## write the protobuf stubs
 	PYTHONPATH=.typing $(TOOLS)/bin/python -m gradwire.proto.generate

@@ -31,7 +31,8 @@ def _check_not_negative(name: str, value: float) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sgd:
-    """undoes_weights, here and below: whether a gradient times a constant makes the same step."""
+    """undoes_weights, here and below: whether a gradient times a constant makes the same step. has_momentum:
+    whether a step also goes where earlier gradients pointed."""
 
     undoes_weights: ClassVar[bool] = False
     momentum: float = 0.0
@@ -43,6 +44,10 @@ class Sgd:
         _check_not_negative("weight_decay", self.weight_decay)
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov: expected a momentum above 0 with it, got none")
+
+    @property
+    def has_momentum(self) -> bool:
+        return self.momentum > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +66,10 @@ class Adam:
         _check_fraction("beta2", self.beta2)
         _check_not_negative("eps", self.eps)
         _check_not_negative("weight_decay", self.weight_decay)
+
+    @property
+    def has_momentum(self) -> bool:
+        return self.beta1 > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ The options of each are a frozen dataclass whose fields, all with defaults, are 
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -69,6 +70,18 @@ def known(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
+def unknown(kind: str, name: str, names: Iterable[str]) -> str:
+    """The message for a name that is none of those."""
+    names = list(names)
+    return f"unknown {kind} {name!r}{did_you_mean(name, names)}; known {kind}s: {known(names)}"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """` (did you mean 'epochs'?)` for a name that is nearly one of those; empty if it is not."""
+    nearest = difflib.get_close_matches(name, list(names), 1)
+    return f" (did you mean {nearest[0]!r}?)" if nearest else ""
+
+
 def parse_switch(text: str) -> bool:
     """`on` or `off`; raise `ValueError` otherwise."""
     if text not in _SWITCH:
@@ -95,7 +108,9 @@ def parse_options(
         if key not in types:
             keys = [*types, *universal]
             hint = f"known keys: {known(keys)}" if keys else "it has no keys"
-            raise SpecError(f"{spec.kind} {spec.name!r}: unknown key {key!r}; {hint}")
+            raise SpecError(
+                f"{spec.kind} {spec.name!r}: unknown key {key!r}{did_you_mean(key, keys)}; {hint}"
+            )
         try:
             values[key] = _parse_value(types[key], text)
         except ValueError as error:
@@ -112,7 +127,7 @@ def parse_one_of(kind: str, text: str, types: Mapping[str, type[OptionsT]]) -> O
     """Make the options of whichever is named; raise `SpecError`, which lists what is known."""
     spec = parse_spec(kind, text)
     if spec.name not in types:
-        raise SpecError(f"unknown {kind} {spec.name!r}; known {kind}s: {known(types)}")
+        raise SpecError(unknown(kind, spec.name, types))
     return parse_options(types[spec.name], spec)
 
 
@@ -126,7 +141,7 @@ def _parse_value(value_type: type[Any], text: str) -> Any:
     if issubclass(value_type, Enum):
         accepted = {str(member.value): member for member in value_type}
         if text not in accepted:
-            raise ValueError(f"expected one of {known(accepted)}, got {text!r}")
+            raise ValueError(f"expected one of {known(accepted)}, got {text!r}{did_you_mean(text, accepted)}")
         return accepted[text]
     if value_type is bool:
         return parse_switch(text)

@@ -15,7 +15,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, exposition
 
-from .options import UsageError
+from .configuration import UsageError
 
 
 class _JsonLines(logging.Formatter):

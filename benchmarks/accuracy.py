@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from ..deploy.config import RunOptions
 from ..deploy.engine import RunError
 from ..deploy.interrupt import Interrupted
 from ..deploy.report import Result, ratio, to_plain, write_atomically
 from ..exits import Exit
+from ..settings import RunSettings
 from . import output
 from .arguments import program
 from .jobs import train
@@ -191,13 +191,15 @@ def markdown(runs: Runs) -> str:
     return "\n".join(lines) + "\n"
 
 
-def measure(options: RunOptions, seeds: Sequence[int], compressors: Sequence[str]) -> dict[str, list[Result]]:
+def measure(
+    settings: RunSettings, seeds: Sequence[int], compressors: Sequence[str]
+) -> dict[str, list[Result]]:
     """Train every compressor with every seed; says on standard error how far it is."""
     runs: dict[str, list[Result]] = {compressor: [] for compressor in compressors}
     with tempfile.TemporaryDirectory() as logs:
         for seed in seeds:  # seeds outside: what an interruption leaves is complete seeds
             for compressor in compressors:
-                run = dataclasses.replace(options, compressor=compressor, seed=seed)
+                run = dataclasses.replace(settings, compressor=compressor, seed=seed)
                 runs[compressor].append(train(run, Path(logs) / f"{seed}-{compressor.replace(':', '-')}"))
                 output.say(f"seed {seed}, {compressor}: {accuracies(runs[compressor][-1])[-1]:.4f}")
     return runs
@@ -228,9 +230,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="what is printed")
     given = parser.parse_args(argv)
 
-    options = RunOptions(task=given.task, workers=given.workers, epochs=given.epochs)
+    settings = RunSettings(task=given.task, workers=given.workers, epochs=given.epochs)
     try:
-        runs = measure(options, given.seeds, given.compressors)
+        runs = measure(settings, given.seeds, given.compressors)
         text = markdown(runs)
     except RunError as error:
         print(error, file=sys.stderr)

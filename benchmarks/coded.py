@@ -24,8 +24,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from ..coding import StepTimes, fastest, possible, step_seconds
-from ..deploy.config import RunOptions
 from ..exits import Exit
+from ..settings import RunSettings
 from . import output
 from .arguments import BenchError, at_least_one, check_files, check_modules, numbers, some_of
 from .jobs import run_job, train
@@ -83,13 +83,13 @@ def measure(
     """
     pushes = steps * workers if options.get("mode") == "async" else steps
     samples = BATCH * steps * workers
-    run = RunOptions(
+    run = RunSettings(
         task=f"gradwire.benchmarks.paced:still:elements={ELEMENTS},seconds={seconds},samples={samples}",
         workers=workers,
         compressor="none",
         epochs=1,
         batch_size=BATCH,
-        **options,
+        mode=mode_of(options),
     )
     program = "gradwire.benchmarks.schemes", scheme
     nodes = ["server", *(f"worker-{rank}" for rank in range(workers))]
@@ -116,6 +116,12 @@ def measure(
         link_down=(down - (workers - 1) * parameters) / block_bytes,
         ended_with=status.redundancy,
     )
+
+
+def mode_of(options: Mapping[str, Any]) -> str:
+    """The spec: `mode` with the other options."""
+    own = ",".join(f"{key}={value}" for key, value in options.items() if key != "mode")
+    return f"{options['mode']}:{own}" if own else options["mode"]
 
 
 # ---- bytes
@@ -227,14 +233,14 @@ def steps_to(target: float, mode: str, nodes: int, seed: int, directory: Path) -
     """Versions after which the validation accuracy is first this high, by the epoch. Raises BenchError."""
     # A step of all workers is worth a larger rate than that of one, whose version has a batch of its own.
     rate = 0.1 if mode == "async" else 0.05 * nodes
-    options = RunOptions(
+    settings = RunSettings(
         workers=nodes, compressor="none", epochs=40, seed=seed, learning_rate=rate, mode=mode
     )
-    result = train(options, directory)
+    result = train(settings, directory)
     for epoch, accuracy in enumerate(result.accuracy_by_epoch, start=1):
         if (accuracy or 0.0) >= target:
             return result.steps * epoch // result.epochs
-    raise BenchError(f"{mode}: did not come to an accuracy of {target} in {options.epochs} epochs")
+    raise BenchError(f"{mode}: did not come to an accuracy of {target} in {settings.epochs} epochs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

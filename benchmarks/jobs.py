@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..deploy.config import RunOptions
 from ..deploy.daemons import HOST, server_arguments, worker_arguments
 from ..deploy.engine import PARAMETERS, Plan, free_port
 from ..deploy.engine import train as run_plan
@@ -16,6 +15,7 @@ from ..deploy.processes import Child, Children
 from ..deploy.report import Result, result_of
 from ..deploy.status import StatusClient
 from ..proto.messages import Phase, StatusResponse
+from ..settings import RunSettings
 from .arguments import BenchError
 from .star import Star
 
@@ -24,7 +24,7 @@ Program = Sequence[str]  # a module, and arguments that come first
 
 
 def run_job(
-    options: RunOptions,
+    settings: RunSettings,
     directory: Path,
     *,
     server: Program = ("gradwire.server.cli",),
@@ -36,7 +36,7 @@ def run_job(
     """One job to its end; returns the server's last status.
 
     Args:
-        options: of the job and its workers.
+        settings: of the job and its workers.
         directory: for logs and parameters.
         server: run instead of gc-server.
         worker: run instead of gc-worker, by rank.
@@ -55,7 +55,7 @@ def run_job(
             return children.start(node, module, [*first, *arguments], star.prefix(node) if star else ())
 
         def start_worker(rank: int) -> Child:
-            arguments = [*worker_arguments(options, port, rank), f"--server={host}:{port}"]
+            arguments = [*worker_arguments(settings, port, rank), f"--server={host}:{port}"]
             return start(f"worker-{rank}", worker(rank), arguments)
 
         def restart(rank: int) -> None:
@@ -63,9 +63,9 @@ def run_job(
             workers[rank] = start_worker(rank)
 
         remote = ("--host=0.0.0.0", "--insecure") if star else ()
-        arguments = [*server_arguments(options, port, directory / PARAMETERS), *remote, *server_options]
+        arguments = [*server_arguments(settings, port, directory / PARAMETERS), *remote, *server_options]
         daemon = start("server", server, arguments)
-        workers = [start_worker(rank) for rank in range(options.workers)]
+        workers = [start_worker(rank) for rank in range(settings.workers)]
         with StatusClient(f"{host}:{port}") as client:
             deadline = time.monotonic() + PATIENCE_S
             while (status := client.ask()) is None or status.phase is not Phase.FINISHED:
@@ -85,7 +85,8 @@ class _Quiet:
     def note(self, text: str) -> None: ...
 
 
-def train(options: RunOptions, directory: Path) -> Result:
+def train(settings: RunSettings, directory: Path) -> Result:
     """One job as gc-run trains it. Raises RunError and Interrupted."""
     with Interrupt() as interrupt:
-        return result_of(options, run_plan(Plan(options=options, directory=directory), _Quiet(), interrupt))
+        plan = Plan(settings=settings, directory=directory)
+        return result_of(settings, run_plan(plan, _Quiet(), interrupt))

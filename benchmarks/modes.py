@@ -21,10 +21,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..deploy.config import RunOptions
 from ..deploy.report import Result, result_of
 from ..exits import Exit
 from ..proto.messages import Phase, StatusResponse
+from ..settings import RunSettings
 from . import output
 from .accuracy import estimate, seed_list
 from .arguments import BenchError, at_least_one, check_files, check_modules
@@ -36,26 +36,16 @@ SECONDS_PER_SAMPLE = 0.001
 LEASE_S = 1.0
 KILL_EVERY_S = 3.0
 SAMPLES = 1408  # of digits, in an epoch
-MODES: dict[str, dict[str, Any]] = {
-    "sync": {},
-    "sync --backup 1": {"backup": 1},
-    "stale --staleness 4": {"mode": "stale"},
-    "async --staleness-lr inverse": {"mode": "async", "staleness_lr": "inverse"},
-    "local": {"mode": "local"},
-}
+MODES = ("sync", "sync:backup=1", "stale:bound=4", "async:rate=inverse", "local")
 SITUATIONS = ("even", "one slow", "come and go")
-LOCAL: dict[str, dict[str, Any]] = {
-    "sync": {},
-    **{
-        f"local --local-steps {steps} --correction {correction:g}": {
-            "mode": "local",
-            "local_steps": steps,
-            "correction": correction,
-        }
+LOCAL = (
+    "sync",
+    *(
+        f"local:steps={steps},correction={correction:g}"
         for correction in (0.1, 0.0)
         for steps in ("adaptive", "8", "16")
-    },
-}
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +67,12 @@ class Row:
 
 def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) -> Row:
     """One job to its end. Raises BenchError when it does not come to one."""
-    options = RunOptions(
+    settings = RunSettings(
         task=f"gradwire.benchmarks.paced:digits:seconds={SECONDS_PER_SAMPLE}",
         workers=WORKERS,
         epochs=epochs,
         seed=seed,
-        **MODES[mode],
+        mode=mode,
     )
     chance, kills, killed_at = random.Random(seed), 0, time.monotonic()
 
@@ -100,13 +90,13 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
             restart(chance.randrange(WORKERS))
 
     status = run_job(
-        options,
+        settings,
         directory,
         worker=worker,
         server_options=[f"--lease-seconds={LEASE_S}"],
         watch=watch if situation == "come and go" else None,
     )
-    result = result_of(options, status)
+    result = result_of(settings, status)
     pairs = zip(result.seconds_by_epoch, result.accuracy_by_epoch, strict=True)
     return Row(
         mode=mode,
@@ -162,15 +152,15 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
 def local_table(seeds: Sequence[int], epochs: int, directory: Path) -> tuple[str, list[dict[str, Any]]]:
     """Accuracy of every number of local steps against sync, over seeds."""
     rows: list[dict[str, Any]] = []
-    for name, changes in LOCAL.items():
+    for mode in LOCAL:
         runs: list[Result] = []
         for seed in seeds:
-            options = RunOptions(workers=WORKERS, compressor="none", epochs=epochs, seed=seed, **changes)
-            runs.append(train(options, directory / f"{seed}"))
-            output.say(f"{name}, seed {seed}: {runs[-1].validation_accuracy}")
+            settings = RunSettings(workers=WORKERS, compressor="none", epochs=epochs, seed=seed, mode=mode)
+            runs.append(train(settings, directory / f"{seed}"))
+            output.say(f"{mode}, seed {seed}: {runs[-1].validation_accuracy}")
         per_step = [run.steps / (run.local_steps or run.steps) for run in runs]
         accuracies = [run.validation_accuracy or 0.0 for run in runs]
-        rows.append({"name": name, "accuracies": accuracies, "rounds_per_step": fmean(per_step)})
+        rows.append({"name": mode, "accuracies": accuracies, "rounds_per_step": fmean(per_step)})
 
     def cells(row: Mapping[str, Any]) -> Iterable[object]:
         pairs = zip(row["accuracies"], rows[0]["accuracies"], strict=True)

@@ -20,6 +20,7 @@ from ..spec import (
     option_types,
     parse_options,
     parse_spec,
+    unknown,
 )
 from .base import Compressor, NoOptions
 from .dense import Dense
@@ -205,7 +206,7 @@ def find(name: str) -> CompressorEntry:
         return BUILT_IN[name]
     points = _third_parties().get(name, [])
     if not points:
-        raise SpecError(f"unknown compressor {name!r}; known compressors: {known(names())}")
+        raise SpecError(unknown("compressor", name, names()))
     if len(points) > 1:
         givers = known(_giver(point) for point in points)
         raise SpecError(f"compressor {name!r} is offered by several packages: {givers}")

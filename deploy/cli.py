@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
+from ..configuration import Effective, UsageError, read
 from ..exits import Exit
-from ..options import UsageError, resolve
-from .config import RunOptions
-from .daemons import check_daemon_options
+from ..server.checks import SPECS
+from ..server.job.modes import registry
+from ..settings import COMMANDS, RunSettings
+from .daemons import check_together
 from .paths import json_path, run_directory
 
 if TYPE_CHECKING:
@@ -23,64 +25,66 @@ if TYPE_CHECKING:
     from .interrupt import Interrupt
     from .report import Result
 
-DESCRIPTION = (
-    "Train with one server and several workers on this machine, and compare with an uncompressed run."
-)
-
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Entry point; returns the exit code."""
     environ = os.environ if environ is None else environ
     try:
-        given = resolve(
-            RunOptions,
-            prog="gc-run",
-            description=DESCRIPTION,
+        effective = read(
+            RunSettings,
+            COMMANDS,
             argv=sys.argv[1:] if argv is None else argv,
             environ=environ,
             version=__version__,
+            parsers=SPECS,
+            epilog=registry.describe(),
         )
-        options = given.config
-        if options.mode == "coded" and given.origins["compressor"] == "default":
-            options = dataclasses.replace(options, compressor="none")
-        check_daemon_options(options, environ)
-        with run_directory(options) as directory:
-            return _checked(options, directory, json_path(options))
+        mode = registry.parse(effective.settings.mode)
+        if mode.work == "exchange" and not effective.chosen("compressor"):
+            effective = effective.changed("because of --mode", compressor="none")
+        settings = effective.settings
+        check_together(settings)
+        with run_directory(settings) as directory:
+            return _checked(effective, directory, json_path(settings))
     except UsageError as error:
         return _fail(Exit.USAGE, str(error))
 
 
-def _checked(options: RunOptions, directory: Path, json: Path | None) -> int:
+def _checked(effective: Effective[RunSettings], directory: Path, json: Path | None) -> int:
     # Late, so that --help answers at once.
     from .engine import RunError
     from .interrupt import Interrupt, Interrupted
 
     with Interrupt() as interrupt:
         try:
-            return _run(options, directory, json, interrupt)
+            if effective.print_config:
+                _prepare(effective.settings, interrupt)
+                print(effective.describe())
+                return Exit.DONE
+            return _run(effective.settings, directory, json, interrupt)
         except RunError as error:
             return _fail(error.code, str(error))
         except Interrupted as interrupted:
             return _fail(128 + interrupted.number, f"stopped by {interrupted}; no process is left")
 
 
-def _run(options: RunOptions, directory: Path, json: Path | None, interrupt: Interrupt) -> int:
+def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: Interrupt) -> int:
     from rich.console import Console
 
     from .report import table_of
 
     console = Console()
     console.out(
-        f"Preparing: checking {options.compressor} and {options.task}, compiling kernels", highlight=False
+        f"Preparing: checking {settings.compressor} and {settings.task}, compiling kernels", highlight=False
     )
-    _prepare(options, interrupt)
+    _prepare(settings, interrupt)
     console.out(f"Logs, report and plot: {directory}/", highlight=False)
-    result = _train(options, directory / "run", console, interrupt)
+    result = _train(settings, directory / "run", console, interrupt)
     baseline = None
-    if options.baseline and not _is_baseline(options):
-        plain = dataclasses.replace(options, compressor="none", downlink="none")
-        if options.mode == "coded":  # there is nothing compressed; what it competes with is the server's sum
-            plain = dataclasses.replace(plain, mode="sync", redundancy="1")
+    if settings.baseline and not _is_baseline(settings):
+        plain = dataclasses.replace(settings, compressor="none", downlink="none")
+        if _is_coded(settings):  # there is nothing compressed; what it competes with is the server's sum
+            plain = dataclasses.replace(plain, mode="sync")
         baseline = _train(plain, directory / "baseline", console, interrupt)
 
     console.print(table_of(result, baseline))  # first: a full disk must not keep the figures from people
@@ -108,14 +112,14 @@ def _write(
         console.out(error, highlight=False)
 
 
-def _prepare(options: RunOptions, interrupt: Interrupt) -> None:
+def _prepare(settings: RunSettings, interrupt: Interrupt) -> None:
     """Raise `RunError` for a compressor or a task that no worker could use."""
     from .engine import RunError, run_to_end
     from .processes import Children
 
     with tempfile.TemporaryDirectory() as directory, Children(Path(directory)) as children:
         child = children.start(
-            "prepare", "gradwire.deploy.prepare", [options.compressor, options.downlink, options.task]
+            "prepare", "gradwire.deploy.prepare", [settings.compressor, settings.downlink, settings.task]
         )
         run_to_end(child, interrupt)
         if child.code in (Exit.USAGE, Exit.TASK):
@@ -124,18 +128,22 @@ def _prepare(options: RunOptions, interrupt: Interrupt) -> None:
             raise RunError(Exit.INTERNAL, f"the check ended: {child.ending}\n{child.last_lines()}")
 
 
-def _train(options: RunOptions, directory: Path, console: Console, interrupt: Interrupt) -> Result:
+def _train(settings: RunSettings, directory: Path, console: Console, interrupt: Interrupt) -> Result:
     from .engine import Plan, train
     from .progress import progress
     from .report import result_of
 
-    with progress(console, options.compressor, options.workers) as watcher:
-        status = train(Plan(options=options, directory=directory), watcher, interrupt)
-    return result_of(options, status)
+    with progress(console, settings.compressor, settings.workers) as watcher:
+        status = train(Plan(settings=settings, directory=directory), watcher, interrupt)
+    return result_of(settings, status)
 
 
-def _is_baseline(options: RunOptions) -> bool:
-    return options.compressor == "none" and options.downlink == "none" and options.mode != "coded"
+def _is_coded(settings: RunSettings) -> bool:
+    return registry.parse(settings.mode).work == "exchange"
+
+
+def _is_baseline(settings: RunSettings) -> bool:
+    return settings.compressor == "none" and settings.downlink == "none" and not _is_coded(settings)
 
 
 def _fail(code: int, message: str) -> int:

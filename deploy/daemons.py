@@ -1,79 +1,73 @@
-"""The command lines of the daemons that gc-run starts."""
+"""What gc-run tells the daemons that it starts."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from .. import __version__
-from ..options import UsageError, resolve
-from ..server.config import ServerConfig, check_together
-from ..worker.config import WorkerConfig
-from .config import RunOptions
+from ..configuration import UsageError, options_of, shared
+from ..server import checks
+from ..server.job.modes import registry
+from ..settings import RunSettings, ServerSettings, WorkerSettings
 
 HOST = "127.0.0.1"
 
-# Options of gc-run that are the server's.
-_OF_THE_SERVER = tuple(
-    field.name
-    for field in dataclasses.fields(RunOptions)
-    if field.name in {of_server.name for of_server in dataclasses.fields(ServerConfig)}
-)
-
 # Both daemons share this machine's cores with each other, and their logs are read by people.
-_COMMON = ("--http-port=0", "--log-format=text", "--threads=1")
+_COMMON: dict[str, Any] = {"http_port": 0, "log_format": "text", "threads": 1}
 
 
-def server_arguments(options: RunOptions, port: int, output: Path) -> list[str]:
+def server_arguments(settings: RunSettings, port: int, output: Path) -> list[str]:
     """Of gc-server.
 
-    output: for the final parameters. A flag of its own, because GC_OUTPUT reaches every server of a
-        comparison, and the last one would overwrite what the first one wrote.
+    output: for the final parameters; each server of a comparison has its own.
     """
-    return [
-        *_COMMON,
-        f"--host={HOST}",
-        f"--port={port}",
-        f"--min-workers={options.workers}",
-        "--stay",  # until gc-run has asked what the job came to, on a machine however busy
-        *(f"--{name.replace('_', '-')}={getattr(options, name)}" for name in _OF_THE_SERVER),
-        f"--output={output}",
-    ]
+    return _arguments(_server_settings(settings, port, output))
 
 
-def worker_arguments(options: RunOptions, port: int, index: int) -> list[str]:
+def worker_arguments(settings: RunSettings, port: int, index: int) -> list[str]:
     """Of the gc-worker with this index, from 0."""
-    return [
-        *_COMMON,
-        f"--server={HOST}:{port}",
-        f"--worker-id=worker-{index}",
-        f"--compressor={options.compressor}",
-    ]
+    given = shared(WorkerSettings, settings)
+    own: dict[str, Any] = {"server": f"{HOST}:{port}", "worker_id": f"worker-{index}"}
+    return _arguments(WorkerSettings(**given, **_COMMON, **own))
 
 
-def check_daemon_options(options: RunOptions, environ: Mapping[str, str]) -> None:
-    """Read the command lines as the daemons will, so that what they would not take is said before they start.
-
-    Raises:
-        UsageError: from the daemon's own rules; gc-run's options have the names of theirs.
-    """
-    if options.mode == "coded" and options.compressor != "none":
+def check_together(settings: RunSettings) -> None:
+    """Raise UsageError for options that do not go together, by the server's rules and for so many workers."""
+    mode = registry.parse(settings.mode)
+    if mode.work == "exchange" and settings.compressor != "none":
         raise UsageError(
-            f"--compressor {options.compressor}: --mode coded exchanges gradients in fixed point; use none"
+            f"--compressor {settings.compressor}: --mode {settings.mode} exchanges gradients in fixed point; "
+            "use none"
         )
-    if options.mode == "coded" and options.redundancy.isdigit():
-        most = max(1, options.workers - 1)
-        if int(options.redundancy) > most:
-            given = f"--redundancy {options.redundancy}: in coded mode"
-            raise UsageError(f"{given} --workers {options.workers} allows up to {most}")
-    server = server_arguments(options, port=0, output=Path("parameters"))
-    worker = worker_arguments(options, port=1, index=0)
-    asked = resolve(
-        ServerConfig, prog="gc-server", description="", argv=server, environ=environ, version=__version__
-    )
+    if isinstance(mode, registry.Coded) and mode.copies is not None:
+        most = max(1, settings.workers - 1)
+        if mode.copies > most:
+            raise UsageError(f"--mode {settings.mode}: --workers {settings.workers} allows up to {most}")
     try:
-        check_together(asked.config)
+        checks.check(_server_settings(settings, port=0, output=Path("parameters")))
     except UsageError as error:  # what --workers becomes
         raise UsageError(str(error).replace("--min-workers", "--workers")) from None
-    resolve(WorkerConfig, prog="gc-worker", description="", argv=worker, environ=environ, version=__version__)
+
+
+def _server_settings(settings: RunSettings, port: int, output: Path) -> ServerSettings:
+    # It stays until gc-run has asked what the job came to, on a machine however busy.
+    own: dict[str, Any] = {
+        "stay": True,
+        "host": HOST,
+        "port": port,
+        "min_workers": settings.workers,
+        "output": str(output),
+    }
+    return ServerSettings(**shared(ServerSettings, settings), **_COMMON, **own)
+
+
+def _arguments(settings: Any) -> list[str]:
+    """A daemon's command line: every option, so that nothing in the environment or a file changes it."""
+    found: list[str] = []
+    for name, each in options_of(type(settings)).items():
+        value = getattr(settings, name)
+        if each.kind is bool:
+            found.append(each.flag if value else each.flag.replace("--", "--no-", 1))
+        else:
+            found.append(f"{each.flag}={value}")
+    return found

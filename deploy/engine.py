@@ -18,7 +18,7 @@ from typing import Protocol
 
 from ..exits import Exit
 from ..proto.messages import Phase, StatusResponse
-from .config import RunOptions
+from ..settings import RunSettings
 from .daemons import HOST, server_arguments, worker_arguments
 from .interrupt import Interrupt
 from .processes import Child, Children, wait
@@ -65,7 +65,7 @@ class Plan:
     server, worker: the modules that are run; other ones in tests.
     """
 
-    options: RunOptions
+    settings: RunSettings
     directory: Path
     server: str = "gradwire.server.cli"
     worker: str = "gradwire.worker.cli"
@@ -84,8 +84,8 @@ def train(plan: Plan, watcher: Watcher, interrupt: Interrupt) -> StatusResponse:
         server, port = _start_server(plan, children, watcher, interrupt)
         with StatusClient(f"{HOST}:{port}") as client:
             workers = [
-                children.start(f"worker-{rank}", plan.worker, worker_arguments(plan.options, port, rank))
-                for rank in range(plan.options.workers)
+                children.start(f"worker-{rank}", plan.worker, worker_arguments(plan.settings, port, rank))
+                for rank in range(plan.settings.workers)
             ]
             final = _supervise(server, workers, client, watcher, interrupt)
         wait(workers, seconds=LEAVE_SECONDS)
@@ -186,7 +186,7 @@ def _start_server(
     """
     for attempt in range(1, START_ATTEMPTS + 1):
         port = free_port()
-        arguments = server_arguments(plan.options, port, plan.directory / PARAMETERS)
+        arguments = server_arguments(plan.settings, port, plan.directory / PARAMETERS)
         server = children.start("server", plan.server, arguments)
         silence = _Silence(server, watcher)
         with StatusClient(f"{HOST}:{port}") as client:

@@ -9,21 +9,21 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from ..options import UsageError
-from .config import RunOptions
+from ..configuration import UsageError
+from ..settings import RunSettings
 
 RUNS = Path("runs")
 
 
 @contextlib.contextmanager
-def run_directory(options: RunOptions) -> Generator[Path]:
+def run_directory(settings: RunSettings) -> Generator[Path]:
     """The directory for everything that a run leaves, made at once; if for nothing, it is removed again.
 
     Raises:
         UsageError: no files can be made there.
     """
-    if options.out:
-        path = Path(options.out)
+    if settings.out:
+        path = Path(settings.out)
         made = [] if path.exists() else [path]
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def run_directory(options: RunOptions) -> Generator[Path]:
                 f"--out {path}: {error.strerror}; expected a directory to write to, or where one can be made"
             ) from None
     else:
-        path = _make_new(f"{options.task} {options.compressor}")
+        path = _make_new(f"{settings.task} {settings.compressor}")
         made = [path, RUNS]
     try:
         yield path
@@ -60,15 +60,15 @@ def _make_new(label: str) -> Path:
             ) from None
 
 
-def json_path(options: RunOptions) -> Path | None:
+def json_path(settings: RunSettings) -> Path | None:
     """Where else the report goes; None if nobody asked.
 
     Raises:
         UsageError: no file can be made there.
     """
-    if not options.json:
+    if not settings.json:
         return None
-    path = Path(options.json)
+    path = Path(settings.json)
     why = "it is there, and not a file" if path.exists() and not path.is_file() else ""
     try:
         _try_to_write(path.parent)

@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..proto.job import job_terms
 from ..proto.messages import EpochStatus, StatusResponse
 from .report import ratio, size
 
@@ -67,7 +68,7 @@ class LiveProgress:
         self._live.console.print(Text(text, style="yellow"))
 
     def _render(self, status: StatusResponse, alive: int) -> RenderableType:
-        epochs = status.job.epochs
+        epochs = job_terms(status.job).epochs
         done = min(float(epochs), status.epoch + status.epoch_progress)
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
@@ -109,7 +110,8 @@ class LineProgress:
         for evaluation in sorted(status.evaluations, key=lambda one: one.epoch):
             if evaluation.epoch > self._epoch:
                 self._epoch = evaluation.epoch
-                text = f"epoch {evaluation.epoch}/{status.job.epochs}  {metrics(evaluation)}"
+                epochs = job_terms(status.job).epochs
+                text = f"epoch {evaluation.epoch}/{epochs}  {metrics(evaluation)}"
                 self._print(f"{text}  {traffic(status)}")
         if status.waiting and self._clock() - self._waiting_shown >= REPEAT_WAITING_SECONDS:
             self._waiting_shown = self._clock()

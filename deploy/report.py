@@ -14,8 +14,9 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
+from ..proto.job import job_terms
 from ..proto.messages import StatusResponse
-from .config import RunOptions
+from ..settings import RunSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,19 +80,19 @@ class Result:
         return tuple(total * epoch / self.epochs for epoch in range(1, self.epochs + 1))
 
 
-def result_of(options: RunOptions, status: StatusResponse) -> Result:
+def result_of(settings: RunSettings, status: StatusResponse) -> Result:
     """The result, from the last status of a finished job."""
     metrics = {evaluation.epoch: evaluation.metrics for evaluation in status.evaluations}
     seconds = {evaluation.epoch: evaluation.seconds for evaluation in status.evaluations}
     final = metrics.get(status.epoch, {})
-    traffic = status.traffic
+    traffic, job = status.traffic, job_terms(status.job)
     return Result(
-        task=status.job.task,
-        mode=status.job.mode,
-        compressor=options.compressor,
-        downlink=status.job.downlink,
-        seed=status.job.seed,
-        workers=options.workers,
+        task=job.task,
+        mode=job.mode,
+        compressor=settings.compressor,
+        downlink=job.downlink,
+        seed=job.seed,
+        workers=settings.workers,
         steps=status.version,
         epochs=status.epoch,
         seconds=status.training_seconds,
@@ -117,7 +118,7 @@ def result_of(options: RunOptions, status: StatusResponse) -> Result:
         redundancy=status.redundancy,
         uncoded_exchanges=status.uncoded_exchanges,
         clipped_elements=status.clipped_elements,
-        options=dataclasses.asdict(options),
+        options=dataclasses.asdict(settings),
     )
 
 
@@ -199,10 +200,11 @@ def table_of(result: Result, baseline: Result | None) -> Table:
     row("  against bare float32", _against_raw(result, "down"), _against_raw(other, "down"))
     if result.local_steps:
         row("rounds per local step", _per_step(result), _per_step(other))
-    if result.mode in ("stale", "async"):
-        unit = "clocks" if result.mode == "stale" else "versions"
+    mode = _name_of_mode(result)
+    if mode in ("stale", "async"):
+        unit = "clocks" if mode == "stale" else "versions"
         row(f"largest staleness, {unit}", str(result.largest_staleness), str(other.largest_staleness))
-    if result.mode == "coded":
+    if mode == "coded":
         row("redundancy, at the end", str(result.redundancy), "–")
         row("exchanges replaced by uncoded ones", str(result.uncoded_exchanges), "–")
         row("elements of gradients clipped", str(result.clipped_elements), "–")
@@ -229,11 +231,15 @@ def ratio(numerator: float, denominator: float) -> str:
 
 def heading(result: Result) -> str:
     """What tells one run from another: mode, compressor and downlink."""
-    if result.mode == "coded":
+    if _name_of_mode(result) == "coded":
         return f"coded, r = {result.redundancy}"
     mode = "" if result.mode == "sync" else f"{result.mode}: "
     down = "" if result.downlink == "none" else f", {result.downlink} down"
     return f"{mode}{result.compressor}{down}"
+
+
+def _name_of_mode(result: Result) -> str:
+    return result.mode.partition(":")[0]
 
 
 def _saving(ours: Result, theirs: Result, direction: Literal["up", "down"]) -> str:

@@ -150,30 +150,19 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., worker: _Optional[str] = ..., field: _Optional[str] = ..., limit: _Optional[str] = ..., value: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("id", "task", "mode", "downlink", "seed", "batch_size", "epochs", "optimizer", "learning_rate", "schedule", "correction")
+    __slots__ = ("id", "settings")
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     ID_FIELD_NUMBER: _ClassVar[int]
-    TASK_FIELD_NUMBER: _ClassVar[int]
-    MODE_FIELD_NUMBER: _ClassVar[int]
-    DOWNLINK_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
-    EPOCHS_FIELD_NUMBER: _ClassVar[int]
-    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
-    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
-    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
-    CORRECTION_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     id: str
-    task: str
-    mode: str
-    downlink: str
-    seed: int
-    batch_size: int
-    epochs: int
-    optimizer: str
-    learning_rate: float
-    schedule: str
-    correction: float
-    def __init__(self, id: _Optional[str] = ..., task: _Optional[str] = ..., mode: _Optional[str] = ..., downlink: _Optional[str] = ..., seed: _Optional[int] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ..., schedule: _Optional[str] = ..., correction: _Optional[float] = ...) -> None: ...
+    settings: _containers.ScalarMap[str, str]
+    def __init__(self, id: _Optional[str] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("chunk_bytes", "lease_seconds", "heartbeat_seconds")

@@ -125,16 +125,8 @@ class Job:
     """What the server decides for everyone."""
 
     id: str  # unique per server start
-    task: str  # built-in name or module:function, with options; only workers import it
-    mode: str  # "sync", "stale", "async", "local" or "coded"
-    downlink: str  # compressor of updates, "none" for values without loss
-    seed: int  # of initial parameters, sample order and compressor randomness
-    batch_size: int  # samples per worker and step
-    epochs: int  # passes over the training samples
-    optimizer: str  # the server's, or each worker's own in local and coded mode
-    learning_rate: float  # base rate; Assignment says what it is now, where the worker needs it
-    schedule: str  # learning-rate schedule, for information
-    correction: float = 0.0  # In local mode: pull of a local step towards the last global model
+    # options that settings.py declares as the job's, and the mode's "work", as text
+    settings: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

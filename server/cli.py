@@ -8,32 +8,37 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
+from ..configuration import UsageError, read
 from ..exits import Exit
-from ..options import Effective, UsageError, resolve
-from .config import ServerConfig
-
-DESCRIPTION = (
-    "Hold the parameters of a training job, aggregate the workers' gradients and apply the optimizer."
-)
+from ..settings import COMMANDS, ServerSettings
+from . import checks
+from .job.modes import registry
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     try:
-        effective: Effective[ServerConfig] = resolve(
-            ServerConfig,
-            prog="gc-server",
-            description=DESCRIPTION,
+        effective = read(
+            ServerSettings,
+            COMMANDS,
             argv=sys.argv[1:] if argv is None else argv,
             environ=os.environ,
             version=__version__,
+            parsers=checks.PARSERS,
+            epilog=registry.describe(),
         )
+        checks.check(effective.settings)
+        if effective.print_config:
+            checks.check_compressor(effective.settings)
+            print(effective.describe())
+            return Exit.DONE
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in our own messages
         from ..telemetry import set_up_logging
 
-        set_up_logging(effective.config.log_format)
+        set_up_logging(effective.settings.log_format)
         # Said before the long imports, which take half a minute on a machine that is busy enough.
         logging.getLogger("gradwire.server").info("gc-server %s is starting", __version__)
+        checks.check_compressor(effective.settings)
         from .daemon import run  # only now: it imports torch and grpc
 
         return run(effective)

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,21 +16,20 @@ import torch
 import uvloop
 
 from .. import __version__
-from ..compressors import check_downlink, set_threads
+from ..compressors import set_threads
+from ..configuration import Effective, UsageError, shared
 from ..exits import Exit
 from ..optimizer import build_optimizer, parse_optimizer
-from ..options import Effective, UsageError
 from ..proto.channel import SERVER_OPTIONS
 from ..proto.health import Health
-from ..proto.messages import Job, Limits
+from ..proto.messages import Limits
 from ..proto.service import generic_handler
 from ..proto.wire import CHUNK_BYTES
-from ..spec import SpecError
+from ..settings import JobSettings, JobTerms, ServerSettings
 from ..telemetry import HttpEndpoint
 from .conductor import Conductor
-from .config import ServerConfig, check_together, parse_redundancy
 from .job.core import Core
-from .job.modes.interval import parse_local_steps
+from .job.modes import registry
 from .job.schedule import parse_schedule
 from .job.state import Rules
 from .metrics import Metrics
@@ -44,102 +44,91 @@ LINGER_S = 5.0  # for the parameters to be fetched, and the status asked for, wh
 HEARTBEATS_PER_LEASE = 5
 
 
-def run(effective: Effective[ServerConfig]) -> int:
-    """Serve until told to stop. Returns the exit code; raises UsageError for what only now can be checked."""
-    config = effective.config
-    _check_output(config.output)
-    check_together(config)
-    try:
-        check_downlink(config.downlink)
-    except SpecError as error:
-        raise UsageError(f"--downlink {config.downlink}: {error}") from None
-    if config.threads:
-        torch.set_num_threads(config.threads)
-        set_threads(config.threads)
+def run(effective: Effective[ServerSettings]) -> int:
+    """Serve until told to stop. Returns the exit code; raises UsageError for a port that is taken."""
+    options = effective.settings
+    if options.threads:
+        torch.set_num_threads(options.threads)
+        set_threads(options.threads)
     return uvloop.run(_serve(effective))
 
 
-def _check_output(output: str) -> None:
-    """Now, and not when the training is over. Raises UsageError."""
-    folder = Path(output).absolute().parent
-    if output and (Path(output).is_dir() or not os.access(folder, os.W_OK | os.X_OK)):
-        raise UsageError(f"--output {output}: expected a file in a folder that exists and can be written to")
-
-
-def _settings(config: ServerConfig) -> Settings:
-    local = config.mode == "local"
-    optimizer = parse_optimizer(config.outer_optimizer if local else config.optimizer)
-    rate = config.outer_rate if local else config.learning_rate
+def _settings(options: ServerSettings, mode: registry.AnyMode) -> Settings:
+    optimizer, rate = parse_optimizer(options.optimizer), options.learning_rate
+    if isinstance(mode, registry.Local):
+        optimizer, rate = registry.parse_outer(mode.outer), mode.outer_rate
     return Settings(
-        job=Job(
-            id=uuid.uuid4().hex[:12],
-            task=config.task,
-            mode=config.mode,
-            downlink=config.downlink,
-            seed=config.seed,
-            batch_size=config.batch_size,
-            epochs=config.epochs,
-            optimizer=config.optimizer,
-            learning_rate=config.learning_rate,
-            schedule=config.schedule,
-            correction=config.correction if local else 0.0,
-        ),
+        job=JobTerms(id=uuid.uuid4().hex[:12], work=mode.work, **shared(JobSettings, options)),
         limits=Limits(
             chunk_bytes=CHUNK_BYTES,
-            lease_seconds=config.lease_seconds,
-            heartbeat_seconds=config.lease_seconds / HEARTBEATS_PER_LEASE,
+            lease_seconds=options.lease_seconds,
+            heartbeat_seconds=options.lease_seconds / HEARTBEATS_PER_LEASE,
         ),
-        max_model_bytes=config.max_model_bytes,
-        protected=not config.insecure,
+        max_model_bytes=options.max_model_bytes,
+        protected=not options.insecure,
         software=__version__,
-        aggregation=parse_aggregation(config.aggregation),
+        aggregation=parse_aggregation(options.aggregation),
         build_optimizer=lambda parameters: build_optimizer(optimizer, parameters, rate),
-        delay_compensation=config.delay_compensation,
-        keep_last=bool(config.output),
+        delay_compensation=mode.compensation if isinstance(mode, registry.Asynchronous) else 0.0,
+        keep_last=bool(options.output),
     )
 
 
-def _conductor(config: ServerConfig) -> Conductor:
+def _rules(options: ServerSettings, mode: registry.AnyMode) -> Rules:
     rules = Rules(
-        min_workers=config.min_workers,
-        batch_size=config.batch_size,
-        epochs=config.epochs,
-        lease_s=config.lease_seconds,
-        mode=config.mode,
-        learning_rate=config.learning_rate,
-        schedule=parse_schedule(config.schedule),
-        backup=config.backup,
-        redundancy=parse_redundancy(config.redundancy),
-        straggler_code=config.straggler_code,
-        staleness=config.staleness,
-        inverse=config.staleness_lr == "inverse",
-        local_steps=parse_local_steps(config.local_steps) if config.mode == "local" else None,
+        mode=options.mode.partition(":")[0],
+        min_workers=options.min_workers,
+        batch_size=options.batch_size,
+        epochs=options.epochs,
+        lease_s=options.lease_seconds,
+        learning_rate=options.learning_rate,
+        schedule=parse_schedule(options.schedule),
     )
-    metrics = Metrics(config.downlink)
-    if config.mode == "stale":
-        metrics.staleness_bound.set(config.staleness)
+    match mode:
+        case registry.Sync():
+            return replace(
+                rules,
+                backup=mode.backup,
+                redundancy=mode.redundancy,
+                straggler_code=mode.stragglers,
+            )
+        case registry.Stale():
+            return replace(rules, staleness=mode.bound, inverse=mode.rate == "inverse")
+        case registry.Asynchronous():
+            return replace(rules, inverse=mode.rate == "inverse")
+        case registry.Local():
+            return replace(rules, local_steps=mode.interval)
+        case registry.Coded():
+            return replace(rules, redundancy=mode.copies)
+
+
+def _conductor(options: ServerSettings, mode: registry.AnyMode) -> Conductor:
+    metrics = Metrics(options.downlink)
+    if isinstance(mode, registry.Stale):
+        metrics.staleness_bound.set(mode.bound)
 
     def save(store: Store, digest: str, finished: bool) -> None:
-        if not config.output:
+        if not options.output:
             return
         if not finished and store.version == 0:
             log.info("no parameters written: there is no version after the initial one")
             return
-        path = Path(config.output)
+        path = Path(options.output)
         if not finished:  # under another name, so that no finished model is lost to it, or mistaken for it
             path = path.with_name(f"{path.stem}.unfinished-v{store.version}{path.suffix}")
         store.save(path, digest, finished=finished)
         log.info("parameters of version %d written to %s", store.version, path)
 
-    return Conductor(Core(rules), metrics, save=save)
+    return Conductor(Core(_rules(options, mode)), metrics, save=save)
 
 
-async def _serve(effective: Effective[ServerConfig]) -> int:
-    config = effective.config
-    settings = _settings(config)
-    conductor = _conductor(config)
+async def _serve(effective: Effective[ServerSettings]) -> int:
+    options = effective.settings
+    mode = registry.parse(options.mode)
+    settings = _settings(options, mode)
+    conductor = _conductor(options, mode)
     metrics = conductor.metrics
-    metrics.info.labels(__version__, config.mode, settings.job.id).set(1)
+    metrics.info.labels(__version__, options.mode, settings.job.id).set(1)
     service = Service(conductor, settings)
     stopping = asyncio.Event()
 
@@ -147,30 +136,30 @@ async def _serve(effective: Effective[ServerConfig]) -> int:
     handler = generic_handler(service.handlers(), sent=metrics.sent, received=metrics.received)
     server.add_generic_rpc_handlers((handler,))
     health = Health(server)
-    port = _listen(server, config)
+    port = _listen(server, options)
     http = None
-    if config.http_port:
+    if options.http_port:
         http = HttpEndpoint(
-            config.host,
-            config.http_port,
+            options.host,
+            options.http_port,
             metrics.registry,
             alive=lambda: (True, "alive"),
             ready=lambda: _readiness(conductor, stopping),
-            fallback=effective.origins["http_port"] == "default",
+            fallback=not effective.chosen("http_port"),
         )
     await server.start()
     await health.serving()
 
     log.info(
         "gc-server %s listening on %s:%d, %s; job %s: %s, mode %s",
-        *(__version__, config.host, port, f"http on {http.port}" if http else "no http"),
-        *(settings.job.id, config.task, config.mode),
+        *(__version__, options.host, port, f"http on {http.port}" if http else "no http"),
+        *(settings.job.id, options.task, options.mode),
     )
-    if not config.insecure:
+    if not options.insecure:
         log.info("protected mode: only peers on this machine are answered (--insecure lifts it)")
 
     conductor.start()
-    code = await _until_stopped(conductor, stopping, stay=config.stay)
+    code = await _until_stopped(conductor, stopping, stay=options.stay)
     await health.stopping()  # not ready first, then the rest
     await conductor.stop(conductor.failure or "it was told to stop")
     if conductor.unsaved and code == Exit.DONE:
@@ -182,15 +171,15 @@ async def _serve(effective: Effective[ServerConfig]) -> int:
     return code
 
 
-def _listen(server: grpc.aio.Server, config: ServerConfig) -> int:
-    host = f"[{config.host}]" if ":" in config.host else config.host
+def _listen(server: grpc.aio.Server, options: ServerSettings) -> int:
+    host = f"[{options.host}]" if ":" in options.host else options.host
     try:
-        port = server.add_insecure_port(f"{host}:{config.port}")
+        port = server.add_insecure_port(f"{host}:{options.port}")
     except RuntimeError:
         port = 0
     if port == 0:
         raise UsageError(
-            f"--port {config.port}: cannot listen on {config.host}:{config.port}; is --host an address "
+            f"--port {options.port}: cannot listen on {options.host}:{options.port}; is --host an address "
             "of this machine, and the port free? Choose another port, or 0 for a free one"
         )
     return port

@@ -17,11 +17,13 @@ import numpy as np
 
 from ..compressors import DenseFormat, DensePayload, Payload
 from ..proto import messages as m
+from ..proto.job import job_message
 from ..proto.manifest import Manifest
 from ..proto.refusal import Reason, Refusal, Refused, refusal
 from ..proto.service import Malformed, abort
 from ..proto.transfer import Assembly
 from ..proto.wire import CHUNK_BYTES
+from ..settings import JobTerms
 from .conductor import Conductor
 from .exchange import Exchange, expect, unreadable
 from .fetching import Fetches
@@ -39,7 +41,7 @@ MAX_NAME_CHARACTERS = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    job: m.Job
+    job: JobTerms
     limits: m.Limits
     max_model_bytes: int
     protected: bool  # answer only peers on this machine
@@ -100,7 +102,7 @@ class Service:
                         remedy=f"choose another --{field.replace(' ', '-')}",
                     )
                 )
-        coded = self._settings.job.mode == "coded"
+        coded = self._settings.job.work == "exchange"
         event = e.Joined(
             worker=request.worker,
             incarnation=request.incarnation,
@@ -110,7 +112,7 @@ class Service:
         self._conductor.perform(actions)
         admit = next(action for action in actions if isinstance(action, e.Admit))
         return m.JoinResponse(
-            job=self._settings.job,
+            job=job_message(self._settings.job),
             limits=self._settings.limits,
             rank=admit.rank,
             version=admit.version,
@@ -196,7 +198,7 @@ class Service:
         # The job is not over for anyone who asks before its last parameters are saved and hashed.
         saving = core.phase is m.Phase.FINISHED and not self._conductor.parameters_sha256
         return m.StatusResponse(
-            job=self._settings.job,
+            job=job_message(self._settings.job),
             phase=m.Phase.FINISHING if saving else core.phase,
             waiting=core.waiting(now).text,
             version=core.version,

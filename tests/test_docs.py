@@ -13,11 +13,11 @@ import pytest
 from gradwire.compressors import Wrapping, create
 from gradwire.compressors.registry import BUILT_IN
 from gradwire.compressors.wrapping import WRAPPING_KEYS
+from gradwire.deploy import reference
 from gradwire.exits import Exit
 from gradwire.metrics import MetricSet
-from gradwire.server.config import ServerConfig
 from gradwire.server.metrics import Metrics as ServerMetrics
-from gradwire.worker.config import WorkerConfig
+from gradwire.settings import COMMANDS
 from gradwire.worker.metrics import Metrics as WorkerMetrics
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +50,7 @@ def test_every_exit_code_is_listed() -> None:
 
 
 def test_options_named_in_the_documentation_exist() -> None:
-    known = {field.name for cls in (ServerConfig, WorkerConfig) for field in dataclasses.fields(cls)}
+    known = {field.name for cls in COMMANDS for field in dataclasses.fields(cls)}
     known |= {"help", "print_config", "config", "version"}
     named = set(re.findall(r"`--([a-z-]+)", (DOCS / "commands.md").read_text()))
     assert {name.replace("-", "_").removeprefix("no_") for name in named} <= known
@@ -136,3 +136,10 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert there.exists(), link
         if anchor:
             assert anchor in anchors(there), link
+
+
+def test_the_tables_of_options_are_those_of_the_declarations() -> None:
+    text = (DOCS / "commands.md").read_text()
+    assert reference.page(text) == text, "run make docs"
+    broken = text.replace("| `--epochs` | at least 1 |", "| `--epochs` | at least 2 |")
+    assert reference.page(broken) == text

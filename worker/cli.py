@@ -7,27 +7,28 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
+from ..configuration import UsageError, read
 from ..exits import Exit
-from ..options import Effective, UsageError, resolve
-from .config import WorkerConfig
-
-DESCRIPTION = "Join a training job: compute gradients, compress them, push them to the server."
+from ..settings import COMMANDS, WorkerSettings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     try:
-        effective: Effective[WorkerConfig] = resolve(
-            WorkerConfig,
-            prog="gc-worker",
-            description=DESCRIPTION,
+        effective = read(
+            WorkerSettings,
+            COMMANDS,
             argv=sys.argv[1:] if argv is None else argv,
             environ=os.environ,
             version=__version__,
         )
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in our own messages
-        from .daemon import run  # only now: it imports torch and grpc
+        from .daemon import check, run  # only now: it imports torch and grpc
 
+        check(effective.settings)
+        if effective.print_config:
+            print(effective.describe())
+            return Exit.DONE
         return run(effective)
     except UsageError as error:
         print(f"gc-worker: {error}", file=sys.stderr)

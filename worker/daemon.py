@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from types import FrameType
@@ -15,23 +16,23 @@ import torch
 from .. import __version__
 from ..compressors import LayerRule, create, set_threads
 from ..compressors.registry import names
+from ..configuration import Effective, UsageError
 from ..exits import Exit
-from ..options import Effective, UsageError
+from ..proto.job import job_terms
 from ..proto.refusal import Reason, Refused
+from ..settings import WorkerSettings, names_in, parse_address
 from ..spec import SpecError
 from ..telemetry import HttpEndpoint, set_up_logging
-from .config import WorkerConfig, default_worker_id
 from .metrics import Metrics
 from .session.attempts import UnreachableError
 from .session.client import Client
 from .session.replica import ModelError, Replica
-from .tasks import Task, TaskError, load
+from .tasks import Task, TaskError, load_allowed
 from .tasks.computation import TaskFailedError, guarded
 from .tasks.trainer import Trainer
+from .tasks.work import Exchange, parse_work
 
 log = logging.getLogger("gradwire.worker")
-
-DEFAULT_SERVER_PORT = 50051
 
 
 class _Signalled(BaseException):
@@ -72,32 +73,39 @@ class _Signals:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def run(effective: Effective[WorkerConfig]) -> int:
+def check(settings: WorkerSettings) -> None:
+    """Raise UsageError for a compressor or a device that there is not."""
+    try:
+        create(settings.compressor)
+    except SpecError as error:
+        raise UsageError(f"--compressor: {error}") from None
+    _choose_device(settings.device)
+
+
+def run(effective: Effective[WorkerSettings]) -> int:
     """Train until the job is done. Returns the exit code; raises UsageError."""
-    config = effective.config
-    set_up_logging(config.log_format)
-    compressor = _check_compressor(config.compressor)
-    device = _choose_device(config.device)
-    if config.threads:
-        torch.set_num_threads(config.threads)
-        set_threads(config.threads)
-    metrics = Metrics(compressor.partition(":")[0])
+    settings = effective.settings
+    set_up_logging(settings.log_format)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+        set_threads(settings.threads)
+    metrics = Metrics(settings.compressor.partition(":")[0])
     client: Client | None = None
     leaving = threading.Event()
     http = _open_http(effective, metrics, leaving)
-    signals = _Signals(config.leave_seconds)
+    signals = _Signals(settings.leave_seconds)
     try:
         client = Client(
-            _address(config.server),
-            worker=config.worker_id or default_worker_id(),
+            parse_address(settings.server),
+            worker=settings.worker_id or f"{socket.gethostname()}-{os.getpid()}",
             incarnation=time.time_ns(),
-            connect_s=config.connect_seconds,
-            give_up_s=config.give_up_seconds,
+            connect_s=settings.connect_seconds,
+            give_up_s=settings.give_up_seconds,
             sent=metrics.sent,
             received=metrics.received,
         )
-        chosen = effective.origins["compressor"] != "default"
-        code, reason = _train(client, config, compressor, device, metrics, signals, chosen=chosen)
+        chosen = effective.chosen("compressor")
+        code, reason = _train(client, settings, metrics, signals, chosen=chosen)
         signals.settled()
         client.leave(reason, failed=code not in (Exit.DONE, Exit.TERMINATED, Exit.INTERRUPTED))
         return code
@@ -109,7 +117,7 @@ def run(effective: Effective[WorkerConfig]) -> int:
         if held_back:
             log.warning(
                 "%s: leaving after %g s with gradients of norm %.3g that the server has not got",
-                *(name, config.leave_seconds, held_back),
+                *(name, settings.leave_seconds, held_back),
             )
         else:
             log.info("%s: leaving", name)
@@ -125,9 +133,7 @@ def run(effective: Effective[WorkerConfig]) -> int:
 
 def _train(
     client: Client,
-    config: WorkerConfig,
-    compressor: str,
-    device: torch.device,
+    settings: WorkerSettings,
     metrics: Metrics,
     signals: _Signals,
     *,
@@ -137,16 +143,20 @@ def _train(
 
     chosen: whether somebody has asked for the compressor.
     """
+    compressor = settings.compressor
+    device = _choose_device(settings.device)
     try:
         reply = client.join(__version__, compressor, names())
+        job = job_terms(reply.job)
         log.info(
             "joined job %s as %s, rank %d: %s, mode %s, %d epochs",
-            *(reply.job.id, client.worker, reply.rank, reply.job.task, reply.job.mode, reply.job.epochs),
+            *(job.id, client.worker, reply.rank, job.task, job.mode, job.epochs),
         )
-        if reply.job.mode == "coded":
+        if isinstance(parse_work(job.work), Exchange):
             compressor = _without_compressor(compressor, chosen=chosen)
         client.activity = "loading the task"
-        task, replica = _load(reply.job.task, reply.job.seed, device)
+        task = load_allowed(job.task, own=settings.task, modules=names_in(settings.allow_task))
+        replica = _replica(task, job.seed, device)
         trainer = Trainer(
             client,
             reply,
@@ -155,7 +165,7 @@ def _train(
             device=device,
             compressor=compressor,
             rule=LayerRule(
-                dense=_patterns(config.dense_layers), compressed=_patterns(config.compressed_layers)
+                dense=names_in(settings.dense_layers), compressed=names_in(settings.compressed_layers)
             ),
             metrics=metrics,
         )
@@ -189,20 +199,11 @@ def _train(
         return Exit.INTERNAL, f"failed: {error!r}"
 
 
-def _load(spec: str, seed: int, device: torch.device) -> tuple[Task, Replica]:
-    """Raises TaskError, TaskFailedError or ModelError."""
-    task = load(spec)
+def _replica(task: Task, seed: int, device: torch.device) -> Replica:
+    """Raises TaskFailedError or ModelError."""
     torch.manual_seed(seed)
     model = guarded(f"task {task.name!r}: model", task.model)
-    return task, Replica(model.to(device), task.train_samples)
-
-
-def _check_compressor(spec: str) -> str:
-    try:
-        create(spec)
-    except SpecError as error:
-        raise UsageError(f"--compressor: {error}") from None
-    return spec
+    return Replica(model.to(device), task.train_samples)
 
 
 def _without_compressor(spec: str, *, chosen: bool) -> str:
@@ -222,37 +223,16 @@ def _choose_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
 
 
-def _patterns(text: str) -> tuple[str, ...]:
-    return tuple(pattern for pattern in text.split(",") if pattern)
-
-
-def _address(server: str) -> str:
-    """host[:port] with the port filled in; IPv6 hosts with a port are written [host]:port.
-
-    Raises:
-        UsageError: anything else, such as a URL.
-    """
-    if "/" in server or any(c.isspace() for c in server) or server.count("[") != server.count("]"):
-        raise UsageError(f"--server: expected host or host:port, got {server!r}")
-    host, colon, port = server.rpartition(":")
-    if not colon or server.endswith("]") or (":" in host and not host.endswith("]")):
-        bare = f"[{server}]" if ":" in server and not server.startswith("[") else server
-        return f"{bare}:{DEFAULT_SERVER_PORT}"
-    if not port.isdigit() or not 0 < int(port) < 65536 or not host:
-        raise UsageError(f"--server: expected host:port with a port from 1 to 65535, got {server!r}")
-    return server
-
-
 def _open_http(
-    effective: Effective[WorkerConfig], metrics: Metrics, leaving: threading.Event
+    effective: Effective[WorkerSettings], metrics: Metrics, leaving: threading.Event
 ) -> HttpEndpoint | None:
-    if not effective.config.http_port:
+    if not effective.settings.http_port:
         return None
     return HttpEndpoint(
         "0.0.0.0",
-        effective.config.http_port,
+        effective.settings.http_port,
         metrics.registry,
         alive=lambda: (True, "alive"),
         ready=lambda: (not leaving.is_set(), "shutting down" if leaving.is_set() else "running"),
-        fallback=effective.origins["http_port"] == "default",
+        fallback=not effective.chosen("http_port"),
     )

@@ -48,7 +48,7 @@ def test_paces_are_relative_to_even_workers_and_to_sync(tmp_path: Path) -> None:
 
 
 def test_a_slow_worker_is_measured_with_real_processes(tmp_path: Path) -> None:
-    row = measure("stale --staleness 4", "one slow", 1, 1, tmp_path)
+    row = measure("stale:bound=4", "one slow", 1, 1, tmp_path)
     assert 0.1 < row.accuracy < 1
     assert row.largest_staleness <= 4
     assert row.samples_per_second == pytest.approx(SAMPLES / row.seconds)

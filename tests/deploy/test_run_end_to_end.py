@@ -19,8 +19,8 @@ from safetensors import safe_open
 
 from gradwire.deploy import paths
 from gradwire.deploy.cli import main
-from gradwire.deploy.config import RunOptions
 from gradwire.exits import Exit
+from gradwire.settings import RunSettings
 
 pytestmark = pytest.mark.timeout(300)  # a busy machine starts five processes slowly
 
@@ -260,7 +260,7 @@ def test_runs_of_the_same_second_have_directories_of_their_own(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", strftime)
-    with paths.run_directory(RunOptions()) as one, paths.run_directory(RunOptions()) as other:
+    with paths.run_directory(RunSettings()) as one, paths.run_directory(RunSettings()) as other:
         (one / "report.json").touch()
         assert str(one) == "runs/20261120-230820-digits-4bit"
         assert str(other) == "runs/20261120-230820-digits-4bit-2"
@@ -268,7 +268,7 @@ def test_runs_of_the_same_second_have_directories_of_their_own(
 
 
 def test_a_directory_that_was_there_stays(tmp_path: Path) -> None:
-    with paths.run_directory(RunOptions(out=str(tmp_path))):
+    with paths.run_directory(RunSettings(out=str(tmp_path))):
         pass
     assert tmp_path.is_dir()
 
@@ -318,5 +318,5 @@ def test_help_answers_at_once() -> None:
     assert shown.returncode == Exit.DONE
     assert "usage: gc-run" in shown.stdout
     imported = {line.rpartition("|")[2].strip() for line in shown.stderr.splitlines()}
-    assert "gradwire.deploy.config" in imported
+    assert "gradwire.settings" in imported
     assert not {"torch", "grpc", "numpy", "rich"} & imported

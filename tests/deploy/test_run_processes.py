@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from gradwire.deploy import engine, processes
-from gradwire.deploy.config import RunOptions
 from gradwire.deploy.engine import Plan, RunError, train
 from gradwire.deploy.interrupt import Interrupt, Interrupted
 from gradwire.deploy.processes import Child, Children
 from gradwire.exits import Exit
 from gradwire.proto.messages import Phase, StatusResponse
+from gradwire.settings import RunSettings
 
 WaitUntilGone = Callable[[list[int], float], None]  # the fixture in conftest.py
 
@@ -56,7 +56,7 @@ def interrupt() -> Iterator[Interrupt]:
 
 def plan(directory: Path, *, server: str = "finish", worker: str = "sleep") -> Plan:
     return Plan(
-        options=RunOptions(task=server, compressor=worker, workers=2, epochs=1),
+        settings=RunSettings(task=server, compressor=worker, workers=2, epochs=1),
         directory=directory,
         server="standin_server",
         worker="standin_worker",

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gradwire.deploy.config import RunOptions
 from gradwire.deploy.plot import PlotError, write_plot
 from gradwire.deploy.progress import LineProgress, LiveProgress, progress
 from gradwire.deploy.report import (
@@ -24,39 +23,29 @@ from gradwire.deploy.report import (
     to_json,
     write_atomically,
 )
+from gradwire.proto.job import job_message
 from gradwire.proto.messages import (
     EpochStatus,
-    Job,
     LostStatus,
     MemberStatus,
     Phase,
     StatusResponse,
     Traffic,
 )
+from gradwire.settings import JobTerms, RunSettings
 
 PROMISED_KEYS = {
     *("task", "mode", "compressor", "downlink", "seed", "workers", "steps", "epochs", "seconds"),
     *("validation_accuracy", "validation_loss", "wire_bytes_up", "wire_bytes_down", "raw_bytes_up"),
     *("raw_bytes_down", "refused_pushes", "parameters_sha256", "accuracy_by_epoch"),
 }
-OPTIONS = RunOptions(epochs=3)
+OPTIONS = RunSettings(epochs=3)
 
 
 def status(**changes: object) -> StatusResponse:
     """A finished job of three epochs whose second evaluation was lost."""
     reply = StatusResponse(
-        job=Job(
-            id="0123",
-            task="digits",
-            mode="sync",
-            downlink="none",
-            seed=1,
-            batch_size=32,
-            epochs=3,
-            optimizer="sgd",
-            learning_rate=0.1,
-            schedule="constant",
-        ),
+        job=job_message(JobTerms(id="0123", work="gradients", epochs=3)),
         phase=Phase.FINISHED,
         waiting="",
         version=33,

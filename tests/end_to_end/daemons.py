@@ -30,6 +30,7 @@ from gradwire.proto.transfer import encode_chunks, tensor_header
 
 PATIENCE_S = 120.0  # on a busy machine
 TASKS = Path(__file__).parent / "programs"
+ALLOWED = ("--allow-task", "small_tasks")
 
 Start = Callable[[str, Sequence[str], Mapping[str, str], int], Forked | subprocess.Popen[bytes]]
 
@@ -136,16 +137,15 @@ class Daemons:
         return server
 
     def worker(self, address: str, *arguments: str, environ: Mapping[str, str] | None = None) -> Daemon:
-        arguments = ("--server", address, "--threads", "1", *arguments)
+        arguments = ("--server", address, *ALLOWED, "--threads", "1", *arguments)
         worker = Daemon("gradwire.worker.cli", arguments, environ, self._start)
         self._all.append(worker)
         return worker
 
     def program(self, module: str, first: str, address: str, *arguments: str) -> Daemon:
         """A worker of another make: a module of `programs`, and its own arguments, which come first."""
-        worker = Daemon(
-            module, (*first.split(), "--server", address, "--threads", "1", *arguments), start=self._start
-        )
+        arguments = (*first.split(), "--server", address, *ALLOWED, "--threads", "1", *arguments)
+        worker = Daemon(module, arguments, start=self._start)
         self._all.append(worker)
         return worker
 

@@ -88,7 +88,7 @@ def test_a_whole_training_ends_at_the_bits_of_synchronous_sgd(daemons: Daemons, 
     for scheme in ("coded", "unicast"):
         output = tmp_path / f"{scheme}.safetensors"
         server = coded_job(
-            *(daemons, "--redundancy", "2", "--output", str(output), *optimizer), scheme=scheme
+            *(daemons, "--mode", "coded:redundancy=2", "--output", str(output), *optimizer), scheme=scheme
         )
         if scheme == "coded":
             workers = daemons.workers(server, 4)
@@ -128,7 +128,7 @@ def test_damaged_packets_lead_to_an_uncoded_exchange_and_the_same_bits(
     daemons: Daemons, tmp_path: Path
 ) -> None:
     output = tmp_path / "model.safetensors"
-    server = coded_job(daemons, "--redundancy", "2", "--output", str(output), workers=3, epochs=4)
+    server = coded_job(daemons, "--mode", "coded:redundancy=2", "--output", str(output), workers=3, epochs=4)
     workers = daemons.workers(server, 2)
     workers.append(daemons.program("damaging_worker", "7", server.address, "--worker-id", "w2"))
     reply = ended(server, workers)
@@ -143,8 +143,15 @@ def test_packets_of_many_chunks_that_are_damaged_break_no_stream(daemons: Daemon
     """Others are still on their way when an exchange is given up."""
     digests: list[str] = []
     for damaged in (True, False):
-        task = ("--task", "small_tasks:regression:width=100000", "--batch-size", "8", "--redundancy", "2")
-        server = coded_job(daemons, *task, workers=3, epochs=3)
+        task = (
+            "--task",
+            "small_tasks:regression:width=100000",
+            "--batch-size",
+            "8",
+            "--mode",
+            "coded:redundancy=2",
+        )
+        server = coded_job(daemons, *task, "--mode", "coded:redundancy=2", workers=3, epochs=3)
         workers = daemons.workers(server, 2)
         if damaged:
             workers.append(daemons.program("damaging_worker", "20", server.address, "--worker-id", "w2"))
@@ -162,7 +169,9 @@ def test_packets_of_many_chunks_that_are_damaged_break_no_stream(daemons: Daemon
 def test_connections_that_break_lead_to_the_same_bits(daemons: Daemons, tmp_path: Path) -> None:
     output = tmp_path / "model.safetensors"
     optimizer = ("--optimizer", "sgd:momentum=0.5")
-    server = coded_job(daemons, *("--redundancy", "2", "--output", str(output), *optimizer), epochs=12)
+    server = coded_job(
+        daemons, *("--mode", "coded:redundancy=2", "--output", str(output), *optimizer), epochs=12
+    )
     relay = Relay(server.port)
     try:
         workers = daemons.workers(server, 2)
@@ -183,7 +192,14 @@ def test_connections_that_break_lead_to_the_same_bits(daemons: Daemons, tmp_path
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("redundancy", ["1", "2"])
 def test_killed_workers_come_back_and_the_training_goes_on(daemons: Daemons, redundancy: str) -> None:
-    arguments = ("--redundancy", redundancy, "--optimizer", "adam", "--learning-rate", "0.003")
+    arguments = (
+        "--mode",
+        f"coded:redundancy={redundancy}",
+        "--optimizer",
+        "adam",
+        "--learning-rate",
+        "0.003",
+    )
     server = coded_job(
         *(daemons, *arguments, "--lease-seconds", "1.5", "--task", "small_tasks:slow_digits:slow=0.02"),
         epochs=15,
@@ -205,7 +221,7 @@ def test_killed_workers_come_back_and_the_training_goes_on(daemons: Daemons, red
 
 
 def test_a_worker_that_is_told_to_stop_leaves_and_nobody_waits(daemons: Daemons) -> None:
-    server = coded_job(daemons, "--redundancy", "2", epochs=12)
+    server = coded_job(daemons, "--mode", "coded:redundancy=2", epochs=12)
     workers = daemons.workers(server, 4)
     server.wait_for("epoch 2,")
     workers[1].signal(signal.SIGTERM)

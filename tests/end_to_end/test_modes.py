@@ -22,11 +22,11 @@ from gradwire.worker.tasks.sharding import epoch_order
 
 MODES: dict[str, tuple[str, ...]] = {
     "sync": (),
-    "sync, backup 1": ("--backup", "1"),
-    "stale": ("--mode", "stale", "--staleness", "2"),
-    "stale, 0": ("--mode", "stale", "--staleness", "0"),
-    "async": ("--mode", "async", "--staleness-lr", "inverse", "--delay-compensation", "0.1"),
-    "local": ("--mode", "local", "--local-steps", "adaptive:first=2,most=4"),
+    "sync, backup 1": ("--mode", "sync:backup=1"),
+    "stale": ("--mode", "stale:bound=2"),
+    "stale, 0": ("--mode", "stale:bound=0"),
+    "async": ("--mode", "async:rate=inverse,compensation=0.1"),
+    "local": ("--mode", "local:first=2,most=4"),
 }
 PACED = "small_tasks:paced"
 
@@ -68,7 +68,7 @@ def test_one_worker_is_plain_sgd_to_the_bit(
 
 def test_one_local_step_and_plain_averaging_is_sync_sgd(daemons: Daemons, tmp_path: Path) -> None:
     trained: list[dict[str, torch.Tensor]] = []
-    for name, arguments in {"sync": (), "local": ("--mode", "local", "--local-steps", "1")}.items():
+    for name, arguments in {"sync": (), "local": ("--mode", "local:steps=1")}.items():
         output = tmp_path / f"{name}.safetensors"
         server = small_job(daemons, *arguments, "--output", str(output), workers=3, task=f"{SMALL}:dropout=0")
         workers = daemons.workers(server, 3, "--compressor", "none")
@@ -81,7 +81,7 @@ def test_one_local_step_and_plain_averaging_is_sync_sgd(daemons: Daemons, tmp_pa
 
 
 def test_local_steps_need_fewer_rounds_and_say_how_many(daemons: Daemons) -> None:
-    server = small_job(daemons, *("--mode", "local", "--local-steps", "3"), workers=2)
+    server = small_job(daemons, *("--mode", "local:steps=3"), workers=2)
     workers = daemons.workers(server, 2)
     reply = finished(server)
     assert [worker.wait() for worker in workers] == [0, 0]
@@ -110,7 +110,7 @@ def straggling(daemons: Daemons, *arguments: str, workers: int = 3) -> tuple[Ser
 
 @pytest.mark.parametrize("bound", [0, 2])
 def test_no_applied_push_is_staler_than_the_bound(daemons: Daemons, bound: int) -> None:
-    server, workers = straggling(daemons, "--mode", "stale", "--staleness", str(bound), "--epochs", "6")
+    server, workers = straggling(daemons, "--mode", f"stale:bound={bound}", "--epochs", "6")
     reply = finished(server)
     assert [worker.wait() for worker in workers] == [0, 0, 0]
     assert reply.largest_staleness <= bound
@@ -120,7 +120,7 @@ def test_no_applied_push_is_staler_than_the_bound(daemons: Daemons, bound: int) 
 
 
 def test_a_slow_worker_does_not_hold_up_rounds_that_have_a_backup(daemons: Daemons) -> None:
-    server, workers = straggling(daemons, "--backup", "1", "--epochs", "8")
+    server, workers = straggling(daemons, "--mode", "sync:backup=1", "--epochs", "8")
     reply = finished(server)
     assert [worker.wait() for worker in workers] == [0, 0, 0]
     assert reply.refused_pushes > 0

@@ -49,7 +49,7 @@ def accuracy(reply: m.StatusResponse) -> float:
 
 def test_slices_halve_what_goes_up_and_change_nothing_else(daemons: Daemons, tmp_path: Path) -> None:
     plain, calm = trained(daemons, tmp_path / "plain")
-    sliced, reply = trained(daemons, tmp_path / "sliced", "--redundancy", "2")
+    sliced, reply = trained(daemons, tmp_path / "sliced", "--mode", "sync:redundancy=2")
     assert reply.version == calm.version
     assert reply.traffic.payload_bytes_up == pytest.approx(calm.traffic.payload_bytes_up / 2, rel=0.02)
     for name, parameter in plain.items():
@@ -60,7 +60,14 @@ def test_slices_halve_what_goes_up_and_change_nothing_else(daemons: Daemons, tmp
 def test_slices_go_with_any_compressor(daemons: Daemons, compressor: str) -> None:
     rate = "0.02" if "gc" in compressor else "0.1"
     server, workers = digits(
-        daemons, "--redundancy", "2", "--epochs", "12", "--learning-rate", rate, compressor=compressor
+        daemons,
+        "--mode",
+        "sync:redundancy=2",
+        "--epochs",
+        "12",
+        "--learning-rate",
+        rate,
+        compressor=compressor,
     )
     reply = finished(server)
     assert [worker.wait() for worker in workers] == [0] * 4
@@ -69,11 +76,11 @@ def test_slices_go_with_any_compressor(daemons: Daemons, compressor: str) -> Non
 
 
 def test_members_that_do_not_divide_into_groups_are_said_once(daemons: Daemons) -> None:
-    server = small_job(daemons, "--redundancy", "2", workers=3)
+    server = small_job(daemons, "--mode", "sync:redundancy=2", workers=3)
     workers = daemons.workers(server, 3)
     finished(server)
     assert [worker.wait() for worker in workers] == [0] * 3
-    said = "--redundancy 2: a round of 3 members is divided in groups of 1"
+    said = "redundancy=2: a round of 3 members is divided in groups of 1"
     assert sum(said in text for text in server.messages) == 1
 
 
@@ -82,7 +89,7 @@ def test_workers_come_and_go_while_tensors_are_cut_into_slices(daemons: Daemons,
     """Slices change all the time; some tensors have fewer elements than slices."""
     server = small_job(
         daemons,
-        *("--lease-seconds", "1", "--epochs", "30", "--redundancy", "4"),
+        *("--lease-seconds", "1", "--epochs", "30", "--mode", "sync:redundancy=4"),
         workers=4,
         task=f"{SMALL}:slow=0.02,samples=400,width=3",
     )
@@ -112,7 +119,7 @@ def test_a_coded_job_comes_to_the_parameters_of_a_plain_one(
     output, batches = tmp_path / "model", tmp_path / "batches"
     task = f"{SMALL}:dropout=0,jitter=0.03"
     server = daemons.server(
-        *("--task", task, "--min-workers", str(workers), "--straggler-code", str(stragglers)),
+        *("--task", task, "--min-workers", str(workers), "--mode", f"sync:stragglers={stragglers}"),
         *("--epochs", "4", "--batch-size", "8", "--seed", "3", "--output", str(output)),
         program=("batches_server", str(batches)),
     )
@@ -149,7 +156,7 @@ def test_as_many_as_the_code_allows_may_be_killed(daemons: Daemons, workers: int
     accuracies: list[float] = []
     for kills in (0, stragglers):
         server = daemons.server(
-            *arguments, "--min-workers", str(workers), "--straggler-code", str(stragglers)
+            *arguments, "--min-workers", str(workers), "--mode", f"sync:stragglers={stragglers}"
         )
         started = daemons.workers(server, workers, "--compressor", "none")
         poll(partial(progressed, server), "no progress")
@@ -164,7 +171,7 @@ def test_as_many_as_the_code_allows_may_be_killed(daemons: Daemons, workers: int
 
 def test_a_slow_worker_does_not_hold_up_coded_rounds(daemons: Daemons) -> None:
     server = small_job(
-        daemons, "--straggler-code", "1", "--epochs", "8", workers=3, task=f"{PACED}:seconds=0.002"
+        daemons, "--mode", "sync:stragglers=1", "--epochs", "8", workers=3, task=f"{PACED}:seconds=0.002"
     )
     workers = [
         daemons.worker(
@@ -187,7 +194,7 @@ def test_workers_come_and_go_in_coded_rounds(daemons: Daemons) -> None:
     """More are lost at a time than the code does without."""
     server = small_job(
         daemons,
-        *("--lease-seconds", "1", "--epochs", "30", "--straggler-code", "1"),
+        *("--lease-seconds", "1", "--epochs", "30", "--mode", "sync:stragglers=1"),
         workers=4,
         task=f"{SMALL}:slow=0.02,samples=400",
     )

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Which rooms a room may import. "" is the root: options, telemetry and the like.
+# Which rooms a room may import. "" is the root: settings, telemetry and the like.
 ARROWS = {
     "": {""},
     "coding": {"coding"},
@@ -33,7 +33,11 @@ NOWHERE = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 TIMES_PROTOBUF = PurePosixPath("benchmarks/push.py")  # as a peer of our own framing
 READS = {"argv", "environ", "getenv"}
 # Programs, beside every cli.py and the benchmarks.
-ENTRY_POINTS = {PurePosixPath("proto/generate.py"), PurePosixPath("deploy/child.py")}
+ENTRY_POINTS = {
+    PurePosixPath("proto/generate.py"),
+    PurePosixPath("deploy/child.py"),
+    PurePosixPath("deploy/reference.py"),
+}
 
 
 def may_read_the_process(path: PurePosixPath) -> bool:
@@ -121,7 +125,7 @@ def test_file_keeps_to_its_room(path: str) -> None:
         ("server/core.py", "from ..worker.tasks import digits"),
         ("server/core.py", "from .. import worker"),
         ("worker/tasks/digits.py", "def load():\n    from ...server import core"),
-        ("options.py", "from .server import core"),
+        ("settings.py", "from .server import core"),
         ("compressors/kernels/codes.py", "from ...proto import wire"),
         ("compressors/model.py", "import grpc.aio"),
         ("compressors/model.py", "from time import monotonic"),
@@ -151,7 +155,7 @@ def test_violations_are_found(path: str, source: str) -> None:
     ("path", "source"),
     [
         ("server/cli.py", "import os, sys\nmain(sys.argv[1:], os.environ)"),
-        ("server/core.py", "from ..proto import wire\nfrom .. import options"),
+        ("server/core.py", "from ..proto import wire\nfrom .. import settings"),
         ("proto/wire.py", "from google.protobuf.message import Message\nfrom . import gradwire_pb2 as pb"),
         ("benchmarks/push.py", "from ..proto import gradwire_pb2 as pb"),
         ("compressors/kernels/threads.py", "import threading"),

@@ -9,18 +9,21 @@ import numpy as np
 import pytest
 
 from gradwire.compressors import DenseFormat, DensePayload, Payload
-from gradwire.options import UsageError
+from gradwire.configuration import UsageError
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Assignment, Push, Range, Tensor
 from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.shares import share
 from gradwire.proto.transfer import tensor_header
-from gradwire.server.config import ServerConfig, check_together, parse_redundancy
+from gradwire.server.checks import check
 from gradwire.server.job.modes.division import Sliced, StragglerCoded, divide, largest_divisor
+from gradwire.server.job.modes.registry import parse
 from gradwire.server.job.samples import Samples
 from gradwire.server.job.state import Rules
 from gradwire.server.shard.mean import Share, mean
 from gradwire.server.streams import Inbox
+from gradwire.settings import ServerSettings
+from gradwire.spec import SpecError
 
 SHAPES = ((5, 3), (2,), ())
 MANIFEST = Manifest(
@@ -112,7 +115,7 @@ def test_groups_are_as_large_as_the_members_allow() -> None:
     assert [part.slice for part in division.parts] == [0, 1, 2, 0, 1, 2]
     assert [part.position for part in division.parts] == [0, 0, 0, 1, 1, 1]
     assert {part.samples for part in division.parts} == {12}
-    assert division.note == "--redundancy 4: a round of 6 members is divided in groups of 3"
+    assert division.note == "redundancy=4: a round of 6 members is divided in groups of 3"
 
 
 def test_an_epoch_that_ends_may_leave_groups_without_samples() -> None:
@@ -185,30 +188,37 @@ def test_a_slice_that_was_not_asked_for_is_refused_before_memory_is_taken(
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("mode", "changes", "why"),
     [
-        ({"redundancy": "auto"}, "--redundancy auto: is for --mode coded"),
-        ({"redundancy": "2", "mode": "async"}, "--redundancy 2: is for --mode sync"),
-        ({"straggler_code": 1, "mode": "local"}, "--straggler-code 1: is for --mode sync"),
-        ({"redundancy": "2", "backup": 1, "min_workers": 4}, "--redundancy 2: not with --backup 1"),
-        ({"straggler_code": 1, "backup": 1, "min_workers": 4}, "--straggler-code 1: not with --backup 1"),
-        ({"straggler_code": 1, "redundancy": "2", "min_workers": 4}, "not with --redundancy 2"),
-        ({"redundancy": "2", "aggregation": "median"}, "--redundancy 2: needs --aggregation mean"),
-        ({"straggler_code": 2, "min_workers": 2}, "--min-workers 2: --straggler-code 2 needs at least 3"),
+        ("sync:redundancy=2", {"aggregation": "median"}, "--aggregation median: not with --mode sync:red"),
+        ("sync:stragglers=2", {"min_workers": 2}, "--min-workers 2: --mode sync:stragglers=2 .*at least 3"),
+        ("sync:backup=1", {"min_workers": 1}, "--min-workers 1: --mode sync:backup=1 .*at least 2"),
     ],
 )
-def test_options_that_do_not_go_together(given: dict[str, Any], why: str) -> None:
+def test_options_that_do_not_go_together(mode: str, changes: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        check_together(dataclasses.replace(ServerConfig(), **given))
+        check(dataclasses.replace(ServerSettings(mode=mode), **changes))
 
 
-def test_redundancy_is_a_number_or_auto() -> None:
-    assert [parse_redundancy(text) for text in ("1", "12", "auto")] == [1, 12, None]
-    for text in ("0", "-1", "x", "", "1.5", str(2**32)):
-        with pytest.raises(ValueError, match="expected a whole number from 1, or auto"):
-            parse_redundancy(text)
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        ("sync:redundancy=auto", "redundancy: expected a whole number, got 'auto'"),
+        ("sync:redundancy=0", "redundancy: expected 1 to 4294967295, got '0'"),
+        ("async:redundancy=2", "mode 'async': unknown key 'redundancy'"),
+        ("local:stragglers=1", "mode 'local': unknown key 'stragglers'"),
+        ("sync:redundancy=2,backup=1", "redundancy=2: not with backup=1"),
+        ("sync:stragglers=1,backup=1", "stragglers=1: not with backup=1"),
+        ("sync:stragglers=1,redundancy=2", "stragglers=1: not with redundancy=2"),
+        ("coded:redundancy=x", "expected a whole number from 1, or auto, got 'x'"),
+        ("coded:redundancy=1.5", "expected a whole number from 1, or auto"),
+    ],
+)
+def test_modes_that_cannot_be(mode: str, why: str) -> None:
+    with pytest.raises(SpecError, match=why):
+        parse(mode)
 
 
-@pytest.mark.parametrize("given", [{"redundancy": "2"}, {"straggler_code": 2, "min_workers": 3}])
-def test_options_that_do(given: dict[str, Any]) -> None:
-    check_together(dataclasses.replace(ServerConfig(), **given))
+@pytest.mark.parametrize(("mode", "workers"), [("sync:redundancy=2", 1), ("sync:stragglers=2", 3)])
+def test_options_that_do(mode: str, workers: int) -> None:
+    check(ServerSettings(mode=mode, min_workers=workers))

@@ -13,8 +13,10 @@ from torch import nn
 
 from gradwire.compressors import DenseFormat, DensePayload, LayerRule, Payload, decode
 from gradwire.proto import messages as m
+from gradwire.proto.job import job_message
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.proto.transfer import tensor_header
+from gradwire.settings import JobTerms
 from gradwire.worker.metrics import Metrics
 from gradwire.worker.session.client import Client
 from gradwire.worker.session.receiving import Received
@@ -23,10 +25,7 @@ from gradwire.worker.tasks import Task
 from gradwire.worker.tasks.computation import TaskFailedError
 from gradwire.worker.tasks.trainer import MAX_RESENDS, Trainer
 
-JOB = m.Job(
-    id="j", task="t", mode="sync", downlink="none", seed=1, batch_size=4, epochs=9, optimizer="sgd",
-    learning_rate=0.1, schedule="constant",
-)  # fmt: skip
+JOB = job_message(JobTerms(id="j", work="gradients", batch_size=4, epochs=9))
 LIMITS = m.Limits(chunk_bytes=1 << 20, lease_seconds=10, heartbeat_seconds=2)
 REPLY = m.JoinResponse(job=JOB, limits=LIMITS, rank=0, version=0, initialize=True)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.worker.tasks import BUILT_IN, TaskError, TaskSpecError, load
+from gradwire.settings import BUILT_IN_TASKS
+from gradwire.worker.tasks import TaskError, TaskSpecError, load
 
 MODULE = """
 from __future__ import annotations
@@ -149,6 +150,6 @@ def test_importing_the_package_leaves_torch_alone() -> None:
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", BUILT_IN_TASKS)
 def test_built_in_names_are_importable(name: str) -> None:
     assert load(name).train_samples > 0

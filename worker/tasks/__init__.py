@@ -7,7 +7,7 @@ docs/tasks.md says what a task must keep to, with a complete example. Importing 
 torch; loading a task does.
 """
 
-from .loading import BUILT_IN, load
+from .loading import load, load_allowed
 from .task import Task, TaskError, TaskSpecError
 
-__all__ = ["BUILT_IN", "Task", "TaskError", "TaskSpecError", "load"]
+__all__ = ["Task", "TaskError", "TaskSpecError", "load", "load_allowed"]

@@ -28,6 +28,7 @@ from ...optimizer import build_optimizer, parse_optimizer
 from ...proto import messages as m
 from ...proto.shares import assigned_samples, share
 from ...proto.wire import crc32c
+from ...settings import JobTerms
 from ..metrics import Metrics
 from ..session.client import Client
 from ..session.receiving import ReceivedPacket
@@ -72,7 +73,7 @@ def _key(assignment: m.Assignment) -> tuple[object, ...]:
 
 class CodedTraining:
     def __init__(
-        self, client: Client, replica: Replica, computation: Computation, job: m.Job, metrics: Metrics
+        self, client: Client, replica: Replica, computation: Computation, job: JobTerms, metrics: Metrics
     ) -> None:
         """Makes what the optimizer remembers a part of the replica, so that a snapshot has it too."""
         self._client = client

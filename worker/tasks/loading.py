@@ -13,15 +13,14 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...spec import SpecError, known, parse_spec, parse_switch
+from ...configuration import UsageError
+from ...settings import parse_task
+from ...spec import SpecError, did_you_mean, known, parse_switch
 from .task import Task, TaskError, TaskSpecError
-
-# Name to the module of this package that holds a function of the same name.
-BUILT_IN: Mapping[str, str] = {"digits": ".digits"}
 
 # What a task's code may raise. SystemExit too: a script that is no task must not end us without a word.
 _RAISED = (Exception, SystemExit)
@@ -40,7 +39,45 @@ def load(spec: str) -> Task:
         TaskError: the task raised while loading, or what it returned is not a usable `Task`.
     """
     module, name, options = _parse(spec)
+    return _make(spec, _find(spec, module, name), name, options)
+
+
+def load_allowed(spec: str, *, own: str, modules: Sequence[str]) -> Task:
+    """Make the task that the server names, if this worker was told to run it: a server, or whoever imitates
+    one, must not choose among all functions that Python can import.
+
+    Args:
+        own: the task that this worker was told to train, and no other; empty for none.
+        modules: whose functions the server may name too, besides the built-in tasks.
+
+    Raises:
+        UsageError: it was told no such thing. Nothing was imported, or only a module that it was told of.
+        TaskSpecError, TaskError: as `load` does.
+    """
+    module, name, options = _parse(spec)
+    if own:
+        if _parse(own) != (module, name, options):
+            raise UsageError(
+                f"the job's task is {spec!r}, and this worker was started with --task {own}; "
+                "start server and worker with the same one"
+            )
+        return load(spec)
+    if module.startswith("."):
+        return load(spec)
+    remedy = f"if you trust it, start the worker with --allow-task {module}, or with --task {spec}"
+    if module not in modules:
+        raise UsageError(f"the server asks for the task {spec!r}, which this worker may not run; {remedy}")
     function = _find(spec, module, name)
+    home = getattr(function, "__module__", None)
+    if home != module:  # such as what `from subprocess import run` brought into the module
+        raise UsageError(
+            f"the server asks for the task {spec!r}, and {name} is not defined in {module} but in {home}; "
+            f"if you trust it, start the worker with --task {spec}"
+        )
+    return _make(spec, function, name, options)
+
+
+def _make(spec: str, function: Callable[..., object], name: str, options: Mapping[str, str]) -> Task:
     arguments = _arguments(spec, function, options)
     try:
         task = function(**arguments)
@@ -58,18 +95,11 @@ def load(spec: str) -> Task:
 def _parse(spec: str) -> tuple[str, str, Mapping[str, str]]:
     """Module (relative for a built-in task), function and options."""
     try:
-        parsed = parse_spec("task", spec, functions=True)
+        parsed = parse_task(spec)
     except SpecError as error:
         raise TaskSpecError(str(error)) from None
-    if parsed.name in BUILT_IN:
-        return BUILT_IN[parsed.name], parsed.name, parsed.options
-    module, _, function = parsed.name.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), function)):
-        raise TaskSpecError(
-            f"unknown task {spec!r}; known tasks: {known(BUILT_IN)}; "
-            "your own is named module:function[:key=value,...]"
-        )
-    return module, function, parsed.options
+    module, colon, function = parsed.name.partition(":")
+    return (module, function, parsed.options) if colon else (f".{module}", module, parsed.options)
 
 
 def _find(spec: str, module_name: str, name: str) -> Callable[..., object]:
@@ -111,7 +141,8 @@ def _arguments(spec: str, function: Callable[..., object], options: Mapping[str,
     arguments: dict[str, Any] = {}
     for key, text in options.items():
         if key not in parameters and not takes_any:
-            raise TaskSpecError(f"task {spec!r}: unknown option {key!r}; {listing}")
+            nearest = did_you_mean(key, parameters)
+            raise TaskSpecError(f"task {spec!r}: unknown option {key!r}{nearest}; {listing}")
         hint = parameters[key].annotation if key in parameters else str
         try:
             arguments[key] = _convert(hint, text)

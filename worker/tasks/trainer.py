@@ -24,7 +24,9 @@ from ...compressors import (
     model_wide,
     wrapping_of,
 )
+from ...optimizer import parse_optimizer
 from ...proto import messages as m
+from ...proto.job import job_terms
 from ...proto.refusal import Reason, Refused, sentence
 from ...proto.transfer import tensor_header
 from ..metrics import Metrics
@@ -38,6 +40,7 @@ from .computation import Computation, TaskFailedError, guarded
 from .flops import layer_flops
 from .local import LocalTraining
 from .sharding import Indices, batches
+from .work import Exchange, Gradients, Local, parse_work
 
 log = logging.getLogger("gradwire.worker")
 
@@ -67,9 +70,9 @@ class Trainer:
         metrics: Metrics,
     ) -> None:
         self._client = client
-        self._job = reply.job
+        self._job = job = job_terms(reply.job)
         self._replica = replica
-        self._computation = Computation(task, replica, device, reply.job.seed)
+        self._computation = Computation(task, replica, device, job.seed)
         self._metrics = metrics
         specs: Sequence[TensorSpec] = replica.manifest.specs
         if model_wide(compressor):
@@ -77,34 +80,34 @@ class Trainer:
             flops = guarded(what, lambda: layer_flops(replica.model, self._computation.probe))
             specs = [replace(spec, flops=flops.get(spec.name, 0.0)) for spec in specs]
 
-        self._compression = Compression(
-            specs, ModelCompressor(specs, compressor, rule, reply.job.seed, reply.rank)
-        )
+        self._compression = Compression(specs, ModelCompressor(specs, compressor, rule, job.seed, reply.rank))
         self._lossy = not lossless(compressor)
         wrapping = wrapping_of(compressor)
-        if wrapping is not None and wrapping.momentum and reply.job.mode == "local":
+        work = parse_work(job.work)
+        if wrapping is not None and wrapping.momentum and isinstance(work, Local):
             log.warning(
                 "the momentum of %s acts on the changes that local steps make, besides what --optimizer and "
-                "--outer-optimizer of the server have; give it momentum=0 unless that is meant",
+                "the mode's outer optimizer have; give it momentum=0 unless that is meant",
                 compressor,
             )
-        elif wrapping is not None and wrapping.momentum and "momentum" in reply.job.optimizer:
+        elif wrapping is not None and wrapping.momentum and parse_optimizer(job.optimizer).has_momentum:
             log.warning(
                 "momentum is applied twice: by %s and by the server's optimizer %s; "
                 "start the server with plain sgd, or give the compressor momentum=0",
                 compressor,
-                reply.job.optimizer,
+                job.optimizer,
             )
         self._must_initialize = reply.initialize
         # Whether a version may be computed at by one worker twice, or not at all.
-        self._by_arrival = reply.job.mode in ("stale", "async")
-        local = reply.job.mode == "local"
+        self._by_arrival = isinstance(work, Gradients) and work.single
         self._local = (
-            LocalTraining(replica.parameters, reply.job.optimizer, reply.job.correction) if local else None
+            LocalTraining(replica.parameters, job.optimizer, work.correction)
+            if isinstance(work, Local)
+            else None
         )
         self._coded = (
-            CodedTraining(client, replica, self._computation, reply.job, metrics)
-            if reply.job.mode == "coded"
+            CodedTraining(client, replica, self._computation, job, metrics)
+            if isinstance(work, Exchange)
             else None
         )
         self._leaving = False
@@ -306,8 +309,8 @@ class Trainer:
         if self._lossy and not self._warned_of_code:
             self._warned_of_code = True
             log.warning(
-                "--straggler-code with a compressor that holds back: what is sent later is weighed as that "
-                "later round is decoded; only --compressor none is exact"
+                "a code for stragglers with a compressor that holds back: what is sent later is weighed as "
+                "that later round is decoded; only --compressor none is exact"
             )
 
     def _place(self, assignment: m.Assignment) -> tuple[int, int]:

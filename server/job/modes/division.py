@@ -2,9 +2,10 @@
 
     Division        each member computes samples of its own, and pushes the whole gradient
     Sliced          members form groups; those of a group compute the same samples, and each pushes its slice
-                    of every tensor (`--redundancy`)
+                    of every tensor (`sync:redundancy=R`)
     StragglerCoded  each member computes several parts of the samples, and pushes one combination of them, so
-                    that the sum over all parts comes out of any few pushes less than all (`--straggler-code`)
+                    that the sum over all parts comes out of any few pushes less than all
+                    (`sync:stragglers=S`)
 
 A round has as many places as there are parts. What becomes of a lost member's differs. A plain round closes
 without it, and its samples are given out again. Where others compute the same samples that would count them
@@ -188,4 +189,4 @@ def largest_divisor(number: int, most: int) -> int:
 
 
 def _divided_otherwise(members: int, asked: int, slices: int) -> str:
-    return f"--redundancy {asked}: a round of {members} members is divided in groups of {slices}"
+    return f"redundancy={asked}: a round of {members} members is divided in groups of {slices}"

@@ -1,4 +1,4 @@
-"""How many local steps a round has: `--local-steps 8`, or `adaptive:first=4,most=16`.
+"""How many local steps a round has: `local:steps=8`, or `local:steps=adaptive,first=4,most=16`.
 
 Adaptive, per round s, with the training loss F and the learning rate η of round 0 and of round s:
 

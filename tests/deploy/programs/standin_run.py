@@ -7,14 +7,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gradwire.deploy.config import RunOptions
 from gradwire.deploy.engine import Plan, train
 from gradwire.deploy.interrupt import Interrupt
 from gradwire.deploy.progress import LineProgress
+from gradwire.settings import RunSettings
 
 if __name__ == "__main__":
     plan = Plan(
-        options=RunOptions(task="forever", compressor=sys.argv[2], workers=2),
+        settings=RunSettings(task="forever", compressor=sys.argv[2], workers=2),
         directory=Path(sys.argv[1]),
         server="standin_server",
         worker="standin_worker",

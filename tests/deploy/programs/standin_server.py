@@ -15,13 +15,16 @@ from typing import Any
 
 import grpc.aio
 
+from gradwire.configuration import from_text
 from gradwire.proto.channel import SERVER_OPTIONS
-from gradwire.proto.messages import EpochStatus, Job, Phase, StatusResponse, Traffic
+from gradwire.proto.job import job_message
+from gradwire.proto.messages import EpochStatus, Phase, StatusResponse, Traffic
 from gradwire.proto.service import generic_handler
+from gradwire.settings import JobTerms
 
 
 def main(argv: Sequence[str]) -> int:
-    arguments = dict(argument.removeprefix("--").split("=", 1) for argument in argv)
+    arguments = dict(argument.removeprefix("--").split("=", 1) for argument in argv if "=" in argument)
     if arguments["task"] == "usage":
         print("gc-server: --mode: expected one of sync, got 'magic'", file=sys.stderr)
         return 2
@@ -74,19 +77,10 @@ def ignore(size: int) -> None:
 def reply(arguments: dict[str, str], phase: Phase) -> StatusResponse:
     begun = phase is not Phase.GATHERING
     finished = phase is Phase.FINISHED
+    settings = {name.replace("-", "_"): value for name, value in arguments.items()}
+    settings["task"] = "digits"  # which the real one would insist on
     return StatusResponse(
-        job=Job(
-            id="standin",
-            task=arguments["task"],
-            mode=arguments["mode"],
-            downlink=arguments["downlink"],
-            seed=int(arguments["seed"]),
-            batch_size=int(arguments["batch-size"]),
-            epochs=int(arguments["epochs"]),
-            optimizer=arguments["optimizer"],
-            learning_rate=float(arguments["learning-rate"]),
-            schedule=arguments["schedule"],
-        ),
+        job=job_message(from_text(JobTerms, settings, id="standin", work="gradients")),
         phase=phase,
         waiting="" if finished else "waiting for worker-1 since 3.1 s",
         version=11 if begun else 0,

@@ -1,0 +1,36 @@
+"""The job as it travels, and as the code reads it: `messages.Job` <-> `settings.JobTerms`."""
+
+from __future__ import annotations
+
+from ..configuration import from_text, to_text
+from ..settings import JobSettings, JobTerms
+from .messages import Job
+from .refusal import Reason, Refused, refusal
+
+
+def job_message(terms: JobTerms) -> Job:
+    """The message, made of the options that are declared as the job's."""
+    return Job(id=terms.id, settings={**to_text(terms, JobSettings), "work": terms.work})
+
+
+def job_terms(message: Job) -> JobTerms:
+    """What the message says.
+
+    Raises:
+        Refused: it does not name the work, or a value is none of its option.
+    """
+    work = message.settings.get("work", "")
+    try:
+        if not work:
+            raise ValueError("work: expected a kind of work, got none")
+        return from_text(JobTerms, message.settings, id=message.id, work=work)
+    except ValueError as error:
+        raise Refused(
+            refusal(
+                Reason.MALFORMED,
+                field="job",
+                limit="settings that this release knows",
+                value=str(error),
+                remedy="install the same release of gradwire on both sides",
+            )
+        ) from None

@@ -1,0 +1,40 @@
+"""What gc-server refuses before it starts, beside what an option's declaration says of itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..configuration import UsageError
+from ..settings import ServerSettings
+from ..spec import SpecError
+from .job.modes import registry
+from .job.schedule import parse_schedule
+from .shard.aggregation import parse_aggregation
+
+
+def _parse_output(text: str) -> None:
+    folder = Path(text).absolute().parent
+    if text and (Path(text).is_dir() or not os.access(folder, os.W_OK | os.X_OK)):
+        raise ValueError(f"expected a file in a folder that exists and can be written to, got {text!r}")
+
+
+# Checks that raise ValueError, by option. gc-run has those of specs too.
+SPECS = {"mode": registry.parse, "schedule": parse_schedule, "aggregation": parse_aggregation}
+PARSERS = {**SPECS, "output": _parse_output}
+
+
+def check(settings: ServerSettings) -> None:
+    """Raise UsageError for options that do not go together."""
+    registry.parse(settings.mode).check(settings)
+
+
+def check_compressor(settings: ServerSettings) -> None:
+    """Raise UsageError for a compressor that does not suit updates. Imports torch, unless there is none."""
+    if settings.downlink != "none":
+        from ..compressors import check_downlink
+
+        try:
+            check_downlink(settings.downlink)
+        except SpecError as error:
+            raise UsageError(f"--downlink {settings.downlink}: {error}") from None

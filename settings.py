@@ -1,0 +1,287 @@
+"""Every option of gc-server, gc-worker and gc-run, declared once.
+
+A field made with `option` is an option: from its line come the flag, the `GC_` variable, the key in a file,
+`--help`, `--print-config` and the tables of docs/commands.md (`make docs`). The class says who has it:
+
+    JobSettings      gc-server, gc-run; every worker is told when it joins (the message `Job`)
+    ServingSettings  gc-server, gc-run
+    TrainingSettings gc-worker, gc-run
+    ServerSettings, WorkerSettings, RunSettings: that command alone
+
+gc-run hands on what it shares with a daemon. To add an option, write its field and use it: nothing else lists
+options. The options of a mode are not here but in the mode's own file, as in `--mode stale:bound=4`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .configuration import REQUIRED, Command, option
+from .optimizer import parse_optimizer
+from .spec import Spec, SpecError, parse_spec, unknown
+
+DEFAULT_PORT = 50051
+BUILT_IN_TASKS = ("digits",)
+
+TRAINING = "training"
+COMPRESSION = "compression"
+CONNECTION = "connection"
+PROCESS = "process"
+RESULTS = "results"
+
+_MAX_UINT32 = 2**32 - 1
+_SPEC = "NAME[:KEY=VALUE,...]"
+_TASK = "TASK[:KEY=VALUE,...]"
+
+
+def parse_task(text: str) -> Spec:
+    """A built-in task, or `module:function`, with options; raise `SpecError` for other names."""
+    spec = parse_spec("task", text, functions=True)
+    module, colon, function = spec.name.partition(":")
+    if colon and all(part.isidentifier() for part in (*module.split("."), function)):
+        return spec
+    if spec.name not in BUILT_IN_TASKS:
+        raise SpecError(
+            f"{unknown('task', spec.name, BUILT_IN_TASKS)}; your own is named module:function[:key=value,...]"
+        )
+    return spec
+
+
+def parse_address(text: str) -> str:
+    """host[:port] with the port filled in; IPv6 hosts with a port are written [host]:port.
+
+    Raises:
+        ValueError: anything else, such as a URL.
+    """
+    if "/" in text or any(c.isspace() for c in text) or text.count("[") != text.count("]"):
+        raise ValueError(f"expected host or host:port, got {text!r}")
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]") or (":" in host and not host.endswith("]")):
+        bare = f"[{text}]" if ":" in text and not text.startswith("[") else text
+        return f"{bare}:{DEFAULT_PORT}"
+    if not port.isdigit() or not 0 < int(port) < 65536 or not host:
+        raise ValueError(f"expected host:port with a port from 1 to 65535, got {text!r}")
+    return text
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """The parts of a list with commas."""
+    return tuple(part for part in text.split(",") if part)
+
+
+def _parse_modules(text: str) -> None:
+    for name in names_in(text):
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"expected names of modules with commas between, got {name!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """What makes the job. Every worker is told."""
+
+    task: str = option(
+        "digits",
+        "task to train: a built-in one, or module:function of your own; only workers import it",
+        group=TRAINING,
+        metavar=_TASK,
+        parse=parse_task,
+    )
+    mode: str = option(
+        "sync",
+        "mode, which says how pushes become versions; all of them are listed below",
+        group=TRAINING,
+        metavar=_SPEC,
+    )
+    epochs: int = option(30, "passes over the training samples", group=TRAINING, least=1, most=_MAX_UINT32)
+    batch_size: int = option(32, "samples per worker and step", group=TRAINING, least=1, most=_MAX_UINT32)
+    seed: int = option(
+        1,
+        "seed for initial parameters, sample order and compressors",
+        group=TRAINING,
+        least=0,
+        most=2**63 - 1,
+    )
+    optimizer: str = option(
+        "sgd",
+        "optimizer: sgd, adam or adamw, such as sgd:momentum=0.9,weight_decay=1e-4",
+        group=TRAINING,
+        metavar=_SPEC,
+        parse=parse_optimizer,
+    )
+    learning_rate: float = option(0.1, "base learning rate", group=TRAINING, least=0)
+    schedule: str = option(
+        "constant",
+        "schedule of the learning rate: constant, cosine, step or exponential, such as cosine:warmup=5",
+        group=TRAINING,
+        metavar=_SPEC,
+    )
+    downlink: str = option(
+        "none",
+        "compressor of the updates that go to the workers, such as bf16, 4bit or topk:ratio=20",
+        group=COMPRESSION,
+        metavar=_SPEC,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobTerms(JobSettings):
+    """The job as workers are told it.
+
+    Attributes:
+        id: unique per server start.
+        work: kind of work that the mode asks of workers, as a spec: gradients, local or exchange.
+    """
+
+    id: str
+    work: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingSettings:
+    """What the server alone goes by."""
+
+    aggregation: str = option(
+        "mean",
+        "aggregation of gradients: mean, median, trimmed or krum, such as krum:wrong=2",
+        group=TRAINING,
+        metavar=_SPEC,
+    )
+    lease_seconds: float = option(
+        10.0,
+        "time without a sign of life after which a worker is lost",
+        group=CONNECTION,
+        unit="seconds",
+        least=0.5,
+    )
+    max_model_bytes: int = option(
+        16 << 30, "size of the largest model taken, as float32", group=CONNECTION, unit="bytes", least=4
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """What a worker alone goes by."""
+
+    compressor: str = option("4bit", "compressor of gradients", group=COMPRESSION, metavar=_SPEC)
+    dense_layers: str = option(
+        "",
+        "parameters to send uncompressed: name patterns such as *.head.*,embed*",
+        group=COMPRESSION,
+        metavar="PATTERN,...",
+    )
+    compressed_layers: str = option(
+        "",
+        "parameters to compress although they are small: name patterns",
+        group=COMPRESSION,
+        metavar="PATTERN,...",
+    )
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", "device to compute on; auto takes CUDA if there is one", group=PROCESS
+    )
+    connect_seconds: float = option(
+        30.0, "time to look for the server at first", group=CONNECTION, unit="seconds", least=0
+    )
+    give_up_seconds: float = option(
+        120.0,
+        "time to try to come back after the connection broke",
+        group=CONNECTION,
+        unit="seconds",
+        least=0,
+    )
+    leave_seconds: float = option(
+        20.0,
+        "time to try to hand over what was not sent yet, when told to stop",
+        group=CONNECTION,
+        unit="seconds",
+        least=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessSettings:
+    """What every daemon has, and gc-run decides for those that it starts."""
+
+    threads: int = option(0, "CPU threads for numerics; 0 for one per core", group=PROCESS, least=0)
+    http_port: int = option(
+        9464, "port of /metrics, /livez and /readyz; 0 for none", group=PROCESS, least=0, most=65535
+    )
+    log_format: Literal["auto", "text", "json"] = option(
+        "auto", "log lines as text or JSON; auto writes text on a terminal only", group=PROCESS
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
+    """Options of gc-server."""
+
+    host: str = option("0.0.0.0", "address to listen on; remote peers also need --insecure", group=CONNECTION)
+    port: int = option(DEFAULT_PORT, "gRPC port; 0 for a free one", group=CONNECTION, least=0, most=65535)
+    min_workers: int = option(1, "workers to wait for before the first round", group=TRAINING, least=1)
+    insecure: bool = option(
+        False, "service for remote peers too, without encryption or authentication", group=CONNECTION
+    )
+    stay: bool = option(False, "service after the job is done, until told to stop", group=PROCESS)
+    output: str = option("", "file for the final parameters, as safetensors", group=RESULTS, metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings(ProcessSettings, TrainingSettings):
+    """Options of gc-worker."""
+
+    server: str = option(
+        REQUIRED,
+        f"address of the server; the port defaults to {DEFAULT_PORT}",
+        group=CONNECTION,
+        metavar="HOST[:PORT]",
+        parse=parse_address,
+    )
+    worker_id: str = option(
+        "", "name of this worker, unique in the job; empty for host name and process id", group=CONNECTION
+    )
+    task: str = option(
+        "",
+        "task that this worker trains, and no other; empty for what the server names, if it is built in or "
+        "of --allow-task",
+        group=TRAINING,
+        metavar=_TASK,
+        parse=lambda text: parse_task(text) if text else None,
+    )
+    allow_task: str = option(
+        "",
+        "modules whose functions the server may name as the task",
+        group=TRAINING,
+        metavar="MODULE,...",
+        parse=_parse_modules,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(TrainingSettings, ServingSettings, JobSettings):
+    """Options of gc-run: the daemons' own, and these."""
+
+    workers: int = option(4, "worker processes", group=TRAINING, least=1)
+    baseline: bool = option(True, "second run without compression, to compare with", group=RESULTS)
+    json: str = option("", "file for another copy of the report", group=RESULTS, metavar="FILE")
+    out: str = option(
+        "", "directory for logs, report and plot; empty for a new one in runs/", group=RESULTS, metavar="DIR"
+    )
+
+
+COMMANDS: Mapping[type[Any], Command] = {
+    ServerSettings: Command(
+        name="gc-server",
+        description="Hold the parameters of a training job, aggregate the workers' gradients and apply the "
+        "optimizer.",
+    ),
+    WorkerSettings: Command(
+        name="gc-worker",
+        description="Join a training job: compute gradients, compress them, push them to the server.",
+    ),
+    RunSettings: Command(
+        name="gc-run",
+        description="Train with one server and several workers on this machine, and compare with an "
+        "uncompressed run.",
+    ),
+}
