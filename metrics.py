@@ -33,12 +33,14 @@ class Declared(Generic[M]):
     def __init__(
         self, kind: type[M], name: str, text: str, labels: Sequence[str], **options: Sequence[float]
     ) -> None:
-        self._kind, self.name, self.text, self.labels = kind, name, text, labels
+        self._kind: type[M] = kind
+        self.name, self.text, self.labels = name, text, labels
         self._options = options
 
     def make(self, prefix: str, registry: CollectorRegistry) -> M:
         options: Any = self._options
-        return self._kind(f"{prefix}_{self.name}", self.text, self.labels, registry=registry, **options)
+        metric: M = self._kind(f"{prefix}_{self.name}", self.text, self.labels, registry=registry, **options)
+        return metric
 
     def row(self, prefix: str) -> str:
         """Of the table in docs/metrics.md."""

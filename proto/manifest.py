@@ -10,7 +10,7 @@ from functools import cached_property
 from ..compressors import TensorSpec
 from . import messages as m
 from .messages import Tensor
-from .refusal import Reason, Refused, refusal
+from .refusal import Reason, Refused, refused
 
 DTYPE = "float32"
 MAX_ELEMENTS = 1 << 40  # far above any model; keeps products of hostile shapes out of the arithmetic
@@ -71,9 +71,7 @@ class Manifest:
         """
 
         def refuse(reason: Reason, field: str, limit: str, value: str, remedy: str = "") -> Refused:
-            return Refused(
-                refusal(reason, worker=worker, field=field, limit=limit, value=value, remedy=remedy)
-            )
+            return refused(reason, worker=worker, field=field, limit=limit, value=value, remedy=remedy)
 
         if not message.tensors:
             raise refuse(Reason.TENSOR, "manifest", "at least one parameter tensor", "none")

@@ -36,6 +36,11 @@ class Refused(Exception):
         self.refusal = refusal
 
 
+def refused(reason: Reason, **pieces: str) -> Refused:
+    """To be raised: a refusal that is made of its pieces, as by `refusal`."""
+    return Refused(refusal(reason, **pieces))
+
+
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT
 _PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 _STATUS: dict[Reason, grpc.StatusCode] = {

@@ -30,15 +30,8 @@ from ..compressors import (
 )
 from . import messages as m
 from .manifest import Manifest
-from .messages import (
-    Chunk,
-    DenseHeader,
-    LinearHeader,
-    QuantizedHeader,
-    SparseHeader,
-    TensorHeader,
-)
-from .refusal import Reason, Refused, refusal
+from .messages import Chunk, DenseHeader, LinearHeader, QuantizedHeader, SparseHeader, TensorHeader
+from .refusal import Reason, Refused, refused
 from .shares import share
 from .wire import CHUNK_BYTES, crc32c, encode_chunk
 
@@ -162,11 +155,9 @@ def announced_payloads(
     got = tuple(header.tensor for header in headers)
     if got != expected:
         limit = f"each of the {len(expected)} tensors once, in manifest order"
-        first = next(
-            (i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), None
-        )
+        first = next((place for place, tensor in enumerate(got[: len(expected)]) if tensor != place), None)
         value = f"{len(got)} tensors" if first is None else f"tensor {got[first]} in place {first}"
-        raise Refused(refusal(Reason.TENSOR, worker=worker, field="tensors", limit=limit, value=value))
+        raise refused(Reason.TENSOR, worker=worker, field="tensors", limit=limit, value=value)
     payloads: list[Payload] = []
     for header in headers:
         spec = manifest.specs[header.tensor]
@@ -177,7 +168,7 @@ def announced_payloads(
                 f"{end - start} elements ({f'slice {slice} of {slices}, ' * (slices > 1)}shape {spec.shape})"
             )
             value = f"{header.elements} elements"
-            raise Refused(refusal(Reason.ELEMENTS, worker=worker, field=field, limit=limit, value=value))
+            raise refused(Reason.ELEMENTS, worker=worker, field=field, limit=limit, value=value)
         try:
             payloads.append(_empty_payload(header))
         except PayloadError as error:
@@ -187,8 +178,8 @@ def announced_payloads(
 
 def _refused(error: PayloadError, worker: str, field: str) -> Refused:
     reason = Reason.NON_FINITE if "finite" in error.limit else Reason.PAYLOAD
-    return Refused(
-        refusal(reason, worker=worker, field=f"{field} {error.field}", limit=error.limit, value=error.value)
+    return refused(
+        reason, worker=worker, field=f"{field} {error.field}", limit=error.limit, value=error.value
     )
 
 
@@ -234,7 +225,7 @@ class Passage:
 
     def _refuse(self, reason: Reason, field: str, limit: str, value: str) -> Refused:
         what = f"transfer {self.transfer}, {field}"
-        return Refused(refusal(reason, worker=self._worker, field=what, limit=limit, value=value))
+        return refused(reason, worker=self._worker, field=what, limit=limit, value=value)
 
 
 class Collection(Passage):
