@@ -16,11 +16,11 @@ n - 1 the load only rises and falls again, so that one of these two is the faste
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import comb
 from statistics import median
+from typing import ClassVar
 
 from .plan import is_possible
 
@@ -60,17 +60,17 @@ def without_redundancy(nodes: int, redundancy: int, measured: StepTimes) -> Step
     return StepTimes(measured.computing / redundancy, measured.exchanging * float(factor))
 
 
+@dataclass
 class Choice:
     """The redundancy of the next step, from how long the last ones took."""
 
-    REMEMBERED = 9  # steps
-    FEWEST = 3  # before anything is concluded from them
-    GAIN = 0.9  # a change has to promise a step as short as this, or it is not worth it
+    REMEMBERED: ClassVar[int] = 9  # steps
+    FEWEST: ClassVar[int] = 3  # before anything is concluded from them
+    GAIN: ClassVar[float] = 0.9  # a change has to promise a step as short as this, or it is not worth it
 
-    def __init__(self) -> None:
-        self._nodes = 0
-        self._times: deque[StepTimes] = deque(maxlen=self.REMEMBERED)
-        self._chosen = 1
+    _nodes: int = 0
+    _times: list[StepTimes] = field(default_factory=list[StepTimes])
+    _chosen: int = 1
 
     def note(self, nodes: int, redundancy: int, measured: StepTimes) -> None:
         """A step is over. The first of a number of nodes is not representative."""
@@ -78,7 +78,7 @@ class Choice:
             self._nodes = nodes
             self._times.clear()
             return
-        self._times.append(without_redundancy(nodes, redundancy, measured))
+        self._times = [*self._times, without_redundancy(nodes, redundancy, measured)][-self.REMEMBERED :]
 
     @property
     def nodes(self) -> int:

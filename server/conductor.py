@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from ..compressors import Payload
 from ..compressors.kernels import WARM_UPS
@@ -27,9 +27,11 @@ from .job.core import Core
 from .metrics import Metrics
 from .shard.mean import Share
 from .shard.store import Broadcast, DivergedError, Step, Store
+from .shard.stored import Stored
 from .streams import Session
 
 log = logging.getLogger("gradwire.server")
+R = TypeVar("R")
 T = TypeVar("T")
 
 TICK_S = 0.25
@@ -53,6 +55,7 @@ class Conductor:
         self.core = core
         self.metrics = metrics
         self.store: Store | None = None
+        self.stored = Stored()
         self.sessions: dict[str, Session] = {}
         self.finished = asyncio.Event()  # and saved, as far as that was possible
         self.unsaved = False  # the final parameters exist here alone
@@ -79,17 +82,15 @@ class Conductor:
         end = self._ended_at if over and self._ended_at is not None else time.monotonic()
         return end - self._started_at
 
-    def decide(self, event: e.Event) -> list[e.Action]:
-        """The actions of an event, still to be performed. Raises Refused."""
-        actions = self.core.step(event, time.monotonic())
-        for action in actions:
-            if isinstance(action, e.Refuse):
-                raise Refused(action.refusal)
-        return actions
+    def decide(self, event: e.Event[R]) -> e.Result[R]:
+        """The reply to an event, and actions still to be performed. Raises Refused."""
+        return self.core.step(event, time.monotonic())
 
-    def happen(self, event: e.Event) -> None:
+    def happen(self, event: e.Event[R]) -> R:
         """Decide and perform. Raises Refused."""
-        self.perform(self.decide(event))
+        result = self.decide(event)
+        self.perform(result.actions)
+        return result.reply
 
     def perform(self, actions: Sequence[e.Action]) -> None:
         for action in actions:
@@ -97,17 +98,14 @@ class Conductor:
 
     def _perform_one(self, action: e.Action) -> None:
         match action:
-            case e.Greet():
-                welcome = m.Welcome(rank=action.rank, version=action.version, last_seq=action.last_seq)
-                self._send(action.worker, welcome)
             case e.RequestInitialize():
                 self._send(action.worker, m.InitializeRequest())
             case e.Assign():
                 self._assign(action)
-            case e.Answer():
-                self._send(action.worker, action.outcome)
             case e.Apply():
-                self._work(self._apply(action))
+                self._work(self._apply(action, [self.stored.take(each.key) for each in action.contributions]))
+            case e.Drop():
+                self.stored.drop(action.key)
             case e.Closed():
                 self._ended_at = time.monotonic()
                 seconds = self._ended_at - action.opened_at
@@ -116,7 +114,7 @@ class Conductor:
             case e.RequestCopy():
                 self._send(action.worker, m.SnapshotRequest(version=action.version, apply=action.apply))
             case e.TakeCopy():
-                self._work(self._take_copy(action))
+                self._work(self._take_copy(action.key.version, self.stored.take_copy(action.key)))
             case e.Relabel():
                 self._snapshot = None
                 assert self.store is not None
@@ -137,8 +135,6 @@ class Conductor:
                 log.log(logging.WARNING if action.warning else logging.INFO, "%s", action.text)
             case e.Finish():
                 self._work(self._finish())
-            case e.Admit() | e.Refuse() | e.Relay():
-                pass  # answered by whoever raised the event
 
     def _send(self, worker: str, message: m.ServerMessage) -> None:
         """To a worker that may have gone: its next stream learns all it needs from `Prepared`."""
@@ -185,18 +181,18 @@ class Conductor:
         while len(updates) > 1 and sum(each.wire_bytes for each in updates) > update.raw_bytes:
             updates.popleft()
 
-    async def _apply(self, action: e.Apply) -> None:
+    async def _apply(self, action: e.Apply, gradients: Sequence[Sequence[Payload]]) -> None:
         assert self.store is not None
         shares = [
             Share(
                 each.samples,
-                cast("Sequence[Payload]", each.content),
+                payloads,
                 slice=each.slice,
                 slices=each.slices,
                 whole=each.whole,
                 weight=each.weight,
             )
-            for each in action.contributions
+            for each, payloads in zip(action.contributions, gradients, strict=True)
         ]
         step = Step(
             version=action.version,
@@ -251,17 +247,16 @@ class Conductor:
         while self.core.roster.members or self.unsaved:
             await asyncio.sleep(TICK_S)
 
-    async def _take_copy(self, action: e.TakeCopy) -> None:
+    async def _take_copy(self, version: int, assembly: Assembly) -> None:
         assert self.store is not None
-        assembly = cast("Assembly", action.content)
         try:
             values = await asyncio.to_thread(assembly.finish)
         except Refused as refused:  # with Store.apply it would have been the server that found out
-            raise DivergedError(f"version {action.version}: {refused}") from None
-        await self.on_reducer(self.store.load, action.version, values)
+            raise DivergedError(f"version {version}: {refused}") from None
+        await self.on_reducer(self.store.load, version, values)
         self.metrics.copied(self.store.manifest.raw_bytes)
         self._snapshot = None
-        self.happen(e.Copied(version=action.version))
+        self.happen(e.Copied(version=version))
 
     def _work(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)

@@ -45,7 +45,7 @@ class Exchange:
 
     async def run(self, hello: m.Hello, requests: Requests, context: Context) -> None:
         """Raises Refused where the stream cannot go on."""
-        actions = self._conductor.decide(e.Attached(worker=hello.worker, incarnation=hello.incarnation))
+        attached = self._conductor.decide(e.Attached(worker=hello.worker, incarnation=hello.incarnation))
         session = Session(hello.worker, hello.incarnation, Outbox(), Inbox(hello.worker))
         previous = self._conductor.sessions.get(hello.worker)
         self._conductor.sessions[hello.worker] = session
@@ -53,7 +53,8 @@ class Exchange:
             text = f"worker {hello.worker!r} has opened another stream"
             previous.outbox.end(Refusal(reason=Reason.FENCED, worker=hello.worker, message=text), final=False)
         SENDER.set(compressor_label(self._core.roster.members[hello.worker].compressor))
-        self._conductor.perform(actions)
+        session.outbox.send(attached.reply)
+        self._conductor.perform(attached.actions)
         writer = asyncio.create_task(
             session.outbox.pump(context, lambda broadcast: self._metrics.sent_raw(broadcast.raw_bytes))
         )
@@ -140,9 +141,9 @@ class Exchange:
         push = message if isinstance(message, m.Push) else session.inbox.current
         try:
             if isinstance(message, m.Push):
-                coded = self._core.rules.mode == "coded"
-                if (message.exchanged is not None) != coded:
-                    raise Refused(refusals.not_of_mode(session.worker, message.seq, coded=coded))
+                exchanges = self._core.mode.exchanges
+                if (message.exchanged is not None) != exchanges:
+                    raise Refused(refusals.not_of_mode(session.worker, message.seq, coded=exchanges))
                 store = self._conductor.store
                 member = self._core.roster.members.get(session.worker)
                 work = member.work if member is not None else None
@@ -177,28 +178,33 @@ class Exchange:
             )
 
     def _pushed(self, session: Session, push: m.Push, payloads: list[Payload]) -> None:
-        accepted, stale = self._core.accepted_pushes, self._core.stale_pushes
-        actions = self._conductor.decide(
-            e.Pushed(
-                worker=session.worker,
-                incarnation=session.incarnation,
-                seq=push.seq,
-                assignment=push.assignment,
-                base_version=push.base_version,
-                samples=push.samples,
-                loss=push.loss,
-                slice=push.slice,
-                slices=push.slices,
-                content=push.exchanged or payloads,
-            )
+        event = e.Pushed(
+            worker=session.worker,
+            incarnation=session.incarnation,
+            seq=push.seq,
+            assignment=push.assignment,
+            base_version=push.base_version,
+            samples=push.samples,
+            loss=push.loss,
+            slice=push.slice,
+            slices=push.slices,
+            exchanged=push.exchanged,
         )
-        if self._core.accepted_pushes > accepted:  # neither changes for a duplicate
-            answer = next(action for action in actions if isinstance(action, e.Answer))
-            self._metrics.push_accepted(payloads, answer.outcome.version - 1 - push.base_version)
-        elif self._core.stale_pushes > stale:
-            refused = next(action.outcome.refusal for action in actions if isinstance(action, e.Answer))
-            self._metrics.push_refused(refused.reason if refused else Reason.STALE)
-        self._conductor.perform(actions)
+        stored = self._conductor.stored
+        new = stored.put(event.key, payloads)
+        try:
+            result = self._conductor.decide(event)
+        except Refused:
+            if new:
+                stored.drop(event.key)
+            raise
+        outcome = result.reply.outcome
+        if outcome.decision is m.Decision.REFUSED and not result.reply.repeated:
+            self._metrics.push_refused(outcome.refusal.reason if outcome.refusal else Reason.STALE)
+        elif not result.reply.repeated:
+            self._metrics.push_accepted(payloads, outcome.version - 1 - push.base_version)
+        session.outbox.send(outcome)
+        self._conductor.perform(result.actions)
 
     def _evaluated(self, session: Session, message: m.Evaluation) -> None:
         names = message.metrics

@@ -16,7 +16,7 @@ from ..proto.wire import CHUNK_BYTES, encode_chunk
 from .conductor import Conductor
 from .job import events as e
 from .job import refusals
-from .job.modes.coded import Coded
+from .job.modes.mode import Mode
 from .streams import Outbox, Session
 
 log = logging.getLogger("gradwire.server")
@@ -68,14 +68,14 @@ class Uploads:
         worker, store, mode = self._session.worker, self._conductor.store, self._conductor.core.mode
         if store is None:
             raise Refused(refusals.not_initialized(worker, type(header).__name__))
-        if not isinstance(mode, Coded):
+        if not mode.exchanges:
             raise Refused(refusals.not_coded(worker))
         if isinstance(header, Snapshot):
             self._begin_snapshot(header, mode, store.manifest)
         else:
             self._begin_packet(header, mode, store.manifest)
 
-    def _begin_packet(self, packet: Packet, mode: Coded, manifest: Manifest) -> None:
+    def _begin_packet(self, packet: Packet, mode: Mode, manifest: Manifest) -> None:
         expected = mode.packet_elements(packet.exchange, manifest.gradient_elements)
         if expected not in (None, packet.elements):
             limit, value = f"{expected} elements", f"{packet.elements}"
@@ -87,17 +87,15 @@ class Uploads:
             exchange=packet.exchange,
             index=packet.index,
         )
-        actions = self._conductor.decide(begun)
-        self._conductor.perform(actions)
-        wanted = next((action for action in actions if isinstance(action, e.Relay)), None)
+        wanted = self._conductor.happen(begun)
         if wanted is None:  # it comes too late
             return
         sessions = self._conductor.sessions
-        targets = [sessions[worker].outbox for worker in wanted.targets if worker in sessions]
+        targets = [sessions[worker].outbox for worker in wanted if worker in sessions]
         self._dropping = None
         self._go_on(Relay(packet, targets, self._session.worker))
 
-    def _begin_snapshot(self, snapshot: Snapshot, mode: Coded, manifest: Manifest) -> None:
+    def _begin_snapshot(self, snapshot: Snapshot, mode: Mode, manifest: Manifest) -> None:
         worker = self._session.worker
         if snapshot.leaving and not mode.wants_copy(worker, snapshot.version, leaving=True):
             self._dropping = snapshot.version  # another has it, or a newer one
@@ -129,7 +127,6 @@ class Uploads:
 
     def _relay(self, relay: Relay, chunk: Chunk) -> None:
         mode = self._conductor.core.mode
-        assert isinstance(mode, Coded)
         if mode.packet_elements(relay.packet.exchange, 1) is None:  # the exchange has been replaced meanwhile
             self._arriving, self._dropping = None, packet_transfer(relay.packet)
             return
@@ -174,12 +171,11 @@ class Uploads:
         if not assembly.complete:
             return
         self._arriving = None
-        self._conductor.happen(
-            e.CopyArrived(
-                worker=self._session.worker,
-                incarnation=self._session.incarnation,
-                version=snapshot.version,
-                content=assembly,
-                leaving=snapshot.leaving,
-            )
+        arrived = e.CopyArrived(
+            worker=self._session.worker,
+            incarnation=self._session.incarnation,
+            version=snapshot.version,
+            leaving=snapshot.leaving,
         )
+        self._conductor.stored.put_copy(arrived.key, assembly)
+        self._conductor.happen(arrived)

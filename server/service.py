@@ -102,21 +102,18 @@ class Service:
                         remedy=f"choose another --{field.replace(' ', '-')}",
                     )
                 )
-        coded = self._settings.job.work == "exchange"
         event = e.Joined(
             worker=request.worker,
             incarnation=request.incarnation,
-            compressor="none" if coded else request.compressor,
+            compressor="none" if self._core.mode.exchanges else request.compressor,
         )
-        actions = self._conductor.decide(event)
-        self._conductor.perform(actions)
-        admit = next(action for action in actions if isinstance(action, e.Admit))
+        admission = self._conductor.happen(event)
         return m.JoinResponse(
             job=job_message(self._settings.job),
             limits=self._settings.limits,
-            rank=admit.rank,
-            version=admit.version,
-            initialize=admit.initialize,
+            rank=admission.rank,
+            version=admission.version,
+            initialize=admission.initialize,
             software=self._settings.software,
         )
 
@@ -141,7 +138,7 @@ class Service:
             # Heartbeats on another stream of the connection wait behind the upload.
             self._conductor.happen(heard)
         store = await self._conductor.on_reducer(self._build_store, manifest, assembly)
-        actions = self._conductor.decide(
+        initialized = self._conductor.decide(
             e.Initialized(
                 worker=header.worker,
                 incarnation=header.incarnation,
@@ -155,7 +152,7 @@ class Service:
             "%d tensors, %d parameters, %d training samples from %s",
             *(manifest.parameters, manifest.gradient_elements, manifest.train_samples, header.worker),
         )
-        self._conductor.perform(actions)
+        self._conductor.perform(initialized.actions)
         return m.InitializeResponse(version=0)
 
     async def _next_in_time(self, requests: AsyncIterator[Any], worker: str) -> m.Chunk:

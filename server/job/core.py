@@ -1,9 +1,10 @@
 """The server's decisions: a state machine without I/O.
 
-Everything that changes the course of a job passes through `Core.step(event, now)`, which changes the state
-and returns the actions that follow from it. The shell performs them and reports back with further events.
-The same events give the same actions, so that every promise below can be tested by a script and any run
-replayed.
+Everything that changes the course of a job passes through `Core.step(event, now)`, which refuses the event,
+or changes the state and returns a reply and the actions that follow. The shell performs them and reports back
+with further events. The same events give the same actions, so that every promise below can be tested by a
+script and any run replayed. `save` writes the whole state down as plain values; a core that has taken them
+over with `load` goes on in the same way.
 
     EMPTY ─Initialized─> GATHERING ─enough members─> RUNNING ─last epoch─> FINISHING ─evaluated─> FINISHED
                              ^────no members left───────┘                      any ─Stopping─> STOPPING
@@ -15,20 +16,22 @@ Who gets which samples, and when pushes become a version, is the mode's: `rounds
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, TypeVar
 
-from ...proto.messages import Assignment, Decision, EpochStatus, LostStatus, Outcome, Phase
+from ...proto.messages import Assignment, Decision, EpochStatus, LostStatus, Outcome, Phase, Welcome
 from ...proto.refusal import Refusal, Refused
 from . import events as e
-from . import refusals
+from . import refusals, saving
 from .modes.arrivals import Arrivals
 from .modes.coded import Coded
 from .modes.mode import Mode
 from .modes.rounds import Rounds
-from .roster import Member, Roster
+from .roster import BROKEN, OPENED, Life, Member, Roster, WorkLife
 from .samples import Samples
-from .state import JobState, Rules
+from .state import LOST_REMEMBERED, JobState, Rules
 from .waiting import Waiting, describe_waiting
+
+R = TypeVar("R")
 
 REPORT_AFTER_S = 1.0  # a round that waits longer names whom it waits for
 REPORT_EVERY_S = 10.0  # and says so again
@@ -46,37 +49,58 @@ class Core(JobState):
             self.mode = Coded(self, rules.redundancy)
         else:
             self.mode = Rounds(self)
-        self._reported: tuple[str, float] | None = None
-        self._handlers: dict[type[Any], Callable[[Any, float], list[e.Action]]] = {
+        self._answering: dict[type[Any], Callable[[Any, float], e.Result[Any]]] = {
             e.Joined: self._joined,
-            e.Initialized: self._initialized,
             e.Attached: self._attached,
+            e.Pushed: self._pushed,
+            e.PacketBegun: self._packet_begun,
+        }
+        self._handlers: dict[type[Any], Callable[[Any, float], list[e.Action]]] = {
+            e.Initialized: self._initialized,
             e.Prepared: self._prepared,
             e.Detached: self._detached,
             e.Heard: self._heard,
-            e.Pushed: self._pushed,
-            **dict.fromkeys(get_args(e.OfCoded), self._of_coded),
-            e.Copied: self._copied,
-            e.Published: self._published,
+            e.PacketRelayed: self._of_mode,
+            e.PacketDamaged: self._of_mode,
+            e.CopyArrived: self._of_mode,
+            e.Copied: self._done_for_mode,
+            e.Published: self._done_for_mode,
             e.Evaluated: self._evaluated,
             e.Left: self._left,
             e.Tick: self._tick,
             e.Stopping: self._stopping,
         }
 
-    def step(self, event: e.Event, now: float) -> list[e.Action]:
-        """Take in one event. A refused one changes nothing but the lease of the member it came from."""
-        try:
-            return self._handlers[type(event)](event, now)
-        except Refused as refused:
-            return [e.Refuse(refusal=refused.refusal)]
+    def step(self, event: e.Event[R], now: float) -> e.Result[R]:
+        """Take in one event.
+
+        Raises:
+            Refused: nothing has changed but the lease of the member that the event came from.
+        """
+        kind: type[Any] = type(event)
+        if kind in self._answering:
+            return self._answering[kind](event, now)
+        nothing: Any = None
+        return e.Result(reply=nothing, actions=self._handlers[kind](event, now))
+
+    def save(self) -> saving.Plain:
+        """The whole state, as plain values that share nothing with it."""
+        return {"job": saving.save(self), "mode": saving.save(self.mode)}
+
+    def load(self, plain: saving.Plain) -> None:
+        """Take over the state of a core with the same rules."""
+        saving.restore(self, plain["job"])
+        saving.restore(self.mode, plain["mode"])
+        self.mode.restored()
 
     # ---- membership
 
-    def _joined(self, event: e.Joined, now: float) -> list[e.Action]:
+    def _joined(self, event: e.Joined, now: float) -> e.Result[e.Admission]:
         self._refuse_when_over(event.worker)
         member, replaced = self.roster.join(event.worker, event.incarnation, event.compressor, now)
-        actions: list[e.Action] = []
+        actions: list[e.Action] = [
+            e.Note(text=f"{member.name} joined with {member.compressor or 'no compressor'}")
+        ]
         if replaced is not None:
             why = refusals.fenced(event.worker, replaced.incarnation, event.incarnation)
             gone = e.Disconnect(
@@ -86,26 +110,21 @@ class Core(JobState):
         if self.phase is Phase.EMPTY and self.initializer is None:
             self.initializer = (member.worker, member.incarnation)
         asked = self.phase is Phase.EMPTY and self.initializer == (member.worker, member.incarnation)
-        admit = e.Admit(rank=member.rank, version=self.version, initialize=asked)
-        return [
-            admit,
-            e.Note(text=f"{member.name} joined with {member.compressor or 'no compressor'}"),
-            *actions,
-        ]
+        admission = e.Admission(rank=member.rank, version=self.version, initialize=asked)
+        return e.Result(reply=admission, actions=actions)
 
-    def _attached(self, event: e.Attached, now: float) -> list[e.Action]:
+    def _attached(self, event: e.Attached, now: float) -> e.Result[Welcome]:
         self._refuse_when_over(event.worker)
         member = self.roster.find(event.worker, event.incarnation, now, revive=True)
-        member.attached, member.listening = True, False
-        return [
-            e.Greet(worker=member.worker, rank=member.rank, version=self.version, last_seq=member.last_seq)
-        ]
+        self.roster.become(member, OPENED[member.life])
+        welcome = Welcome(rank=member.rank, version=self.version, last_seq=member.last_seq)
+        return e.Result(reply=welcome, actions=[])
 
     def _prepared(self, event: e.Prepared, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
         if self.fingerprint:
             self._check_model(event.worker, event.fingerprint)
-        member.ready = member.listening = True
+        self.roster.become(member, Life.LISTENING)
         member.fingerprint = event.fingerprint
         member.version = event.version
         self.forget_evaluation(member, event.assigned)
@@ -119,7 +138,7 @@ class Core(JobState):
     def _detached(self, event: e.Detached, now: float) -> list[e.Action]:
         member = self.roster.members.get(event.worker)
         if member is not None and member.incarnation == event.incarnation:
-            member.attached = member.listening = False
+            self.roster.become(member, BROKEN[member.life])
         return []
 
     def _heard(self, event: e.Heard, now: float) -> list[e.Action]:
@@ -133,22 +152,23 @@ class Core(JobState):
         actions = self._give_up(member, event.reason, now, expected=not event.failed)
         return actions if event.failed else [e.Note(text=f"{member.name} left: {event.reason}"), *actions]
 
-    def _give_up(self, member: Member, reason: str, now: float, *, expected: bool = False) -> list[e.Action]:
-        """Take a member out of everything that waits for it."""
+    def _give_up(
+        self, member: Member, reason: str, now: float, *, expected: bool = False, away: bool = False
+    ) -> list[e.Action]:
+        """Take a member out of everything that waits for it. away: it may come back as the same one."""
         actions: list[e.Action] = []
         if self.roster.members.get(member.worker) is member:
             self.roster.remove(member)
         if not expected:
-            self.lost.append(
-                LostStatus(worker=member.worker, rank=member.rank, reason=reason, version=self.version)
-            )
+            lost = LostStatus(worker=member.worker, rank=member.rank, reason=reason, version=self.version)
+            self.lost = [*self.lost, lost][-LOST_REMEMBERED:]
             actions.append(e.Lost(name=member.name, reason=reason))
         if self.phase is Phase.EMPTY and self.initializer == (member.worker, member.incarnation):
             self.initializer = None
             for candidate in self.roster.listening()[:1]:  # otherwise the next one to get ready
                 actions += self._request_initialize(candidate)
         self.forget_evaluation(member)
-        self.mode.lost(member)
+        self.mode.lost(member, away=away)
         return [*actions, *self._advance(now)]
 
     # ---- parameters
@@ -205,7 +225,7 @@ class Core(JobState):
             self.wait_from(now)
             return self._finish(now)
         needed = 1 if started else self.rules.min_workers
-        if self.mode.quiet and len(self.roster.ready()) < needed:
+        if self.mode.quiet and self.roster.ready_members < needed:
             if self.phase is Phase.RUNNING:
                 self.phase = Phase.GATHERING
                 self.wait_from(now)
@@ -215,24 +235,26 @@ class Core(JobState):
             self.wait_from(now)
         if self.started_at is None:
             self.started_at = now
-        actions = [*self.mode.offer(now), *self.mode.proceed(now)]
-        if self.mode.quiet and not self.roster.ready():
+        actions = self.mode.advance(now)
+        if self.mode.quiet and not self.roster.ready_members:
             self.phase = Phase.GATHERING
         return actions
 
-    def _pushed(self, event: e.Pushed, now: float) -> list[e.Action]:
+    def _pushed(self, event: e.Pushed, now: float) -> e.Result[e.Decided]:
         if self.phase is Phase.STOPPING:
             raise Refused(refusals.stopping(event.worker, "no more pushes"))
         member = self.roster.find(event.worker, event.incarnation, now)
         known = member.outcomes.get(event.seq)
         if known is not None:
-            return [e.Answer(worker=member.worker, outcome=known)]
+            waits = known.decision is Decision.ACCEPTED and self.mode.holds(event.key)
+            drop: list[e.Action] = [] if waits else [e.Drop(key=event.key)]
+            return e.Result(reply=e.Decided(outcome=known, repeated=True), actions=drop)
         if event.seq != member.last_seq + 1:
             raise Refused(refusals.sequence(member.worker, event.seq, member.last_seq + 1))
         version, redundant = None, False
         work = member.work
         if work is None or work.assignment.id != event.assignment:
-            # What others compute too is not taken from a member but to have it done by somebody else.
+            # Work that others do too is taken from a member only to have somebody else do it.
             redundant = not self._reclaim(member, event) and self.rules.shares_samples
         else:
             if event.samples > work.samples:
@@ -248,11 +270,13 @@ class Core(JobState):
                         member.worker, event.seq, event.base_version, work.assignment.version
                     )
                 )
-            member.work = None
+            self.roster.relieve(member)
             version = self.mode.take(member, work, event, now)
             redundant = version is None and work.assignment.stragglers > 0
+        actions: list[e.Action] = []
         if version is None:
             self.stale_pushes += 1
+            actions.append(e.Drop(key=event.key))
             refuse = refusals.redundant if redundant else refusals.stale
             why = refuse(member.worker, event.seq, event.assignment, self.version)
             outcome = Outcome(seq=event.seq, decision=Decision.REFUSED, refusal=why)
@@ -261,7 +285,7 @@ class Core(JobState):
             member.pushes += 1
             outcome = Outcome(seq=event.seq, decision=Decision.ACCEPTED, version=version)
         member.remember(outcome)
-        return [e.Answer(worker=member.worker, outcome=outcome), *self._advance(now)]
+        return e.Result(reply=e.Decided(outcome=outcome), actions=actions + self._advance(now))
 
     def _reinstate(self, member: Member, assigned: int) -> None:
         """Who comes back still computing what was taken from it goes on with that, if nobody else has it."""
@@ -274,8 +298,9 @@ class Core(JobState):
         if self.samples.done:  # its gradient would wait in its residual for a push that never comes
             self.samples.give_back(void.drawn, settled=True)
             return
-        void.settled, void.interrupted = late, True
-        member.work, member.void = void, None
+        void.become(WorkLife.LATE if late else WorkLife.GIVEN)
+        void.interrupted, member.void = True, None
+        self.roster.give(member, void)
 
     def _reclaim(self, member: Member, event: e.Pushed) -> bool:
         """The gradient goes into the worker's residual: its samples need nobody else, if they still can.
@@ -289,22 +314,20 @@ class Core(JobState):
                 self.repeated_samples += event.samples
         return True
 
-    def _of_coded(self, event: e.OfCoded, now: float) -> list[e.Action]:
+    def _packet_begun(self, event: e.PacketBegun, now: float) -> e.Result[e.Targets]:
         member = self.roster.find(event.worker, event.incarnation, now)
-        if not isinstance(self.mode, Coded):
-            raise Refused(refusals.not_coded(member.worker))
+        return e.Result(reply=self.mode.targets(member, event), actions=[])
+
+    def _of_mode(self, event: e.OfExchange, now: float) -> list[e.Action]:
+        member = self.roster.find(event.worker, event.incarnation, now)
         actions = self.mode.happened(member, event)
         if any(isinstance(action, e.Disconnect) and action.final for action in actions):
             return [*actions, *self._give_up(member, "its packets keep arriving damaged", now)]
         return [*actions, *self._advance(now)]
 
-    def _copied(self, event: e.Copied, now: float) -> list[e.Action]:
-        assert isinstance(self.mode, Coded)
-        self.mode.copied(event.version)
-        return self._advance(now)
-
-    def _published(self, event: e.Published, now: float) -> list[e.Action]:
-        self.mode.published(event)
+    def _done_for_mode(self, event: e.Published | e.Copied, now: float) -> list[e.Action]:
+        """The shard has done what the mode wanted."""
+        self.mode.done(event)
         return self._advance(now)
 
     # ---- evaluations and the end
@@ -349,7 +372,7 @@ class Core(JobState):
         asked = self.evaluation
         if (
             asked is None
-            or asked.by is not member
+            or asked.by != member.id
             or asked.epoch != event.epoch
             or event.version > asked.version
         ):
@@ -401,7 +424,9 @@ class Core(JobState):
                         worker=member.worker, incarnation=member.incarnation, refusal=why, final=False
                     )
                 )
-            actions += self._give_up(member, reason, now, expected=self.phase is Phase.FINISHED)
+            actions += self._give_up(member, reason, now, expected=self.phase is Phase.FINISHED, away=True)
+        if self.mode.due(now):
+            actions += self._advance(now)
         return actions + self._report(now)
 
     def waiting(self, now: float) -> Waiting:
@@ -410,7 +435,7 @@ class Core(JobState):
 
     def wait_from(self, now: float) -> None:
         super().wait_from(now)
-        self._reported = None
+        self.reported = None
 
     def _report(self, now: float) -> list[e.Action]:
         if self.waiting_since is None:
@@ -419,9 +444,9 @@ class Core(JobState):
         waited = now - (self.waiting_since or now) if waiting.seconds is None else waiting.seconds
         if not waiting.text or waited < (REPORT_AFTER_S if waiting.for_others else REPORT_EVERY_S):
             return []
-        if self._reported is not None:
-            subject, at = self._reported
+        if self.reported is not None:
+            subject, at = self.reported
             if subject == waiting.subject and now - at < REPORT_EVERY_S:
                 return []
-        self._reported = (waiting.subject, now)
+        self.reported = (waiting.subject, now)
         return [e.Report(ranks=waiting.ranks, seconds=waited, text=waiting.text)]

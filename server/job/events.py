@@ -1,29 +1,81 @@
-"""What happens to the state machine, and what it wants done.
+"""Events, the answers to them, and actions: what passes between the state machine and the shell.
 
-Events go in, actions come out; neither does anything by itself. `now` is seconds on any clock that only
-goes forward; it comes with each event and is never read here.
+An event goes in. It is refused, or answered with a reply (`Event[R]` says of which type) and followed by
+actions, which the shell carries out. `now` is seconds on any clock that only goes forward; it comes with each
+event and is never read here.
+
+No event or action holds tensors: the shell hands payloads to the shard under the key of their push, and
+snapshots under the key of theirs, before it raises the event that names them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
-from ...proto.messages import Assignment, Outcome
+from ...proto.messages import Assignment, Exchanged, Outcome, Welcome
 from ...proto.refusal import Refusal
+
+R = TypeVar("R")
+
+
+class PushKey(NamedTuple):
+    """Names one push of a job."""
+
+    worker: str
+    incarnation: int
+    seq: int
+
+
+class CopyKey(NamedTuple):
+    """Names a worker's snapshot of a version."""
+
+    worker: str
+    incarnation: int
+    version: int
+
+
+# ---- replies -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """Answers `Joined`. initialize: the worker has to upload the initial parameters."""
+
+    rank: int
+    version: int
+    initialize: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decided:
+    """Answers `Pushed`. repeated: the outcome of a push that had come before."""
+
+    outcome: Outcome
+    repeated: bool = False
+
+
+Targets = tuple[str, ...] | None  # workers that get a packet; None: it is of no use
 
 # ---- events ------------------------------------------------------------------------------------
 
 
+class Event(Generic[R]):
+    """R: type of the reply."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Joined:
+class Joined(Event[Admission]):
     worker: str
     incarnation: int
     compressor: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Initialized:
+class Initialized(Event[None]):
     """The manifest and version 0 of the parameters are in place."""
 
     worker: str
@@ -33,7 +85,7 @@ class Initialized:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attached:
+class Attached(Event[Welcome]):
     """The worker's Exchange stream is open."""
 
     worker: str
@@ -41,7 +93,7 @@ class Attached:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class Prepared(Event[None]):
     """The worker has its model; `version` is that of its replica, None without one.
 
     assigned: id of the last assignment that it got.
@@ -55,7 +107,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Detached:
+class Detached(Event[None]):
     """The stream broke; the lease goes on."""
 
     worker: str
@@ -63,7 +115,7 @@ class Detached:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Heard:
+class Heard(Event[None]):
     """Any sign of life."""
 
     worker: str
@@ -72,10 +124,11 @@ class Heard:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pushed:
-    """A push is complete and its payloads are valid. `content` is opaque here.
+class Pushed(Event[Decided]):
+    """A push is complete, and the shard has its payloads, which are valid.
 
-    slice, slices: which part of each tensor it holds; 0 slices for all of it.
+    slice, slices: which part of each tensor it holds; 0 slices for all of it. exchanged: what came of an
+    exchange of packets, in place of payloads.
     """
 
     worker: str
@@ -87,18 +140,22 @@ class Pushed:
     loss: float = 0.0
     slice: int = 0
     slices: int = 0
-    content: object = field(repr=False)
+    exchanged: Exchanged | None = None
+
+    @property
+    def key(self) -> PushKey:
+        return PushKey(self.worker, self.incarnation, self.seq)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Published:
+class Published(Event[None]):
     """The shard has applied what was handed to it: its parameters are this version."""
 
     version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PacketBegun:
+class PacketBegun(Event[Targets]):
     """The first bytes of a coded packet are here."""
 
     worker: str
@@ -108,7 +165,7 @@ class PacketBegun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PacketRelayed:
+class PacketRelayed(Event[None]):
     """A coded packet has been handed on whole."""
 
     worker: str
@@ -118,7 +175,7 @@ class PacketRelayed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PacketDamaged:
+class PacketDamaged(Event[None]):
     """A coded packet was refused; part of it may have been handed on."""
 
     worker: str
@@ -128,28 +185,31 @@ class PacketDamaged:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CopyArrived:
-    """All bytes of a worker's snapshot are here. `content` is opaque."""
+class CopyArrived(Event[None]):
+    """The shard has all bytes of a worker's snapshot. leaving: nobody had asked for it."""
 
     worker: str
     incarnation: int
     version: int
-    content: object = field(repr=False)
     leaving: bool = False
 
+    @property
+    def key(self) -> CopyKey:
+        return CopyKey(self.worker, self.incarnation, self.version)
 
-OfCoded = PacketBegun | PacketRelayed | PacketDamaged | CopyArrived
+
+OfExchange = PacketRelayed | PacketDamaged | CopyArrived
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Copied:
+class Copied(Event[None]):
     """The server's parameters are those of a snapshot that had arrived."""
 
     version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated:
+class Evaluated(Event[None]):
     worker: str
     incarnation: int
     version: int
@@ -158,7 +218,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Left:
+class Left(Event[None]):
     worker: str
     incarnation: int
     failed: bool
@@ -166,64 +226,18 @@ class Left:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tick:
+class Tick(Event[None]):
     """Time has passed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stopping:
+class Stopping(Event[None]):
     """The server was told to shut down."""
 
     reason: str
 
 
-Event = (
-    Joined
-    | Initialized
-    | Attached
-    | Prepared
-    | Detached
-    | Heard
-    | Pushed
-    | PacketBegun
-    | PacketRelayed
-    | PacketDamaged
-    | CopyArrived
-    | Copied
-    | Published
-    | Evaluated
-    | Left
-    | Tick
-    | Stopping
-)
-
 # ---- actions -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Admit:
-    """Answer a Join."""
-
-    rank: int
-    version: int
-    initialize: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Greet:
-    """Answer a Hello."""
-
-    worker: str
-    rank: int
-    version: int
-    last_seq: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refuse:
-    """Answer the event with a refusal; nothing has changed."""
-
-    refusal: Refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,19 +259,15 @@ class Assign:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """Tell a worker what became of its push."""
-
-    worker: str
-    outcome: Outcome
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Contribution:
-    """slice, slices: the part of each tensor that it speaks for, if slices is not 0. whole: all the same it
-    holds all of each; outside of its slice that is what its worker had held back. weight: in the sum; None
-    for its part of the samples."""
+    """One push of an application.
 
+    slice, slices: the part of each tensor that it speaks for, if slices is not 0. whole: all the same it
+    holds all of each; outside of its slice that is what its worker had held back. weight: in the sum; None
+    for its part of the samples.
+    """
+
+    key: PushKey
     rank: int
     samples: int
     loss: float
@@ -265,7 +275,6 @@ class Contribution:
     slices: int = 0
     whole: bool = False
     weight: float | None = None
-    content: object = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -290,10 +299,10 @@ class Apply:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Relay:
-    """Hand a packet that has begun on to these workers."""
+class Drop:
+    """Have the shard forget a push or a snapshot that will not be applied."""
 
-    targets: tuple[str, ...]
+    key: PushKey | CopyKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -319,8 +328,7 @@ class RequestCopy:
 class TakeCopy:
     """Make a snapshot that has arrived the server's parameters."""
 
-    version: int
-    content: object = field(repr=False)
+    key: CopyKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -371,15 +379,11 @@ class Finish:
 
 
 Action = (
-    Admit
-    | Greet
-    | Lost
-    | Refuse
+    Lost
     | RequestInitialize
     | Assign
-    | Answer
     | Apply
-    | Relay
+    | Drop
     | Closed
     | RequestCopy
     | TakeCopy
@@ -389,3 +393,11 @@ Action = (
     | Note
     | Finish
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result(Generic[R]):
+    """What follows from an event. reply: goes to the event's sender before anything of the actions."""
+
+    reply: R
+    actions: list[Action]

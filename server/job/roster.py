@@ -1,32 +1,87 @@
-"""Who takes part: members with ranks, leases, incarnations and the outcomes of their pushes.
+"""Who takes part: members with ranks, leases, incarnations, work, and the outcomes of their pushes.
 
 One live member per worker id. A new incarnation fences the old one. A member whose lease has expired is
 set aside with its outcomes, so that the same incarnation may come back and hear what became of its last
 push. Outcomes and set-aside members are bounded.
+
+A member's life:
+
+    JOINED     admitted; no stream is open, and it has no model yet
+    LOADING    its stream is open, and it loads its model and data
+    LISTENING  it has said which version it has, and can be told what to do
+    AWAY       its stream broke; rounds count on it for as long as it keeps its lease
+    RETURNING  it has opened another stream, and has not said yet what it has got
+    GONE       its lease is over, it left, or another incarnation has replaced it
+
+and that of the work it is given, until a push answers it:
+
+    GIVEN   a push for it can be part of a version
+    LATE    its round has closed without it: its push will be refused
+    VOID    it was taken from a member that was lost; others get its samples
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from enum import Enum
 
 from ...proto.messages import Assignment, Outcome
 from ...proto.refusal import Refused
 from . import refusals
+from .lives import move
 from .modes.pace import Pace
 from .samples import Drawn
+from .saving import DERIVED
 
 OUTCOMES_PER_MEMBER = 16
 DEPARTED_MEMBERS = 1024
+
+Name = tuple[str, int]  # worker and incarnation: names a member
+
+
+class Life(Enum):
+    JOINED = "joined"
+    LOADING = "loading"
+    LISTENING = "listening"
+    AWAY = "away"
+    RETURNING = "returning"
+    GONE = "gone"
+
+
+_LIVES = {
+    Life.JOINED: frozenset({Life.JOINED, Life.LOADING, Life.LISTENING, Life.GONE}),
+    Life.LOADING: frozenset({Life.LOADING, Life.LISTENING, Life.JOINED, Life.GONE}),
+    Life.LISTENING: frozenset({Life.LISTENING, Life.RETURNING, Life.AWAY, Life.GONE}),
+    Life.AWAY: frozenset({Life.AWAY, Life.RETURNING, Life.LISTENING, Life.GONE}),
+    Life.RETURNING: frozenset({Life.RETURNING, Life.LISTENING, Life.AWAY, Life.GONE}),
+    Life.GONE: frozenset({Life.JOINED}),
+}
+_ATTACHED = {Life.LOADING, Life.LISTENING, Life.RETURNING}
+_READY = {Life.LISTENING, Life.AWAY, Life.RETURNING}
+OPENED = {**dict.fromkeys(Life, Life.LOADING), **dict.fromkeys(_READY, Life.RETURNING)}
+BROKEN = {**dict.fromkeys(Life, Life.JOINED), **dict.fromkeys(_READY, Life.AWAY)}
+
+
+class WorkLife(Enum):
+    GIVEN = "given"
+    LATE = "late"
+    VOID = "void"
+
+
+_WORK_LIVES = {
+    WorkLife.GIVEN: frozenset({WorkLife.LATE, WorkLife.VOID}),
+    WorkLife.LATE: frozenset({WorkLife.VOID}),
+    WorkLife.VOID: frozenset({WorkLife.GIVEN, WorkLife.LATE}),
+}
 
 
 @dataclass(kw_only=True, slots=True)
 class Work:
     """What a member was given to compute, until it has answered.
 
-    settled: its round closed without it, so that its push
-    will be refused. interrupted: its stream broke meanwhile. share: samples that it was meant to get, though
-    an epoch that ends may have had fewer. counted: those that its push speaks for, where these are not all.
+    interrupted: its stream broke meanwhile. share: samples that it was meant to get, though an epoch that
+    ends may have had fewer. counted: those that its push speaks for, where these are not all.
     """
 
     assignment: Assignment
@@ -34,8 +89,16 @@ class Work:
     given_at: float
     share: int = 0
     counted: int | None = None
-    settled: bool = False
+    life: WorkLife = WorkLife.GIVEN
     interrupted: bool = False
+
+    @property
+    def id(self) -> int:
+        return self.assignment.id
+
+    @property
+    def late(self) -> bool:
+        return self.life is WorkLife.LATE
 
     @property
     def samples(self) -> int:
@@ -47,6 +110,9 @@ class Work:
         """Whether others are given the same samples."""
         return self.assignment.slices > 1 or self.assignment.stragglers > 0
 
+    def become(self, life: WorkLife) -> None:
+        self.life = move(self.life, life, _WORK_LIVES)
+
 
 @dataclass(kw_only=True, slots=True)
 class Member:
@@ -56,13 +122,11 @@ class Member:
     heard_at: float
     compressor: str = ""
     activity: str = ""
-    attached: bool = False  # its stream is open
-    listening: bool = False  # and on it the worker has said which version it has: it can be given work
-    ready: bool = False  # it has its model; rounds count on it for as long as it keeps its lease
+    life: Life = Life.JOINED
     fingerprint: bytes = b""
     version: int | None = None  # of its replica, once everything sent so far has arrived
     pushes: int = 0
-    work: Work | None = None
+    work: Work | None = None  # changed by `Roster.give` and `Roster.relieve` alone
     void: Work | None = None  # the last that was taken from it, because it was lost
     after: int = 0  # the version that its last push became: it gets work once that is published
     clock: int | None = None  # pushes completed, counted from where the others stood when it came
@@ -71,8 +135,28 @@ class Member:
     outcomes: OrderedDict[int, Outcome] = field(default_factory=OrderedDict[int, Outcome])  # by seq
 
     @property
+    def id(self) -> Name:
+        return self.worker, self.incarnation
+
+    @property
     def name(self) -> str:
+        """For people."""
         return f"rank {self.rank} ({self.worker})"
+
+    @property
+    def attached(self) -> bool:
+        """Whether its stream is open."""
+        return self.life in _ATTACHED
+
+    @property
+    def listening(self) -> bool:
+        """Whether it can be told what to do now."""
+        return self.life is Life.LISTENING
+
+    @property
+    def ready(self) -> bool:
+        """Whether rounds count on it: it has its model, and keeps its lease."""
+        return self.life in _READY
 
     def remember(self, outcome: Outcome) -> None:
         """Keep what was decided on a push, for its duplicates."""
@@ -87,6 +171,11 @@ class Roster:
     lease_s: float
     members: dict[str, Member] = field(default_factory=dict[str, Member])
     departed: OrderedDict[str, Member] = field(default_factory=OrderedDict[str, Member])
+    ready_members: int = 0
+    computing: Counter[int] = field(default_factory=Counter[int])  # members at work, by version
+    _in_order: list[Member] = field(
+        default_factory=list[Member], metadata=DERIVED
+    )  # by rank; empty when it has to be sorted anew
 
     def join(
         self, worker: str, incarnation: int, compressor: str, now: float
@@ -112,8 +201,45 @@ class Roster:
         member = Member(
             worker=worker, incarnation=incarnation, rank=rank, heard_at=now, compressor=compressor
         )
+        if current is not None:
+            self.become(current, Life.GONE)
         self.members[worker] = member
+        self._in_order = []
         return member, current
+
+    def get(self, name: Name) -> Member | None:
+        """The member of that incarnation, also one that is set aside."""
+        worker, incarnation = name
+        for member in (self.members.get(worker), self.departed.get(worker)):
+            if member is not None and member.incarnation == incarnation:
+                return member
+        return None
+
+    def present(self, name: Name) -> Member | None:
+        """The member of that incarnation, if it has a lease."""
+        member = self.members.get(name[0])
+        return member if member is not None and member.incarnation == name[1] else None
+
+    def become(self, member: Member, life: Life) -> None:
+        """Go on to another state of its life."""
+        self.ready_members -= member.ready
+        member.life = move(member.life, life, _LIVES)
+        self.ready_members += member.ready
+
+    def give(self, member: Member, work: Work) -> None:
+        """Let a member that has nothing to do have this."""
+        self.relieve(member)
+        member.work = work
+        self.computing[work.assignment.version] += 1
+
+    def relieve(self, member: Member) -> Work | None:
+        """Take its work from a member, if it has any."""
+        work, member.work = member.work, None
+        if work is not None:
+            self.computing[work.assignment.version] -= 1
+            if not self.computing[work.assignment.version]:
+                del self.computing[work.assignment.version]
+        return work
 
     def knows(self, worker: str) -> bool:
         """Whether the worker is a member, or was one."""
@@ -150,14 +276,17 @@ class Roster:
     def remove(self, member: Member) -> None:
         """Set a member aside."""
         del self.members[member.worker]
-        member.attached = member.listening = member.ready = False
+        self._in_order = []
+        self.become(member, Life.GONE)
         self.departed[member.worker] = member
         self.departed.move_to_end(member.worker)
         while len(self.departed) > DEPARTED_MEMBERS:
-            self.departed.popitem(last=False)
+            self.relieve(self.departed.popitem(last=False)[1])
 
     def by_rank(self) -> list[Member]:
-        return sorted(self.members.values(), key=lambda member: member.rank)
+        if len(self._in_order) != len(self.members):
+            self._in_order = sorted(self.members.values(), key=lambda member: member.rank)
+        return self._in_order
 
     def attached(self) -> list[Member]:
         """Members with an open stream, in rank order."""
@@ -177,6 +306,8 @@ class Roster:
             member.rank = self._free_rank()
         member.heard_at = now
         self.members[member.worker] = member
+        self._in_order = []
+        self.become(member, Life.JOINED)
         return member
 
     def _free_rank(self) -> int:

@@ -7,9 +7,9 @@ an epoch is complete when each of its samples has been answered for once.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...proto.messages import Range
 from ...proto.shares import share
@@ -48,18 +48,18 @@ class Drawn:
         return tuple(found)
 
 
+@dataclass
 class Samples:
     """The samples of all epochs of a job. Every sample is in one of three places: not yet drawn, which
     includes those given back, drawn and unsettled, or settled."""
 
-    def __init__(self, per_epoch: int, epochs: int) -> None:
-        self.per_epoch = per_epoch
-        self._epochs = epochs
-        self._epoch = 0  # that fresh samples come from
-        self._next = 0  # first one of it that has not been drawn
-        self._returned: dict[int, list[Range]] = {}  # by epoch
-        self._unsettled: defaultdict[int, int] = defaultdict(int)  # by epoch
-        self.completed = 0  # epochs of which all samples have been settled; never falls
+    per_epoch: int
+    epochs: int
+    _epoch: int = 0  # that fresh samples come from
+    _next: int = 0  # first one of it that has not been drawn
+    _returned: dict[int, list[Range]] = field(default_factory=dict[int, list[Range]])  # by epoch
+    _unsettled: Counter[int] = field(default_factory=Counter[int])  # by epoch
+    completed: int = 0  # epochs of which all samples have been settled; never falls
 
     def draw(self, most: int) -> Drawn | None:
         """Up to `most` samples, at least 1, of the oldest epoch that has any; None where none are left."""
@@ -75,7 +75,7 @@ class Samples:
             most -= first.count
         if not returned:
             self._returned.pop(epoch, None)
-        if most and epoch == self._epoch < self._epochs:
+        if most and epoch == self._epoch < self.epochs:
             count = min(most, self.per_epoch - self._next)
             ranges.append(Range(start=self._next, count=count))
             self._next += count
@@ -115,7 +115,7 @@ class Samples:
     @property
     def done(self) -> bool:
         """Whether every sample of every epoch is settled."""
-        return self.completed == self._epochs and not self._returned and not any(self._unsettled.values())
+        return self.completed == self.epochs and not self._returned and not any(self._unsettled.values())
 
     @property
     def progress(self) -> float:
@@ -132,11 +132,6 @@ class Samples:
         ):
             self._unsettled.pop(self.completed, None)
             self.completed += 1
-
-    def snapshot(self) -> tuple[object, ...]:
-        """All of it, as plain values."""
-        returned = {epoch: tuple(ranges) for epoch, ranges in self._returned.items()}
-        return self._epoch, self._next, returned, dict(self._unsettled), self.completed
 
 
 def _merged(ranges: Sequence[Range]) -> list[Range]:

@@ -3,15 +3,14 @@ others may look."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ...proto.messages import Assignment, EpochStatus, LostStatus, Phase
 from .events import Assign
 from .modes.interval import LocalSteps
-from .roster import Member, Roster
+from .roster import Member, Name, Roster
 from .samples import Samples
+from .saving import DERIVED
 from .schedule import Constant
 
 LOST_REMEMBERED = 256
@@ -57,7 +56,7 @@ class Rules:
 class Evaluation:
     """Who was asked to evaluate what."""
 
-    by: Member = field(repr=False, compare=False)
+    by: Name
     epoch: int
     version: int
     asked_at: float
@@ -66,9 +65,9 @@ class Evaluation:
 
 @dataclass(kw_only=True)
 class JobState:
-    """One job."""
+    """One job. All of it but the rules is saved."""
 
-    rules: Rules
+    rules: Rules = field(metadata=DERIVED)
     roster: Roster
     phase: Phase = Phase.EMPTY
     initializer: tuple[str, int] | None = None  # (worker, incarnation) that was asked for the parameters
@@ -79,7 +78,7 @@ class JobState:
     assignments: int = 0  # given out so far; the id of the last one
     evaluation: Evaluation | None = None  # asked for and not yet reported
     evaluations: list[EpochStatus] = field(default_factory=list[EpochStatus])
-    lost: deque[LostStatus] = field(default_factory=lambda: deque[LostStatus](maxlen=LOST_REMEMBERED))
+    lost: list[LostStatus] = field(default_factory=list[LostStatus])  # the last ones
     accepted_pushes: int = 0
     stale_pushes: int = 0
     repeated_samples: int = 0  # trained on by who had lost them as well as by who got them then
@@ -92,6 +91,7 @@ class JobState:
     drifting: int = 0  # members whose replicas differ from the first one's
     largest_staleness: int = 0  # of accepted pushes: in clocks in stale mode, else in versions
     waiting_since: float | None = None  # when whatever is waited for began
+    reported: tuple[str, float] | None = None  # what was last told of it, and when
 
     @property
     def epoch(self) -> int:
@@ -118,13 +118,18 @@ class JobState:
         has, member.version = member.version, assignment.version
         return Assign(worker=member.worker, assignment=assignment, has=has)
 
+    def wants_evaluation(self, epoch: int) -> bool:
+        """Whether somebody is to be asked to evaluate this epoch, which is the last one completed."""
+        done = bool(self.evaluations) and self.evaluations[-1].epoch == epoch
+        return epoch > 0 and self.evaluation is None and not done
+
     def ask_for_evaluation(self, member: Member, epoch: int, assignment: int, now: float) -> bool:
         """Whether this member shall evaluate the epoch, as part of this assignment: once, unless who was
         asked before is lost or never heard of it. One evaluation at a time: a slow one delays the next."""
-        if epoch == 0 or self.evaluation is not None or any(done.epoch == epoch for done in self.evaluations):
+        if not self.wants_evaluation(epoch):
             return False
         self.evaluation = Evaluation(
-            by=member, epoch=epoch, version=self.version, asked_at=now, assignment=assignment
+            by=member.id, epoch=epoch, version=self.version, asked_at=now, assignment=assignment
         )
         return True
 
@@ -132,7 +137,7 @@ class JobState:
         """Another one may be asked: this member is lost, or `assigned` is the last assignment it has heard of
         and is not the one to evaluate."""
         asked = self.evaluation
-        if asked is not None and asked.by is member and asked.assignment > assigned:
+        if asked is not None and asked.by == member.id and asked.assignment > assigned:
             self.evaluation = None
 
     def waited(self, now: float) -> str:
@@ -142,23 +147,3 @@ class JobState:
     def wait_from(self, now: float) -> None:
         """Something new is waited for."""
         self.waiting_since = now
-
-    def snapshot(self) -> Mapping[str, object]:
-        """Everything that decides what happens next, as plain values, to compare two states."""
-        return {
-            "phase": self.phase,
-            "version": self.version,
-            "samples": self.samples.snapshot(),
-            "assignments": self.assignments,
-            "fingerprint": self.fingerprint,
-            "initializer": self.initializer,
-            "members": {
-                m.worker: (
-                    *(m.incarnation, m.rank, m.listening, m.version, m.last_seq, list(m.outcomes)),
-                    *(repr(m.work), repr(m.void), m.after, m.clock, repr(m.pace)),
-                )
-                for m in self.roster.by_rank()
-            },
-            "evaluation": repr(self.evaluation),
-            "evaluations": list(self.evaluations),
-        }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...proto.messages import Phase
-from .roster import Member
+from .roster import Name
 from .state import JobState
 
 
@@ -42,7 +42,7 @@ def describe_waiting(state: JobState, now: float) -> Waiting:
             names = ", ".join(member.name for member in have) or "none"
             return _of(f"workers: have {len(have)} of {needed} ({names})", since)
         case Phase.FINISHING if state.evaluation is not None:
-            member = state.evaluation.by
+            member = state.roster.members[state.evaluation.by[0]]
             return _of(f"{member.name} to evaluate the last version", since, (member.rank,))
         case Phase.FINISHING:
             names = ", ".join(member.name for member in state.roster.by_rank())
@@ -51,10 +51,11 @@ def describe_waiting(state: JobState, now: float) -> Waiting:
             return Waiting()
 
 
-def describe(state: JobState, member: Member, rank: int, now: float) -> str:
+def describe(state: JobState, name: Name, rank: int, now: float) -> str:
     """A member that is waited for, and what is known of it. rank: in its round."""
-    if state.roster.members.get(member.worker) is not member:
-        return f"rank {rank} ({member.worker}, gone)"
+    member = state.roster.present(name)
+    if member is None:
+        return f"rank {rank} ({name[0]}, gone)"
     link = "connected" if member.attached else "disconnected"
     doing = f", {member.activity}" if member.activity else ""
     return f"rank {rank} ({member.worker}, {link}, heard {now - member.heard_at:.1f} s ago{doing})"

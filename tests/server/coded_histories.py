@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from stepping import Refuse, Relay, copied, step, written
 
 from gradwire.benchmarks.schemes import SCHEMES
 from gradwire.coding import Exchange, Plan, plan, planning_with, resent
@@ -102,22 +103,27 @@ class Cluster:
         self.first = first
         self.store: Replica | None = None
         self.versions: dict[int, Replica] = {}  # what each version is, as first seen
-        self.loading: e.TakeCopy | None = None  # a snapshot that is being taken over
+        self.copies: dict[e.CopyKey, Replica] = {}  # snapshots that have arrived
+        self.loading: e.TakeCopy | None = None  # one that is being taken over
 
     # ---- the server's shell
 
-    def happen(self, event: e.Event) -> list[e.Action]:
-        actions = self.core.step(event, self.now)
+    def happen(self, event: e.Event[Any]) -> list[Any]:
+        actions: list[Any] = step(self.core, event, self.now)
         for action in actions:
             match action:
                 case e.RequestInitialize():
                     self._send(action.worker, "initialize")
                 case e.Assign():
                     self._assign(action)
-                case e.Answer():
-                    self._send(action.worker, action.outcome)
+                case e.Decided():
+                    assert isinstance(event, e.Pushed)
+                    self._send(event.worker, action.outcome)
                 case e.RequestCopy():
                     self._send(action.worker, action)
+                case e.Drop():
+                    if isinstance(action.key, e.CopyKey):
+                        del self.copies[action.key]
                 case e.TakeCopy():
                     self.loading = action
                 case e.Relabel():
@@ -129,7 +135,7 @@ class Cluster:
                     worker = self.workers[action.worker]
                     if worker.incarnation == action.incarnation:
                         self._break(worker, report=False)
-                case e.Refuse():
+                case Refuse():
                     # Of what this cluster does, only a push for what is over, or of who is no member, may be.
                     assert action.refusal.reason in (
                         *(Reason.NOT_A_MEMBER, Reason.FENCED, Reason.DUPLICATE_WORKER, Reason.SEQUENCE),
@@ -163,16 +169,16 @@ class Cluster:
             self._break(old)
         self.workers[name] = worker
         actions = self.happen(e.Joined(worker=name, incarnation=worker.incarnation))
-        if any(isinstance(action, e.Refuse) for action in actions):
+        if any(isinstance(action, Refuse) for action in actions):
             worker.alive = False
             return
         for action in actions:
-            if isinstance(action, e.Admit) and action.initialize:
+            if isinstance(action, e.Admission) and action.initialize:
                 worker.replica = self.first
 
     def connect(self, worker: Worker) -> None:
         actions = self.happen(e.Attached(worker=worker.name, incarnation=worker.incarnation))
-        if any(isinstance(action, e.Refuse) for action in actions):
+        if any(isinstance(action, Refuse) for action in actions):
             worker.alive = False
             return
         worker.connected, worker.connection = True, worker.connection + 1
@@ -312,7 +318,7 @@ class Cluster:
                     worker.replica = None
             case ("begin", exchange, index):
                 actions = self.happen(e.PacketBegun(**names, exchange=exchange, index=index))
-                relay = next((action for action in actions if isinstance(action, e.Relay)), None)
+                relay = next((action for action in actions if isinstance(action, Relay)), None)
                 targets = [] if relay is None else [self.workers[name] for name in relay.targets]
                 self._targets = [(target, target.connection) for target in targets if target.connected]
                 if self.troubled and relay is not None and self.chance.random() < 0.02:
@@ -338,11 +344,13 @@ class Cluster:
                         assignment=assignment,
                         base_version=version,
                         samples=1,
-                        content=exchanged,
+                        exchanged=exchanged,
                     )
                 )
             case ("snapshot", replica):
-                self.happen(e.CopyArrived(**names, version=replica.version, content=replica))
+                arrived = e.CopyArrived(**names, version=replica.version)
+                self.copies[arrived.key] = replica
+                self.happen(arrived)
             case ("evaluation", version, epoch):
                 self.happen(e.Evaluated(**names, version=version, epoch=epoch, metrics={}))
             case ("left",):
@@ -363,12 +371,13 @@ class Cluster:
         """One random thing."""
         chance = self.chance
         self.steps += 1
+        if chance.random() < 0.02:
+            self.core = copied(self.core)
         self.now += chance.expovariate(20.0)
         if self.loading is not None and chance.random() < 0.1:
             taken, self.loading = self.loading, None
-            assert isinstance(taken.content, Replica)
-            self.store = taken.content
-            self.happen(e.Copied(version=taken.version))
+            self.store = self.copies.pop(taken.key)
+            self.happen(e.Copied(version=taken.key.version))
             return
         busy = [worker for worker in self.workers.values() if worker.connected and (worker.up or worker.down)]
         trouble = self.troubled and chance.random() < 0.02
@@ -410,9 +419,7 @@ class Cluster:
                 self.check()
                 return self.steps
             self.step()
-        raise AssertionError(
-            f"not done after {most} steps: {self.core.snapshot()} {self.core.mode.snapshot()}"
-        )
+        raise AssertionError(f"not done after {most} steps: {written(self.core)}")
 
     def check(self) -> None:
         """Each sample of each epoch is in the final parameters once."""

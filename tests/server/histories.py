@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from stepping import Refuse, copied, state, step
 
 from gradwire.compressors import DenseFormat, DensePayload
 from gradwire.optimizer import build_optimizer, parse_optimizer
@@ -104,7 +105,7 @@ class World:
         self.wire: list[e.Pushed] = []  # on its way, in no order
         self.pending: e.Apply | None = None
         self.outcomes: dict[tuple[str, int, int], Outcome] = {}
-        self.accepted: dict[str, int] = {}  # content -> version that was named
+        self.accepted: dict[str, int] = {}  # label -> version that was named
         self.applied: dict[str, int] = {}
         self.covered: Counter[tuple[int, int]] = Counter()  # (epoch, sample) in accepted pushes
         self.answered: Counter[tuple[int, int]] = Counter()  # in those that were decided on at all
@@ -126,7 +127,9 @@ class World:
     # ---- what may happen
 
     def act(self) -> None:
-        """One of the things below, each with its own likelihood."""
+        """One of the things below, each with its own likelihood; sometimes a copy of the core goes on."""
+        if self.pick(50) == 0:
+            self.core = copied(self.core)
         choices: list[tuple[int, Callable[[], None]]] = [
             (6, self.deliver), (6, self.compute), (5, self.publish), (3, self.come), (4, self.beat),
             (2, self.wait), (1, self.repeat), (1, self.lose), (1, self.break_stream), (2, self.evaluate),
@@ -149,11 +152,11 @@ class World:
         self.incarnations[name] += 1
         sim = Sim(name=name, incarnation=self.incarnations[name])
         actions = self.step(e.Joined(worker=name, incarnation=sim.incarnation, compressor="none"))
-        if any(isinstance(action, e.Refuse) for action in actions):
+        if any(isinstance(action, Refuse) for action in actions):
             return
         self.sims[name] = sim
         self.attach(sim)
-        admits = [action for action in actions if isinstance(action, e.Admit)]
+        admits = [action for action in actions if isinstance(action, e.Admission)]
         if admits and admits[0].initialize:
             self.initialize(sim)
         self.prepare(sim)
@@ -181,7 +184,7 @@ class World:
 
     def attach(self, sim: Sim) -> None:
         actions = self.step(e.Attached(worker=sim.name, incarnation=sim.incarnation))
-        sim.attached = not any(isinstance(action, e.Refuse) for action in actions)
+        sim.attached = not any(isinstance(action, Refuse) for action in actions)
         sim.ready = False
 
     def prepare(self, sim: Sim) -> None:
@@ -246,9 +249,8 @@ class World:
             loss=1.0 + self.pick(100) / 100,
             slice=assignment.slice,
             slices=assignment.slices,
-            content=f"{sim.name}/{sim.incarnation}/{sim.seq}",
         )
-        self.pushes[str(push.content)] = push
+        self.pushes[label(push.key)] = push
         sim.open[sim.seq] = push
         sim.sent.append(push)
         if sim.attached:
@@ -280,14 +282,13 @@ class World:
                 assignment=sim.assigned,
                 base_version=self.pick(self.core.version + 2),
                 samples=self.rules.batch_size * 10 + self.pick(3),
-                content="nonsense",
             )
             before = self.state()
-            actions = self.core.step(push, self.now)
-            if any(isinstance(action, e.Refuse) for action in actions):
+            actions = step(self.core, push, self.now)
+            if any(isinstance(action, Refuse) for action in actions):
                 self.unchanged(before)
             else:  # refused as stale: it has used up a seq, as a push of the worker's own
-                (outcome,) = [action.outcome for action in actions if isinstance(action, e.Answer)]
+                (outcome,) = [action.outcome for action in actions if isinstance(action, e.Decided)]
                 assert outcome.decision is Decision.REFUSED
                 sim.seq = push.seq
                 self.answered.update(self.ranges.get(push.assignment, []))
@@ -365,13 +366,13 @@ class World:
         live = member is not None and member.incarnation == push.incarnation
         remembered = live and push.seq > member.last_seq - OUTCOMES_PER_MEMBER if member else False
         actions = self.step(push)
-        answers = [action.outcome for action in actions if isinstance(action, e.Answer)]
+        answers = [action.outcome for action in actions if isinstance(action, e.Decided)]
         if not answers:
             self.unchanged(before)
             assert not (remembered and identity in self.outcomes), (
                 f"E: the outcome of {identity} is forgotten"
             )
-            refused = next(action.refusal for action in actions if isinstance(action, e.Refuse))
+            refused = next(action.refusal for action in actions if isinstance(action, Refuse))
             assert refused.message, "a refusal says why"
             return
         (outcome,) = answers
@@ -381,25 +382,25 @@ class World:
         if sim is not None and sim.incarnation == push.incarnation and sim.attached and self.pick(10):
             sim.open.pop(push.seq, None)  # otherwise the answer is lost on its way
 
-    def step(self, event: e.Event) -> list[e.Action]:
+    def step(self, event: e.Event[Any]) -> list[Any]:
         push = event if isinstance(event, e.Pushed) else None
         accepted = self.core.accepted_pushes
         decided = accepted + self.core.stale_pushes
         member = self.core.roster.members.get(push.worker) if push else None
         clock = member.clock if member is not None else None
-        actions = self.core.step(event, self.now)
+        actions: list[Any] = step(self.core, event, self.now)
         self.steps += 1
         if push is not None and self.core.accepted_pushes + self.core.stale_pushes > decided:
             samples = self.ranges.get(push.assignment, [])
             self.answered.update(samples)
-            (answer,) = [action.outcome for action in actions if isinstance(action, e.Answer)]
+            (answer,) = [action.outcome for action in actions if isinstance(action, e.Decided)]
             redundant = answer.refusal is not None and answer.refusal.reason is Reason.REDUNDANT
             if not redundant and (answer.refusal is not None or not push.samples):
                 self.excused.update(samples)
             if self.core.accepted_pushes > accepted:
-                name = str(push.content)
+                name = label(push.key)
                 assert name not in self.accepted, f"E: {name} was accepted twice"
-                (outcome,) = [action.outcome for action in actions if isinstance(action, e.Answer)]
+                (outcome,) = [action.outcome for action in actions if isinstance(action, e.Decided)]
                 self.accepted[name] = outcome.version
                 if not self.rules.shares_samples:
                     self.covered.update(samples)
@@ -411,13 +412,13 @@ class World:
         if self.core.phase is Phase.RUNNING:
             # What is computed for rounds that have closed, when the last version is complete.
             works = [each.work for each in self.core.roster.members.values()]
-            late = [work for work in works if work is not None and work.settled]
+            late = [work for work in works if work is not None and work.late]
             self.late = {sample for work in late for sample in samples_of(work.assignment)}
         for each in self.core.roster.members.values():
             assert len(each.outcomes) <= OUTCOMES_PER_MEMBER, "M"
         return actions
 
-    def take_in(self, actions: Sequence[e.Action]) -> None:
+    def take_in(self, actions: Sequence[Any]) -> None:
         for action in actions:
             match action:
                 case e.Apply():
@@ -468,7 +469,7 @@ class World:
     # ---- the oracle
 
     def state(self) -> Any:
-        return {**self.core.snapshot(), **self.core.mode.snapshot()}
+        return state(self.core)
 
     def unchanged(self, before: Any) -> None:
         assert self.state() == before, "N: a refused input changed the state"
@@ -482,13 +483,13 @@ class World:
             total = sum(other.samples for other in given if other.slice == each.slice)
             weight = each.samples / total * apply.weight if each.weight is None else each.weight
             start, end = share(ELEMENTS, each.slice, max(1, each.slices))
-            gradient[start:end] += np.float32(weight) * values(str(each.content))[start:end]
+            gradient[start:end] += np.float32(weight) * values(label(each.key))[start:end]
         if self.rules.shares_samples:
             self.check_shared(given)
         if given:
             torch.from_numpy(self.expected).add_(torch.from_numpy(gradient), alpha=-RATE * apply.rate_factor)
         for each in apply.contributions:
-            name = str(each.content)
+            name = label(each.key)
             assert name not in self.applied, f"E: {name} was applied twice"
             assert self.accepted.get(name) == apply.version, f"E: {name} is in another version than was said"
             self.applied[name] = apply.version
@@ -503,13 +504,12 @@ class World:
         for slice in range(max(1, slices)):
             pushes = [each for each in given if each.slice == slice]
             assigned = {
-                str(each.content): self.assignments[self.pushes[str(each.content)].assignment]
-                for each in pushes
+                label(each.key): self.assignments[self.pushes[label(each.key)].assignment] for each in pushes
             }
             comes_to: defaultdict[tuple[int, int], float] = defaultdict(float)
             total = sum(each.samples for each in pushes)
             for each in pushes:
-                assignment = assigned[str(each.content)]
+                assignment = assigned[label(each.key)]
                 weight = each.samples / total if each.weight is None else each.weight
                 for sample, part in zip(*coefficients(assignment), strict=True):
                     comes_to[sample] += weight * part
@@ -528,7 +528,7 @@ class World:
         assert apply.rate_factor == 1.0
         if isinstance(self.core.mode, Arrivals):
             (contribution,) = apply.contributions
-            push = self.pushes[str(contribution.content)]
+            push = self.pushes[label(contribution.key)]
             assert apply.base_version == push.base_version
             weight = 1 / max(1, apply.version - 1 - push.base_version) if self.rules.inverse else 1.0
             assert apply.weight == weight or self.rules.mode == "stale"  # where a slow worker's share is less
@@ -536,7 +536,7 @@ class World:
         assert apply.weight == 1.0
         if self.rules.shares_samples:
             return
-        names = {str(each.content).split("/")[0] for each in apply.contributions}
+        names = {label(each.key).split("/")[0] for each in apply.contributions}
         missing = self.given.get(apply.version - 1, set()) - names
         assert len(missing) <= self.rules.backup, f"version {apply.version} did not wait for {missing}"
 
@@ -601,6 +601,10 @@ def coefficients(assignment: Assignment) -> tuple[list[tuple[int, int]], list[fl
     return chosen, [part.weight / len(part.indices) for part in parts for _ in part.indices]
 
 
+def label(key: e.PushKey) -> str:
+    return "/".join(map(str, key))
+
+
 def values(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     """The gradient of a push: anything, as long as it is always the same."""
     return np.random.default_rng(list(name.encode())).standard_normal(ELEMENTS).astype(np.float32)
@@ -608,7 +612,7 @@ def values(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 def payload(given: e.Contribution) -> DensePayload:
     start, end = share(ELEMENTS, given.slice, max(1, given.slices))
-    found = (values(str(given.content)) if given.whole else values(str(given.content))[start:end]).copy()
+    found = (values(label(given.key)) if given.whole else values(label(given.key))[start:end]).copy()
     return DensePayload(format=DenseFormat.FLOAT32, elements=found.size, data=found.view(np.uint8))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from stepping import Refuse, state, step
+
 from gradwire.proto.messages import Decision, Exchanged, Phase
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.server.job import events as e
@@ -36,15 +38,15 @@ class Job:
         assert isinstance(self.core.mode, Coded)
         return self.core.mode
 
-    def step(self, event: e.Event, after: float = 0.0) -> list[e.Action]:
+    def step(self, event: e.Event[Any], after: float = 0.0) -> list[Any]:
         self.now += after
-        actions = self.core.step(event, self.now)
+        actions: list[Any] = step(self.core, event, self.now)
         for action in actions:
             if isinstance(action, e.Assign):
                 self.assigned[action.worker] = action
         return actions
 
-    def come(self, name: str, version: int | None = 0, assigned: int = 0) -> list[e.Action]:
+    def come(self, name: str, version: int | None = 0, assigned: int = 0) -> list[Any]:
         return [
             *self.step(e.Attached(worker=name, incarnation=1)),
             *self.step(
@@ -62,7 +64,7 @@ class Job:
             self.step(e.PacketBegun(worker=name, incarnation=1, exchange=exchange, index=index))
             self.step(e.PacketRelayed(worker=name, incarnation=1, exchange=exchange, index=index))
 
-    def report(self, name: str, crc32c: int = 0, seconds: float = 0.0, after: float = 0.0) -> list[e.Action]:
+    def report(self, name: str, crc32c: int = 0, seconds: float = 0.0, after: float = 0.0) -> list[Any]:
         assignment = self.assigned[name].assignment
         self.seq[name] += 1
         return self.step(
@@ -73,35 +75,33 @@ class Job:
                 assignment=assignment.id,
                 base_version=assignment.version,
                 samples=1,
-                content=Exchanged(crc32c=crc32c, computing_seconds=seconds),
+                exchanged=Exchanged(crc32c=crc32c, computing_seconds=seconds),
             ),
             after,
         )
 
-    def copied(self, name: str, version: int) -> list[e.Action]:
+    def copied(self, name: str, version: int) -> list[Any]:
         """The snapshot that was asked for comes, and is taken over."""
-        (take,) = some(
-            self.step(e.CopyArrived(worker=name, incarnation=1, version=version, content="it")), e.TakeCopy
-        )
-        assert (take.version, take.content) == (version, "it")
+        (take,) = some(self.step(e.CopyArrived(worker=name, incarnation=1, version=version)), e.TakeCopy)
+        assert take.key == (name, 1, version)
         return self.step(e.Copied(version=version))
 
-    def round(self, checksums: str = "", **timing: float) -> list[e.Action]:
+    def round(self, checksums: str = "", **timing: float) -> list[Any]:
         """A whole one; returns what follows from the last report."""
         for name in self.names:
             self.send(name)
-        actions: list[e.Action] = []
+        actions: list[Any] = []
         for place, name in enumerate(self.names):
             actions = self.report(name, int(checksums[place]) if checksums else 0, **timing)
         return actions
 
 
-def some(actions: list[e.Action], kind: type[T]) -> list[T]:
+def some(actions: list[Any], kind: type[T]) -> list[T]:
     return [action for action in actions if isinstance(action, kind)]
 
 
-def refusal(actions: list[e.Action]) -> Refusal:
-    (refused,) = some(actions, e.Refuse)
+def refusal(actions: list[Any]) -> Refusal:
+    (refused,) = some(actions, Refuse)
     return refused.refusal
 
 
@@ -110,7 +110,7 @@ def test_a_version_is_there_when_everybody_has_the_sum() -> None:
     for name in "abc":
         job.send(name)
     for name in "ab":
-        (answer,) = some(job.report(name), e.Answer)
+        (answer,) = some(job.report(name), e.Decided)
         assert (answer.outcome.decision, answer.outcome.version) == (Decision.ACCEPTED, 1)
         assert job.core.version == 0
     actions = job.report("c")
@@ -130,14 +130,14 @@ def test_all_are_told_the_same_samples() -> None:
 def test_a_packet_that_is_not_ones_own_is_refused_and_changes_nothing() -> None:
     job = Job(3)
     assert job.mode.round is not None
-    before = {**job.core.snapshot(), **job.core.mode.snapshot()}
+    before = state(job.core)
     (theirs, *_) = job.mode.round.plan.sent_by(1)
     for exchange, index in ((1, theirs), (1, 99), (2, 0)):
         begun = e.PacketBegun(worker="a", incarnation=1, exchange=exchange, index=index)
         why = refusal(job.step(begun))
         assert why.reason is Reason.PACKET
         assert "'a'" in why.message
-    assert {**job.core.snapshot(), **job.core.mode.snapshot()} == before
+    assert state(job.core) == before
 
 
 def test_a_packet_of_an_exchange_that_is_over_goes_nowhere() -> None:
@@ -149,7 +149,7 @@ def test_a_packet_of_an_exchange_that_is_over_goes_nowhere() -> None:
 def test_packets_are_for_coded_mode_only() -> None:
     core = Core(Rules(min_workers=1, batch_size=1, epochs=1, lease_s=1.0))
     core.step(e.Joined(worker="a", incarnation=1), 0.0)
-    why = refusal(core.step(e.PacketBegun(worker="a", incarnation=1, exchange=1, index=0), 0.0))
+    why = refusal(step(core, e.PacketBegun(worker="a", incarnation=1, exchange=1, index=0), 0.0))
     assert why.reason is Reason.PACKET
 
 
@@ -249,7 +249,7 @@ def test_a_copy_that_has_arrived_counts_whatever_becomes_of_who_sent_it() -> Non
     job.step(e.Joined(worker="z", incarnation=1))
     job.come("z", version=None)
     job.round()
-    arrived = e.CopyArrived(worker="a", incarnation=1, version=2, content="it")
+    arrived = e.CopyArrived(worker="a", incarnation=1, version=2)
     assert len(some(job.step(arrived), e.TakeCopy)) == 1
     job.step(e.Left(worker="a", incarnation=1, failed=True, reason="told to"))
     assert job.core.version == 2
@@ -261,7 +261,7 @@ def test_who_leaves_may_hand_over_the_only_copy() -> None:
     job = Job(1, redundancy=1)
     job.round()
     job.round()
-    arrived = e.CopyArrived(worker="a", incarnation=1, version=1, content="it", leaving=True)
+    arrived = e.CopyArrived(worker="a", incarnation=1, version=1, leaving=True)
     assert len(some(job.step(arrived), e.TakeCopy)) == 1
     job.step(e.Left(worker="a", incarnation=1, failed=False, reason="told to"))
     assert job.core.version == 2  # not before the copy is in place
@@ -273,7 +273,7 @@ def test_who_leaves_may_hand_over_the_only_copy() -> None:
 def test_clipping_is_said_again_less_and_less_often() -> None:
     job = Job(1, redundancy=1, samples=1000)
     said: list[int] = []
-    for step in range(1, 21):
+    for number in range(1, 21):
         assignment = job.assigned["a"].assignment
         job.seq["a"] += 1
         exchanged = Exchanged(crc32c=0, clipped=5)
@@ -285,10 +285,10 @@ def test_clipping_is_said_again_less_and_less_often() -> None:
                 samples=1,
                 assignment=assignment.id,
                 base_version=assignment.version,
-                content=exchanged,
+                exchanged=exchanged,
             )
         )
-        said += [step for note in some(actions, e.Note) if "were clipped" in note.text]
+        said += [number for note in some(actions, e.Note) if "were clipped" in note.text]
     assert said == [1, 2, 4, 8, 16]
     assert job.core.clipped == 100
 
@@ -306,7 +306,7 @@ def test_those_who_have_sent_are_not_waited_for() -> None:
 def test_a_snapshot_that_was_not_asked_for_is_not_taken() -> None:
     job = Job(2, redundancy=1)
     job.round()
-    assert job.step(e.CopyArrived(worker="a", incarnation=1, version=1, content="it")) == []
+    assert job.step(e.CopyArrived(worker="a", incarnation=1, version=1)) == [e.Drop(key=e.CopyKey("a", 1, 1))]
 
 
 def test_everybody_lost_means_back_to_the_copy() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+from stepping import Refuse, state, step
 
-from gradwire.proto.messages import Assignment, Decision, Outcome, Phase, Range
+from gradwire.proto.messages import Assignment, Decision, Outcome, Phase, Range, Welcome
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.shares import assigned_samples
 from gradwire.server.job import events as e
@@ -37,15 +38,15 @@ class Job:
         needed = workers if min_workers is None else min_workers
         self.core = Core(Rules(min_workers=max(1, needed), batch_size=batch, epochs=epochs, lease_s=LEASE_S))
         self.now = 100.0
-        self.actions: list[e.Action] = []
+        self.actions: list[Any] = []
         self.seq: dict[str, int] = {}
         self.told: dict[str, Assignment] = {}  # the last one of each worker
         self.samples = samples
         for index in range(workers):
             self.bring(f"w{index}")
 
-    def step(self, event: e.Event) -> list[e.Action]:
-        self.actions = self.core.step(event, self.now)
+    def step(self, event: e.Event[Any]) -> list[Any]:
+        self.actions = step(self.core, event, self.now)
         self.told |= self.assignments
         return self.actions
 
@@ -59,20 +60,20 @@ class Job:
         (action,) = self.all(kind)
         return action
 
-    def join(self, worker: str, incarnation: int = 1) -> list[e.Action]:
+    def join(self, worker: str, incarnation: int = 1) -> list[Any]:
         return self.step(e.Joined(worker=worker, incarnation=incarnation, compressor="4bit"))
 
-    def attach(self, worker: str, incarnation: int = 1) -> list[e.Action]:
+    def attach(self, worker: str, incarnation: int = 1) -> list[Any]:
         return self.step(e.Attached(worker=worker, incarnation=incarnation))
 
     def ready(
         self, worker: str, incarnation: int = 1, version: int | None = None, model: bytes = MODEL
-    ) -> list[e.Action]:
+    ) -> list[Any]:
         return self.step(
             e.Prepared(worker=worker, incarnation=incarnation, fingerprint=model, version=version)
         )
 
-    def initialize(self, worker: str) -> list[e.Action]:
+    def initialize(self, worker: str) -> list[Any]:
         return self.step(
             e.Initialized(
                 worker=worker,
@@ -85,7 +86,7 @@ class Job:
     def bring(self, worker: str, incarnation: int = 1) -> None:
         """Join, attach, initialize if asked, be ready."""
         self.join(worker, incarnation)
-        initialize = self.one(e.Admit).initialize
+        initialize = self.one(e.Admission).initialize
         self.attach(worker, incarnation)
         if initialize:
             self.initialize(worker)
@@ -99,8 +100,7 @@ class Job:
         seq: int | None = None,
         to: Assignment | None = None,
         samples: int | None = None,
-        content: object = None,
-    ) -> list[e.Action]:
+    ) -> list[Any]:
         """Without other words: the next push, for what it was told last, with all samples of that."""
         if to is None:
             to = self.told.get(worker, Assignment(id=0, version=self.core.version))
@@ -115,11 +115,10 @@ class Job:
                 assignment=to.id,
                 base_version=to.version,
                 samples=assigned_samples(to) if samples is None else samples,
-                content=content or worker,
             )
         )
 
-    def publish(self) -> list[e.Action]:
+    def publish(self) -> list[Any]:
         return self.step(e.Published(version=self.core.version + 1))
 
     def round(self, workers: Iterable[str]) -> e.Apply:
@@ -130,7 +129,7 @@ class Job:
         self.publish()
         return apply
 
-    def tick(self, seconds: float) -> list[e.Action]:
+    def tick(self, seconds: float) -> list[Any]:
         self.now += seconds
         return self.step(e.Tick())
 
@@ -143,10 +142,10 @@ class Job:
         return {action.worker: action.assignment for action in self.all(e.Assign)}
 
     def refused(self) -> Refusal:
-        return self.one(e.Refuse).refusal
+        return self.one(Refuse).refusal
 
     def outcome(self) -> Outcome:
-        return self.one(e.Answer).outcome
+        return self.one(e.Decided).outcome
 
 
 # ---- joining
@@ -155,17 +154,17 @@ class Job:
 def test_the_first_worker_to_join_initialises_the_parameters() -> None:
     job = Job()
     job.join("a")
-    assert job.one(e.Admit) == e.Admit(rank=0, version=0, initialize=True)
+    assert job.one(e.Admission) == e.Admission(rank=0, version=0, initialize=True)
     job.join("b")
-    assert job.one(e.Admit) == e.Admit(rank=1, version=0, initialize=False)
+    assert job.one(e.Admission) == e.Admission(rank=1, version=0, initialize=False)
 
 
 def test_a_repeated_join_gets_the_same_answer() -> None:
     job = Job()
     job.join("a")
-    first = job.one(e.Admit)
+    first = job.one(e.Admission)
     job.join("a")
-    assert job.one(e.Admit) == first
+    assert job.one(e.Admission) == first
     assert len(job.core.roster.members) == 1
 
 
@@ -199,20 +198,20 @@ def test_who_gets_ready_is_asked_for_the_parameters_if_nobody_else_is() -> None:
 
 def test_parameters_are_initialised_once() -> None:
     job = Job(2)
-    before = job.core.snapshot()
+    before = state(job.core)
     job.initialize("w1")
     assert job.refused().reason is Reason.ALREADY_INITIALIZED
-    assert job.core.snapshot() == before
+    assert state(job.core) == before
 
 
 def test_a_worker_with_another_model_is_refused_and_nothing_changes() -> None:
     job = Job(2)
     job.join("x")
     job.attach("x")
-    before = job.core.snapshot()
+    before = state(job.core)
     job.ready("x", model=b"other")
     assert job.refused().reason is Reason.MODEL
-    assert job.core.snapshot() == before
+    assert state(job.core) == before
 
 
 def test_a_model_that_was_announced_before_the_first_is_checked_afterwards() -> None:
@@ -243,7 +242,7 @@ def test_the_first_round_waits_for_enough_workers_and_says_so() -> None:
 def test_contributions_are_applied_in_rank_order_whatever_order_they_came_in(order: tuple[str, ...]) -> None:
     job = Job(3)
     apply = job.round(order)
-    assert [contribution.content for contribution in apply.contributions] == ["w0", "w1", "w2"]
+    assert [contribution.key.worker for contribution in apply.contributions] == ["w0", "w1", "w2"]
     assert apply.version == 1
 
 
@@ -333,15 +332,15 @@ def test_a_duplicate_gets_the_original_outcome_while_the_first_waits_and_after()
     job = Job(2)
     job.push("w0", seq=1)
     first = job.outcome()
-    job.push("w0", seq=1, content="again")
+    job.push("w0", seq=1)
     assert job.outcome() == first
     job.push("w1")
     apply = job.one(e.Apply)
-    assert [contribution.content for contribution in apply.contributions] == ["w0", "w1"]
-    job.push("w0", seq=1, content="while it is applied")
+    assert [contribution.key.worker for contribution in apply.contributions] == ["w0", "w1"]
+    job.push("w0", seq=1)
     assert job.outcome() == first
     job.publish()
-    job.push("w0", seq=1, content="hours late")
+    job.push("w0", seq=1)
     assert job.outcome() == first
     assert job.core.accepted_pushes == 2
 
@@ -349,10 +348,10 @@ def test_a_duplicate_gets_the_original_outcome_while_the_first_waits_and_after()
 @pytest.mark.parametrize("seq", [0, 2, 9])
 def test_a_gap_in_seq_is_refused_and_changes_nothing(seq: int) -> None:
     job = Job(2)
-    before = job.core.snapshot()
+    before = state(job.core)
     job.push("w0", seq=seq)
     assert job.refused().reason is Reason.SEQUENCE
-    assert job.core.snapshot() == before
+    assert state(job.core) == before
 
 
 def test_a_push_for_a_closed_round_is_refused_as_stale_and_stays_refused() -> None:
@@ -372,20 +371,21 @@ def test_a_push_for_a_closed_round_is_refused_as_stale_and_stays_refused() -> No
 
 def test_a_push_says_at_which_version_it_was_told_to_compute() -> None:
     job = Job(2)
-    before = job.core.snapshot()
+    before = state(job.core)
     job.push("w0", to=replace(job.told["w0"], version=3))
     assert job.refused().reason is Reason.MALFORMED
     assert job.refused().field == "push 1 base_version"
-    assert job.core.snapshot() == before
+    assert state(job.core) == before
 
 
 def test_a_second_push_in_one_round_is_refused_and_the_first_one_stands() -> None:
     job = Job(2)
-    job.push("w0", content="first")
-    job.push("w0", content="second")
+    job.push("w0")
+    job.push("w0")
     assert job.outcome().decision is Decision.REFUSED
     job.push("w1")
-    assert [c.content for c in job.one(e.Apply).contributions] == ["first", "w1"]
+    keys = [c.key for c in job.one(e.Apply).contributions]
+    assert keys == [("w0", 1, 1), ("w1", 1, 1)]
 
 
 def test_outcomes_are_bounded_and_a_forgotten_duplicate_is_refused() -> None:
@@ -422,7 +422,7 @@ def test_what_a_lost_member_had_pushed_is_still_applied() -> None:
     job.tick(1.5)
     assert not job.all(e.Apply)
     job.push("w2")
-    assert [c.content for c in job.one(e.Apply).contributions] == ["w0", "w1", "w2"]
+    assert [c.key.worker for c in job.one(e.Apply).contributions] == ["w0", "w1", "w2"]
 
 
 def test_a_member_that_comes_back_within_its_lease_hears_what_to_do_again() -> None:
@@ -459,7 +459,7 @@ def test_a_member_that_comes_back_after_its_lease_hears_what_became_of_its_push(
     job.tick(2)
     assert "w1" not in job.core.roster.members
     job.attach("w1")
-    assert job.one(e.Greet).last_seq == 1
+    assert job.one(Welcome).last_seq == 1
     job.push("w1", seq=1)
     assert job.outcome() == accepted
 
@@ -482,7 +482,7 @@ def test_who_comes_back_to_find_its_rank_taken_gets_another() -> None:
     job.bring("new")
     assert job.core.roster.members["new"].rank == 1
     job.attach("w1")
-    assert job.one(e.Greet).rank == 2
+    assert job.one(Welcome).rank == 2
 
 
 def test_what_a_member_was_sent_counts_as_what_it_has() -> None:
@@ -497,11 +497,11 @@ def test_a_new_incarnation_fences_the_old_one() -> None:
     job = Job(2)
     job.step(e.Detached(worker="w1", incarnation=1))
     job.join("w1", incarnation=2)
-    assert job.one(e.Admit).rank == 1
+    assert job.one(e.Admission).rank == 1
     job.push("w1", incarnation=1, seq=1)
     assert job.refused().reason is Reason.FENCED
     job.push("w0")
-    assert [c.content for c in job.one(e.Apply).contributions] == ["w0"]
+    assert [c.key.worker for c in job.one(e.Apply).contributions] == ["w0"]
 
 
 def test_what_the_old_incarnation_had_completed_stays_applied() -> None:
@@ -510,24 +510,24 @@ def test_what_the_old_incarnation_had_completed_stays_applied() -> None:
     job.step(e.Detached(worker="w1", incarnation=1))
     job.join("w1", incarnation=2)
     job.push("w0")
-    assert [c.content for c in job.one(e.Apply).contributions] == ["w0", "w1"]
+    assert [c.key.worker for c in job.one(e.Apply).contributions] == ["w0", "w1"]
 
 
 def test_an_older_incarnation_is_refused() -> None:
     job = Job()
     job.bring("a", incarnation=5)
-    before = job.core.snapshot()
+    before = state(job.core)
     job.join("a", incarnation=4)
     assert job.refused().reason is Reason.FENCED
-    assert job.core.snapshot() == before
+    assert state(job.core) == before
 
 
 def test_of_two_live_workers_with_one_id_the_second_is_refused() -> None:
     job = Job(2)
-    before = job.core.snapshot()
+    before = state(job.core)
     job.join("w1", incarnation=2)
     assert job.refused().reason is Reason.DUPLICATE_WORKER
-    assert job.core.snapshot() == before
+    assert state(job.core) == before
 
 
 def test_when_everyone_is_lost_the_job_waits_and_goes_on_with_who_comes() -> None:
@@ -606,7 +606,7 @@ def test_a_round_that_everyone_left_with_pushes_made_is_applied() -> None:
     job = Job(2)
     job.push("w0")
     job.tick(LEASE_S + 1)
-    assert [c.content for c in job.one(e.Apply).contributions] == ["w0"]
+    assert [c.key.worker for c in job.one(e.Apply).contributions] == ["w0"]
     job.publish()
     assert job.core.version == 1
     assert job.phase() is Phase.GATHERING
@@ -730,9 +730,9 @@ def test_an_epoch_whose_evaluator_is_lost_is_evaluated_in_the_next_round() -> No
 def test_an_evaluation_that_was_not_asked_for_changes_nothing(worker: str, version: int, epoch: int) -> None:
     job = Job(2, epochs=3, samples=8)
     job.round(["w0", "w1"])
-    before = job.core.snapshot()
+    before = state(job.core)
     job.step(e.Evaluated(worker=worker, incarnation=1, version=version, epoch=epoch, metrics={"loss": 1.0}))
-    assert job.core.snapshot() == before
+    assert state(job.core) == before
     assert "not asked for" in job.one(e.Note).text
 
 

@@ -69,10 +69,15 @@ def usual(seconds: float = 0.1) -> list[Pace]:
     return [Pace(share=BATCH, seconds=seconds, answers=ENOUGH) for _ in range(3)]
 
 
+def whole(paces: list[Pace]) -> list[float]:
+    """Seconds of those that others are compared with."""
+    return sorted(each.seconds for each in paces if each.tells(BATCH))
+
+
 def answer(pace: Pace, seconds: float, times: int = ENOUGH, others: list[Pace] | None = None) -> None:
     for _ in range(times):
         pace.note(seconds)
-        pace.adapt(usual() if others is None else others, BATCH)
+        pace.adapt(whole(usual() if others is None else others), BATCH)
 
 
 def test_a_worker_that_takes_ten_times_as_long_gets_a_tenth() -> None:

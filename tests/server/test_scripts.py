@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepping import Refuse, step
 
 from gradwire.coding import parts_of
 from gradwire.proto.messages import Assignment, Decision
@@ -60,33 +61,34 @@ class Story:
             if name != "abcdef"[workers - 1]:
                 self.said.clear()
 
-    def step(self, event: e.Event) -> list[e.Action]:
-        actions = self.core.step(event, self.now)
-        self.said += [line for action in actions if (line := self.describe(action))]
+    def step(self, event: e.Event[Any]) -> list[Any]:
+        actions: list[Any] = step(self.core, event, self.now)
+        self.said += [line for action in actions if (line := self.describe(action, event))]
         return actions
 
-    def describe(self, action: e.Action) -> str:
+    def describe(self, action: Any, event: Any) -> str:
         match action:
             case e.Assign(worker=worker, assignment=assignment):
                 self.told.setdefault(worker, []).append(assignment)
                 return f"{worker} {describe_assignment(assignment)}"
-            case e.Answer(worker=worker, outcome=outcome):
+            case e.Decided(outcome=outcome):
+                worker = event.worker
                 if outcome.decision is Decision.ACCEPTED:
                     return f"{worker}'s push {outcome.seq} will be in version {outcome.version}"
                 assert outcome.refusal is not None
                 return f"{worker}'s push {outcome.seq} is refused: {outcome.refusal.reason.label}"
             case e.Apply():
-                names = " ".join(str(each.content) for each in action.contributions)
+                names = " ".join(map(label, action.contributions))
                 assert action.rate_factor == 1
                 weights = [each.weight for each in action.contributions]
                 if any(weight is not None for weight in weights):
                     names = " ".join(
-                        f"{weight:.3g}*{each.content}"
+                        f"{weight:.3g}*{label(each)}"
                         for weight, each in zip(weights, action.contributions, strict=True)
                     )
                 rate = "" if action.weight == 1 else f" with weight {action.weight:.3g}"
                 return f"version {action.version} is made of {names}{rate}"
-            case e.Refuse(refusal=refusal):
+            case Refuse(refusal=refusal):
                 return f"refused: {refusal.reason.label}"
             case e.Lost(name=name):
                 return f"{name[-2]} is lost"
@@ -107,9 +109,9 @@ class Story:
                 self.incarnations[name] = incarnation = self.incarnations.get(name, 0) + 1
                 self.seq[name] = 0
                 actions = self.step(e.Joined(worker=name, incarnation=incarnation))
-                if any(isinstance(action, e.Refuse) for action in actions):
+                if any(isinstance(action, Refuse) for action in actions):
                     return
-                first = any(isinstance(action, e.Admit) and action.initialize for action in actions)
+                first = any(isinstance(action, e.Admission) and action.initialize for action in actions)
                 self.step(e.Attached(worker=name, incarnation=incarnation))
                 if first:
                     self.step(
@@ -202,9 +204,12 @@ class Story:
             loss=loss,
             slice=to.slice,
             slices=to.slices,
-            content=f"{name}{seq}",
         )
         self.step(self.last[name])
+
+
+def label(contribution: e.Contribution) -> str:
+    return f"{contribution.key.worker}{contribution.key.seq}"
 
 
 def samples_behind(assignment: Assignment) -> list[range]:

@@ -17,48 +17,120 @@ pushes weigh less accordingly: otherwise the bound would make everybody as slow 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from ....proto.messages import Assignment
 from .. import events as e
-from ..roster import Member, Work
+from ..roster import Member, Name, Work, WorkLife
+from ..saving import DERIVED
 from ..state import JobState
 from ..waiting import Waiting, describe
+from .mode import Mode
 from .pace import Pace
 
 
-class Arrivals:
-    def __init__(self, state: JobState, staleness: int | None) -> None:
-        """staleness: the bound in clocks, None for no bound."""
-        self._state = state
-        self._bound = staleness
-        self._promised = 0  # the last version that a push was told it will be
-        self._newest = -1  # clock of the newest push accepted
-        self._queue: deque[e.Apply] = deque()
-        self._applying = False
-        self._stuck_since = 0.0  # when somebody began to wait for the slowest
-        self._epoch_version = 0  # the version with which the last epoch was complete
+@dataclass
+class Arrivals(Mode):
+    """Nothing that happens with every push looks at all members: the fields marked DERIVED, which are by
+    worker, are kept up to date instead.
+
+    _bound: in clocks, None for no bound. _idle: may be given work. _held_back: were too far ahead of the
+    slowest when it was at the clock _held_at. _reached: the clock that others can see, and _clocks: how many
+    have reached which. _timed: seconds for a whole share, and _usual: the same in order.
+    """
+
+    _state: JobState = field(metadata=DERIVED)
+    _bound: int | None
+    _promised: int = 0  # the last version that a push was told it will be
+    _newest: int = -1  # clock of the newest push accepted
+    _queue: deque[e.Apply] = field(default_factory=deque[e.Apply])
+    _applying: Name | None = None  # the member whose push is being applied
+    _stuck_since: float = 0.0  # when somebody began to wait for the slowest
+    _epoch_version: int = 0  # the version with which the last epoch was complete
+    _idle: set[str] | None = field(default=None, metadata=DERIVED)
+    _held_back: set[str] = field(default_factory=set[str], metadata=DERIVED)
+    _held_at: int = field(default=0, metadata=DERIVED)
+    _clocks: Counter[int] = field(default_factory=Counter[int], metadata=DERIVED)
+    _reached: dict[str, int] = field(default_factory=dict[str, int], metadata=DERIVED)
+    _usual: list[float] = field(default_factory=list[float], metadata=DERIVED)
+    _timed: dict[str, float] = field(default_factory=dict[str, float], metadata=DERIVED)
 
     @property
     def quiet(self) -> bool:
         return self._promised == self._state.version
 
+    def restored(self) -> None:
+        self._idle = None
+
+    def advance(self, now: float) -> list[e.Action]:
+        return [*self._offer(now), *self._apply()]
+
+    # ---- what is kept up to date
+
+    def _know(self) -> set[str]:
+        """Those that may be given work; all is made anew when nothing is known yet."""
+        if self._idle is None:
+            self._held_back, self._clocks, self._reached = set(), Counter(), {}
+            self._usual, self._timed = [], {}
+            for member in self._state.roster.members.values():
+                self._count(member)
+                self._time(member)
+            self._idle = {each.worker for each in self._state.roster.listening() if each.work is None}
+        return self._idle
+
+    def _count(self, member: Member) -> None:
+        """The member's clock, as others can see it, has changed perhaps."""
+        before = self._reached.pop(member.worker, None)
+        if before is not None:
+            self._clocks[before] -= 1
+            if not self._clocks[before]:
+                del self._clocks[before]
+        if member.clock is not None:
+            unseen = member.after > self._state.version
+            self._reached[member.worker] = member.clock - unseen
+            self._clocks[member.clock - unseen] += 1
+
+    def _time(self, member: Member) -> None:
+        """Its pace has changed perhaps."""
+        self._untime(member.worker)
+        pace = member.pace
+        if pace is not None and pace.tells(self._state.rules.batch_size):
+            self._timed[member.worker] = pace.seconds
+            insort(self._usual, pace.seconds)
+
+    def _untime(self, worker: str) -> None:
+        seconds = self._timed.pop(worker, None)
+        if seconds is not None:
+            del self._usual[bisect_left(self._usual, seconds)]
+
+    def _slowest(self) -> int:
+        """Clock of the member that is furthest behind. There are few different ones where it matters."""
+        return min(self._clocks, default=0)
+
     # ---- giving out work
 
-    def offer(self, now: float) -> list[e.Action]:
+    def _offer(self, now: float) -> list[e.Action]:
         state = self._state
-        if self._applying:  # a snapshot would be of the version after this one
+        if self._applying is not None:  # a snapshot would be of the version after this one
             return []
+        idle = self._know()
+        if self._held_back and (self._slowest() != self._held_at or self._evaluation_due()):
+            idle |= self._held_back
+            self._held_back = set()
         actions: list[e.Action] = []
-        stuck = False
-        for member in state.roster.listening():
-            if member.work is not None or member.after > state.version:
+        members = state.roster.members
+        for member in sorted((members[each] for each in idle), key=lambda member: member.rank):
+            if not member.listening or member.work is not None:
+                idle.discard(member.worker)
                 continue
-            if state.evaluation is not None and state.evaluation.by is member:
+            if member.after > state.version:
                 continue
-            due = state.epoch_to_evaluate if state.version >= self._epoch_version else 0
+            if state.evaluation is not None and state.evaluation.by == member.id:
+                continue
+            due = self._evaluation_due()
             if state.ask_for_evaluation(member, due, state.assignments + 1, now):
                 # It takes time, so nothing else is to be done at that version.
                 assignment = Assignment(
@@ -67,11 +139,15 @@ class Arrivals:
                 actions.append(state.assign(member, assignment))
                 continue
             if self._held(self._clock(member)):
-                stuck = True
+                self._held_back.add(member.worker)
+                self._held_at = self._slowest()
+                idle.discard(member.worker)
                 continue
             member.pace = member.pace or Pace(share=state.rules.batch_size)
             drawn = state.samples.draw(member.pace.share)
-            if drawn is None:
+            if drawn is None:  # so nobody waits for the slowest
+                idle |= self._held_back
+                self._held_back = set()
                 break
             assign = state.assign(
                 member,
@@ -80,48 +156,43 @@ class Arrivals:
                     version=state.version,
                     epoch=drawn.epoch,
                     ranges=drawn.ranges,
-                    world=len(state.roster.ready()),
+                    world=state.roster.ready_members,
                     progress=state.samples.progress,
                 ),
             )
-            member.work = Work(
-                assignment=assign.assignment,
-                drawn=drawn,
-                given_at=now,
-                share=member.pace.share,
-            )
+            work = Work(assignment=assign.assignment, drawn=drawn, given_at=now, share=member.pace.share)
+            state.roster.give(member, work)
+            idle.discard(member.worker)
             actions.append(assign)
-        if not stuck:
+        if not self._held_back:
             self._stuck_since = now
         return actions
+
+    def _evaluation_due(self) -> int:
+        """The epoch that can be evaluated at this version, 0 for none."""
+        state = self._state
+        due = state.epoch_to_evaluate if state.version >= self._epoch_version else 0
+        return due if state.wants_evaluation(due) else 0
 
     def _clock(self, member: Member) -> int:
         if member.clock is None:
             clocks = [each.clock for each in self._state.roster.ready() if each.clock is not None]
             member.clock = min(clocks, default=self._newest + 1)
+            self._count(member)
         return member.clock
-
-    def _reached(self, member: Member) -> int | None:
-        """The member's clock, without a push that others cannot see yet."""
-        unseen = member.after > self._state.version
-        return None if member.clock is None else member.clock - unseen
-
-    def _slowest(self) -> int:
-        """Clock of the ready member that is furthest behind."""
-        clocks = [self._reached(each) for each in self._state.roster.ready()]
-        return min((clock for clock in clocks if clock is not None), default=0)
 
     def _held(self, clock: int) -> bool:
         return self._bound is not None and clock - self._slowest() > self._bound
 
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
         work = member.work
-        if work is not None and work.assignment.id != assigned:
+        if work is not None and work.id != assigned:
             # It never heard of it, and is given work anew, at the version that there is then.
             self._state.samples.give_back(work.drawn)
-            member.work = None
+            self._state.roster.relieve(member)
         elif work is not None:
             work.interrupted = True
+        self._know().add(member.worker)
         return []
 
     # ---- taking pushes
@@ -131,9 +202,11 @@ class Arrivals:
         clock = self._clock(member)
         epoch = state.epoch
         state.samples.settle(work.drawn)
+        self._know().add(member.worker)
         clocks = max(0, self._newest - clock)
         if self._bound is not None and clocks > self._bound:
             member.clock = None  # it starts again beside the slowest
+            self._count(member)
             return None
         base_version = work.assignment.version
         versions = self._promised - base_version
@@ -142,14 +215,13 @@ class Arrivals:
         member.clock = clock + 1
         self._promised += 1
         member.after = self._promised
+        self._count(member)
         if state.epoch > epoch:
             self._epoch_version = self._promised
         self._judge(member, work, now)
         middle = state.samples.progress - work.drawn.count / 2 / state.samples.per_epoch
         weight = work.share / rules.batch_size
-        contribution = e.Contribution(
-            rank=member.rank, samples=event.samples, loss=event.loss, content=event.content
-        )
+        contribution = e.Contribution(key=event.key, rank=member.rank, samples=event.samples, loss=event.loss)
         self._queue.append(
             e.Apply(
                 version=self._promised,
@@ -170,40 +242,61 @@ class Arrivals:
         if self._bound is None or pace is None or work.interrupted or work.drawn.count < pace.share:
             return  # its time says nothing: it was away, or an epoch that ended left it less than its share
         pace.note(now - work.given_at)
-        ready = [each for each in self._state.roster.ready() if each is not member]
-        pace.adapt([each.pace for each in ready if each.pace is not None], self._state.rules.batch_size)
+        self._untime(member.worker)
+        pace.adapt(self._usual, self._state.rules.batch_size)
+        self._time(member)
+
+    def holds(self, key: e.PushKey) -> bool:
+        return any(each.contributions[0].key == key for each in self._queue)
 
     def too_late(self, work: Work) -> bool:
         return False
 
-    def lost(self, member: Member) -> None:
+    def lost(self, member: Member, *, away: bool) -> None:
         member.clock = None
         member.pace = None
-        if member.work is not None:
-            self._state.samples.give_back(member.work.drawn)
-            member.void, member.work = member.work, None
+        if self._idle is not None:
+            self._idle.discard(member.worker)
+            self._held_back.discard(member.worker)
+        self._count(member)
+        self._untime(member.worker)
+        work = self._state.roster.relieve(member)
+        if work is not None:
+            self._state.samples.give_back(work.drawn)
+            work.become(WorkLife.VOID)
+            member.void = work
 
     # ---- applying
 
-    def proceed(self, now: float) -> list[e.Action]:
-        if self._applying or not self._queue:
+    def _apply(self) -> list[e.Action]:
+        if self._applying is not None or not self._queue:
             return []
-        self._applying = True
-        members = self._state.roster.members.values()
-        bases = {each.work.assignment.version for each in members if each.work is not None}
-        bases |= {each.base_version for each in self._queue if each.base_version is not None}
-        return [replace(self._queue.popleft(), bases=frozenset(bases))]
+        following = self._queue.popleft()
+        key = following.contributions[0].key
+        self._applying = key.worker, key.incarnation
+        bases = {each.base_version for each in (following, *self._queue) if each.base_version is not None}
+        return [replace(following, bases=frozenset(bases | self._state.roster.computing.keys()))]
 
-    def published(self, event: e.Published) -> None:
-        assert self._applying
+    def done(self, event: e.Published | e.Copied) -> None:
+        assert self._applying is not None
         assert event.version == self._state.version + 1
-        self._applying = False
         self._state.version = event.version
+        member = self._state.roster.present(self._applying)
+        self._applying = None
+        if member is not None:
+            self._know()
+            self._count(member)
 
     # ---- what is waited for
 
+    def _seen(self, member: Member) -> int | None:
+        """The member's clock, without a push that others cannot see yet."""
+        self._know()
+        return self._reached.get(member.worker)
+
     def _stuck(self) -> list[Member]:
         """Members that could compute if others were not so far behind."""
+        self._know()
         return [
             each
             for each in self._state.roster.listening()
@@ -219,20 +312,23 @@ class Arrivals:
         state = self._state
         ready = state.roster.ready()
         if self._stuck():
-            return [each for each in ready if self._reached(each) == self._slowest()]
+            return [each for each in ready if self._seen(each) == self._slowest()]
         busy = self._busy()
-        idle = any(each not in busy and each.after <= state.version for each in state.roster.listening())
+        names = {each.worker for each in busy}
+        listening = state.roster.listening()
+        idle = any(each.worker not in names and each.after <= state.version for each in listening)
         return busy if idle else []
 
     def _busy(self) -> list[Member]:
         evaluator = self._state.evaluation.by if self._state.evaluation is not None else None
-        return [each for each in self._state.roster.ready() if each.work is not None or each is evaluator]
+        ready = self._state.roster.ready()
+        return [each for each in ready if each.work is not None or each.id == evaluator]
 
     def waiting(self, now: float) -> Waiting:
         state, stuck = self._state, self._stuck()
         awaited, since = self._awaited(), state.waited(now)
         members = awaited or self._busy()
-        names = ", ".join(describe(state, each, each.rank, now) for each in members)
+        names = ", ".join(describe(state, each.id, each.rank, now) for each in members)
         ranks = tuple(each.rank for each in awaited)
         if not awaited:  # nobody waits, and still it is good to know who has not been heard of
             who = names or "the server"
@@ -248,11 +344,3 @@ class Arrivals:
             f"{self._slowest()}; waits {since} for {names}"
         )
         return Waiting(ranks=ranks, subject=f"{ranks}", text=text, seconds=now - self._stuck_since)
-
-    def snapshot(self) -> Mapping[str, object]:
-        return {
-            "promised": self._promised,
-            "newest": self._newest,
-            "queue": repr(self._queue),
-            "applying": self._applying,
-        }

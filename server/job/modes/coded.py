@@ -21,36 +21,45 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from ....coding import MAX_NODES, Choice, StepTimes, packet_elements, plan, possible
-from ....proto.messages import Assignment, Coding, Exchanged
+from ....coding import MAX_NODES, Choice, StepTimes, packet_elements, possible
+from ....proto.messages import Assignment, Coding
 from ....proto.refusal import Refused
 from .. import events as e
 from .. import refusals
-from ..roster import Member, Work
+from ..roster import Member, Name, Work
+from ..saving import DERIVED
 from ..state import JobState
 from ..waiting import Waiting, describe
-from .coded_round import Report, Round
-from .copies import Drift, Name, ServerCopy, name_of
+from .coded_round import CodedRound, ExchangeLife, ExchangeReport
+from .copies import Drift, ServerCopy
+from .mode import Mode
 
 MAX_DAMAGED = 3  # exchanges in a row that fail because of one member's packets; then it is sent away
 
 
-class Coded:
-    def __init__(self, state: JobState, redundancy: int | None) -> None:
-        """redundancy: as many as there can be if so many cannot be had; None to choose by measured times."""
-        self._state = state
-        self._redundancy = redundancy
-        self._choice = Choice()
-        self.round: Round | None = None
-        self._exchanges = 0  # so far; the number of the last one
-        self._have_sum: set[Name] = set()  # members with the sum of the last round
-        self._clipped_steps = 0
-        self._damaged_by: Counter[Name] = Counter()  # exchanges in a row, by member
-        self._copy = ServerCopy()
-        self._drift = Drift()
-        self._noted = (0, 0)  # nodes and redundancy of the last round
+@dataclass
+class Coded(Mode):
+    """redundancy: as many as there can be if so many cannot be had; None to choose by measured times."""
+
+    _state: JobState = field(metadata=DERIVED)
+    _redundancy: int | None
+    _choice: Choice = field(default_factory=Choice)
+    round: CodedRound | None = None
+    _exchanges: int = 0  # so far; the number of the last one
+    _have_sum: set[Name] = field(default_factory=set[Name])  # members with the sum of the last round
+    _hoping_since: float | None = None  # when members began to wait for those that are away with the version
+    _clipped_steps: int = 0
+    _damaged_by: Counter[Name] = field(default_factory=Counter[Name])  # exchanges in a row, by member
+    _copy: ServerCopy = field(default_factory=ServerCopy)
+    _drift: Drift = field(default_factory=Drift)
+    _noted: tuple[int, int] = (0, 0)  # nodes and redundancy of the last round
+
+    @property
+    def exchanges(self) -> bool:
+        return True
 
     @property
     def quiet(self) -> bool:
@@ -66,19 +75,39 @@ class Coded:
         members = self._state.roster.members.values()
         return self._copy.loading is not None or any(map(self._is_current, members))
 
+    def _away(self) -> list[Member]:
+        """Members that had the current version when their lease ended. Each may still come back with it."""
+        return [member for member in self._state.roster.departed.values() if self._is_current(member)]
+
+    def due(self, now: float) -> bool:
+        since = self._hoping_since
+        return since is not None and now - since > self._state.rules.lease_s
+
     # ---- giving out work
 
-    def offer(self, now: float) -> list[e.Action]:
+    def advance(self, now: float) -> list[e.Action]:
         actions: list[e.Action] = []
-        if self.round is not None and self.round.broken:
+        if self.round is not None and self.round.life is ExchangeLife.BROKEN:
             actions += self._exchange_again(self.round, now)
-        if self.round is not None and not self.round.missing:
+        if self.round is not None and self.round.complete:
             actions += self._close(self.round, now)
         if self.round is None and not self._copied and not self._kept:
+            if self._hopes(now):
+                return actions
             actions += self._go_back()
+        self._hoping_since = None
         if self.round is None:
             actions += self._open(now)
         return actions
+
+    def _hopes(self, now: float) -> bool:
+        """Whether the training waits for members that are away with the only current version: for as long as
+        there is nobody else, and then for another lease."""
+        if not self._away():
+            return False
+        if self._hoping_since is None and self._state.roster.ready_members:
+            self._hoping_since = now
+        return not self.due(now)
 
     def _open(self, now: float) -> list[e.Action]:
         state = self._state
@@ -104,14 +133,13 @@ class Coded:
             less = self._redundancy is not None and redundancy < self._redundancy
             actions.append(e.Note(text=text, warning=less and nodes > 1))
         self._exchanges += 1
-        self.round = round_ = Round(
+        self.round = round_ = CodedRound(
             version=state.version,
             opened_at=now,
             drawn=drawn,
             redundancy=redundancy,
-            plan=plan(nodes, redundancy),
             exchange=self._exchanges,
-            members=dict(enumerate(ready)),
+            members={node: member.id for node, member in enumerate(ready)},
         )
         coding = Coding(exchange=self._exchanges, redundancy=redundancy)
         state.wait_from(now)
@@ -131,14 +159,14 @@ class Coded:
         times = f"{typical.computing:.3g} s and exchanging {typical.exchanging:.3g} s"
         return f": without it a step would take {times}, and the fastest is looked for"
 
-    def _assign(self, round_: Round, coding: Coding, now: float, *, evaluate: bool) -> list[e.Action]:
+    def _assign(self, round_: CodedRound, coding: Coding, now: float, *, evaluate: bool) -> list[e.Action]:
         """Tell every member that is present what to do in the running exchange."""
         state, rules = self._state, self._state.rules
         due = state.epoch_to_evaluate if evaluate else 0
         middle = state.samples.progress + round_.drawn.count / 2 / state.samples.per_epoch
         actions: list[e.Action] = []
         for node in round_.present:
-            member = round_.members[node]
+            member = self._member(round_, node)
             state.assignments += 1
             asked = state.ask_for_evaluation(member, due, state.assignments, now)
             if asked:
@@ -156,14 +184,16 @@ class Coded:
                 coding=coding,
                 apply=state.applied,
             )
-            member.work = Work(
-                assignment=assignment,
-                drawn=round_.drawn,
-                given_at=now,
-            )
+            state.roster.give(member, Work(assignment=assignment, drawn=round_.drawn, given_at=now))
             if member.listening:  # whoever is reconnecting hears of it when it is back
                 actions.append(self._send(member, assignment))
         return actions
+
+    def _member(self, round_: CodedRound, node: int) -> Member:
+        """Of a node that is present."""
+        member = self._state.roster.present(round_.members[node])
+        assert member is not None
+        return member
 
     def _send(self, member: Member, assignment: Assignment) -> e.Assign:
         if self._is_current(member):  # it can get to the version by itself
@@ -173,87 +203,83 @@ class Coded:
     def _is_current(self, member: Member) -> bool:
         """Whether its replica is at the current version, or will be once it is told to apply its sum."""
         version = self._state.version
-        has_sum = name_of(member) in self._have_sum
+        has_sum = member.id in self._have_sum
         return member.version == version or (has_sum and member.version == version - 1)
 
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
         self._copy.forget(member)
         round_, work = self.round, member.work
-        node = round_.node_of(member) if round_ is not None else None
+        node = round_.node_of(member.id) if round_ is not None else None
         if round_ is None or node is None or work is None:
             return []
         if not self._is_current(member) and not self._copied:
-            self._drop(round_, node, f"{member.name} has lost its parameters")
+            self._drop(round_, member, node, f"{member.name} has lost its parameters")
             return []
         missed = any(node in round_.plan.packets[index].targets for index in round_.begun)
         if assigned == work.assignment.id or missed:
-            round_.broken = f"{member.name} has lost its stream"
+            round_.fail(f"{member.name} has lost its stream")
             return []
         return [self._send(member, work.assignment)]
 
     # ---- packets
 
-    def happened(self, member: Member, event: e.OfCoded) -> list[e.Action]:
-        """Raises Refused: PACKET."""
+    def happened(self, member: Member, event: e.OfExchange) -> list[e.Action]:
         match event:
-            case e.PacketBegun():
-                return self._begun(member, event)
             case e.PacketRelayed():
                 if self.round is not None and self.round.exchange == event.exchange:
-                    self.round.relayed.add(event.index)
+                    self.round.relay(event.index)
             case e.PacketDamaged():
                 return self._damaged(member, event)
             case e.CopyArrived():
                 if not self.wants_copy(member.worker, event.version, leaving=event.leaving):
-                    return []
+                    return [e.Drop(key=event.key)]
                 self._copy.arrived(event.version)
-                return [e.TakeCopy(version=event.version, content=event.content)]
+                return [e.TakeCopy(key=event.key)]
         return []
 
-    def copied(self, version: int) -> None:
-        """The server's copy is of this version."""
-        self._copy.taken(version)
+    def done(self, event: e.Published | e.Copied) -> None:
+        self._copy.taken(event.version)
 
     def packet_elements(self, exchange: int, elements: int) -> int | None:
-        """Of the packets of that exchange, for gradients of so many elements; None if it is not running."""
         round_ = self.round
         if round_ is None or round_.exchange != exchange:
             return None
         return packet_elements(elements, round_.plan.slices)
 
-    def _begun(self, member: Member, event: e.PacketBegun) -> list[e.Action]:
-        """Have a packet handed on, unless it is of an exchange that is over, or has been."""
+    def targets(self, member: Member, event: e.PacketBegun) -> e.Targets:
+        """None if the packet is of an exchange that is over, or was handed on. Raises Refused: PACKET."""
         round_ = self.round
         if event.exchange > self._exchanges:
             limit = f"an exchange up to {self._exchanges}"
             raise Refused(refusals.packet(member.worker, limit, str(event.exchange)))
         if round_ is None or event.exchange != round_.exchange:
-            return []
-        node = round_.node_of(member)
+            return None
+        node = round_.node_of(member.id)
         packets = round_.plan.packets
         if event.index >= len(packets) or packets[event.index].sender != node:
             limit = f"one of the {len(packets)} of exchange {event.exchange} that is its own to send"
             raise Refused(refusals.packet(member.worker, limit, f"packet {event.index}"))
         if event.index in round_.relayed:
-            return []
+            return None
         round_.begun.add(event.index)
-        targets = [round_.members[target] for target in packets[event.index].targets]
-        return [e.Relay(targets=tuple(target.worker for target in targets if target.listening))]
+        names = [round_.members[target] for target in packets[event.index].targets]
+        targets = [self._state.roster.present(name) for name in names]
+        return tuple(target.worker for target in targets if target is not None and target.listening)
 
     def _damaged(self, member: Member, event: e.PacketDamaged) -> list[e.Action]:
         round_ = self.round
-        node = round_.node_of(member) if round_ is not None else None
+        node = round_.node_of(member.id) if round_ is not None else None
         if round_ is None or node is None or round_.exchange != event.exchange:
             return []
         return self._broken_by(
             round_, member, f"a packet of {member.name} was refused ({event.refusal.message})"
         )
 
-    def _broken_by(self, round_: Round, member: Member, why: str) -> list[e.Action]:
+    def _broken_by(self, round_: CodedRound, member: Member, why: str) -> list[e.Action]:
         """The exchange is void because of a member, which is sent away if that goes on."""
-        round_.broken = why
-        self._damaged_by[name_of(member)] += 1
-        if self._damaged_by[name_of(member)] <= MAX_DAMAGED:
+        round_.fail(why)
+        self._damaged_by[member.id] += 1
+        if self._damaged_by[member.id] <= MAX_DAMAGED:
             return []
         refusal = refusals.packet(member.worker, f"an exchange that succeeds, of {MAX_DAMAGED + 1}", why)
         return [
@@ -262,52 +288,60 @@ class Coded:
 
     def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
         round_ = self.round
-        node = round_.node_of(member) if round_ is not None else None
-        if round_ is None or node is None or not isinstance(event.content, Exchanged):
+        node = round_.node_of(member.id) if round_ is not None else None
+        if round_ is None or node is None or event.exchanged is None:
             return None
-        if set(round_.plan.sent_by(node)) <= round_.relayed:
-            self._damaged_by.pop(name_of(member), None)
+        if round_.has_sent(node):
+            self._damaged_by.pop(member.id, None)
         else:  # others would wait for the rest for ever
-            round_.broken = f"{member.name} has not sent all of its packets"
-            self._damaged_by[name_of(member)] += 1
-            if self._damaged_by[name_of(member)] > MAX_DAMAGED:
-                self._drop(round_, node, round_.broken)
+            why = f"{member.name} has not sent all of its packets"
+            round_.fail(why)
+            self._damaged_by[member.id] += 1
+            if self._damaged_by[member.id] > MAX_DAMAGED:
+                self._drop(round_, member, node, why)
                 return None
-        round_.reports[node] = Report(event.samples, event.loss, event.content)
+        round_.reports[node] = ExchangeReport(event.samples, event.loss, event.exchanged)
         return round_.version + 1
 
     def too_late(self, work: Work) -> bool:
         return True
 
-    def lost(self, member: Member) -> None:
-        self._have_sum.discard(name_of(member))
+    def holds(self, key: e.PushKey) -> bool:
+        return False
+
+    def lost(self, member: Member, *, away: bool) -> None:
+        if not away:
+            self._have_sum.discard(member.id)
+            member.version = None
         self._copy.forget(member)
         round_ = self.round
-        node = round_.node_of(member) if round_ is not None else None
+        node = round_.node_of(member.id) if round_ is not None else None
         if round_ is not None and node is not None:
-            self._drop(round_, node, f"{member.name} is gone")
+            self._drop(round_, member, node, f"{member.name} is gone")
 
-    def _drop(self, round_: Round, node: int, why: str) -> None:
+    def _drop(self, round_: CodedRound, member: Member, node: int, why: str) -> None:
         """Go on with the round without a member."""
-        round_.members[node].work = None
+        self._state.roster.relieve(member)
         round_.lost.add(node)
         round_.reports.pop(node, None)
         if not round_.present:
             self._state.samples.give_back(round_.drawn)
             self.round = None
-        elif not set(round_.plan.sent_by(node)) <= round_.relayed:
-            round_.broken = why
+        elif not round_.has_sent(node):
+            round_.fail(why)
 
-    def _exchange_again(self, round_: Round, now: float) -> list[e.Action]:
+    def _exchange_again(self, round_: CodedRound, now: float) -> list[e.Action]:
         """Whole blocks instead, from whoever has them."""
         self._exchanges += 1
-        broken, senders = round_.broken, round_.begin_again(self._exchanges)
+        broken = round_.broken
+        listening = [node for node in round_.present if self._member(round_, node).listening]
+        round_.begin_again(self._exchanges, listening)
         text = f"version {round_.version + 1}: {broken}; the gradients are sent uncoded instead"
         coding = Coding(
             exchange=round_.exchange,
             redundancy=round_.redundancy,
-            senders=senders,
-            present=tuple(round_.present),
+            senders=round_.senders,
+            present=round_.there,
         )
         self._state.uncoded_exchanges += 1
         note = e.Note(text=text, warning=True)
@@ -315,7 +349,7 @@ class Coded:
 
     # ---- closing
 
-    def _close(self, round_: Round, now: float) -> list[e.Action]:
+    def _close(self, round_: CodedRound, now: float) -> list[e.Action]:
         state = self._state
         epochs = state.epoch
         reports = [round_.reports[node] for node in round_.present]
@@ -326,10 +360,10 @@ class Coded:
             state.samples.give_back(part)
         state.version += 1
         state.applied = round_.exchange
-        members = [round_.members[node] for node in round_.present]
+        members = [self._member(round_, node) for node in round_.present]
         for member in members:
             member.version = state.version  # it gets there by itself when it is told to
-        self._have_sum = set(map(name_of, members))
+        self._have_sum = {member.id for member in members}
         self.round, self._copy.asked = None, None
         self._copy.due |= state.epoch > epochs
         computing = max(report.exchanged.computing_seconds for report in reports)
@@ -368,18 +402,17 @@ class Coded:
     def _bring_together(self, members: Sequence[Member]) -> None:
         """Whoever has drifted gets the parameters anew before the next round."""
         for member in members:
-            if name_of(member) in self._drift.names:
-                self._have_sum.discard(name_of(member))
+            if member.id in self._drift.names:
+                self._have_sum.discard(member.id)
                 member.version = None
         self._drift.names = set()
 
     def wants_copy(self, worker: str, version: int, *, leaving: bool = False) -> bool:
-        """Whether a snapshot of this version by this worker, which may be leaving, is to be taken over."""
         asked = self._copy.asked
         if leaving:
             nobody = asked is None and self._copy.loading is None
             return nobody and self._copy.version < version <= self._state.version
-        return asked is not None and asked.worker == worker and version == self._state.version
+        return asked is not None and asked[0] == worker and version == self._state.version
 
     def _go_back(self) -> list[e.Action]:
         """Nobody has the current version any more: what the copy holds becomes the next one."""
@@ -397,42 +430,33 @@ class Coded:
 
     # ---- what is waited for
 
-    def proceed(self, now: float) -> list[e.Action]:
-        return []
-
-    def published(self, event: e.Published) -> None:
-        raise AssertionError("nothing is applied at the server")
-
     def missing(self) -> Sequence[int]:
         round_ = self.round
         if round_ is None:
-            return [self._copy.asked.rank] if self._copy.asked is not None else []
-        return sorted(round_.members[node].rank for node in round_.awaited)
+            asked = self._asked()
+            return [asked.rank] if asked is not None else []
+        return sorted(self._member(round_, node).rank for node in round_.awaited)
+
+    def _asked(self) -> Member | None:
+        """The member that was asked for a copy."""
+        return self._state.roster.present(self._copy.asked) if self._copy.asked is not None else None
 
     def waiting(self, now: float) -> Waiting:
         state, round_ = self._state, self.round
         since = state.waited(now)
         if round_ is None:
-            if self._copy.asked is None:
-                kept = [each for each in state.roster.by_rank() if self._is_current(each)]
-                names = ", ".join(describe(state, each, each.rank, now) for each in kept)
+            asked = self._asked()
+            if asked is None:
+                kept = [each for each in state.roster.by_rank() if self._is_current(each)] or self._away()
+                names = ", ".join(describe(state, each.id, each.rank, now) for each in kept)
                 text = f"version {state.version} is waited for {since} from {names}, who have it"
                 return Waiting(subject="copy", text=text)
-            names = describe(state, self._copy.asked, self._copy.asked.rank, now)
+            names = describe(state, asked.id, asked.rank, now)
             text = f"the copy of version {state.version} is waited for {since} from {names}"
-            return Waiting(ranks=(self._copy.asked.rank,), subject="copy", text=text)
-        missing = [round_.members[node] for node in round_.awaited]
-        names = ", ".join(describe(state, member, member.rank, now) for member in missing)
+            return Waiting(ranks=(asked.rank,), subject="copy", text=text)
+        missing = [self._member(round_, node) for node in round_.awaited]
+        names = ", ".join(describe(state, member.id, member.rank, now) for member in missing)
         ranks = tuple(sorted(member.rank for member in missing))
         return Waiting(
             ranks=ranks, subject=f"{ranks}", text=f"version {round_.version + 1} waits {since} for {names}"
         )
-
-    def snapshot(self) -> Mapping[str, object]:
-        return {
-            "round": repr(self.round),
-            "exchanges": self._exchanges,
-            "copy": repr(self._copy),
-            "have sum": sorted(self._have_sum),
-            "drift": repr(self._drift),
-        }

@@ -1,19 +1,39 @@
-"""One round of coded mode: who takes part, which packets have come, and who has the sum."""
+"""One round of coded mode: who takes part, which packets have come, and who has the sum.
+
+A round's life, exchange after exchange:
+
+    EXCHANGING  packets are handed on, and members say when they have the sum
+    BROKEN      the exchange cannot end; another one replaces it
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from ....coding import NOBODY, Plan, plan, resent
 from ....proto.messages import Exchanged
-from ..roster import Member
+from ..lives import move
+from ..roster import Name
 from ..samples import Drawn
+from ..saving import DERIVED
+
+
+class ExchangeLife(Enum):
+    EXCHANGING = "exchanging"
+    BROKEN = "broken"
+
+
+_LIVES = {
+    ExchangeLife.EXCHANGING: frozenset({ExchangeLife.BROKEN}),
+    ExchangeLife.BROKEN: frozenset({ExchangeLife.BROKEN, ExchangeLife.EXCHANGING}),
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ExchangeReport:
     """What a member has said after an exchange."""
 
     samples: int
@@ -22,26 +42,76 @@ class Report:
 
 
 @dataclass(kw_only=True, slots=True)
-class Round:
-    """Its members, by node, are frozen when it opens; `plan` is that of the running exchange."""
+class CodedRound:
+    """Its members, by node, are frozen when it opens.
+
+    senders: of each block, where blocks are sent whole; present: the nodes that an exchange of whole blocks
+    is among. begun: packets of the exchange that have begun to come. relayed: those handed on whole. reports:
+    by node, of the exchange. broken: why it cannot end. irregular: its time says nothing, because an exchange
+    was replaced or somebody evaluates. _plan: of the running exchange, once it was needed; _unsent: packets
+    that each node has still to send in it.
+    """
 
     version: int
     opened_at: float
     drawn: Drawn
     redundancy: int
-    plan: Plan
     exchange: int
-    members: dict[int, Member] = field(repr=False)
-    begun: set[int] = field(default_factory=set[int])  # packets of the exchange that have begun to come
-    relayed: set[int] = field(default_factory=set[int])  # and those that were handed on whole
-    reports: dict[int, Report] = field(default_factory=dict[int, Report])  # by node, of the exchange
+    members: dict[int, Name]
+    senders: tuple[int, ...] = ()
+    there: tuple[int, ...] = ()
+    life: ExchangeLife = ExchangeLife.EXCHANGING
+    broken: str = ""
+    begun: set[int] = field(default_factory=set[int])
+    relayed: set[int] = field(default_factory=set[int])
+    reports: dict[int, ExchangeReport] = field(default_factory=dict[int, ExchangeReport])
     lost: set[int] = field(default_factory=set[int])
-    broken: str = ""  # why the exchange cannot end
-    irregular: bool = False  # its time says nothing: an exchange was replaced, or somebody evaluates
+    irregular: bool = False
+    _plan: list[Plan] = field(default_factory=list[Plan], metadata=DERIVED)
+    _unsent: dict[int, int] = field(default_factory=dict[int, int], metadata=DERIVED)
+    _nodes: dict[Name, int] = field(default_factory=dict[Name, int], metadata=DERIVED)
+
+    @property
+    def plan(self) -> Plan:
+        """Of the running exchange."""
+        if not self._plan:
+            whole = self.original
+            made = resent(whole, self.senders, self.there) if self.senders else whole
+            self._plan.append(made)
+            self._unsent = dict.fromkeys(self.members, 0)
+            for index, packet in enumerate(made.packets):
+                self._unsent[packet.sender] += index not in self.relayed
+        return self._plan[0]
+
+    @property
+    def original(self) -> Plan:
+        """Of the first exchange."""
+        return plan(len(self.members), self.redundancy)
+
+    def fail(self, why: str) -> None:
+        """The exchange cannot end."""
+        self.life = move(self.life, ExchangeLife.BROKEN, _LIVES)
+        self.broken = why
+
+    def relay(self, index: int) -> None:
+        """A packet has been handed on whole."""
+        if index not in self.relayed:
+            sender = self.plan.packets[index].sender  # which also counts what is unsent, if nobody has yet
+            self._unsent[sender] -= 1
+            self.relayed.add(index)
+
+    def has_sent(self, node: int) -> bool:
+        """Whether all of a node's packets were handed on."""
+        return self.plan is not None and self._unsent[node] == 0
 
     @property
     def present(self) -> list[int]:
         return [node for node in self.members if node not in self.lost]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every node that is present has said that it has the sum."""
+        return len(self.reports) + len(self.lost) == len(self.members)
 
     @property
     def missing(self) -> list[int]:
@@ -51,11 +121,12 @@ class Round:
     @property
     def awaited(self) -> list[int]:
         """Nodes whose packets have not all come; if there are none, those that have yet to decode."""
-        sending = [node for node in self.missing if not set(self.plan.sent_by(node)) <= self.relayed]
-        return sending or self.missing
+        return [node for node in self.missing if not self.has_sent(node)] or self.missing
 
-    def node_of(self, member: Member) -> int | None:
-        return next((node for node, other in self.members.items() if other is member), None)
+    def node_of(self, name: Name) -> int | None:
+        if not self._nodes:
+            self._nodes.update((member, node) for node, member in self.members.items())
+        return self._nodes.get(name)
 
     @property
     def loss(self) -> float:
@@ -64,22 +135,22 @@ class Round:
         total = sum(report.loss * report.samples for report in self.reports.values())
         return total / samples if samples else math.nan
 
-    def begin_again(self, exchange: int) -> tuple[int, ...]:
-        """Plan another exchange, of whole blocks from whoever has them; returns the sender of each block."""
-        original = plan(len(self.members), self.redundancy)
+    def begin_again(self, exchange: int, listening: Sequence[int]) -> None:
+        """Plan another exchange, of whole blocks from nodes that have them; `listening` ones send first."""
         present = self.present
         sends = dict.fromkeys(present, 0)
         senders: list[int] = []
-        for holders in original.holders:
+        for holders in self.original.holders:
             able = [node for node in holders if node in sends]
-            able.sort(key=lambda node: (not self.members[node].listening, sends[node]))
+            able.sort(key=lambda node: (node not in listening, sends[node]))
             senders.append(able[0] if able else NOBODY)
             if able:
                 sends[able[0]] += 1
-        self.exchange, self.plan, self.broken = exchange, resent(original, senders, present), ""
+        self.life = move(self.life, ExchangeLife.EXCHANGING, _LIVES)
+        self.exchange, self.senders, self.there, self.broken = exchange, tuple(senders), tuple(present), ""
         self.irregular = True
+        self._plan = []
         self.begun, self.relayed, self.reports = set(), set(), {}
-        return tuple(senders)
 
     @property
     def parts(self) -> list[Drawn]:

@@ -6,26 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .. import events as e
-from ..roster import Member
+from ..roster import Member, Name
 from ..samples import Drawn, Samples
 
 DRIFT_VERSIONS = 100  # after which replicas that differ are brought together, if no epoch ends before
 
-Name = tuple[str, int]  # worker and incarnation
-
-
-def name_of(member: Member) -> Name:
-    return member.worker, member.incarnation
-
 
 @dataclass(slots=True)
 class ServerCopy:
-    """version: that it is of. asked: who was asked for one of the current version. loading: version that has
-    arrived, and is being taken over. due: one is wanted though nobody waits for it. since: what was trained
-    on since, with the version that it led to."""
+    """version: that it is of. asked: the member that was asked for one of the current version. loading: the
+    version that has arrived, and is being taken over. due: one is wanted though nobody waits for it. since:
+    what was trained on since, with the version that it led to."""
 
     version: int = 0
-    asked: Member | None = None
+    asked: Name | None = None
     loading: int | None = None
     due: bool = False
     since: list[tuple[int, Drawn]] = field(default_factory=list[tuple[int, Drawn]])
@@ -36,14 +30,14 @@ class ServerCopy:
             self.due = False
         if self.version == version or self.asked is not None or self.loading is not None:
             return []
-        self.asked = next(iter(able), None)
-        if self.asked is None:
-            return []
-        return [e.RequestCopy(worker=self.asked.worker, version=version, apply=apply)]
+        for member in able:
+            self.asked = member.id
+            return [e.RequestCopy(worker=member.worker, version=version, apply=apply)]
+        return []
 
     def forget(self, member: Member) -> None:
         """The request or the answer may be lost."""
-        if self.asked is member:
+        if self.asked == member.id:
             self.asked = None
 
     def arrived(self, version: int) -> None:
@@ -74,7 +68,7 @@ class Drift:
         """Take note of what the members have at a version, in the order of their ranks."""
         pairs = zip(members, checksums, strict=True)
         differing = [member for member, checksum in pairs if checksum != checksums[0]]
-        names = {name_of(member) for member in differing}
+        names = {member.id for member in differing}
         new = names - self.names
         if not self.names:
             self.since = version

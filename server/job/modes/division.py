@@ -15,7 +15,7 @@ round can do without it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ....coding import parts_of, straggler_code
@@ -43,10 +43,11 @@ class Division:
     """parts: one for each place, in rank order. needed: pushes that are enough. note: why it is not divided
     as was asked for, "" if it is.
 
-    `answered` is by place, with the samples that the push speaks for: 0 if nothing came of the step.
+    `answered` is by place, with the samples that the push speaks for: 0 if nothing came of the step. `open_`:
+    how many places have neither answered nor been lost.
     """
 
-    parts: Sequence[Part]
+    parts: tuple[Part, ...]
     needed: int
     note: str = ""
 
@@ -54,16 +55,13 @@ class Division:
         """Samples that are settled or given back together, and the places that compute them."""
         return [(part.drawn, [place]) for place, part in enumerate(self.parts)]
 
-    def vacant(self, answered: Mapping[int, int], lost: Collection[int]) -> list[int]:
+    def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
         """Places of lost members that have to be given to somebody else."""
         return []
 
-    def complete(self, answered: Mapping[int, int], lost: Collection[int]) -> bool:
+    def complete(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> bool:
         """Whether nobody is waited for."""
-        return not self._open(answered, lost) or len(answered) >= self.needed
-
-    def _open(self, answered: Mapping[int, int], lost: Collection[int]) -> list[int]:
-        return [place for place in range(len(self.parts)) if place not in answered and place not in lost]
+        return not open_ or len(answered) >= self.needed
 
     def weights(self, answered: Mapping[int, int]) -> Mapping[int, float] | None:
         """Of the pushes, by place: those without one are left out. None for their parts of the samples."""
@@ -78,7 +76,7 @@ class Sliced(Division):
         groups = [list(range(first, first + slices)) for first in range(0, len(self.parts), slices)]
         return [(self.parts[places[0]].drawn, places) for places in groups]
 
-    def vacant(self, answered: Mapping[int, int], lost: Collection[int]) -> list[int]:
+    def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
         """A slice is missing wherever somebody of its group has pushed, or still may."""
         missing: list[int] = []
         for _, places in self.portions():
@@ -87,8 +85,8 @@ class Sliced(Division):
                 missing += absent
         return missing
 
-    def complete(self, answered: Mapping[int, int], lost: Collection[int]) -> bool:
-        return not self._open(answered, lost) and not self.vacant(answered, lost)
+    def complete(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> bool:
+        return not open_ and not self.vacant(answered, lost, open_)
 
 
 class StragglerCoded(Division):
@@ -100,16 +98,16 @@ class StragglerCoded(Division):
     def _usable(self, answered: Mapping[int, int]) -> list[int]:
         return [place for place, samples in sorted(answered.items()) if samples]
 
-    def vacant(self, answered: Mapping[int, int], lost: Collection[int]) -> list[int]:
-        """As many as are missing if everybody pushes who still may."""
-        expected = len(self._usable(answered)) + len(self._open(answered, lost))
+    def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
+        """As many as are missing if every open place is answered."""
+        expected = len(self._usable(answered)) + open_
         absent = [place for place in sorted(lost) if place not in answered]
         return absent[: max(0, self.needed - expected)]
 
-    def complete(self, answered: Mapping[int, int], lost: Collection[int]) -> bool:
-        if len(self._usable(answered)) >= self.needed:
+    def complete(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> bool:
+        if len(answered) >= self.needed and len(self._usable(answered)) >= self.needed:
             return True
-        return not self._open(answered, lost) and not self.vacant(answered, lost)
+        return not open_ and not self.vacant(answered, lost, open_)
 
     def weights(self, answered: Mapping[int, int]) -> Mapping[int, float]:
         """None at all where too many have pushed nothing: the round is then skipped, as their steps were."""
@@ -142,16 +140,16 @@ def divide(rules: Rules, samples: Samples, idle: int, late: int, steps: int) -> 
     stragglers = min(max(0, rules.straggler_code - late), world - 1)
     if stragglers:
         return _coded(drawn, world, stragglers)
-    parts = [
+    parts = tuple(
         Part(drawn=part, samples=part.count, position=position, world=world)
         for position, part in enumerate(drawn.divided(idle))
-    ]
+    )
     return Division(parts=parts, needed=max(1, min(world, world + late - rules.backup)), note=note)
 
 
 def _sliced(drawn: Drawn, members: int, slices: int, asked: int) -> Sliced:
     groups = drawn.divided(members // slices)
-    parts = [
+    parts = tuple(
         Part(
             drawn=part,
             samples=part.count,
@@ -162,7 +160,7 @@ def _sliced(drawn: Drawn, members: int, slices: int, asked: int) -> Sliced:
         )
         for position, part in enumerate(groups)
         for number in range(slices)
-    ]
+    )
     note = "" if slices == asked else _divided_otherwise(members, asked, slices)
     return Sliced(parts=parts, needed=len(parts), note=note)
 
@@ -170,7 +168,7 @@ def _sliced(drawn: Drawn, members: int, slices: int, asked: int) -> Sliced:
 def _coded(drawn: Drawn, world: int, stragglers: int) -> StragglerCoded:
     bounds = [share(drawn.count, part, world) for part in range(world)]
     sizes = [end - start for start, end in bounds]
-    parts = [
+    parts = tuple(
         Part(
             drawn=drawn,
             samples=sum(sizes[part] for part in parts_of(position, world, stragglers)),
@@ -179,7 +177,7 @@ def _coded(drawn: Drawn, world: int, stragglers: int) -> StragglerCoded:
             stragglers=stragglers,
         )
         for position in range(world)
-    ]
+    )
     return StragglerCoded(parts=parts, needed=world - stragglers)
 
 

@@ -1,65 +1,101 @@
 """What a mode decides: who is given which samples, and when pushes become a version.
 
-`core` calls these and knows no mode. The order within one event is always: what happened (`take`, `lost`,
-`resume`, `published`), then `offer`, then `proceed`, so that what is sent out is sent at the version before
-what comes next is applied.
+`core` and the shell ask these and never which mode it is. What one mode alone can do, `Mode` refuses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+from ....proto.refusal import Refused
 from .. import events as e
+from .. import refusals
 from ..roster import Member, Work
 from ..waiting import Waiting
 
 
-class Mode(Protocol):
+class Mode(ABC):
+    """A dataclass: its fields are what it remembers (`saving`)."""
+
     @property
+    @abstractmethod
     def quiet(self) -> bool:
         """Whether nothing that was accepted is still to be applied and no round is open."""
-        ...
 
+    @abstractmethod
     def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
         """A push that answers `work`, which the member has no longer.
 
-        Returns the version that it will be part of, None if it comes too late.
+        Returns:
+            The version that it will be part of, None if it comes too late.
         """
-        ...
 
+    @abstractmethod
     def too_late(self, work: Work) -> bool:
         """Whether a push for work that was taken from its member could no longer be part of a version."""
-        ...
 
-    def lost(self, member: Member) -> None:
-        """The member is no longer one. Its work is taken from it, now or when its round closes."""
-        ...
+    @abstractmethod
+    def holds(self, key: e.PushKey) -> bool:
+        """Whether an accepted push is still to be handed over to be applied."""
 
+    @abstractmethod
+    def lost(self, member: Member, *, away: bool) -> None:
+        """The member is no longer one. Its work is taken from it, now or when its round closes.
+
+        Args:
+            away: its lease is over, and it may come back as the same one.
+        """
+
+    @abstractmethod
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
         """The member is back on a new stream; `assigned` is the id of the last assignment that it got."""
-        ...
 
-    def published(self, event: e.Published) -> None:
-        """What `proceed` wanted applied is applied."""
-        ...
+    @abstractmethod
+    def done(self, event: e.Published | e.Copied) -> None:
+        """The shard has done what the mode wanted of it."""
 
-    def offer(self, now: float) -> list[e.Action]:
-        """Give work to whoever may have some."""
-        ...
+    @abstractmethod
+    def advance(self, now: float) -> list[e.Action]:
+        """Give work to everybody that may have some, then have applied what can be: so what is sent out is
+        sent at the version before what comes next is applied."""
 
-    def proceed(self, now: float) -> list[e.Action]:
-        """What can be applied now."""
-        ...
-
+    @abstractmethod
     def waiting(self, now: float) -> Waiting:
-        """Whom the training waits for."""
-        ...
+        """Whom the training waits for. Takes a look at every member."""
 
+    @abstractmethod
     def missing(self) -> Sequence[int]:
-        """Ranks that have been given work and have not answered, where others wait for them."""
-        ...
+        """Ranks that have been given work and have not answered, where others wait for them. Takes a look at
+        every member."""
 
-    def snapshot(self) -> Mapping[str, object]:
-        """What the mode remembers, as plain values."""
-        ...
+    def due(self, now: float) -> bool:
+        """Whether time alone has changed what can be done."""
+        return False
+
+    def restored(self) -> None:
+        """What was saved is in place; what follows from it is made anew."""
+        return
+
+    # ---- only where workers exchange packets, and the server has a copy of what they have
+
+    def targets(self, member: Member, event: e.PacketBegun) -> e.Targets:
+        """Who gets a packet that begins to come. Raises Refused."""
+        raise Refused(refusals.not_coded(member.worker))
+
+    def happened(self, member: Member, event: e.OfExchange) -> list[e.Action]:
+        """A packet or a snapshot has come. Raises Refused."""
+        raise Refused(refusals.not_coded(member.worker))
+
+    def packet_elements(self, exchange: int, elements: int) -> int | None:
+        """Elements of the packets of that exchange, for gradients of so many; None if it is not running."""
+        return None
+
+    def wants_copy(self, worker: str, version: int, *, leaving: bool = False) -> bool:
+        """Whether a snapshot of this version by this worker, which may be leaving, is to be taken over."""
+        return False
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether pushes say what came of an exchange, and carry no payloads."""
+        return False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 SLOW = 2.0  # times what the others take: from there on a share shrinks
 ENOUGH = 3  # answers in a row before it is judged
@@ -33,12 +32,19 @@ class Pace:
         self.answers += 1
         self.seconds += (seconds - self.seconds) * (1.0 if self.answers == 1 else SMOOTHING)
 
-    def adapt(self, others: Sequence[Pace], batch_size: int) -> None:
-        """Change the share, between 1 and `batch_size`, if what has been noted calls for it."""
-        whole = [each.seconds for each in others if each.share == batch_size and each.answers >= ENOUGH]
+    def tells(self, batch_size: int) -> bool:
+        """Whether others are to be compared with it: it has a whole share, and has answered often enough."""
+        return self.share == batch_size and self.answers >= ENOUGH
+
+    def adapt(self, whole: Sequence[float], batch_size: int) -> None:
+        """Change the share, between 1 and `batch_size`, if what has been noted calls for it.
+
+        Args:
+            whole: seconds that others take for whole shares, in order.
+        """
         if self.answers < ENOUGH or self.fixed or not whole or self.seconds <= 0:
             return
-        usual = median(whole)
+        usual = (whole[(len(whole) - 1) // 2] + whole[len(whole) // 2]) / 2
         share = self.share
         if self.before is not None and self.seconds > HELPED * self.before:
             share, self.fixed = batch_size, True

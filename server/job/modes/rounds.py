@@ -8,96 +8,130 @@ member's place is to be filled.
 
 An accepted push stays accepted, also when its worker is lost before the round closes. One that comes too
 late is refused as stale: its worker takes the gradient back into its residual, and takes part again in the
-round after that. Until then it counts among those that `backup` allows to be missing. In a coded round the
-others have pushed its gradient too: there it is refused as redundant, and its worker forgets it.
+round after that. Until then it counts among those that `backup` allows to be missing. In a round of a
+straggler code the others have pushed its gradient too: there it is refused as redundant, and its worker
+forgets it.
 
 In local mode the parts are larger: enough samples for as many local steps as `interval` says.
+
+A round's life:
+
+    OPEN    its places are being answered
+    CLOSED  what has come is handed over to be applied; once it is published there is no round
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from ....proto.messages import Assignment
 from .. import events as e
-from ..roster import Member, Work
+from ..lives import move
+from ..roster import Member, Name, Work, WorkLife
 from ..samples import Drawn
+from ..saving import DERIVED
 from ..state import JobState
 from ..waiting import Waiting, describe
-from .division import Division, Part, divide
+from .division import Division, Part, Sliced, StragglerCoded, divide
+from .mode import Mode
+
+
+class RoundLife(Enum):
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+_LIVES = {RoundLife.OPEN: frozenset({RoundLife.CLOSED}), RoundLife.CLOSED: frozenset[RoundLife]()}
 
 
 @dataclass(kw_only=True, slots=True)
 class Place:
-    """Who has one part of a round. rank: that of its member when the round opened."""
+    """One part of a round. rank: that of its member when the round opened. work: id of its assignment."""
 
     rank: int
-    member: Member = field(repr=False)
-    work: Work
-    lost: bool = False
+    member: Name
+    work: int
 
 
 @dataclass(kw_only=True, slots=True)
 class Round:
-    """Places are in rank order; `contributions` are by place."""
+    """Places are in rank order. contributions and answered, with the samples behind each, are by place.
+
+    open: places that have neither answered nor been lost. lost: places whose member is, or was.
+    """
 
     version: int
     opened_at: float
     progress: float  # of the job, when it opened
     rate_factor: float
-    division: Division
-    places: list[Place]
+    division: Division | Sliced | StragglerCoded
+    life: RoundLife = RoundLife.OPEN
+    places: list[Place] = field(default_factory=list[Place])
+    place_of: dict[int, int] = field(default_factory=dict[int, int])  # by id of the work
     contributions: dict[int, e.Contribution] = field(default_factory=dict[int, e.Contribution])
-    closed: bool = False  # handed over to be applied
-
-    @property
-    def lost(self) -> set[int]:
-        return {number for number, place in enumerate(self.places) if place.lost}
-
-    @property
-    def answered(self) -> dict[int, int]:
-        """Samples behind the pushes that have come, by place."""
-        return {number: each.samples for number, each in self.contributions.items()}
+    answered: dict[int, int] = field(default_factory=dict[int, int])
+    open: set[int] = field(default_factory=set[int])
+    lost: set[int] = field(default_factory=set[int])
 
     @property
     def vacant(self) -> list[int]:
         """Places that have to be given to somebody else."""
-        return [] if self.closed else self.division.vacant(self.answered, self.lost)
+        if not self.lost or self.life is not RoundLife.OPEN:
+            return []
+        return self.division.vacant(self.answered, self.lost, len(self.open))
 
     @property
     def missing(self) -> list[Place]:
         """Places that have not answered."""
-        absent = set(range(len(self.places))) - self.lost - set(self.contributions)
-        return [self.places[number] for number in sorted({*absent, *self.vacant})]
+        return [self.places[number] for number in sorted({*self.open, *self.vacant})]
 
     @property
     def complete(self) -> bool:
         """Whether it waits for nobody."""
-        return self.division.complete(self.answered, self.lost)
+        return self.division.complete(self.answered, self.lost, len(self.open))
 
-    def place_of(self, work: Work) -> int | None:
-        """Where it is part of this round, None if it is not."""
-        return next((number for number, place in enumerate(self.places) if place.work is work), None)
+    def fill(self, number: int, rank: int, member: Name, work: int) -> None:
+        """Give a place, which may be a new one, to a member."""
+        place = Place(rank=rank, member=member, work=work)
+        self.places[number : number + 1] = [place]
+        self.place_of[work] = number
+        self.lost.discard(number)
+        self.open.add(number)
+
+    def lose(self, number: int) -> None:
+        self.lost.add(number)
+        self.open.discard(number)
+
+    def answer(self, number: int, contribution: e.Contribution) -> None:
+        self.contributions[number] = contribution
+        self.answered[number] = contribution.samples
+        self.open.discard(number)
 
 
-class Rounds:
-    def __init__(self, state: JobState) -> None:
-        self._state = state
-        self.round: Round | None = None
-        self._first: tuple[float, float] | None = None  # loss and rate factor of the first round
-        self._loss = math.nan  # of the last round
-        self._note = ""  # the last thing said about how rounds are divided
+@dataclass
+class Rounds(Mode):
+    _state: JobState = field(metadata=DERIVED)
+    round: Round | None = None
+    _first_loss: float | None = None  # of the first round
+    _loss: float = math.nan  # of the last round
+    _note: str = ""  # the last thing said about how rounds are divided
 
     @property
     def quiet(self) -> bool:
         return self.round is None
 
+    def advance(self, now: float) -> list[e.Action]:
+        return [*self._offer(now), *self._close(now)]
+
     # ---- giving out work
 
-    def offer(self, now: float) -> list[e.Action]:
+    def _offer(self, now: float) -> list[e.Action]:
         state, rules = self._state, self._state.rules
+        if self.round is not None and not self.round.vacant:
+            return []
         ready = state.roster.ready()
         idle = [member for member in ready if member.work is None]
         if not idle:
@@ -116,15 +150,12 @@ class Rounds:
             progress=progress,
             rate_factor=rules.rate_factor(progress + count / 2 / state.samples.per_epoch),
             division=division,
-            places=[],
         )
         actions: list[e.Action] = []
         for number, (member, part) in enumerate(zip(idle, division.parts, strict=False)):
             due = state.epoch_to_evaluate
             evaluate = number == 0 and state.ask_for_evaluation(member, due, state.assignments + 1, now)
-            work, told = self._give(round_, member, part, now, evaluate_epoch=due if evaluate else 0)
-            round_.places.append(Place(rank=member.rank, member=member, work=work))
-            actions += told
+            actions += self._give(round_, number, member, part, now, evaluate_epoch=due if evaluate else 0)
         if division.note and division.note != self._note:
             self._note = division.note
             actions.append(e.Note(text=division.note))
@@ -133,8 +164,9 @@ class Rounds:
         return actions
 
     def _give(
-        self, round_: Round, member: Member, part: Part, now: float, *, evaluate_epoch: int = 0
-    ) -> tuple[Work, list[e.Action]]:
+        self, round_: Round, number: int, member: Member, part: Part, now: float, *, evaluate_epoch: int = 0
+    ) -> list[e.Action]:
+        """Let a member have a place."""
         state = self._state
         state.assignments += 1
         assignment = Assignment(
@@ -151,52 +183,57 @@ class Rounds:
             slices=part.slices,
             stragglers=part.stragglers,
         )
-        member.work = work = Work(
-            assignment=assignment,
-            drawn=part.drawn,
-            counted=part.samples,
-            given_at=now,
-        )
-        # Whoever is reconnecting hears of it when it is back.
-        return work, [state.send(member, assignment)] if member.listening else []
+        work = Work(assignment=assignment, drawn=part.drawn, counted=part.samples, given_at=now)
+        state.roster.give(member, work)
+        round_.fill(number, member.rank, member.id, work.id)
+        # A member that is reconnecting hears of it when it is back.
+        return [state.send(member, assignment)] if member.listening else []
 
     def _fill(self, round_: Round, idle: Sequence[Member], now: float) -> list[e.Action]:
         """Give lost members' places, as far as the round needs them, to those who have nothing to do."""
         actions: list[e.Action] = []
         for number, member in zip(sorted(round_.vacant), idle, strict=False):
             place = round_.places[number]
-            if place.member.work is place.work:
-                place.member.work = None
-            who = f"{place.member.name} is lost: {member.name} computes its part"
-            text = f"{who} of version {round_.version + 1}"
-            place.work, told = self._give(round_, member, round_.division.parts[number], now)
-            place.member, place.lost = member, False
-            actions += [e.Note(text=text), *told]
+            self._relieve(place)
+            who = f"rank {place.rank} ({place.member[0]}) is lost: {member.name} computes its part"
+            actions.append(e.Note(text=f"{who} of version {round_.version + 1}"))
+            rank = place.rank
+            actions += self._give(round_, number, member, round_.division.parts[number], now)
+            round_.places[number].rank = rank  # contributions are in the order of the places
         return actions
+
+    def _relieve(self, place: Place) -> Member | None:
+        """The member of a place, if it still had the work of it, which it has no longer."""
+        member = self._state.roster.get(place.member)
+        if member is None or member.work is None or member.work.id != place.work:
+            return None
+        self._state.roster.relieve(member)
+        return member
 
     def _steps(self) -> int:
         planned = self._state.rules.local_steps
         if planned is None:
             return 1
-        if self._first is None:
+        if self._first_loss is None:
             return planned.first
-        loss, factor = self._first
-        now = self._state.rules.rate_factor(self._state.samples.progress)
-        return planned.following(self._loss / loss if loss else math.nan, factor / now if now else math.inf)
+        factor = self._state.rules.rate_factor(self._state.samples.progress)
+        ratio = self._loss / self._first_loss if self._first_loss else math.nan
+        return planned.following(ratio, 1 / factor if factor else math.inf)
 
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
-        state, work = self._state, member.work
+        state, work, round_ = self._state, member.work, self.round
         if work is None:
             return []
-        if not work.settled:
+        if not work.late:
             # Its round is open: what it was told may not have arrived.
             assignment = work.assignment
-            place = self.round.place_of(work) if self.round is not None else None
-            if self.round is not None and place is not None and work.shared:
-                self.round.places[place].lost = False  # nobody else has been given it
+            number = round_.place_of.get(work.id) if round_ is not None else None
+            if round_ is not None and number is not None and work.shared:
+                round_.lost.discard(number)  # nobody else has been given it
+                round_.open.add(number)
             state.ask_for_evaluation(member, assignment.evaluate_epoch, assignment.id, now)
             return [state.send(member, assignment)]
-        if work.assignment.id != assigned:  # it never heard of it, and will not answer
+        if work.id != assigned:  # it never heard of it, and will not answer
             self._void(member, settled=True)
         return []
 
@@ -204,34 +241,42 @@ class Rounds:
 
     def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
         round_ = self.round
-        number = round_.place_of(work) if round_ is not None else None
-        if round_ is None or number is None or work.settled or round_.closed:
+        number = round_.place_of.get(work.id) if round_ is not None else None
+        if round_ is None or number is None or work.late or round_.life is not RoundLife.OPEN:
             return None
         part = round_.division.parts[number]
-        round_.contributions[number] = e.Contribution(
+        contribution = e.Contribution(
+            key=event.key,
             rank=round_.places[number].rank,
             samples=event.samples,
             loss=event.loss,
             slice=part.slice,
             slices=part.slices,
             whole=part.slices > 0 and not event.slices,
-            content=event.content,
         )
+        round_.answer(number, contribution)
         return round_.version + 1
+
+    def holds(self, key: e.PushKey) -> bool:
+        if self.round is None or self.round.life is not RoundLife.OPEN:
+            return False
+        return any(each.key == key for each in self.round.contributions.values())
 
     def too_late(self, work: Work) -> bool:
         return True  # its round has closed
 
-    def lost(self, member: Member) -> None:
+    def lost(self, member: Member, *, away: bool) -> None:
         round_, work = self.round, member.work
         if work is None:
             return
-        number = round_.place_of(work) if round_ is not None else None
-        if round_ is None or number is None or work.settled:
-            self._void(member, settled=work.settled)
+        number = round_.place_of.get(work.id) if round_ is not None else None
+        if round_ is None or number is None or work.late:
+            self._void(member, settled=work.late)
             return
-        round_.places[number].lost = True
-        if not round_.contributions and all(place.lost for place in round_.places):
+        round_.lose(number)
+        if self._state.roster.get(member.id) is None:  # another incarnation has replaced it
+            self._state.roster.relieve(member)
+        if not round_.contributions and not round_.open:
             # Everyone is gone and nothing came: its samples are drawn again, by whoever comes.
             self.round = None
             for drawn, places in round_.division.portions():
@@ -239,31 +284,33 @@ class Rounds:
 
     def _return(self, round_: Round, drawn: Drawn, places: Sequence[int]) -> None:
         """Samples of which nothing has come go out again."""
+        self._state.samples.give_back(drawn)
         for number in places:
             place = round_.places[number]
-            if place.member.work is place.work:
-                self._void(place.member, settled=False)
-            elif not place.work.shared:
-                self._state.samples.settle(drawn)
-        if round_.places[places[0]].work.shared:
-            self._state.samples.give_back(drawn)
+            member = self._state.roster.get(place.member)
+            if member is not None and member.work is not None and member.work.id == place.work:
+                self._keep_void(member)
 
     def _void(self, member: Member, *, settled: bool) -> None:
         """Take its work from a member; the samples go to somebody else, unless others have them anyway."""
-        work, member.work = member.work, None
-        assert work is not None
-        if work.shared:
-            return
-        self._state.samples.give_back(work.drawn, settled=settled)
-        member.void = work
+        assert member.work is not None
+        if not member.work.shared:
+            self._state.samples.give_back(member.work.drawn, settled=settled)
+        self._keep_void(member)
+
+    def _keep_void(self, member: Member) -> None:
+        work = self._state.roster.relieve(member)
+        if work is not None and not work.shared:
+            work.become(WorkLife.VOID)
+            member.void = work
 
     # ---- closing
 
-    def proceed(self, now: float) -> list[e.Action]:
+    def _close(self, now: float) -> list[e.Action]:
         round_ = self.round
-        if round_ is None or round_.closed or not round_.complete:
+        if round_ is None or round_.life is not RoundLife.OPEN or not round_.complete:
             return []
-        round_.closed = True
+        round_.life = move(round_.life, RoundLife.CLOSED, _LIVES)
         weights = round_.division.weights(round_.answered)
         in_rank_order = [
             each if weights is None else replace(each, weight=weights.get(number, 0.0))
@@ -282,48 +329,58 @@ class Rounds:
 
     def _settle(self, round_: Round) -> None:
         """Account for the samples of a round that has closed."""
+        roster = self._state.roster
         for drawn, places in round_.division.portions():
             answered = any(number in round_.contributions for number in places)
-            if not answered and all(round_.places[number].lost for number in places):
+            if not answered and all(number in round_.lost for number in places):
                 self._return(round_, drawn, places)
                 continue
-            # Who is late has the gradient go into its residual, or others have pushed it.
+            # A late member's gradient goes into its residual, or others have pushed it.
             self._state.samples.settle(drawn)
             for number in places:
                 place = round_.places[number]
-                if place.member.work is place.work and place.lost:
-                    place.member.work = None
-                elif place.member.work is place.work:
-                    place.work.settled = True
+                if number in round_.lost:
+                    self._relieve(place)
+                    continue
+                member = roster.get(place.member)
+                if member is not None and member.work is not None and member.work.id == place.work:
+                    member.work.become(WorkLife.LATE)
         given = [each for each in round_.contributions.values() if each.samples]
         samples = sum(each.samples for each in given)
         if samples:
             self._loss = sum(each.loss * each.samples for each in given) / samples
-            if self._first is None:
-                self._first = self._loss, round_.rate_factor
+            if self._first_loss is None:
+                self._first_loss = self._loss
             if self._state.rules.local_steps is not None:
                 most = max(part.samples for part in round_.division.parts)
                 self._state.all_local_steps += -(-most // self._state.rules.batch_size)
 
-    def published(self, event: e.Published) -> None:
+    def done(self, event: e.Published | e.Copied) -> None:
         round_ = self.round
         assert round_ is not None
         assert event.version == round_.version + 1
-        assert round_.closed
+        assert round_.life is RoundLife.CLOSED
         self.round = None
         self._state.version = event.version
 
     # ---- what is waited for
 
-    def missing(self) -> Sequence[int]:
+    def _missing(self) -> list[tuple[int, Name]]:
+        """Ranks and members."""
         round_ = self.round
         if round_ is None:  # the next one opens when somebody has finished what is too late
-            return [member.rank for member in self._state.roster.ready() if member.work is not None]
-        return [] if round_.complete else sorted({place.rank for place in round_.missing})
+            late = [member for member in self._state.roster.ready() if member.work is not None]
+            return [(member.rank, member.id) for member in late]
+        missing = [] if round_.complete else round_.missing
+        return sorted((place.rank, place.member) for place in missing)
+
+    def missing(self) -> Sequence[int]:
+        return [rank for rank, _ in self._missing()]
 
     def waiting(self, now: float) -> Waiting:
         since = self._state.waited(now)
-        missing = self.missing()
+        missing = self._missing()
+        ranks = tuple(rank for rank, _ in missing)
         version = self._state.version + 1
         if not missing:
             if self.round is None:
@@ -331,13 +388,5 @@ class Rounds:
             return Waiting(
                 subject="computed", text=f"version {version} is being computed {since}", for_others=False
             )
-        members = {member.rank: member for member in self._state.roster.by_rank()}
-        if self.round is not None:
-            members = {**members, **{place.rank: place.member for place in self.round.places}}
-        names = ", ".join(describe(self._state, members[rank], rank, now) for rank in missing)
-        return Waiting(
-            ranks=tuple(missing), subject=f"{missing}", text=f"version {version} waits {since} for {names}"
-        )
-
-    def snapshot(self) -> Mapping[str, object]:
-        return {"round": repr(self.round), "first": self._first, "loss": repr(self._loss)}
+        names = ", ".join(describe(self._state, name, rank, now) for rank, name in missing)
+        return Waiting(ranks=ranks, subject=f"{ranks}", text=f"version {version} waits {since} for {names}")

@@ -1,0 +1,58 @@
+"""Steps of the state machine, as tests look at them: a refusal or a reply first, then the actions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire.proto.refusal import Refusal, Refused
+from gradwire.server.job import events as e
+from gradwire.server.job.core import Core
+
+
+@dataclass(frozen=True)
+class Refuse:
+    refusal: Refusal
+
+
+@dataclass(frozen=True)
+class Relay:
+    """The reply to a packet that is to be handed on."""
+
+    targets: tuple[str, ...]
+
+
+def step(core: Core, event: e.Event[Any], now: float) -> list[Any]:
+    try:
+        result = core.step(event, now)
+    except Refused as refused:
+        return [Refuse(refused.refusal)]
+    reply = Relay(result.reply) if isinstance(result.reply, tuple) else result.reply
+    return [*([] if reply is None else [reply]), *result.actions]
+
+
+def state(core: Core) -> Any:
+    """All that decides what happens next, but leases."""
+    saved = core.save()
+    for members in (saved["job"]["roster"]["members"], saved["job"]["roster"]["departed"]):
+        for _, member in members:
+            del member["heard_at"]
+    return saved
+
+
+def written(core: Core) -> str:
+    """The whole state as text."""
+    return json.dumps(core.save(), default=lambda value: {"bytes": value.hex()})
+
+
+def copied(core: Core) -> Core:
+    """A core that is made of what another one has written down."""
+    copy = Core(core.rules)
+    copy.load(json.loads(written(core), object_hook=_read))
+    assert written(copy) == written(core)
+    return copy
+
+
+def _read(found: dict[str, Any]) -> Any:
+    return bytes.fromhex(found["bytes"]) if "bytes" in found else found
