@@ -17,7 +17,7 @@ from ..deploy.processes import Children
 from ..proto import messages as m
 from ..proto.manifest import Manifest
 from ..proto.transfer import tensor_header
-from ..worker.session.client import Client
+from ..worker.session.connection import Connection
 from ..worker.session.receiving import Received
 from .arguments import BenchError
 
@@ -26,7 +26,7 @@ class Pusher:
     """A worker whose model is one tensor; it pushes the same payload again and again."""
 
     def __init__(self, address: str, payload: Payload) -> None:
-        self._client = Client(
+        self._connection = Connection(
             address,
             worker="pusher",
             incarnation=1,
@@ -44,11 +44,11 @@ class Pusher:
             raise
 
     def _begin(self) -> None:
-        self._client.join("benchmark", "none", ())
+        self._connection.join("benchmark", "none", ())
         elements = self._payload.elements
         manifest = Manifest((m.Tensor(name="weight", shape=(elements,), dtype="float32"),), 1 << 40)
-        self._client.initialize(manifest, [np.zeros(elements * 4, np.uint8)])
-        self._client.ready(manifest)
+        self._connection.initialize(manifest, [np.zeros(elements * 4, np.uint8)])
+        self._connection.ready(manifest)
         self._next_assignment()
 
     def push(self) -> None:
@@ -60,7 +60,7 @@ class Pusher:
             samples=1,
             tensors=(tensor_header(0, self._payload),),
         )
-        self._client.push(header, [self._payload])
+        self._connection.push(header, [self._payload])
         outcome = self._wait_for(m.Outcome)
         assert outcome.decision is m.Decision.ACCEPTED, outcome
 
@@ -75,13 +75,13 @@ class Pusher:
 
     def _wait_for(self, kind: type[Any]) -> Any:
         while True:
-            message = self._client.next(60)
+            message = self._connection.next(60)
             assert message is not None, f"no {kind.__name__} within a minute"
             if isinstance(message, kind):
                 return message
 
     def close(self) -> None:
-        self._client.close()
+        self._connection.close()
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from ..spec import SpecError
 from ..telemetry import HttpEndpoint, set_up_logging
 from .metrics import Metrics
 from .session.attempts import UnreachableError
-from .session.client import Client
+from .session.connection import Connection
 from .session.replica import ModelError, Replica
 from .tasks import Task, TaskError, load_allowed
 from .tasks.computation import TaskFailedError, guarded
@@ -90,12 +90,12 @@ def run(effective: Effective[WorkerSettings]) -> int:
         torch.set_num_threads(settings.threads)
         set_threads(settings.threads)
     metrics = Metrics(settings.compressor.partition(":")[0])
-    client: Client | None = None
+    connection: Connection | None = None
     leaving = threading.Event()
     http = _open_http(effective, metrics, leaving)
     signals = _Signals(settings.leave_seconds)
     try:
-        client = Client(
+        connection = Connection(
             parse_address(settings.server),
             worker=settings.worker_id or f"{socket.gethostname()}-{os.getpid()}",
             incarnation=time.time_ns(),
@@ -105,9 +105,9 @@ def run(effective: Effective[WorkerSettings]) -> int:
             received=metrics.received,
         )
         chosen = effective.chosen("compressor")
-        code, reason = _train(client, settings, metrics, signals, chosen=chosen)
+        code, reason = _train(connection, settings, metrics, signals, chosen=chosen)
         signals.settled()
-        client.leave(reason, failed=code not in (Exit.DONE, Exit.TERMINATED, Exit.INTERRUPTED))
+        connection.leave(reason, failed=code not in (Exit.DONE, Exit.TERMINATED, Exit.INTERRUPTED))
         return code
     except _Signalled as signalled:
         signals.settled()
@@ -121,18 +121,18 @@ def run(effective: Effective[WorkerSettings]) -> int:
             )
         else:
             log.info("%s: leaving", name)
-        if client is not None:
-            client.leave(f"stopped by {name}", failed=False)
+        if connection is not None:
+            connection.leave(f"stopped by {name}", failed=False)
         return 128 + signalled.number
     finally:
-        if client is not None:
-            client.close()
+        if connection is not None:
+            connection.close()
         if http is not None:
             http.close()
 
 
 def _train(
-    client: Client,
+    connection: Connection,
     settings: WorkerSettings,
     metrics: Metrics,
     signals: _Signals,
@@ -146,19 +146,19 @@ def _train(
     compressor = settings.compressor
     device = _choose_device(settings.device)
     try:
-        reply = client.join(__version__, compressor, names())
+        reply = connection.join(__version__, compressor, names())
         job = job_terms(reply.job)
         log.info(
             "joined job %s as %s, rank %d: %s, mode %s, %d epochs",
-            *(job.id, client.worker, reply.rank, job.task, job.mode, job.epochs),
+            *(job.id, connection.worker, reply.rank, job.task, job.mode, job.epochs),
         )
         if isinstance(parse_work(job.work), Exchange):
             compressor = _without_compressor(compressor, chosen=chosen)
-        client.activity = "loading the task"
+        connection.activity = "loading the task"
         task = load_allowed(job.task, own=settings.task, modules=names_in(settings.allow_task))
         replica = _replica(task, job.seed, device)
         trainer = Trainer(
-            client,
+            connection,
             reply,
             task,
             replica,

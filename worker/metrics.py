@@ -48,12 +48,20 @@ class Metrics(MetricSet, prefix="gradwire_worker"):
         self._wire_down = self._wire.labels("down", compressor)
         self.raw_up = self._raw.labels("up", compressor)
         self.raw_down = self._raw.labels("down", compressor)
+        self._stepped_at: float | None = None
 
     def sent(self, wire_bytes: int) -> None:
         self._wire_up.inc(wire_bytes)
 
     def received(self, wire_bytes: int) -> None:
         self._wire_down.inc(wire_bytes)
+
+    def step(self) -> None:
+        """A step begins."""
+        now = time.perf_counter()
+        if self._stepped_at is not None:
+            self.step_seconds.observe(now - self._stepped_at)
+        self._stepped_at = now
 
     @contextmanager
     def during(self, activity: str) -> Generator[None]:

@@ -139,12 +139,12 @@ def test_file_keeps_to_its_room(path: str) -> None:
         ("server/health.py", "from grpc_health.v1 import health_pb2"),
         ("benchmarks/wire.py", "from ..proto import gradwire_pb2"),
         ("benchmarks/wire.py", "from google.protobuf import message"),
-        ("worker/client.py", "import gradwire.proto.wire"),
-        ("worker/client.py", "import pickle"),
-        ("worker/client.py", "import os\nos.environ['GC_TOKEN']"),
-        ("worker/client.py", "from os import environ"),
-        ("worker/client.py", "import sys\nprint(sys.argv)"),
-        ("worker/client.py", "parser.parse_args()"),
+        ("worker/session/connection.py", "import gradwire.proto.wire"),
+        ("worker/session/connection.py", "import pickle"),
+        ("worker/session/connection.py", "import os\nos.environ['GC_TOKEN']"),
+        ("worker/session/connection.py", "from os import environ"),
+        ("worker/session/connection.py", "import sys\nprint(sys.argv)"),
+        ("worker/session/connection.py", "parser.parse_args()"),
     ],
 )
 def test_violations_are_found(path: str, source: str) -> None:
@@ -160,7 +160,7 @@ def test_violations_are_found(path: str, source: str) -> None:
         ("benchmarks/push.py", "from ..proto import gradwire_pb2 as pb"),
         ("compressors/kernels/threads.py", "import threading"),
         ("deploy/launch.py", "from ..server import cli\nfrom ..worker import tasks"),
-        ("worker/client.py", "import grpc.aio, time, threading"),
+        ("worker/session/connection.py", "import grpc.aio, time, threading"),
     ],
 )
 def test_what_is_allowed_passes(path: str, source: str) -> None:

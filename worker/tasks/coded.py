@@ -28,17 +28,14 @@ from ...optimizer import build_optimizer, parse_optimizer
 from ...proto import messages as m
 from ...proto.shares import assigned_samples, share
 from ...proto.wire import crc32c
-from ...settings import JobTerms
 from ..metrics import Metrics
-from ..session.client import Client
 from ..session.receiving import ReceivedPacket
-from ..session.replica import Replica
-from .computation import Computation, TaskFailedError
+from ..session.session import Session
+from .computation import Computation, SkippedSteps
 
 log = logging.getLogger("gradwire.worker")
 
 Words = npt.NDArray[np.uint32]
-MAX_SKIPPED_STEPS = 10  # in a row, with a loss that is not finite
 
 
 class Step:
@@ -71,16 +68,16 @@ def _key(assignment: m.Assignment) -> tuple[object, ...]:
     )
 
 
-class CodedTraining:
-    def __init__(
-        self, client: Client, replica: Replica, computation: Computation, job: JobTerms, metrics: Metrics
-    ) -> None:
+class ExchangeWork:
+    """Work `exchange`: a `Strategy`, and the `PacketHandler` of its session."""
+
+    def __init__(self, session: Session, computation: Computation, optimizer: str, metrics: Metrics) -> None:
         """Makes what the optimizer remembers a part of the replica, so that a snapshot has it too."""
-        self._client = client
-        self._replica = replica
+        self._session = session
+        self._replica = replica = session.replica
         self._computation = computation
         self._metrics = metrics
-        self._optimizer = build_optimizer(parse_optimizer(job.optimizer), replica.parameters, 0.0)
+        self._optimizer = build_optimizer(parse_optimizer(optimizer), replica.parameters, 0.0)
         self._sizes = [parameter.numel() for parameter in replica.parameters]
         self._elements = sum(self._sizes)
         names = [tensor.name for tensor in replica.manifest.tensors]
@@ -89,30 +86,35 @@ class CodedTraining:
         )
         self._step: Step | None = None
         self._clipped_steps = 0
-        self._unusable_steps = 0  # in a row
+        self._skipped = SkippedSteps(metrics)
+        session.handle_packets(self)
 
     @property
-    def exchanging(self) -> bool:
+    def busy(self) -> bool:
         """Whether others wait for packets of this worker, or it for theirs."""
         step = self._step
         return step is not None and (step.exchange is None or not step.exchange.complete)
 
-    def exchange(self, assignment: m.Assignment) -> Step | None:
-        """Compute, and send what others need; the step, if nothing has to come for it.
-
-        Raises:
-            TaskFailedError: the task raised, or its loss is not finite for too many steps.
-        """
-        self._client.activity = "computing"
+    def work(self, assignment: m.Assignment) -> None:
+        """Compute, and send what others need."""
+        self._session.begun(assignment)
+        self._session.doing("computing")
         with self._metrics.during("computing"):
             step = self._compute(assignment)
-        self._client.activity = "exchanging"
+        self._session.doing("exchanging")
         with self._metrics.during("encoding"):
             for header, data in self._packets(step):
-                self._client.send_packet(header, data)
-                self._metrics.raw_up.inc(data.nbytes)
+                self._session.send_packet(header, data)
         self._metrics.loss.set(step.loss)
-        return None if self.exchanging else step
+        if not self.busy:
+            self._confirm(step)
+
+    def finish(self) -> None:
+        pass
+
+    def hand_over(self) -> None:
+        """Send the replica before leaving: perhaps no other worker has it."""
+        self._session.send_snapshot(leaving=True)
 
     def _compute(self, assignment: m.Assignment) -> Step:
         """The gradient of each block that this worker holds, unless it has them already."""
@@ -159,15 +161,11 @@ class CodedTraining:
     def _watch(self, step: Step) -> None:
         """Say what is wrong with the gradients of a step."""
         version = step.assignment.version
-        self._unusable_steps = self._unusable_steps + 1 if step.unusable else 0
         if step.unusable:
-            self._metrics.skipped.inc()
             log.warning("version %d: %s; such blocks of samples count as zeros", version, step.unusable)
-        if self._unusable_steps >= MAX_SKIPPED_STEPS:
-            raise TaskFailedError(
-                f"{step.unusable} in {self._unusable_steps} steps in a row: "
-                "lower --learning-rate, or check the data and the loss"
-            )
+            self._skipped.add(step.unusable)
+        else:
+            self._skipped.over()
         if not step.clipped:
             return
         self._metrics.clipped.inc(step.clipped)
@@ -190,27 +188,29 @@ class CodedTraining:
             header = m.Packet(exchange=coding.exchange, index=index, elements=width)
             yield header, step.exchange.encoded(index)
 
-    def take(self, received: ReceivedPacket) -> Step | None:
-        """Take in a packet; the step, if that was the last one. Those of another exchange are passed over."""
-        step, packet = self._step, received.header
-        self._metrics.raw_down.inc(received.data.nbytes)
+    def take(self, packet: ReceivedPacket) -> None:
+        """Take in a packet. Those of another exchange are passed over."""
+        step, header = self._step, packet.header
+        self._metrics.raw_down.inc(packet.data.nbytes)
         if step is None or step.exchange is None or step.assignment.coding is None:
-            return None
-        if packet.exchange != step.assignment.coding.exchange or step.exchange.complete:
-            return None
+            return
+        if header.exchange != step.assignment.coding.exchange or step.exchange.complete:
+            return
         with self._metrics.during("decoding"):
-            step.exchange.take(packet.index, received.data)
-        return step if step.exchange.complete else None
+            step.exchange.take(header.index, packet.data)
+        if step.exchange.complete:
+            self._confirm(step)
 
-    def exchanged(self, step: Step) -> m.Exchanged:
-        """What the server is told about a complete exchange."""
+    def _confirm(self, step: Step) -> None:
+        """Tell the server that the exchange is complete."""
         assert step.exchange is not None
         checksum = crc32c(self._replica.values())
-        return m.Exchanged(
+        exchanged = m.Exchanged(
             crc32c=crc32c([step.exchange.sums().view(np.uint8)], checksum),
             computing_seconds=step.computing_seconds,
             clipped=step.clipped,
         )
+        self._session.confirm(step.assignment, step.samples, step.loss, exchanged)
 
     def apply(self, exchange: int, version: int) -> None:
         """Take the step to `version` with the sum of that exchange, if the replica is not there yet."""
@@ -234,29 +234,9 @@ class CodedTraining:
             at += size
         self._optimizer.learning_rate = step.assignment.learning_rate
         self._optimizer.step()
-        replica.version = version
         self._step = None
-        self._client.stepped(version)
-        self._metrics.version.set(version)
+        self._session.stepped(version)
 
-    def send_snapshot(self, request: m.SnapshotRequest) -> None:
-        """Send the replica."""
-        self.apply(request.apply, request.version)
-        if self._replica.version != request.version:
-            raise RuntimeError(
-                f"asked for a snapshot of version {request.version} with a replica of {self._replica.version}"
-            )
-        self._send_replica(leaving=False)
-
-    def hand_over(self) -> None:
-        """Send the replica before leaving: nobody else may have it."""
-        if self._replica.version is not None:
-            self._send_replica(leaving=True)
-            self._client.flush()
-
-    def _send_replica(self, *, leaving: bool) -> None:
-        assert self._replica.version is not None
-        # A copy: the next step may be taken while it is being sent.
-        values = [value.copy() for value in self._replica.values()]
-        self._client.send_snapshot(m.Snapshot(version=self._replica.version, leaving=leaving), values)
-        self._metrics.raw_up.inc(self._replica.manifest.raw_bytes)
+    def snapshot(self, version: int) -> None:
+        """Send the replica to a server that asks for it."""
+        self._session.send_snapshot(leaving=False)

@@ -9,13 +9,38 @@ import numpy as np
 import torch
 
 from ...proto import messages as m
+from ..metrics import Metrics
 from ..session.replica import Replica
 from . import Task
 from .sharding import CodedPart, Indices, coded_parts, epoch_order, shard
 
+MAX_SKIPPED_STEPS = 10
+
 
 class TaskFailedError(Exception):
     """The user's task raised, or produces nothing to train with."""
+
+
+class SkippedSteps:
+    """Counts steps in a row without a usable gradient, and gives up after `MAX_SKIPPED_STEPS`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._in_a_row = 0
+
+    def add(self, why: str) -> None:
+        """Raises TaskFailedError if that was one too many."""
+        self._metrics.skipped.inc()
+        self._in_a_row += 1
+        if self._in_a_row >= MAX_SKIPPED_STEPS:
+            raise TaskFailedError(
+                f"{why} in {self._in_a_row} steps in a row: "
+                "lower --learning-rate, or check the data and the loss"
+            )
+
+    def over(self) -> None:
+        """A step was usable."""
+        self._in_a_row = 0
 
 
 class Computation:

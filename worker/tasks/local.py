@@ -16,7 +16,40 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ...optimizer import build_optimizer, parse_optimizer
-from .sharding import Indices
+from ...proto.messages import Assignment
+from ..metrics import Metrics
+from ..session.session import Session
+from .computation import Computation
+from .gradients import GradientWork
+from .sharding import Indices, batches
+
+
+class LocalWork(GradientWork):
+    """Work `local`: a `Strategy` that pushes the change of some local steps in place of a gradient."""
+
+    def __init__(
+        self,
+        session: Session,
+        computation: Computation,
+        metrics: Metrics,
+        training: LocalTraining,
+        batch_size: int,
+    ) -> None:
+        super().__init__(session, computation, metrics)
+        self._training = training
+        self._batch_size = batch_size
+
+    def _compute(self, assignment: Assignment) -> tuple[int, float, list[torch.Tensor]]:
+        indices = self._computation.indices(assignment)
+
+        def gradients(step: int, batch: Indices) -> float:
+            return self._loss(assignment, step, batch)
+
+        parts = batches(indices, self._batch_size)
+        return len(indices), *self._training.change(parts, assignment.learning_rate, gradients)
+
+    def _reset(self) -> None:
+        self._training.reset()
 
 
 class LocalTraining:

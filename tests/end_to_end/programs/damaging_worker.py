@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 from gradwire.proto import messages as m
 from gradwire.worker.cli import main
-from gradwire.worker.session import client
+from gradwire.worker.session.outgoing import Transfer
 
 
 def damage(every: int) -> None:
-    messages = client.Outgoing.messages
+    messages = Transfer.messages
     chunks = 0
 
-    def damaged(self: client.Outgoing) -> Iterator[bytes]:
+    def damaged(self: Transfer) -> Iterator[bytes]:
         nonlocal chunks
         header, *rest = messages(self)
         yield header
@@ -26,7 +26,7 @@ def damage(every: int) -> None:
                     chunk = chunk[:-1] + bytes([chunk[-1] ^ 1])
             yield chunk
 
-    client.Outgoing.messages = damaged  # type: ignore[method-assign]
+    Transfer.messages = damaged  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""The worker's side of the wire: one connection to the server, used from the training thread.
+"""One worker's connection to the server: calls, and a stream that is opened again when it breaks.
 
-gRPC runs on an event loop in a thread of its own, so that heartbeats go out while the training thread
-computes. The training thread calls plain methods and takes what arrived from `next`.
+gRPC runs on an event loop in a thread of its own, so that heartbeats go out while the thread that owns the
+connection computes. That thread calls plain methods and takes what arrived from `next`.
 
-A stream that breaks is opened again, with pauses, for as long as `give_up_s`; each attempt is logged. A push
-is kept until its outcome is known, and sent again as the same bytes on the new stream: the server recognises
-it. What the server refuses for good is raised from `next` as `Refused`.
+A stream that breaks is opened again, with pauses, for as long as `give_up_s`; each attempt is logged.
+`outgoing` says what is said again on the new stream. `next` raises what the server refuses for good.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -33,8 +31,8 @@ from ...proto.manifest import Manifest
 from ...proto.refusal import Reason, Refused
 from ...proto.service import Malformed, Meter, Stub
 from ...proto.transfer import encode_chunks, packet_transfer
-from ...proto.wire import encode_worker
 from .attempts import Attempts, BrokenError, UnreachableError, translated
+from .outgoing import Outgoing, Transfer
 from .receiving import Received, ReceivedPacket, Receiver
 
 log = logging.getLogger("gradwire.worker")
@@ -51,26 +49,9 @@ Incoming = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Outgoing:
-    """A header and the bytes that follow it. Nobody may write to them until they are sent; those of a push
-    stay as they are until the server has decided on it, so that it can be sent again.
+class Connection:
+    """See the head of this file."""
 
-    They are framed while they are sent, chunk by chunk: that overlaps with the network, and keeps no second
-    copy.
-    """
-
-    header: m.Push | m.Packet | m.Snapshot
-    transfer: int
-    parts: Sequence[npt.NDArray[np.uint8]]
-    chunk_bytes: int
-
-    def messages(self) -> Iterator[bytes]:
-        yield encode_worker(self.header)
-        yield from encode_chunks(self.transfer, self.parts, self.chunk_bytes)
-
-
-class Client:
     def __init__(
         self,
         address: str,
@@ -92,22 +73,15 @@ class Client:
         self._meters = (sent, received)
         self._incoming: queue.SimpleQueue[Incoming | BaseException] = queue.SimpleQueue()
         self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="client", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="connection", daemon=True)
         self._thread.start()
         self._stub: Stub = self._call(self._open())
         self._reply: m.JoinResponse | None = None
-        self._manifest: Manifest | None = None
-        self._version: int | None = None
-        self._pending: dict[int, Outgoing] = {}  # pushes without an outcome, in order of seq
-        self._evaluation: m.Evaluation | None = None
-        self._outbox: asyncio.Queue[bytes | Outgoing] | None = None
-        self._exchange: asyncio.Task[None] | None = None
+        self._outgoing = Outgoing()
+        self._streaming: asyncio.Task[None] | None = None
         self._left = False
-        self._assigned = 0  # id of the last assignment
-        self._writing = False
-        self._running = 0  # the exchange that it is about
 
-    # ---- for the training thread
+    # ---- for the owner's thread
 
     def join(self, software: str, compressor: str, compressors: Sequence[str]) -> m.JoinResponse:
         """Become a member, and open the stream on which the server hears of this worker from now on.
@@ -124,7 +98,7 @@ class Client:
             compressor=compressor,
         )
         self._reply = reply = self._call(self._join(request))
-        self._exchange = self._call(self._start(self._keep_exchanging()))
+        self._streaming = self._call(self._start(self._keep_streaming()))
         return reply
 
     def initialize(self, manifest: Manifest, values: Sequence[Any]) -> bool:
@@ -157,7 +131,7 @@ class Client:
 
         try:
             self._call(upload())
-            self._version = 0
+            self.stepped(0)
             return True
         except Refused as refused:
             if refused.refusal.reason in (Reason.ALREADY_INITIALIZED, Reason.NOT_A_MEMBER):
@@ -166,12 +140,7 @@ class Client:
 
     def ready(self, manifest: Manifest) -> None:
         """Say that work may come."""
-
-        def say() -> None:  # on the loop, so that a stream that is just being opened does not say it too
-            self._manifest = manifest
-            self._enqueue(encode_worker(self._ready_message()))
-
-        self._loop.call_soon_threadsafe(say)
+        self._soon(self._outgoing.ready, manifest)
 
     def next(self, timeout_s: float) -> Incoming | None:
         """What arrived next, None after the timeout.
@@ -189,63 +158,43 @@ class Client:
         return item
 
     def push(self, header: m.Push, payloads: Sequence[Payload]) -> None:
-        """Send a push. Nobody may write to the payloads until its outcome has come."""
-        assert self._reply is not None
-        parts = [payload.data for payload in payloads]
-        chunk_bytes = self._reply.limits.chunk_bytes
-        pending = Outgoing(header, header.seq, parts, chunk_bytes)
-        self._loop.call_soon_threadsafe(self._send_push, pending)
+        """Send a push, and keep it until `settle`. Nobody may write to the payloads until then."""
+        data = [payload.data for payload in payloads]
+        self._soon(self._outgoing.push, self._transfer(header, header.seq, data))
 
-    def send_packet(self, header: m.Packet, data: npt.NDArray[np.uint32]) -> None:
-        """Send a coded packet. If the stream breaks it is lost: the server has the exchange done anew."""
-        self._send_once(header, packet_transfer(header), [data.view(np.uint8)])
+    def settle(self, seq: int) -> None:
+        """Keep a push no longer: the server has refused it. An accepted one is not kept anyway."""
+        self._soon(self._outgoing.settle, seq)
 
-    def send_snapshot(self, header: m.Snapshot, values: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Send the replica, every tensor as float32 bytes. If the stream breaks the server asks again."""
-        self._send_once(header, header.version, values)
+    def resend(self) -> None:
+        """Send every push that is not settled once more, after the server found one damaged."""
+        self._soon(self._outgoing.resend)
+
+    def send(self, header: m.Packet | m.Snapshot, data: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Send a coded packet or a snapshot. If the stream breaks it is lost."""
+        number = packet_transfer(header) if isinstance(header, m.Packet) else header.version
+        self._soon(self._outgoing.send, self._transfer(header, number, data))
 
     def flush(self) -> None:
         """Wait until everything has been written, or there is no stream to write to."""
 
-        async def busy() -> bool:
-            return self._outbox is not None and (self._writing or not self._outbox.empty())
+        async def idle() -> bool:
+            return self._outgoing.idle
 
-        while self._call(busy()):
+        while not self._call(idle()):
             time.sleep(FLUSH_POLL_S)
 
-    def _send_once(
-        self, header: m.Packet | m.Snapshot, transfer: int, parts: Sequence[npt.NDArray[np.uint8]]
-    ) -> None:
-        assert self._reply is not None
-        outgoing = Outgoing(header, transfer, parts, self._reply.limits.chunk_bytes)
-        self._loop.call_soon_threadsafe(self._enqueue, outgoing)
-
-    def stepped(self, version: int | None) -> None:
-        """The replica has got to a version by itself."""
+    def stepped(self, version: int) -> None:
+        """The replica has got to a version otherwise than by an update."""
 
         def note() -> None:
-            if self._version is not None and version is not None:
-                self._version = max(self._version, version)
+            self._outgoing.version = max(version, self._outgoing.version or 0)
 
-        self._loop.call_soon_threadsafe(note)
-
-    def resend(self) -> None:
-        """Send every push that has no outcome once more, after the server found one damaged."""
-
-        def send() -> None:
-            for pending in self._pending.values():
-                self._enqueue(pending)
-
-        self._loop.call_soon_threadsafe(send)
-
-    def settle(self, seq: int) -> None:
-        """Forget a push that the server has refused for good."""
-        self._loop.call_soon_threadsafe(self._pending.pop, seq, None)
+        self._soon(note)
 
     def report(self, evaluation: m.Evaluation) -> None:
         """Report what was measured; told again after a reconnect."""
-        self._evaluation = evaluation
-        self._send_soon(evaluation)
+        self._soon(self._outgoing.report, evaluation)
 
     def leave(self, reason: str, *, failed: bool) -> None:
         """Say goodbye, if the server can be told within a few seconds. Safe to call twice."""
@@ -259,9 +208,9 @@ class Client:
         """Drop the connection and end the thread."""
 
         async def shut() -> None:
-            if self._exchange is not None:
-                self._exchange.cancel()
-                await asyncio.gather(self._exchange, return_exceptions=True)
+            if self._streaming is not None:
+                self._streaming.cancel()
+                await asyncio.gather(self._streaming, return_exceptions=True)
             await self._channel.close(None)
 
         with contextlib.suppress(Exception):
@@ -273,6 +222,18 @@ class Client:
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+
+    def _soon(self, function: Callable[..., object], *arguments: Any) -> None:
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _transfer(
+        self,
+        header: m.Push | m.Packet | m.Snapshot,
+        number: int,
+        data: Sequence[npt.NDArray[np.uint8]],
+    ) -> Transfer:
+        assert self._reply is not None
+        return Transfer(header, number, data, self._reply.limits.chunk_bytes)
 
     async def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.create_task(coroutine)
@@ -299,8 +260,8 @@ class Client:
                     raise
                 await attempts.pause(str(refused))
 
-    async def _keep_exchanging(self) -> None:
-        """Keep a stream open until the worker leaves or there is no hope; then tell the training thread."""
+    async def _keep_streaming(self) -> None:
+        """Keep a stream open until the worker leaves or there is no hope; then tell the owner."""
         try:
             attempts = Attempts(self._address, self._give_up_s)
             while True:
@@ -321,40 +282,26 @@ class Client:
         except (Refused, UnreachableError) as error:
             self._incoming.put(error)
         except Exception as error:
-            log.exception("the client failed")
+            log.exception("the connection failed")
             self._incoming.put(error)
 
     async def _one_stream(self, progress: asyncio.Event) -> None:
         """One Exchange call from Hello to its end. Raises BrokenError or Refused."""
         assert self._reply is not None
         call = self._stub.exchange()
-        outbox: asyncio.Queue[bytes | Outgoing] = asyncio.Queue()
-        hello = m.Hello(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation)
-        outbox.put_nowait(encode_worker(hello))
-        if self._manifest is not None:
-            outbox.put_nowait(encode_worker(self._ready_message()))
-        if self._evaluation is not None:
-            outbox.put_nowait(encode_worker(self._evaluation))
-        for pending in self._pending.values():
-            outbox.put_nowait(pending)
-        self._outbox, self._writing = outbox, False
+        outgoing = self._outgoing
+        outgoing.begin(m.Hello(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation))
 
         async def write() -> None:
             while True:
-                item = await outbox.get()
-                if isinstance(item, Outgoing) and self._is_of_no_use(item.header):
-                    continue
-                self._writing = True
-                for message in (item,) if isinstance(item, bytes) else item.messages():
+                for message in await outgoing.next():
                     await call.write(message)
-                self._writing = False
 
         async def beat() -> None:
             assert self._reply is not None
             while True:
                 await asyncio.sleep(self._reply.limits.heartbeat_seconds)
-                if outbox.empty():  # otherwise the server hears of us anyway
-                    outbox.put_nowait(encode_worker(m.Heartbeat(activity=self.activity)))
+                outgoing.beat(self.activity)
 
         reader = asyncio.create_task(self._read(call, progress))
         tasks = [reader, asyncio.create_task(write()), asyncio.create_task(beat())]
@@ -365,7 +312,7 @@ class Client:
                 await asyncio.wait((reader,), timeout=LAST_WORD_S)
             await translated(next(task for task in tasks if task.done()))
         finally:
-            self._outbox = None
+            outgoing.end()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -373,30 +320,30 @@ class Client:
 
     async def _read(self, call: AsyncIterator[m.ServerMessage | Malformed], progress: asyncio.Event) -> None:
         assert self._reply is not None
-        receiver = Receiver(self.worker, self._reply.limits.chunk_bytes)
+        receiver, outgoing = Receiver(self.worker, self._reply.limits.chunk_bytes), self._outgoing
         async for message in call:
+            arrived: Incoming | None = None
             match message:
                 case m.Update():
-                    receiver.begin_update(message, self._manifest)
+                    receiver.begin_update(message, outgoing.manifest)
                 case m.Packet():
-                    self._hand_over(receiver.begin_packet(message, self._manifest))
+                    arrived = receiver.begin_packet(message, outgoing.manifest)
                 case m.Chunk():
-                    self._hand_over(receiver.add(message))
+                    arrived = receiver.add(message)
                 case m.Outcome():
                     progress.set()
-                    # A refusal is settled by the training thread, which may want to send it again.
                     if message.decision is m.Decision.ACCEPTED:
-                        self._pending.pop(message.seq, None)
-                    self._incoming.put(message)
+                        outgoing.settle(message.seq)  # a refused one may have to go out again
+                    arrived = message
                 case m.Assignment():
                     if message.coding is not None:
-                        self._running = message.coding.exchange
-                    if message.id > self._assigned:
+                        outgoing.exchange = message.coding.exchange
+                    if message.id > outgoing.assigned:
                         progress.set()
-                    self._assigned = message.id
-                    self._incoming.put(message)
+                    outgoing.assigned = message.id
+                    arrived = message
                 case m.Waiting() | m.InitializeRequest() | m.SnapshotRequest():
-                    self._incoming.put(message)
+                    arrived = message
                 case m.Welcome():
                     log.info("connected as rank %d, server at version %d", message.rank, message.version)
                 case Malformed():
@@ -404,38 +351,15 @@ class Client:
             complete = receiver.take_update()
             if complete is not None:
                 update, assembly = complete
-                payloads = await asyncio.to_thread(assembly.finish)
-                self._incoming.put(Received(update, payloads))
-                self._version = update.version
-
-    def _hand_over(self, packet: ReceivedPacket | None) -> None:
-        if packet is not None:
-            self._incoming.put(packet)
-
-    def _is_of_no_use(self, header: m.Push | m.Packet | m.Snapshot) -> bool:
-        """Whether it is a packet of an exchange that has been given up."""
-        return isinstance(header, m.Packet) and header.exchange < self._running
-
-    def _ready_message(self) -> m.Ready:
-        assert self._manifest is not None
-        return m.Ready(fingerprint=self._manifest.fingerprint, version=self._version, assigned=self._assigned)
-
-    def _send_push(self, pending: Outgoing) -> None:
-        self._pending[pending.transfer] = pending
-        self._enqueue(pending)
-
-    def _enqueue(self, item: bytes | Outgoing) -> None:
-        if self._outbox is not None:  # otherwise it goes out when the stream is open again
-            self._outbox.put_nowait(item)
-
-    def _send_soon(self, message: m.WorkerMessage) -> None:
-        self._loop.call_soon_threadsafe(self._enqueue, encode_worker(message))
+                arrived = Received(update, await asyncio.to_thread(assembly.finish))
+                outgoing.version = update.version
+            if arrived is not None:
+                self._incoming.put(arrived)
 
     async def _leave(self, message: m.Leave) -> None:
-        if self._outbox is None or self._exchange is None:
+        if self._streaming is None or not self._outgoing.say(message):
             return
-        self._outbox.put_nowait(encode_worker(message))
-        await asyncio.wait((self._exchange,), timeout=LEAVE_TIMEOUT_S - 1)
+        await asyncio.wait((self._streaming,), timeout=LEAVE_TIMEOUT_S - 1)
 
 
 async def _stream(messages: Sequence[Any]) -> AsyncIterator[Any]:

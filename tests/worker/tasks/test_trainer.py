@@ -1,68 +1,28 @@
-"""The training loop against a scripted client: what is pushed, and what becomes of a refused gradient."""
+"""The training loop against a scripted connection: what is pushed, and what becomes of a refused gradient."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from scripted import REPLY, Script
 from torch import nn
 
-from gradwire.compressors import DenseFormat, DensePayload, LayerRule, Payload, decode
+from gradwire.compressors import DenseFormat, DensePayload, LayerRule, decode
 from gradwire.proto import messages as m
-from gradwire.proto.job import job_message
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.proto.transfer import tensor_header
-from gradwire.settings import JobTerms
 from gradwire.worker.metrics import Metrics
-from gradwire.worker.session.client import Client
+from gradwire.worker.session.connection import Connection
 from gradwire.worker.session.receiving import Received
 from gradwire.worker.session.replica import Replica
+from gradwire.worker.session.session import MAX_RESENDS
 from gradwire.worker.tasks import Task
 from gradwire.worker.tasks.computation import TaskFailedError
-from gradwire.worker.tasks.trainer import MAX_RESENDS, Trainer
-
-JOB = job_message(JobTerms(id="j", work="gradients", batch_size=4, epochs=9))
-LIMITS = m.Limits(chunk_bytes=1 << 20, lease_seconds=10, heartbeat_seconds=2)
-REPLY = m.JoinResponse(job=JOB, limits=LIMITS, rank=0, version=0, initialize=True)
-
-
-class Script:
-    """Stands in for the client: hands out messages and notes what is done."""
-
-    def __init__(self, *messages: Any) -> None:
-        self.messages = list(messages)
-        self.activity = ""
-        self.reconnects = 0
-        self.pushed: list[tuple[m.Push, list[Payload]]] = []
-        self.reports: list[m.Evaluation] = []
-        self.settled: list[int] = []
-        self.resends = 0
-
-    def initialize(self, manifest: Any, values: Any) -> bool:
-        return True
-
-    def ready(self, manifest: Any) -> None: ...
-
-    def next(self, timeout_s: float) -> Any:
-        message = self.messages.pop(0)
-        return message() if callable(message) else message
-
-    def push(self, header: m.Push, payloads: Sequence[Payload]) -> None:
-        self.pushed.append((header, list(payloads)))
-
-    def report(self, evaluation: m.Evaluation) -> None:
-        self.reports.append(evaluation)
-
-    def settle(self, seq: int) -> None:
-        self.settled.append(seq)
-
-    def resend(self) -> None:
-        self.resends += 1
-
+from gradwire.worker.tasks.trainer import Trainer
 
 INPUTS = torch.randn(64, 6, generator=torch.Generator().manual_seed(2))
 
@@ -112,7 +72,7 @@ def trainer(
     replica = Replica(chosen.model(), chosen.train_samples)
     return (
         Trainer(
-            cast("Client", script),
+            cast("Connection", script),
             REPLY,
             chosen,
             replica,
@@ -177,7 +137,7 @@ def test_a_stale_push_goes_back_into_the_residual_whatever_is_heard_first(answer
 
 
 def residual(subject: Trainer) -> np.ndarray[Any, Any]:
-    return subject._compression.ledger.residual.numpy().copy()  # pyright: ignore[reportPrivateUsage]
+    return subject._session._compression.ledger.residual.numpy().copy()  # pyright: ignore[reportPrivateUsage]
 
 
 def gradient_of(script: Script, seq: int) -> np.ndarray[Any, Any]:

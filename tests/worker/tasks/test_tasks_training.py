@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gradwire.worker.tasks import Task, load
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 SPECS = ["digits", "digits:model=cnn", "spirals:task", "spirals:task:points=500,noise=0.1,width=16"]
 
 

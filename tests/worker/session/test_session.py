@@ -1,0 +1,212 @@
+"""The session as its owner drives it: several open pushes, settled in any order; updates between steps."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from scripted import Script
+from torch import nn
+
+from gradwire.compressors import (
+    DenseFormat,
+    DensePayload,
+    LayerRule,
+    ModelCompressor,
+    NonFiniteGradient,
+    decode,
+)
+from gradwire.proto import messages as m
+from gradwire.proto.refusal import Reason, Refusal, Refused
+from gradwire.proto.transfer import tensor_header
+from gradwire.worker.metrics import Metrics
+from gradwire.worker.session.compression import Compression
+from gradwire.worker.session.connection import Connection
+from gradwire.worker.session.receiving import Received, ReceivedPacket
+from gradwire.worker.session.replica import Replica
+from gradwire.worker.session.session import Session
+
+ELEMENTS = 35
+
+
+def session(script: Script, compressor: str = "topk:ratio=8") -> Session:
+    torch.manual_seed(1)
+    replica = Replica(nn.Linear(6, 5), 64)
+    specs = replica.manifest.specs
+    compression = Compression(specs, ModelCompressor(specs, compressor, LayerRule(), 1, 0))
+    return Session(cast("Connection", script), replica, compression, Metrics(compressor), initialize=True)
+
+
+def gradients(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(5, 6, generator=generator), torch.randn(5, generator=generator)]
+
+
+def flat(seed: int) -> np.ndarray[Any, Any]:
+    return torch.cat([each.reshape(-1) for each in gradients(seed)]).numpy()
+
+
+def assignment(id: int, version: int = 0, **changes: Any) -> m.Assignment:
+    return m.Assignment(**{"id": id, "version": version, "ranges": (m.Range(start=0, count=4),), **changes})
+
+
+def push(subject: Session, given: m.Assignment, seed: int) -> None:
+    subject.push(given, gradients(seed), 4, 0.5, rank=0, version=given.version, step=given.version)
+
+
+def accepted(seq: int) -> m.Outcome:
+    return m.Outcome(seq=seq, decision=m.Decision.ACCEPTED, version=seq)
+
+
+def refused(seq: int, reason: Reason) -> m.Outcome:
+    why = Refusal(reason=reason, message="no")
+    return m.Outcome(seq=seq, decision=m.Decision.REFUSED, refusal=why)
+
+
+def sent(script: Script, seq: int) -> np.ndarray[Any, Any]:
+    return np.concatenate([decode(payload) for payload in script.pushed[seq - 1][1]])
+
+
+def residual(subject: Session) -> np.ndarray[Any, Any]:
+    return subject._compression.ledger.residual.numpy()  # pyright: ignore[reportPrivateUsage]
+
+
+def update(subject: Session, version: int) -> Received:
+    """To parameters that are all `version`."""
+    payloads = [
+        DensePayload(
+            format=DenseFormat.FLOAT32,
+            elements=value.size // 4,
+            data=np.full(value.size // 4, version, np.float32).view(np.uint8),
+        )
+        for value in subject.replica.values()
+    ]
+    headers = tuple(tensor_header(i, payload) for i, payload in enumerate(payloads))
+    return Received(m.Update(version=version, content=m.Content.VALUES, tensors=headers), payloads)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((1, 2))))
+@pytest.mark.parametrize("outcomes", list(itertools.product(["accepted", "stale", "redundant"], repeat=2)))
+def test_two_open_pushes_are_settled_in_any_order(order: tuple[int, int], outcomes: tuple[str, str]) -> None:
+    """What was accepted and what is owed are all gradients but those that others have sent."""
+    script = Script()
+    subject = session(script)
+    subject.begin()
+    for id in (1, 2):  # another member may make them superfluous, as in a round with a straggler code
+        push(subject, assignment(id, stragglers=1), id)
+    assert subject.open_pushes == 2
+    for seq in order:
+        what = outcomes[seq - 1]
+        script.messages.append(accepted(seq) if what == "accepted" else refused(seq, Reason[what.upper()]))
+        assert subject.next(0) is None
+    assert subject.open_pushes == 0
+    total = np.zeros(ELEMENTS, np.float32)
+    owed = np.zeros(ELEMENTS, np.float32)
+    for seq, what in zip((1, 2), outcomes, strict=True):
+        total += sent(script, seq) if what == "accepted" else 0.0
+        owed += flat(seq) if what != "redundant" else 0.0
+    np.testing.assert_allclose(total + residual(subject), owed, rtol=1e-5, atol=1e-5)
+
+
+def test_an_outcome_that_comes_twice_counts_once() -> None:
+    script = Script(refused(1, Reason.STALE), refused(1, Reason.STALE))
+    subject = session(script, "none")
+    push(subject, assignment(1), 1)
+    subject.next(0)
+    subject.next(0)
+    np.testing.assert_array_equal(residual(subject), flat(1))
+    assert script.settled == [1]
+
+
+def test_updates_are_applied_by_next_and_by_nothing_else() -> None:
+    script = Script()
+    subject = session(script)
+    subject.begin()
+    script.messages = [update(subject, 1), update(subject, 2), assignment(1, 2)]
+    for version in (1, 2):
+        push(subject, assignment(version + 10, 0), version)
+        assert subject.replica.version == version - 1
+        assert subject.next(0) is None
+        assert subject.replica.version == version
+        assert all(bool((each == version).all()) for each in subject.replica.parameters)
+    given = subject.next(0)
+    assert given is not None
+    assert given.version == 2
+
+
+def test_an_assignment_is_new_until_it_is_answered() -> None:
+    subject = session(Script())
+    first = assignment(1)
+    assert subject.is_new(first)
+    subject.skip(first)
+    assert not subject.is_new(first)
+    assert subject.is_new(assignment(2))
+    assert not subject.is_new(assignment(3, ranges=()))
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_changes_nothing() -> None:
+    script, calm = Script(), Script()
+    subject, other = session(script), session(calm)
+    bad = gradients(1)
+    bad[0][0, 0] = float("nan")
+    with pytest.raises(NonFiniteGradient):
+        subject.push(assignment(1), bad, 4, 0.5, rank=0, version=0, step=0)
+    for each in (subject, other):
+        each.skip(assignment(1))
+        push(each, assignment(2), 2)
+    assert [header.samples for header, _ in script.pushed] == [0, 4]
+    np.testing.assert_array_equal(sent(script, 2), sent(calm, 2))
+    np.testing.assert_array_equal(residual(subject), residual(other))
+
+
+def test_leaving_is_finished_when_everything_is_handed_over() -> None:
+    script = Script(accepted(1), accepted(2))
+    subject = session(script)
+    push(subject, assignment(1), 1)
+    subject.leave()
+    assert not subject.finished_leaving
+    subject.next(0)
+    assert subject.held_back > 0
+    assert not subject.finished_leaving
+    push(subject, assignment(2), 2)
+    assert not subject.finished_leaving
+    subject.next(0)
+    assert subject.finished_leaving
+    np.testing.assert_allclose(sent(script, 1) + sent(script, 2), flat(1) + flat(2), rtol=1e-5, atol=1e-6)
+
+
+def test_a_refusal_that_nothing_mends_is_raised() -> None:
+    subject = session(Script(refused(1, Reason.ELEMENTS)))
+    push(subject, assignment(1), 1)
+    with pytest.raises(Refused):
+        subject.next(0)
+
+
+def test_packets_go_to_what_has_registered_for_them() -> None:
+    packet = ReceivedPacket(m.Packet(exchange=1, index=0, elements=0), np.zeros(0, np.uint32))
+    with pytest.raises(RuntimeError, match="in a job without packets"):
+        session(Script(packet)).next(0)
+
+    class Handler:
+        def __init__(self) -> None:
+            self.heard: list[object] = []
+
+        def apply(self, exchange: int, version: int) -> None:
+            self.heard.append((exchange, version))
+            subject.replica.version = version
+
+        def take(self, packet: ReceivedPacket) -> None:
+            self.heard.append(packet)
+
+        def snapshot(self, version: int) -> None:
+            self.heard.append(version)
+
+    handler = Handler()
+    subject = session(Script(packet, m.SnapshotRequest(version=5, apply=3), assignment(1, 6, apply=4)))
+    subject.handle_packets(handler)
+    for _ in range(3):
+        subject.next(0)
+    assert handler.heard == [packet, (3, 5), 5, (4, 6)]

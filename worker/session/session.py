@@ -1,0 +1,353 @@
+"""The session: a worker's part in a job, as one object that a training loop or a user's own script drives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...compressors import Compressed
+from ...proto import messages as m
+from ...proto.refusal import Reason, Refused, sentence
+from ...proto.transfer import tensor_header
+from ..metrics import Metrics
+from .compression import Compression
+from .connection import Connection
+from .receiving import Received, ReceivedPacket
+from .replica import Replica
+from .waiting import WaitingLog
+
+log = logging.getLogger("gradwire.worker")
+
+MAX_RESENDS = 3  # of a push that arrives damaged
+RESIDUAL_EVERY = 50  # pushes between measurements of the residual, which reads all of it
+
+
+class PacketHandler(Protocol):
+    """What the exchange of coded packets registers with its session. `Session.next` calls it."""
+
+    def apply(self, exchange: int, version: int) -> None:
+        """Everybody has the sums of that exchange (0: of none): step to `version`, if not there yet."""
+        ...
+
+    def take(self, packet: ReceivedPacket) -> None:
+        """A packet of another worker has come."""
+        ...
+
+    def snapshot(self, version: int) -> None:
+        """The server wants the replica, which is at `version`."""
+        ...
+
+
+class Session:
+    """A worker's part in a job, from the reply to its join until it leaves. This docstring is the contract.
+
+    The owner, on one thread of its choice, calls
+
+        begin                        once: uploads the initial parameters if the server asks for them
+        next                         whenever no step is half done: the only call that changes the replica
+        push, skip or confirm        to answer each assignment that has samples; exactly one of them
+        report                       what `evaluate_epoch` of an assignment asks for
+        leave                        from any thread or signal handler: the next push is to be the last
+
+    and heeds `finished_leaving`. Nothing here calls the owner's code, but for the `PacketHandler` that an
+    exchange of coded packets registers with `handle_packets`. The network lives on a thread of its own, so
+    that heartbeats go out while the owner computes; payloads belong to the session until it has the outcome.
+
+    Any number of pushes may be open. `next` settles their outcomes in whichever order they come: a push
+    that came too late is put back into the residual ledger, one that was not needed is forgotten, a damaged
+    one is sent again as the same bytes. After a reconnect every open push goes out again.
+
+    `begin` and `next` raise Refused (the server ended the membership for good, or refused a push for another
+    reason than those), UnreachableError (no stream for `give_up_s`), and RuntimeError for a server that
+    breaks the protocol. `push` raises NonFiniteGradient and leaves the ledger as it was; answer with `skip`.
+
+    Attributes:
+        replica: the parameters, at `replica.version`.
+        leaving: whether `leave` was called.
+        seq: number of the last push, from 1; 0 before the first.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        replica: Replica,
+        compression: Compression,
+        metrics: Metrics,
+        *,
+        initialize: bool,
+    ) -> None:
+        """
+        Args:
+            connection: has joined the job.
+            compression: of gradients of the replica.
+            initialize: whether the server has asked for the initial parameters.
+        """
+        self.replica = replica
+        self.leaving = False
+        self.seq = 0
+        self._connection = connection
+        self._compression = compression
+        self._metrics = metrics
+        self._initialize = initialize
+        self._packets: PacketHandler | None = None
+        self._open: dict[int, Compressed] = {}  # by seq, until the outcome is known
+        self._answered = 0  # id of the last assignment that was
+        self._resends = 0
+        self._reconnects = 0
+        self._raw_arrived = 0
+        self._waiting = WaitingLog()
+
+    # ---- what the owner may know
+
+    @property
+    def open_pushes(self) -> int:
+        """Pushes whose outcome has not come."""
+        return len(self._open)
+
+    @property
+    def held_back(self) -> float:
+        """Euclidean norm of what this worker has computed and the server has not got."""
+        return self._compression.ledger.norm()
+
+    @property
+    def finished_leaving(self) -> bool:
+        """Whether `leave` was called and everything has been handed over."""
+        return self.leaving and not self._open and self._compression.ledger.empty
+
+    def is_new(self, assignment: m.Assignment) -> bool:
+        """Whether it asks for a step; not if it has no samples, or is told again after it was answered."""
+        return bool(assignment.ranges) and assignment.id > self._answered
+
+    def doing(self, activity: str) -> None:
+        """What the next heartbeats say."""
+        self._connection.activity = activity
+
+    # ---- the course of things
+
+    def begin(self) -> None:
+        """Upload the initial parameters if the server asks for them; say that work may come."""
+        if self._initialize:
+            self._initialize = False
+            elements = self.replica.manifest.elements
+            log.info("uploading the initial parameters: %d elements", elements)
+            self.doing("uploading initial parameters")
+            if self._connection.initialize(self.replica.manifest, self.replica.values()):
+                self.replica.version = 0
+                self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
+        self._connection.ready(self.replica.manifest)
+
+    def next(self, timeout_s: float) -> m.Assignment | None:
+        """Take in what comes next.
+
+        Returns:
+            An assignment, at whose version the replica is, or one that says that the job is done. None when
+            something else was taken in, or nothing came for `timeout_s`.
+        """
+        self.doing("waiting")
+        with self._metrics.during("waiting"):
+            message = self._connection.next(timeout_s)
+        self._metrics.reconnects.inc(self._connection.reconnects - self._reconnects)
+        self._reconnects = self._connection.reconnects
+        match message:
+            case Received():
+                self._apply(message)
+            case m.Assignment():
+                self._waiting.over()
+                self._follow(message)
+                return message
+            case m.Outcome():
+                self._settle(message)
+            case m.Waiting():
+                self._waiting.say(message.text)
+            case m.InitializeRequest():
+                self._initialize = True
+                self.begin()
+            case ReceivedPacket() if self._packets is not None:
+                self._packets.take(message)
+            case m.SnapshotRequest() if self._packets is not None:
+                self._packets.apply(message.apply, message.version)
+                self._at(message.version, "asked for a snapshot of")
+                self._packets.snapshot(message.version)
+            case None:
+                pass
+            case _:
+                raise RuntimeError(f"the server sent a {type(message).__name__} in a job without packets")
+        return None
+
+    def push(
+        self,
+        assignment: m.Assignment,
+        gradients: Sequence[torch.Tensor],
+        samples: int,
+        loss: float,
+        *,
+        rank: int,
+        version: int,
+        step: int,
+    ) -> bool:
+        """Compress mean gradients over `samples` samples and send them; all of the ledger too when leaving.
+
+        Args:
+            rank, version: what random numbers depend on, besides the job's seed.
+            step: what a compressor's delay counts.
+
+        Returns:
+            Whether something was sent; otherwise the compressor holds all of it back until a later version.
+
+        Raises:
+            NonFiniteGradient: the ledger is as it was.
+        """
+        self.doing("compressing")
+        with self._metrics.during("compressing"):
+            sent, slice = self._compression.compress(
+                *(assignment, gradients, samples),
+                rank=rank,
+                version=version,
+                step=step,
+                leaving=self.leaving,
+            )
+        # A push without payloads has no samples: the later one speaks for them.
+        self._send(assignment, sent, samples if sent.payloads else 0, loss, slice=slice)
+        return bool(sent.payloads)
+
+    def skip(self, assignment: m.Assignment) -> None:
+        """Answer without a gradient, and without samples that would count."""
+        self._send(assignment, Compressed(), 0, 0.0)
+
+    def confirm(self, assignment: m.Assignment, samples: int, loss: float, exchanged: m.Exchanged) -> None:
+        """Say that the gradients have been exchanged as coded packets."""
+        self._send(assignment, Compressed(), samples, loss, exchanged=exchanged)
+
+    def report(self, evaluation: m.Evaluation) -> None:
+        """Report what was measured; told again after a reconnect."""
+        self._connection.report(evaluation)
+
+    def leave(self) -> None:
+        """Make the next push the last, and whole, so that nothing is lost that is in the ledger."""
+        self.leaving = True
+
+    # ---- the narrow door of coded packets
+
+    def handle_packets(self, handler: PacketHandler) -> None:
+        """Register what becomes of packets and snapshot requests."""
+        self._packets = handler
+
+    def send_packet(self, header: m.Packet, words: npt.NDArray[np.uint32]) -> None:
+        """Send a coded packet. If the stream breaks it is lost: the server has the exchange done anew."""
+        self._connection.send(header, [words.view(np.uint8)])
+        self._metrics.raw_up.inc(words.nbytes)
+
+    def begun(self, assignment: m.Assignment) -> None:
+        """The assignment's exchange has begun: told again, it asks for nothing."""
+        self._answered = assignment.id
+
+    def stepped(self, version: int) -> None:
+        """The replica has taken a step of its own."""
+        self.replica.version = version
+        self._connection.stepped(version)
+        self._metrics.version.set(version)
+
+    def send_snapshot(self, *, leaving: bool) -> None:
+        """Send the replica: to a server that asks for it, or before leaving, when nobody else may have it."""
+        if self.replica.version is None:
+            return
+        # A copy: the next step may be taken while it is being sent.
+        values = [value.copy() for value in self.replica.values()]
+        self._connection.send(m.Snapshot(version=self.replica.version, leaving=leaving), values)
+        self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
+        if leaving:
+            self._connection.flush()
+
+    # ---- inside
+
+    def _apply(self, received: Received) -> None:
+        with self._metrics.during("applying"):
+            self.replica.apply(received.update, received.payloads)
+        self._metrics.version.set(received.update.version)
+        # Of several updates in a row, uncompressed, the last alone would have done.
+        self._raw_arrived = sum(payload.elements for payload in received.payloads) * 4
+
+    def _follow(self, assignment: m.Assignment) -> None:
+        if self._packets is not None:
+            self._packets.apply(assignment.apply, assignment.version)
+        if assignment.finished:
+            return
+        self._at(assignment.version, "told to work at")
+        self._metrics.raw_down.inc(self._raw_arrived)
+        self._raw_arrived = 0
+        self._metrics.epoch.set(assignment.epoch)
+
+    def _at(self, version: int, what: str) -> None:
+        if version != self.replica.version:
+            raise RuntimeError(f"{what} version {version} with a replica of {self.replica.version}")
+
+    def _send(
+        self,
+        assignment: m.Assignment,
+        sent: Compressed,
+        samples: int,
+        loss: float,
+        *,
+        slice: tuple[int, int] = (0, 0),
+        exchanged: m.Exchanged | None = None,
+    ) -> None:
+        self.seq += 1
+        header = m.Push(
+            seq=self.seq,
+            assignment=assignment.id,
+            base_version=assignment.version,
+            samples=samples,
+            tensors=tuple(tensor_header(i, payload) for i, payload in enumerate(sent.payloads)),
+            loss=loss,
+            slice=slice[0],
+            slices=slice[1],
+            exchanged=exchanged,
+        )
+        self._open[self.seq] = sent
+        self._answered = assignment.id
+        with self._metrics.during("pushing"):
+            self._connection.push(header, sent.payloads)
+        self._metrics.loss.set(loss)
+        if self.seq % RESIDUAL_EVERY == 1:
+            self._metrics.residual_norm.set(self.held_back)
+
+    def _settle(self, outcome: m.Outcome) -> None:
+        """A push is decided on. Its outcome may come while later pushes are open, or more than once."""
+        sent = self._open.get(outcome.seq)
+        if sent is None:
+            return
+        if outcome.decision is m.Decision.ACCEPTED:
+            del self._open[outcome.seq]
+            self._resends = 0
+            self._metrics.pushes.labels("accepted").inc()
+            self._metrics.raw_up.inc(sum(payload.elements for payload in sent.payloads) * 4)
+            return
+        assert outcome.refusal is not None
+        reason = outcome.refusal.reason
+        self._metrics.pushes.labels("refused").inc()
+        self._metrics.refusals.labels(reason.label).inc()
+        match reason:
+            case Reason.STALE if sent.payloads:
+                log.info("push %d came too late; its gradient goes out with the next push", outcome.seq)
+                self._compression.ledger.put_back(sent)
+            case Reason.STALE:
+                log.info("push %d came too late, and had nothing in it", outcome.seq)
+            case Reason.REDUNDANT:
+                log.info("push %d was not needed: others have pushed its gradient", outcome.seq)
+                self._compression.ledger.forget(sent)
+            # Damaged on its way, or behind one that was: everything that is open goes out again, in order.
+            case Reason.CHECKSUM | Reason.CHUNK | Reason.SEQUENCE if self._resends < MAX_RESENDS:
+                log.warning("push %d was refused: %s", outcome.seq, sentence(outcome.refusal))
+                self._resends += 1
+                self._connection.resend()
+                return
+            case _:
+                log.warning("push %d was refused: %s", outcome.seq, sentence(outcome.refusal))
+                raise Refused(outcome.refusal)
+        self._connection.settle(outcome.seq)
+        del self._open[outcome.seq]
