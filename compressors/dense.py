@@ -13,18 +13,15 @@ import numpy as np
 import torch
 
 from . import kernels
-from .base import StepContext, TensorSpec, as_array
+from .base import Stateless, StepContext, as_array
 from .payload import DenseFormat, DensePayload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dense:
+class Dense(Stateless):
     """Send every element in `format`. Stateless."""
 
     format: DenseFormat
-
-    def init(self, spec: TensorSpec) -> None:
-        return None
 
     def compress(
         self, gradient: torch.Tensor, state: None, context: StepContext

@@ -32,10 +32,18 @@ from enum import StrEnum
 import numpy as np
 import torch
 
-from .base import StepContext, TensorSpec, as_array
+from .base import FusedStateless, StepContext, as_array
 from .kernels import FLOAT32_MAX, linear
 from .one_bit import SMALLEST_LEVEL
-from .payload import LINEAR_BITS, MAX_BUCKET, CodeFormat, Float32, LinearPayload, QuantizedPayload
+from .payload import (
+    MAX_BUCKET,
+    CodeFormat,
+    Float32,
+    LinearPayload,
+    QuantizedPayload,
+    check_linear,
+    code_bytes,
+)
 
 EIGHT_BIT_BUCKET = 4096
 QSGD_BUCKET = 512
@@ -57,15 +65,11 @@ class QsgdOptions:
     norm: Norm = Norm.MAX
 
     def __post_init__(self) -> None:
-        fewest, most = LINEAR_BITS
-        if not fewest <= self.bits <= most:
-            raise ValueError(f"bits: expected {fewest} to {most}, got {self.bits}")
-        if self.bucket % 32 or not 32 <= self.bucket <= MAX_BUCKET:
-            raise ValueError(f"bucket: expected a multiple of 32 from 32 to {MAX_BUCKET}, got {self.bucket}")
+        check_linear(self.bits, self.bucket)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Linear:
+class Linear(FusedStateless[LinearPayload]):
     """Signed integers times a scale per bucket. Stateless; see `eight_bit` and `qsgd`.
 
     random: round to either neighbour, with a probability that makes the mean right, instead of the nearest.
@@ -76,21 +80,13 @@ class Linear:
     norm: Norm
     random: bool
 
-    def init(self, spec: TensorSpec) -> None:
-        return None
-
-    def compress(
-        self, gradient: torch.Tensor, state: None, context: StepContext
-    ) -> tuple[LinearPayload, None]:
-        return self.compress_with_residual(gradient, None, state, context)
-
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
     ) -> tuple[LinearPayload, None]:
         elements, values, left = gradient.numel(), gradient.numpy(), as_array(residual)
         scales = self._scales(values, left)
         seed = int(context.rng.integers(2**63)) if self.random else None
-        data = np.empty(scales.nbytes + linear.linear_code_bytes(self.bits, elements), np.uint8)
+        data = np.empty(scales.nbytes + code_bytes(self.bits, elements), np.uint8)
         data[: scales.nbytes] = scales.view(np.uint8)
         linear.quantize_linear(self.bits, self.bucket, values, left, scales, data[scales.nbytes :], seed=seed)
         return LinearPayload(elements=elements, bits=self.bits, bucket=self.bucket, data=data), None
@@ -126,18 +122,10 @@ class TernGradOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TernGrad:
+class TernGrad(FusedStateless[QuantizedPayload]):
     """One of three values, at random. Stateless."""
 
     options: TernGradOptions = field(default_factory=TernGradOptions)
-
-    def init(self, spec: TensorSpec) -> None:
-        return None
-
-    def compress(
-        self, gradient: torch.Tensor, state: None, context: StepContext
-    ) -> tuple[QuantizedPayload, None]:
-        return self.compress_with_residual(gradient, None, state, context)
 
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext

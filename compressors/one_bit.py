@@ -24,7 +24,7 @@ from enum import StrEnum
 import numpy as np
 import torch
 
-from .base import StepContext, TensorSpec, as_array
+from .base import FusedStateless, Stateless, StepContext, as_array
 from .kernels import FLOAT32_MAX, linear
 from .payload import CodeFormat, QuantizedPayload
 from .thresholds import magnitudes
@@ -44,16 +44,8 @@ def binary_payload(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OneBit:
+class OneBit(FusedStateless[QuantizedPayload]):
     """Send signs and the mean of each side. Stateless; meant to be used with error feedback."""
-
-    def init(self, spec: TensorSpec) -> None:
-        return None
-
-    def compress(
-        self, gradient: torch.Tensor, state: None, context: StepContext
-    ) -> tuple[QuantizedPayload, None]:
-        return self.compress_with_residual(gradient, None, state, context)
 
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
@@ -80,13 +72,10 @@ class SignOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SignVote:
+class SignVote(Stateless):
     """Send signs as votes. Stateless."""
 
     options: SignOptions = field(default_factory=SignOptions)
-
-    def init(self, spec: TensorSpec) -> None:
-        return None
 
     def compress(
         self, gradient: torch.Tensor, state: None, context: StepContext

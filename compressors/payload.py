@@ -33,6 +33,11 @@ class PayloadError(ValueError):
         self.value = value
 
 
+def code_bytes(bits: int, elements: int) -> int:
+    """Bytes of so many packed codes: whole 32-bit words."""
+    return -(-elements * bits // 32) * 4
+
+
 class DenseFormat(Enum):
     """Element format of a dense payload; the value is its name in messages and logs."""
 
@@ -82,8 +87,7 @@ class CodeFormat(Enum):
 
     def code_bytes(self, elements: int) -> int:
         """Bytes of the packed codes of `elements` values, whole 32-bit words."""
-        per_word = 32 // self.bits
-        return -(-elements // per_word) * 4
+        return code_bytes(self.bits, elements)
 
     def table(self, levels: Float32) -> Float32:
         """What each code is worth: float32, shape (2**bits,). The forbidden code gets a 0."""
@@ -161,10 +165,6 @@ class LinearPayload:
     def buckets(self) -> int:
         return -(-self.elements // self.bucket)
 
-    @property
-    def code_bytes(self) -> int:
-        return -(-self.elements * self.bits // 32) * 4
-
     def scales(self) -> Float32:
         """A copy: received data may lie at any alignment."""
         return self.data[: 4 * self.buckets].copy().view(np.float32)
@@ -174,7 +174,20 @@ class LinearPayload:
 
 
 LINEAR_BITS = (2, 8)
+BUCKET_STEP = 32  # a bucket then begins with a whole word, for any number of bits
 MAX_BUCKET = 1 << 24
+
+
+def check_linear(bits: int, bucket: int) -> None:
+    """Raise `PayloadError` for bits or a bucket that linear payloads do not have."""
+    fewest, most = LINEAR_BITS
+    if not fewest <= bits <= most:
+        raise PayloadError("bits", f"{fewest} to {most}", str(bits))
+    if not BUCKET_STEP <= bucket <= MAX_BUCKET or bucket % BUCKET_STEP:
+        limit = f"a multiple of {BUCKET_STEP} from {BUCKET_STEP} to {MAX_BUCKET}"
+        raise PayloadError("bucket", limit, str(bucket))
+
+
 ValuePayload = DensePayload | QuantizedPayload | LinearPayload
 
 
@@ -216,7 +229,7 @@ def payload_bytes(payload: Payload) -> int:
         case QuantizedPayload():
             return payload.format.code_bytes(payload.elements)
         case LinearPayload():
-            return 4 * payload.buckets + payload.code_bytes
+            return 4 * payload.buckets + code_bytes(payload.bits, payload.elements)
         case SparsePayload():
             return payload.index_bytes + payload_bytes(payload.values)
 

@@ -13,15 +13,7 @@ from enum import Enum
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from ..spec import (
-    Spec,
-    SpecError,
-    known,
-    option_types,
-    parse_options,
-    parse_spec,
-    unknown,
-)
+from ..spec import Spec, SpecError, known, option_types, parse_options, parse_spec, unknown
 from .base import Compressor, NoOptions
 from .dense import Dense
 from .dgc import DgcOptions, dgc
@@ -69,33 +61,30 @@ CHOSEN_AGAIN = "what has been sent is 0, and may be what it chooses again"
 LARGER_ERROR = "its error is larger than what it is given"
 
 
+def _dense(format: DenseFormat, wrapping: Wrapping | None = WITH_FEEDBACK) -> CompressorEntry:
+    return CompressorEntry(
+        options=NoOptions, build=lambda _: Dense(format=format), wrapping=wrapping, dense=True
+    )
+
+
+def _why(reason: str) -> Callable[[Any], str]:
+    return lambda options: reason
+
+
 BUILT_IN: Mapping[str, CompressorEntry] = {
     # Every element, in floats.
-    "none": CompressorEntry(
-        options=NoOptions,
-        build=lambda options: Dense(format=DenseFormat.FLOAT32),
-        wrapping=None,
-        dense=True,
-    ),
-    "bf16": CompressorEntry(
-        options=NoOptions, build=lambda options: Dense(format=DenseFormat.BFLOAT16), dense=True
-    ),
-    "fp16": CompressorEntry(
-        options=NoOptions, build=lambda options: Dense(format=DenseFormat.FLOAT16), dense=True
-    ),
+    "none": _dense(DenseFormat.FLOAT32, wrapping=None),
+    "bf16": _dense(DenseFormat.BFLOAT16),
+    "fp16": _dense(DenseFormat.FLOAT16),
     # Every element, in few bits.
-    "1bit": CompressorEntry(options=NoOptions, build=lambda options: OneBit()),
-    "2bit": CompressorEntry(
-        options=TwoBitOptions,
-        build=lambda options: TwoBit(options=options),
-        downlink=lambda options: MEANT,
-    ),
+    "1bit": CompressorEntry(options=NoOptions, build=lambda _: OneBit()),
+    "2bit": CompressorEntry(options=TwoBitOptions, build=lambda o: TwoBit(options=o), downlink=_why(MEANT)),
     "4bit": CompressorEntry(
         options=FourBitOptions,
         build=lambda options: FourBit(options=options),
         downlink=lambda options: "" if options.levels is Levels.RUNNING else f"{MEANT}; use levels=running",
     ),
-    "8bit": CompressorEntry(options=NoOptions, build=lambda options: eight_bit()),
+    "8bit": CompressorEntry(options=NoOptions, build=lambda _: eight_bit()),
     "qsgd": CompressorEntry(
         options=QsgdOptions,
         build=qsgd,
@@ -110,29 +99,27 @@ BUILT_IN: Mapping[str, CompressorEntry] = {
         options=SignOptions,
         build=lambda options: SignVote(options=options),
         wrapping=WITHOUT_FEEDBACK,
-        downlink=lambda options: "it needs voters, and the server is one alone",
+        downlink=_why("it needs voters, and the server is one alone"),
     ),
     "terngrad": CompressorEntry(
         options=TernGradOptions,
         build=lambda options: TernGrad(options=options),
         wrapping=WITHOUT_FEEDBACK,
-        downlink=lambda options: LARGER_ERROR,
+        downlink=_why(LARGER_ERROR),
     ),
     # Some elements.
     "dgc": CompressorEntry(options=DgcOptions, build=dgc, wrapping=Wrapping(momentum=0.9)),
     # What has been sent is 0, and may be farthest from the median or at an end.
-    "gcac": CompressorEntry(
-        options=SparseOptions, build=near_centroid, downlink=lambda options: CHOSEN_AGAIN
-    ),
+    "gcac": CompressorEntry(options=SparseOptions, build=near_centroid, downlink=_why(CHOSEN_AGAIN)),
     "krngc": CompressorEntry(
         options=KReciprocalOptions,
         build=k_reciprocal,
         wrapping=Wrapping(momentum=0.9),
-        downlink=lambda options: CHOSEN_AGAIN,
+        downlink=_why(CHOSEN_AGAIN),
     ),
     "l1": CompressorEntry(options=SparseOptions, build=top_k, wrapping=WITHOUT_FEEDBACK),
     "randk": CompressorEntry(options=SparseOptions, build=rand_k),
-    "threshold": CompressorEntry(options=ThresholdOptions, build=threshold, downlink=lambda options: MEANT),
+    "threshold": CompressorEntry(options=ThresholdOptions, build=threshold, downlink=_why(MEANT)),
     "topk": CompressorEntry(options=SparseOptions, build=top_k),
 }
 

@@ -82,8 +82,11 @@ class SparseOptions:
         return float(self.ratio ** ((int(epoch) + 1) / (self.warmup + 1)))
 
     def keep(self, elements: int, epoch: float) -> int:
-        """How many of a tensor's elements are sent: at least one, if there is one."""
-        return min(elements, max(1, round(elements / self.ratio_at(epoch))))
+        """How many of a tensor's elements are sent: elements / ratio, rounded down, at least one of any.
+
+        Source: (3-8) of the thesis on near-centroid compression.
+        """
+        return min(elements, max(1, int(elements / self.ratio_at(epoch))))
 
 
 class Selector(Protocol):

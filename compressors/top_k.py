@@ -1,9 +1,11 @@
 """Selection by magnitude or by chance: `topk`, `l1`, `randk`, `threshold`.
 
 topk        the k elements of largest magnitude, exactly; of equal ones those with the lower index
-l1          the same without error feedback: the baseline "L1" of the thesis on near-centroid compression
+l1          the same without error feedback: our reading of the baseline "L1" of the thesis on near-centroid
+            compression, which says only that importance is the L1 norm
 randk       one element in each of k equal parts of the tensor, drawn from a seed that all workers share,
-            so that no index travels and the workers' choices coincide; unscaled, feedback returns the rest
+            so that no index travels and the workers' choices coincide; unscaled, feedback returns the rest.
+            Difference: Rand-K of the papers draws k of d elements, each set of k equally likely
 threshold   every element of magnitude tau or more, sent as +-tau; what exceeds tau stays in the residual.
             Source: Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing"
             (Interspeech 2015). How many elements that are is not known beforehand
@@ -17,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from .base import StepContext, TensorSpec
+from .base import Stateless, StepContext
 from .indices import Indices, seeded_payload
 from .kernels import devices, selection
 from .kernels.selection import Selection
@@ -100,13 +102,10 @@ class AtLeast:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sign:
+class Sign(Stateless):
     """The coder of `threshold`: one bit, for -tau and tau. Stateless."""
 
     options: ThresholdOptions = field(default_factory=ThresholdOptions)
-
-    def init(self, spec: TensorSpec) -> None:
-        return None
 
     def compress(
         self, gradient: torch.Tensor, state: None, context: StepContext

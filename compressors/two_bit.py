@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from .base import StepContext, TensorSpec
+from .base import FusedStateless, StepContext
 from .kernels import devices
 from .payload import CodeFormat, QuantizedPayload
 from .thresholds import Scale
@@ -37,19 +37,11 @@ class TwoBitOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TwoBit:
+class TwoBit(FusedStateless[QuantizedPayload]):
     """Quantize to {-t, 0, t}. Stateless; meant to be used with error feedback."""
 
     options: TwoBitOptions = field(default_factory=TwoBitOptions)
     on_gpu: ClassVar[bool] = True
-
-    def init(self, spec: TensorSpec) -> None:
-        return None
-
-    def compress(
-        self, gradient: torch.Tensor, state: None, context: StepContext
-    ) -> tuple[QuantizedPayload, None]:
-        return self.compress_with_residual(gradient, None, state, context)
 
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext

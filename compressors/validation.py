@@ -12,8 +12,6 @@ import numpy as np
 from . import kernels
 from .indices import decode_indices
 from .payload import (
-    LINEAR_BITS,
-    MAX_BUCKET,
     CodeFormat,
     DensePayload,
     IndexCoding,
@@ -22,6 +20,7 @@ from .payload import (
     PayloadError,
     QuantizedPayload,
     SparsePayload,
+    check_linear,
     payload_bytes,
 )
 
@@ -43,7 +42,7 @@ def check_announcement(payload: Payload) -> None:
         case QuantizedPayload():
             _check_levels(payload)
         case LinearPayload():
-            _check_linear(payload)
+            check_linear(payload.bits, payload.bucket)
         case SparsePayload():
             _check_sparse(payload)
 
@@ -90,14 +89,6 @@ def _check_levels(payload: QuantizedPayload) -> None:
             raise PayloadError("levels", "values in ascending order", str(levels.tolist()))
     elif levels[0] <= 0 or (levels[1:] <= levels[:-1]).any():
         raise PayloadError("levels", "positive values in ascending order", str(levels.tolist()))
-
-
-def _check_linear(payload: LinearPayload) -> None:
-    fewest, most = LINEAR_BITS
-    if not fewest <= payload.bits <= most:
-        raise PayloadError("bits", f"{fewest} to {most}", str(payload.bits))
-    if not 32 <= payload.bucket <= MAX_BUCKET or payload.bucket % 32:
-        raise PayloadError("bucket", f"a multiple of 32 from 32 to {MAX_BUCKET}", str(payload.bucket))
 
 
 def _check_sparse(payload: SparsePayload) -> None:

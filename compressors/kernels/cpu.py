@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from ..payload import Bytes, CodeFormat, DenseFormat, Float32
+from .checks import address, check, check_signed, checked_pair, code_addresses, in_order
 from .late import LANES, Late
 from .reference import SUM_BLOCK, Magnitudes
 from .threads import run
@@ -36,66 +36,23 @@ def _number(format: DenseFormat) -> int:
     return int(numbers[format])
 
 
-def _check(
-    name: str, array: npt.NDArray[np.generic], dtype: type[np.generic], size: int, *, written: bool = False
-) -> None:
-    """Raise `ValueError` unless machine code may take `array` for `size` consecutive elements of `dtype`.
-
-    Not by assertions: without these checks (`python -O`) memory that belongs to others would be read.
-    """
-    flags = array.flags
-    if array.dtype != dtype or array.shape != (size,) or not flags.c_contiguous or not flags.aligned:
-        layout = "contiguous" if flags.c_contiguous else "strided"
-        expected = f"contiguous {np.dtype(dtype)} of shape ({size},)"
-        raise ValueError(f"{name}: expected {expected}, got {layout} {array.dtype} of shape {array.shape}")
-    if written and not flags.writeable:
-        raise ValueError(f"{name}: expected an array that can be written to")
-
-
-def _optional(residual: Float32 | None, size: int) -> Float32:
-    """As the loops take a residual: empty where there is none, and nobody wants what is left."""
-    if residual is None:
-        return np.empty(0, np.float32)
-    _check("residual", residual, np.float32, size, written=True)
-    return residual
-
-
-def _check_signed(format: CodeFormat) -> None:
-    if format not in (CodeFormat.SIGNED_4BIT, CodeFormat.SIGNED_2BIT):
-        raise ValueError(f"format: expected signed codes of 4 or 2 bits, got {format.value}")
-
-
-def _address(array: npt.NDArray[np.generic]) -> np.uint64:
-    return np.uint64(array.__array_interface__["data"][0])
-
-
-def _addresses(datas: Sequence[Bytes], size: int) -> npt.NDArray[np.uint64]:
-    for data in datas:
-        _check("data", data, np.uint8, size)
-    return np.array([_address(data) for data in datas], np.uint64)
-
-
 def magnitudes(values: Float32) -> Magnitudes:
     """See `reference.magnitudes`."""
-    _check("values", values, np.float32, values.size)
+    check("values", values, np.float32, values.size)
     blocks = -(-values.size // SUM_BLOCK)
     sums, counts = np.zeros(blocks), np.zeros(blocks, np.int64)
     run(dense.magnitudes, values.size, values, sums, counts)
-    total = 0.0
-    for block_sum in sums.tolist():
-        total += block_sum
-    return Magnitudes(total, int(counts.sum()))
+    return Magnitudes(in_order(sums), int(counts.sum()))
 
 
 def quantize(
     format: CodeFormat, gradient: Float32, residual: Float32 | None, levels: Float32, data: Bytes
 ) -> None:
     """See `reference.quantize`. residual: None stands for zeros, and nobody wants what is left."""
-    _check_signed(format)
-    _check("gradient", gradient, np.float32, gradient.size)
-    left = _optional(residual, gradient.size)
-    _check("levels", levels, np.float32, format.level_count)
-    _check("data", data, np.uint8, format.code_bytes(gradient.size), written=True)
+    check_signed(format)
+    left = checked_pair(gradient, residual)
+    check("levels", levels, np.float32, format.level_count)
+    check("data", data, np.uint8, format.code_bytes(gradient.size), written=True)
     kernel = codes.quantize_4bit if format is CodeFormat.SIGNED_4BIT else codes.quantize_2bit
     table = _table_of_16(format.table(levels), format)
     whole = gradient.size // LANES * LANES
@@ -119,58 +76,57 @@ def add_quantized(
     format: CodeFormat, datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True
 ) -> None:
     """See `reference.add_quantized`."""
-    _check_signed(format)
-    _check("out", out, np.float32, out.size, written=True)
-    _check("tables", tables.reshape(-1), np.float32, len(datas) * 2**format.bits)
-    addresses = _addresses(datas, format.code_bytes(out.size))
+    check_signed(format)
+    check("out", out, np.float32, out.size, written=True)
+    check("tables", tables.reshape(-1), np.float32, len(datas) * 2**format.bits)
+    codes_at = code_addresses(datas, format.code_bytes(out.size))
     kernel = codes.sum_4bit if format is CodeFormat.SIGNED_4BIT else codes.sum_2bit
-    stream = not keep and out.size >= STREAM_ELEMENTS and _address(out) % 64 == 0
-    run(kernel, out.size, addresses, _table_of_16(tables, format), out, keep, stream)
+    stream = not keep and out.size >= STREAM_ELEMENTS and address(out) % 64 == 0
+    run(kernel, out.size, codes_at, _table_of_16(tables, format), out, keep, stream)
 
 
 def add_dense(
     format: DenseFormat, datas: Sequence[Bytes], weights: Float32, out: Float32, *, keep: bool = True
 ) -> None:
     """See `reference.add_dense`."""
-    _check("out", out, np.float32, out.size, written=True)
-    _check("weights", weights, np.float32, len(datas))
-    addresses = _addresses(datas, format.element_bytes * out.size)
-    run(dense.sum_dense, out.size, _number(format), addresses, weights, out, keep)
+    check("out", out, np.float32, out.size, written=True)
+    check("weights", weights, np.float32, len(datas))
+    codes_at = code_addresses(datas, format.element_bytes * out.size)
+    run(dense.sum_dense, out.size, _number(format), codes_at, weights, out, keep)
 
 
 def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32 | None, data: Bytes) -> None:
     """See `reference.encode_dense`. residual: as in `quantize`."""
     if format is DenseFormat.FLOAT32:
         raise ValueError("format: expected one of 16 bits, float32 has nothing to round")
-    _check("gradient", gradient, np.float32, gradient.size)
-    _check("data", data, np.uint8, format.element_bytes * gradient.size, written=True)
-    left = _optional(residual, gradient.size)
+    check("data", data, np.uint8, format.element_bytes * gradient.size, written=True)
+    left = checked_pair(gradient, residual)
     run(dense.round_dense, gradient.size, _number(format), gradient, left, data.view(np.uint16))
 
 
 def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
     """See `reference.decode_dense`."""
-    _check("out", out, np.float32, out.size, written=True)
-    _check("data", data, np.uint8, format.element_bytes * out.size)
-    run(dense.widen, out.size, _number(format), _address(data), out)
+    check("out", out, np.float32, out.size, written=True)
+    check("data", data, np.uint8, format.element_bytes * out.size)
+    run(dense.widen, out.size, _number(format), address(data), out)
 
 
 def has_forbidden_code(format: CodeFormat, data: Bytes) -> bool:
     """See `reference.has_forbidden_code`."""
-    _check_signed(format)
+    check_signed(format)
     words = data.size // 4
-    _check("data", data, np.uint8, 4 * words)
+    check("data", data, np.uint8, 4 * words)
     found = np.zeros(1, np.uint8)
-    run(dense.find_code, words, format.bits, _address(data), words, found)
+    run(dense.find_code, words, format.bits, address(data), words, found)
     return bool(found[0])
 
 
 def all_finite(format: DenseFormat, data: Bytes) -> bool:
     """See `reference.all_finite`."""
     elements = data.size // format.element_bytes
-    _check("data", data, np.uint8, elements * format.element_bytes)
+    check("data", data, np.uint8, elements * format.element_bytes)
     found = np.zeros(1, np.uint8)
-    run(dense.find_non_finite, elements, _number(format), _address(data), elements, found)
+    run(dense.find_non_finite, elements, _number(format), address(data), elements, found)
     return not found[0]
 
 

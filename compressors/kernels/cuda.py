@@ -14,6 +14,7 @@ import torch
 
 from ..payload import CodeFormat, Float32
 from . import triton_loops as loops
+from .checks import check_signed
 
 QUANTIZE_BLOCK = 1024
 SELECT_BLOCK = 2048
@@ -30,17 +31,15 @@ def quantize(
     _check("gradient", gradient, torch.float32, elements)
     _check("residual", residual, torch.float32, elements)
     _check("data", data, torch.uint8, format.code_bytes(elements))
-    if format not in (CodeFormat.SIGNED_4BIT, CodeFormat.SIGNED_2BIT):
-        raise ValueError(f"format: expected signed codes of 4 or 2 bits, got {format.value}")
+    check_signed(format)
     if not elements:
         return
     table = torch.from_numpy(levels).to(gradient.device)
-    four = format is CodeFormat.SIGNED_4BIT
     _launch(
         *(loops.quantize, -(-elements // QUANTIZE_BLOCK)),
         *(gradient, residual, table, data.view(torch.int32), elements),
-        FOUR_BITS=four,
-        PER_WORD=8 if four else 16,
+        FOUR_BITS=format is CodeFormat.SIGNED_4BIT,
+        PER_WORD=32 // format.bits,
         BLOCK=QUANTIZE_BLOCK,
     )
 

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from ..payload import Bytes, CodeFormat, Float32
-from .cpu import _address, _addresses, _check, _optional  # pyright: ignore[reportPrivateUsage]
+from ..payload import BUCKET_STEP, Bytes, CodeFormat, Float32, check_linear, code_bytes
+from .checks import address, addresses, check, checked_pair, code_addresses, in_order
 from .late import Late
-from .linear_reference import code_bytes
 from .reference import FLOAT32_MAX, SUM_BLOCK
 from .threads import run
 
@@ -23,25 +21,10 @@ if TYPE_CHECKING:
 else:
     linear_loops, linear_sums = Late("linear_loops"), Late("linear_sums")
 
-# A bucket is so many elements or a multiple: it then begins with a whole word, for any number of bits.
-BUCKET_STEP = 32
-
-
-def linear_code_bytes(bits: int, elements: int) -> int:
-    """Bytes of the packed codes of `elements` values, whole 32-bit words."""
-    _check_bits(bits)
-    return code_bytes(bits, elements)
-
-
-def binary_code_bytes(elements: int) -> int:
-    """As `linear_code_bytes`, for binary codes."""
-    return code_bytes(1, elements)
-
 
 def bucket_maxima(gradient: Float32, residual: Float32 | None, bucket: int) -> Float32:
     """See `linear_reference.bucket_maxima`. residual: None stands for zeros, here and below."""
-    _check("gradient", gradient, np.float32, gradient.size)
-    left = _optional(residual, gradient.size)
+    left = checked_pair(gradient, residual)
     bucket, pieces = _cut(bucket, gradient.size)
     maxima = np.zeros(pieces, np.uint32)
     run(linear_loops.piece_maxima, gradient.size, gradient, left, bucket, maxima.reshape(-1))
@@ -51,8 +34,7 @@ def bucket_maxima(gradient: Float32, residual: Float32 | None, bucket: int) -> F
 
 def bucket_norms(gradient: Float32, residual: Float32 | None, bucket: int) -> Float32:
     """See `linear_reference.bucket_norms`."""
-    _check("gradient", gradient, np.float32, gradient.size)
-    left = _optional(residual, gradient.size)
+    left = checked_pair(gradient, residual)
     bucket, pieces = _cut(bucket, gradient.size)
     sums = np.zeros(pieces)
     run(linear_loops.piece_squares, gradient.size, gradient, left, bucket, sums.reshape(-1))
@@ -73,10 +55,9 @@ def quantize_linear(
     seed: int | None,
 ) -> None:
     """See `linear_reference.quantize_linear`. What is left is dropped where there is no residual."""
-    _check("gradient", gradient, np.float32, gradient.size)
-    left = _optional(residual, gradient.size)
-    _check("scales", scales, np.float32, _buckets(bucket, gradient.size))
-    _check("data", data, np.uint8, linear_code_bytes(bits, gradient.size), written=True)
+    left = checked_pair(gradient, residual)
+    check("scales", scales, np.float32, _buckets(bucket, gradient.size, bits))
+    check("data", data, np.uint8, code_bytes(bits, gradient.size), written=True)
     at_random, start = seed is not None, _word(seed or 0)
     run(
         linear_loops.quantize_linear,
@@ -103,65 +84,63 @@ def add_linear(
     keep: bool = True,
 ) -> None:
     """See `linear_reference.add_linear`."""
-    _check("out", out, np.float32, out.size, written=True)
-    _check("weights", weights, np.float32, len(datas))
+    check("out", out, np.float32, out.size, written=True)
+    check("weights", weights, np.float32, len(datas))
     if len(scales) != len(datas):
         raise ValueError(f"scales: expected one array per payload, {len(datas)}, got {len(scales)}")
-    size, buckets = linear_code_bytes(bits, out.size), _buckets(bucket, out.size)
+    size, buckets = code_bytes(bits, out.size), _buckets(bucket, out.size, bits)
     for scale in scales:
-        _check("scales", scale, np.float32, buckets)
-    codes_at = _addresses(datas, size)
-    scales_at = np.array([_address(scale) for scale in scales], np.uint64)
+        check("scales", scale, np.float32, buckets)
+    codes_at = code_addresses(datas, size)
+    scales_at = addresses(scales)
     run(linear_sums.add_linear, out.size, bits, bucket, codes_at, size, scales_at, weights, out, keep)
 
 
 def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
     """See `linear_reference.has_forbidden_linear`."""
-    size = linear_code_bytes(bits, elements)
-    _check("data", data, np.uint8, size)
+    check_linear(bits, BUCKET_STEP)
+    size = code_bytes(bits, elements)
+    check("data", data, np.uint8, size)
     found = np.zeros(1, np.uint8)
-    run(linear_sums.find_code, elements, bits, _address(data), elements, size, found)
+    run(linear_sums.find_code, elements, bits, address(data), elements, size, found)
     return bool(found[0])
 
 
 def side_sums(gradient: Float32, residual: Float32 | None) -> tuple[float, int, float, int]:
     """See `linear_reference.side_sums`."""
-    _check("gradient", gradient, np.float32, gradient.size)
-    left = _optional(residual, gradient.size)
+    left = checked_pair(gradient, residual)
     blocks = -(-gradient.size // SUM_BLOCK)
     uppers, lowers, counts = np.zeros(blocks), np.zeros(blocks), np.zeros(blocks, np.int64)
     run(linear_loops.side_sums, gradient.size, gradient, left, uppers, lowers, counts)
     count = int(counts.sum())
-    return _in_order(uppers), count, _in_order(lowers), gradient.size - count
+    return in_order(uppers), count, in_order(lowers), gradient.size - count
 
 
 def quantize_binary(
     gradient: Float32, residual: Float32 | None, low: float, high: float, data: Bytes
 ) -> None:
     """See `linear_reference.quantize_binary`."""
-    _check("gradient", gradient, np.float32, gradient.size)
-    left = _optional(residual, gradient.size)
-    _check("data", data, np.uint8, binary_code_bytes(gradient.size), written=True)
+    left = checked_pair(gradient, residual)
+    check("data", data, np.uint8, code_bytes(1, gradient.size), written=True)
     lower, upper = np.float32(low), np.float32(high)
     run(linear_loops.quantize_binary, gradient.size, gradient, left, lower, upper, data)
 
 
 def add_binary(datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True) -> None:
     """See `linear_reference.add_binary`."""
-    _check("out", out, np.float32, out.size, written=True)
+    check("out", out, np.float32, out.size, written=True)
     flat = tables.reshape(-1)
-    _check("tables", flat, np.float32, 2 * len(datas))
-    addresses = _addresses(datas, binary_code_bytes(out.size))
-    run(linear_sums.add_binary, out.size, addresses, flat, out, keep)
+    check("tables", flat, np.float32, 2 * len(datas))
+    codes_at = code_addresses(datas, code_bytes(1, out.size))
+    run(linear_sums.add_binary, out.size, codes_at, flat, out, keep)
 
 
 def quantize_ternary(
     gradient: Float32, residual: Float32 | None, level: float, data: Bytes, *, seed: int
 ) -> None:
     """See `linear_reference.quantize_ternary`."""
-    _check("gradient", gradient, np.float32, gradient.size)
-    left = _optional(residual, gradient.size)
-    _check("data", data, np.uint8, CodeFormat.SIGNED_2BIT.code_bytes(gradient.size), written=True)
+    left = checked_pair(gradient, residual)
+    check("data", data, np.uint8, CodeFormat.SIGNED_2BIT.code_bytes(gradient.size), written=True)
     size, start = np.float32(level), _word(seed)
     run(linear_loops.quantize_ternary, gradient.size, gradient, left, size, data, start)
 
@@ -169,13 +148,13 @@ def quantize_ternary(
 def warm_up() -> None:
     """As `cpu.warm_up`, for the kernels in here."""
     ones = np.ones(17, np.float32)
-    data = np.zeros(linear_code_bytes(8, ones.size), np.uint8)
+    data = np.zeros(code_bytes(8, ones.size), np.uint8)
     scales = bucket_maxima(ones, None, BUCKET_STEP)
     bucket_norms(ones, None, BUCKET_STEP)
     quantize_linear(8, BUCKET_STEP, ones, np.zeros_like(ones), scales, data, seed=None)
     add_linear(8, BUCKET_STEP, [data], [scales], scales, np.zeros_like(ones))
     has_forbidden_linear(8, ones.size, data)
-    data = np.zeros(binary_code_bytes(ones.size), np.uint8)
+    data = np.zeros(code_bytes(1, ones.size), np.uint8)
     side_sums(ones, ones)
     quantize_binary(ones, np.zeros_like(ones), -1.0, 1.0, data)
     add_binary([data], np.array([[-1.0, 1.0]], np.float32), np.zeros_like(ones))
@@ -183,15 +162,9 @@ def warm_up() -> None:
     quantize_ternary(ones, np.zeros_like(ones), 1.0, data, seed=0)
 
 
-def _check_bits(bits: int) -> None:
-    if not 2 <= bits <= 8:
-        raise ValueError(f"bits: expected 2 to 8, got {bits}")
-
-
-def _buckets(bucket: int, elements: int) -> int:
+def _buckets(bucket: int, elements: int, bits: int = 8) -> int:
     """How many buckets so many elements fill; the last one perhaps in part."""
-    if bucket < BUCKET_STEP or bucket % BUCKET_STEP:
-        raise ValueError(f"bucket: expected a positive multiple of {BUCKET_STEP}, got {bucket}")
+    check_linear(bits, bucket)
     return -(-elements // bucket)
 
 
@@ -204,11 +177,3 @@ def _cut(bucket: int, elements: int) -> tuple[int, tuple[int, int]]:
 
 def _word(seed: int) -> np.uint64:
     return np.uint64(seed % 2**64)
-
-
-def _in_order(sums: npt.NDArray[np.float64]) -> float:
-    """Added one after the other."""
-    total = 0.0
-    for block_sum in sums.tolist():
-        total += block_sum
-    return total

@@ -18,18 +18,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..payload import Bytes, CodeFormat, Float32
+from ..payload import Bytes, CodeFormat, Float32, code_bytes
 from .reference import FLOAT32_MAX, LANES, SUM_BLOCK, add_saturating
 from .reference import pack as pack_codes
 
 # splitmix64: the n-th state is n times this odd number on from the seed, all modulo 2**64.
 STEP = 0x9E3779B97F4A7C15
 MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
-def code_bytes(bits: int, elements: int) -> int:
-    """Bytes of so many packed codes of `bits` bits, whole 32-bit words."""
-    return -(-elements * bits // 32) * 4
 
 
 def pack(bits: int, codes: npt.NDArray[np.int32]) -> Bytes:

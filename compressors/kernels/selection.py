@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..payload import Float32
-from .cpu import _check  # pyright: ignore[reportPrivateUsage]
+from .checks import check
 from .late import BINS, CHUNK, LANES, Late
 from .reference import add_saturating
 from .selection_reference import Indices, Score, Selection
@@ -76,7 +76,7 @@ _scratch = Scratch(LARGEST_SCRATCH)
 
 def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center: float = 0.0) -> Selection:
     """The `keep` elements of highest score."""
-    _check("values", values, np.float32, values.size)
+    check("values", values, np.float32, values.size)
     _check_keep(keep, values.size)
 
     lowest = _guess(sample(values), values.size, keep, score, center)
@@ -91,8 +91,8 @@ def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center
 
 def add_and_select(gradient: Float32, residual: Float32, keep: int) -> Selection:
     """Leave the saturating sum of both in `residual`, in place, and select from it by magnitude."""
-    _check("gradient", gradient, np.float32, gradient.size)
-    _check("residual", residual, np.float32, gradient.size, written=True)
+    check("gradient", gradient, np.float32, gradient.size)
+    check("residual", residual, np.float32, gradient.size, written=True)
     _check_keep(keep, gradient.size)
 
     few = add_saturating(sample(gradient), sample(residual))
@@ -105,8 +105,8 @@ def add_and_select(gradient: Float32, residual: Float32, keep: int) -> Selection
 
 def add_to(residual: Float32, gradient: Float32) -> None:
     """residual += gradient, saturating."""
-    _check("gradient", gradient, np.float32, gradient.size)
-    _check("residual", residual, np.float32, gradient.size, written=True)
+    check("gradient", gradient, np.float32, gradient.size)
+    check("residual", residual, np.float32, gradient.size, written=True)
     _add_and_collect(gradient, residual, np.inf, room=0)
 
 
@@ -114,7 +114,7 @@ def median(values: Float32) -> float:
     """The element in the middle of the sorted order; of an even number the lower of two."""
     if not values.size:
         raise ValueError("values: expected at least one element")
-    _check("values", values, np.float32, values.size)
+    check("values", values, np.float32, values.size)
     above = values.size - (values.size - 1) // 2  # how many are at least as large as it
     if values.size > SMALL:
         # The element lies in the bin at which the number of those from the top reaches that many.
@@ -129,7 +129,7 @@ def median(values: Float32) -> float:
 
 def at_least(values: Float32, threshold: float) -> Selection:
     """The elements with |x| of `threshold` or more."""
-    _check("values", values, np.float32, values.size)
+    check("values", values, np.float32, values.size)
     few = sample(values)
     seen = int(np.count_nonzero(np.abs(few) >= np.float32(threshold)))
     expected = seen * values.size // max(1, few.size)
@@ -142,9 +142,9 @@ def at_least(values: Float32, threshold: float) -> Selection:
 
 def put(out: Float32, indices: Indices, values: Float32) -> None:
     """out[indices] = values. indices: ascending."""
-    _check("out", out, np.float32, out.size, written=True)
-    _check("indices", indices, np.uint32, indices.size)
-    _check("values", values, np.float32, indices.size)
+    check("out", out, np.float32, out.size, written=True)
+    check("indices", indices, np.uint32, indices.size)
+    check("values", values, np.float32, indices.size)
     if indices.size and int(indices.max()) >= out.size:
         raise ValueError(f"indices: expected ascending ones below {out.size}, got {indices.max()}")
     run(loops.put, LANES * indices.size, out, indices, values)  # an index costs a cache line

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..payload import Bytes, Float32
-from .cpu import _address, _check  # pyright: ignore[reportPrivateUsage]
+from .checks import addresses, check
 from .late import Late
 from .sparse_reference import Indices
 from .threads import run
@@ -51,7 +51,7 @@ def gaps_limit(elements: int, count: int, low_bits: int) -> int:
 
 def encode_gaps(indices: Indices, elements: int, low_bits: int) -> Bytes:
     """See the head of this file. indices: ascending, below `elements`."""
-    _check("indices", indices, np.uint32, indices.size)
+    check("indices", indices, np.uint32, indices.size)
     found = np.zeros(1, np.int64)
     loops.sum_quotients(indices, elements, low_bits, found)
     quotients = int(found[0])
@@ -66,7 +66,7 @@ def encode_gaps(indices: Indices, elements: int, low_bits: int) -> Bytes:
 
 def decode_gaps(data: Bytes, elements: int, count: int, low_bits: int) -> Indices:
     """The inverse; raise `ValueError` for bytes that `encode_gaps` would not have made."""
-    _check("data", data, np.uint8, data.size)
+    check("data", data, np.uint8, data.size)
     low_bytes = -(-count * low_bits // 8)
     if data.size < low_bytes:
         raise ValueError("fewer of them")
@@ -118,16 +118,16 @@ def add_sparse(
     keep: bool = True,
 ) -> None:
     """See `sparse_reference.add_sparse`. indices: ascending and below `out.size`."""
-    _check("out", out, np.float32, out.size, written=True)
-    _check("weights", weights, np.float32, len(indices))
+    check("out", out, np.float32, out.size, written=True)
+    check("weights", weights, np.float32, len(indices))
     for where, what in zip(indices, values, strict=True):
-        _check("indices", where, np.uint32, where.size)
-        _check("values", what, np.float32, where.size)
+        check("indices", where, np.uint32, where.size)
+        check("values", what, np.float32, where.size)
         if where.size and where[-1] >= out.size:
             raise ValueError(f"indices: expected ascending ones below {out.size}, got {where[-1]}")
     counts = np.array([where.size for where in indices], np.int64)
-    index_addresses = np.array([_address(where) for where in indices], np.uint64)
-    value_addresses = np.array([_address(what) for what in values], np.uint64)
+    index_addresses = addresses(indices)
+    value_addresses = addresses(values)
     run(loops.sum_sparse, out.size, index_addresses, value_addresses, counts, weights, out, keep)
 
 

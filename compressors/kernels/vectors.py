@@ -172,24 +172,21 @@ def store(typingctx, array, index, vector):
     return types.void(array, index, vector), codegen
 
 
-@intrinsic
-def load_words(typingctx, address, offset):
-    """Sixteen 32-bit words from `offset` bytes after an address, however aligned."""
+def _load_at(result, target):
+    @intrinsic
+    def operation(typingctx, address, offset):
+        def codegen(context, builder, signature, args):
+            return builder.load(builder.inttoptr(builder.add(*args), target.as_pointer()), align=1)
 
-    def codegen(context, builder, signature, args):
-        return builder.load(builder.inttoptr(builder.add(*args), WORDS.llvm.as_pointer()), align=1)
+        return result(types.uint64, types.uint64), codegen
 
-    return WORDS(types.uint64, types.uint64), codegen
+    return operation
 
 
-@intrinsic
-def load_floats(typingctx, address, offset):
-    """Sixteen float32 from `offset` bytes after an address, however aligned."""
-
-    def codegen(context, builder, signature, args):
-        return builder.load(builder.inttoptr(builder.add(*args), FLOATS.llvm.as_pointer()), align=1)
-
-    return FLOATS(types.uint64, types.uint64), codegen
+# From `offset` bytes after an address, however aligned: sixteen 32-bit words, sixteen float32, a byte.
+load_words = _load_at(WORDS, WORDS.llvm)
+load_floats = _load_at(FLOATS, FLOATS.llvm)
+load_byte = _load_at(types.uint8, I8)
 
 
 @intrinsic
@@ -203,16 +200,6 @@ def load_bfloats(typingctx, address, offset):
         return builder.bitcast(words, FLOATS.llvm)
 
     return FLOATS(types.uint64, types.uint64), codegen
-
-
-@intrinsic
-def load_byte(typingctx, address, offset):
-    """The byte `offset` bytes after an address."""
-
-    def codegen(context, builder, signature, args):
-        return builder.load(builder.inttoptr(builder.add(*args), I8.as_pointer()))
-
-    return types.uint8(types.uint64, types.uint64), codegen
 
 
 @intrinsic

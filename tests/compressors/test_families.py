@@ -88,7 +88,7 @@ def test_topk_sends_the_k_largest_of_gradient_and_residual(
         gradient = make(elements, step)
         payload, state = compressor.compress(torch.from_numpy(gradient), state, context())
         residual += gradient
-        chosen = best(np.abs(residual).astype(np.float64), max(1, round(elements / 7)))
+        chosen = best(np.abs(residual).astype(np.float64), max(1, elements // 7))
         assert indices(payload) == chosen
         assert decode(payload)[chosen].tolist() == residual[chosen].tolist()
         residual[chosen] = 0.0
@@ -318,7 +318,20 @@ def test_the_warm_up_takes_the_steps_of_dgc() -> None:
         len(indices(compressor.compress(gradient, 1, version=version, epoch=epoch)[0]))
         for version, epoch in enumerate([0, 0.99, 1, 2, 3, 4, 5])
     ]
-    assert counts == [251, 251, 63, 16, 4, 1, 1]
+    assert counts == [251, 251, 63, 15, 3, 1, 1]
+
+
+def test_as_many_elements_are_kept_as_the_ratio_fits_in_whole() -> None:
+    options = SparseOptions(ratio=10)
+    assert [options.keep(elements, 0.0) for elements in (0, 1, 10, 15, 19, 20, 1000)] == [
+        0,
+        1,
+        1,
+        1,
+        1,
+        2,
+        100,
+    ]
 
 
 @pytest.mark.parametrize("values", Values)

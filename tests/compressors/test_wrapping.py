@@ -122,7 +122,7 @@ def reference(steps: int, mistake: str = "") -> list[list[Array] | None]:
             if holding:
                 continue
             if i in WEIGHTS:
-                chosen = np.argsort(-np.abs(total), kind="stable")[: round(total.size / RATIO)]
+                chosen = np.argsort(-np.abs(total), kind="stable")[: int(total.size / RATIO)]
                 out = np.zeros_like(total)
                 out[chosen] = total[chosen]
                 masked: Any = slice(None) if mistake == "mask everything" else chosen

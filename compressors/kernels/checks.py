@@ -1,0 +1,64 @@
+"""The border between Python and machine code, which trusts the sizes and addresses that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..payload import Bytes, CodeFormat, Float32
+
+
+def check(
+    name: str, array: npt.NDArray[np.generic], dtype: type[np.generic], size: int, *, written: bool = False
+) -> None:
+    """Raise `ValueError` unless machine code may take `array` for `size` consecutive elements of `dtype`.
+
+    Not by assertions: without these checks (`python -O`) memory that belongs to others would be read.
+    """
+    flags = array.flags
+    if array.dtype != dtype or array.shape != (size,) or not flags.c_contiguous or not flags.aligned:
+        layout = "contiguous" if flags.c_contiguous else "strided"
+        expected = f"contiguous {np.dtype(dtype)} of shape ({size},)"
+        raise ValueError(f"{name}: expected {expected}, got {layout} {array.dtype} of shape {array.shape}")
+    if written and not flags.writeable:
+        raise ValueError(f"{name}: expected an array that can be written to")
+
+
+def checked_pair(gradient: Float32, residual: Float32 | None) -> Float32:
+    """The residual as the loops take it: empty where there is none, and nobody wants what is left."""
+    check("gradient", gradient, np.float32, gradient.size)
+    if residual is None:
+        return np.empty(0, np.float32)
+    check("residual", residual, np.float32, gradient.size, written=True)
+    return residual
+
+
+def address(array: npt.NDArray[np.generic]) -> np.uint64:
+    return np.uint64(array.__array_interface__["data"][0])
+
+
+def addresses(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint64]:
+    return np.array([address(array) for array in arrays], np.uint64)
+
+
+def code_addresses(datas: Sequence[Bytes], size: int) -> npt.NDArray[np.uint64]:
+    """Of so many bytes each."""
+    for data in datas:
+        check("data", data, np.uint8, size)
+    return addresses(datas)
+
+
+def check_signed(format: CodeFormat) -> None:
+    if format not in (CodeFormat.SIGNED_4BIT, CodeFormat.SIGNED_2BIT):
+        raise ValueError(f"format: expected signed codes of 4 or 2 bits, got {format.value}")
+
+
+def in_order(sums: npt.NDArray[np.float64]) -> float:
+    """Added one after the other, which `sum` does not."""
+    total = 0.0
+    for block_sum in sums.tolist():
+        total += block_sum
+    return total
