@@ -191,6 +191,9 @@ def _train(
     except UsageError as error:
         log.error("%s", error)
         return Exit.USAGE, str(error)
+    except SpecError as error:  # of what the server asks for; the worker's own were checked before
+        log.error("%s; install the same release of gradwire on both sides", error)
+        return Exit.REFUSED, str(error)
     except (TaskError, TaskFailedError, ModelError) as error:
         log.error("%s", error, exc_info=error.__cause__)
         return Exit.TASK, str(error)

@@ -264,11 +264,15 @@ def test_everything_written_is_on_a_volume(manifests: dict[str, Manifest]) -> No
 
 
 @pytest.mark.parametrize(("kind", "name"), [("StatefulSet", "gradwire-server"), ("Job", "gradwire-worker")])
-def test_every_variable_is_an_option(kind: str, name: str, manifests: dict[str, Manifest]) -> None:
-    """The command itself says where it took each option from, having read and converted it."""
+def test_every_variable_is_an_option(
+    kind: str, name: str, manifests: dict[str, Manifest], tmp_path: Path
+) -> None:
+    """The command itself says where it took each option from, having read, converted and checked it."""
     (command,) = container(manifests[kind])["command"]
+    data = manifests[name]["data"]
     variables = {
-        **manifests[name]["data"],
+        **data,
+        **({"GC_OUTPUT": str(tmp_path / "parameters")} if "GC_OUTPUT" in data else {}),  # for the volume
         **{entry["name"]: "0" for entry in container(manifests[kind])["env"] if "valueFrom" in entry},
     }
     done = subprocess.run(

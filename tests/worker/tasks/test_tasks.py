@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gradwire.configuration import UsageError
 from gradwire.settings import BUILT_IN_TASKS
-from gradwire.worker.tasks import TaskError, TaskSpecError, load
+from gradwire.worker.tasks import TaskError, TaskSpecError, load, load_allowed
 
 MODULE = """
 from __future__ import annotations
@@ -153,3 +155,52 @@ def test_importing_the_package_leaves_torch_alone() -> None:
 @pytest.mark.parametrize("name", BUILT_IN_TASKS)
 def test_built_in_names_are_importable(name: str) -> None:
     assert load(name).train_samples > 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "own", "modules", "words"),
+    [
+        ("os:system:command=false", "", (), "start the worker with --allow-task os, or with --task os:sys"),
+        ("os.path:join", "", ("os",), "--allow-task os.path"),
+        (
+            "own_tasks:make",
+            "own_tasks:anything",
+            ("own_tasks",),
+            "started with --task own_tasks:anything",
+        ),
+        ("own_tasks:make:width=4", "own_tasks:make", (), "was started with --task own_tasks:make"),
+        ("digits", "digits:model=cnn", (), "was started with --task digits:model=cnn"),
+        (
+            "own_tasks:Task:name=x",
+            "",
+            ("own_tasks",),
+            "not defined in own_tasks but in gradwire.worker.tasks",
+        ),
+    ],
+)
+def test_a_task_that_the_worker_was_not_told_to_run_is_refused(
+    spec: str, own: str, modules: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        load_allowed(spec, own=own, modules=modules)
+
+
+def test_nothing_is_imported_for_a_task_that_is_refused() -> None:
+    with pytest.raises(UsageError):
+        load_allowed("own_tasks:make", own="", modules=("other",))
+    assert "own_tasks" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("spec", "own", "modules"),
+    [
+        ("digits", "", ()),
+        ("digits:model=mlp", "digits:model=mlp", ()),
+        ("own_tasks:make:width=4,deep=on", "", ("other", "own_tasks")),
+        ("own_tasks:make:width=4,deep=on", "own_tasks:make:deep=on,width=4", ()),
+    ],
+)
+def test_a_task_that_the_worker_was_told_to_run_is_made(
+    spec: str, own: str, modules: tuple[str, ...]
+) -> None:
+    assert load_allowed(spec, own=own, modules=modules).train_samples

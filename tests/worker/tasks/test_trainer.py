@@ -8,13 +8,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from scripted import REPLY, Script
+from scripted import JOB, REPLY, Script
 from torch import nn
 
 from gradwire.compressors import DenseFormat, DensePayload, LayerRule, decode
 from gradwire.proto import messages as m
+from gradwire.proto.job import job_message
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.proto.transfer import tensor_header
+from gradwire.settings import JobTerms
 from gradwire.worker.metrics import Metrics
 from gradwire.worker.session.connection import Connection
 from gradwire.worker.session.receiving import Received
@@ -65,7 +67,11 @@ def refused(seq: int, reason: Reason) -> m.Outcome:
 
 
 def trainer(
-    script: Script, compressor: str = "4bit", loss_scale: float = 1.0, of: Task | None = None
+    script: Script,
+    compressor: str = "4bit",
+    loss_scale: float = 1.0,
+    of: Task | None = None,
+    job: m.Job = JOB,
 ) -> tuple[Trainer, Replica]:
     torch.manual_seed(1)
     chosen = of or task(loss_scale)
@@ -73,7 +79,7 @@ def trainer(
     return (
         Trainer(
             cast("Connection", script),
-            REPLY,
+            dataclasses.replace(REPLY, job=job),
             chosen,
             replica,
             device=torch.device("cpu"),
@@ -346,3 +352,24 @@ def test_a_refused_gradient_without_a_residual_goes_out_with_the_next(compressor
         np.testing.assert_allclose(sent(script, 2), sent(script, 1) + sent(alone, 1), rtol=1e-6)
     assert not np.array_equal(sent(script, 2), sent(alone, 1))
     assert subject.held_back == 0.0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "compressor", "warned"),
+    [
+        ("sgd:momentum=0.9", "dgc", True),
+        ("adam", "dgc", True),
+        ("adamw:beta1=0.5", "topk:ratio=8,momentum=0.9", True),
+        ("adam:beta1=0", "dgc", False),
+        ("sgd:momentum=0", "dgc", False),
+        ("sgd", "dgc", False),
+        ("adam", "topk:ratio=8", False),
+        ("sgd:momentum=0.9", "dgc:momentum=0", False),
+    ],
+)
+def test_momentum_at_both_ends_is_warned_of(
+    caplog: pytest.LogCaptureFixture, optimizer: str, compressor: str, warned: bool
+) -> None:
+    job = job_message(JobTerms(id="j", work="gradients", batch_size=4, epochs=9, optimizer=optimizer))
+    trainer(Script(), compressor, job=job)
+    assert ("momentum is applied twice" in caplog.text) == warned

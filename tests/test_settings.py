@@ -1,0 +1,249 @@
+"""One declaration of each option, and what is made of it: commands, hand-over by gc-run, the job message."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradwire.configuration import (
+    REQUIRED,
+    UsageError,
+    options_of,
+    read,
+)
+from gradwire.deploy import cli as run
+from gradwire.deploy.daemons import check_together, server_arguments, worker_arguments
+from gradwire.exits import Exit
+from gradwire.proto.convert import decode, encode
+from gradwire.proto.job import job_message, job_terms
+from gradwire.proto.messages import Job
+from gradwire.proto.refusal import Refused
+from gradwire.server import cli as server
+from gradwire.server.job.modes import registry
+from gradwire.settings import (
+    COMMANDS,
+    JobSettings,
+    JobTerms,
+    RunSettings,
+    ServerSettings,
+    WorkerSettings,
+    parse_address,
+    parse_task,
+)
+from gradwire.spec import SpecError
+from gradwire.worker import cli as worker
+
+# Every option of the job, none with its default.
+JOB = JobSettings(
+    task="spirals:task:points=64",
+    mode="local:steps=8,correction=0.3",
+    epochs=7,
+    batch_size=5,
+    seed=2**63 - 1,
+    optimizer="adamw:weight_decay=0.1",
+    learning_rate=1e-7,
+    schedule="cosine:warmup=2",
+    downlink="topk:ratio=20",
+)
+
+
+def as_told(cls: type[Any], argv: Sequence[str], **environ: str) -> Any:
+    return read(cls, COMMANDS, argv=argv, environ=environ, version="1").settings
+
+
+def test_the_job_message_holds_every_option_of_the_job() -> None:
+    defaults = options_of(JobSettings)
+    assert all(getattr(JOB, name) != each.default for name, each in defaults.items())
+    terms = JobTerms(id="1", work="local:correction=0.3", **dataclasses.asdict(JOB))
+    message = decode(encode(job_message(terms)), Job)
+    assert message.settings.keys() == {*defaults, "work"}
+    assert job_terms(message) == terms
+
+
+def test_the_job_of_another_release_is_read_as_far_as_it_is_known() -> None:
+    terms = job_terms(Job(id="1", settings={"work": "gradients", "epochs": "2", "colour": "red"}))
+    assert terms == JobTerms(id="1", work="gradients", epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "expected a kind of work"),
+        ({"work": "gradients", "epochs": "0"}, "epochs: expected 1 to"),
+        ({"work": "gradients", "seed": "x"}, "seed: expected a whole number"),
+        ({"work": "gradients", "optimizer": "lion"}, "unknown optimizer 'lion'"),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_refused(settings: dict[str, str], words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        job_terms(Job(id="1", settings=settings))
+
+
+def test_gc_run_hands_on_every_option_that_a_daemon_shares_with_it() -> None:
+    theirs: dict[str, Any] = {
+        **dataclasses.asdict(JOB),
+        **{"aggregation": "median", "lease_seconds": 2.5, "max_model_bytes": 1000, "device": "cpu"},
+        **{"compressor": "topk:ratio=9", "dense_layers": "a*", "compressed_layers": "b*,c"},
+        **{"connect_seconds": 1.5, "give_up_seconds": 2.0, "leave_seconds": 0.0},
+    }
+    own = {"workers", "baseline", "json", "out"}
+    assert theirs.keys() | own == options_of(RunSettings).keys()
+    settings = RunSettings(workers=3, **theirs)
+    told = as_told(ServerSettings, server_arguments(settings, 7, Path("p")), GC_EPOCHS="99", GC_STAY="off")
+    assert (told.port, told.min_workers, told.output, told.stay) == (7, 3, "p", True)
+    to_worker = as_told(WorkerSettings, worker_arguments(settings, 7, 1), GC_ALLOW_TASK="os")
+    assert (to_worker.server, to_worker.worker_id, to_worker.allow_task) == ("127.0.0.1:7", "worker-1", "")
+    for name, value in theirs.items():
+        daemons = [each for each in (told, to_worker) if name in options_of(type(each))]
+        assert daemons
+        assert all(getattr(each, name) == value for each in daemons), name
+
+
+def test_an_option_means_the_same_in_every_command() -> None:
+    """Those that two commands declare apart are the same name for two things, and are these."""
+    apart: set[str] = set()
+    for cls in COMMANDS:
+        for other in COMMANDS:
+            mine, theirs = options_of(cls), options_of(other)
+            apart |= {name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]}
+    assert apart == {"task"}
+
+
+@pytest.mark.parametrize("cls", COMMANDS)
+def test_every_option_is_described(cls: type[Any]) -> None:
+    for name, each in options_of(cls).items():
+        assert each.group, name
+        assert each.help, name
+        if each.default is not REQUIRED:
+            assert each.convert(each.default, name) == each.default
+
+
+MAINS: dict[str, Callable[[Sequence[str]], int]] = {
+    "gc-server": server.main,
+    "gc-worker": worker.main,
+    "gc-run": run.main,
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        ("gc-server", "--epocs 3", "did you mean '--epochs'?"),
+        ("gc-server", "--mode stael", "did you mean 'stale'?"),
+        ("gc-server", "--mode stale:bond=2", "did you mean 'bound'?"),
+        ("gc-server", "--staleness 4", "unknown argument '--staleness'"),
+        ("gc-server", "--task digit", "did you mean 'digits'?"),
+        ("gc-server", "--optimizer adm", "did you mean 'adam'?"),
+        ("gc-server", "--optimizer sgd:momentun=0.9", "did you mean 'momentum'?"),
+        ("gc-server", "--schedule cosin", "did you mean 'cosine'?"),
+        ("gc-server", "--aggregation medain", "did you mean 'median'?"),
+        ("gc-server", "--downlink topkk", "did you mean 'topk'?"),
+        ("gc-server", "--output /nowhere/at/all", "--output (flag): expected a file in a folder"),
+        ("gc-server", "--mode coded --downlink 4bit", "--mode coded has no updates"),
+        ("gc-worker", "--server x --compressor 4bti", "did you mean '4bit'?"),
+        ("gc-worker", "--server x --compressor topk:ration=4", "did you mean 'ratio'?"),
+        ("gc-worker", "--server http://x", "--server (flag): expected host or host:port"),
+        ("gc-worker", "--server x --allow-task my-tasks", "expected names of modules"),
+        ("gc-run", "--workres 3", "did you mean '--workers'?"),
+        ("gc-run", "--mode coded --compressor 4bit", "exchanges gradients in fixed point"),
+        ("gc-run", "--mode coded:redundancy=4", "--workers 4 allows up to 3"),
+        ("gc-run", "--mode sync:backup=4", "--workers 4: --mode sync:backup=4"),
+    ],
+)
+@pytest.mark.parametrize("only_print", [False, True])
+def test_print_config_refuses_what_the_start_refuses(
+    capsys: pytest.CaptureFixture[str], command: str, arguments: str, words: str, only_print: bool
+) -> None:
+    argv = [*arguments.split(), *(["--print-config"] if only_print else [])]
+    assert MAINS[command](argv) == Exit.USAGE
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert printed.out == ""
+
+
+def test_print_config_shows_what_follows_from_the_mode(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environ = {**os.environ, "GC_SEED": "5"}
+    assert run.main(["--mode", "coded:redundancy=auto", "--print-config"], environ) == Exit.DONE
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "compressor = 'none' # because of --mode" in printed
+    assert "mode = 'coded:redundancy=auto' # flag" in printed
+    assert "seed = 5 # environment GC_SEED" in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_that_cannot_be_imported_is_refused_by_print_config_of_gc_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run.main(["--task", "no_such_module:task", "--print-config"]) == Exit.USAGE
+    assert "there is no module 'no_such_module'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", MAINS)
+def test_help_lists_every_option_in_groups(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit):
+        MAINS[command](["--help"])
+    printed = capsys.readouterr().out
+    (cls,) = [cls for cls, each in COMMANDS.items() if each.name == command]
+    for each in options_of(cls).values():
+        assert f"\n  {each.flag}" in printed
+        assert f"\n{each.group}:\n" in printed
+    assert ("stale:rate=full" in printed) == (command != "gc-worker")
+
+
+@pytest.mark.parametrize("name", registry.MODES)
+def test_a_mode_is_named_with_its_options(name: str) -> None:
+    mode = registry.MODES[name]
+    keys = [f"{key}={each.default_text}" for key, each in options_of(mode).items()]
+    assert registry.parse(name) == registry.parse(f"{name}:{','.join(keys)}") == mode()
+    check_together(RunSettings(mode=name, compressor="none"))
+
+
+def test_the_outer_optimizer_is_named_inside_of_a_mode() -> None:
+    mode = registry.parse("local:outer=sgd/momentum=0.9/nesterov=on,outer_rate=0.7")
+    assert isinstance(mode, registry.Local)
+    assert registry.parse_outer(mode.outer) == registry.parse_outer("sgd:momentum=0.9,nesterov=on")
+    assert mode.outer_rate == 0.7
+    with pytest.raises(SpecError, match="did you mean 'momentum'"):
+        registry.parse("local:outer=sgd/momentim=0.9")
+
+
+def test_inverse_rates_need_an_optimizer_that_notices() -> None:
+    with pytest.raises(UsageError, match="takes no notice of how large they are; use sgd"):
+        check_together(RunSettings(mode="async:rate=inverse", optimizer="adam"))
+    check_together(RunSettings(mode="async:rate=inverse", optimizer="sgd"))
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("host", "host:50051"),
+        ("host:7", "host:7"),
+        ("10.0.0.1", "10.0.0.1:50051"),
+        ("::1", "[::1]:50051"),
+        ("[::1]", "[::1]:50051"),
+        ("[::1]:7", "[::1]:7"),
+    ],
+)
+def test_addresses(given: str, address: str) -> None:
+    assert parse_address(given) == address
+
+
+@pytest.mark.parametrize("text", ["http://host", "host:0", "host:65536", "host:x", ":7", "a b", "[::1"])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(ValueError, match="expected host"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("text", ["digit", ".digits:digits", "a-b:c", "os:", ":system", "a:b:c", "a..b:c"])
+def test_what_is_no_task(text: str) -> None:
+    with pytest.raises(SpecError, match="unknown task"):
+        parse_task(text)
