@@ -33,9 +33,9 @@ class _JsonLines(logging.Formatter):
 
 
 def set_up_logging(log_format: str, level: str = "INFO") -> None:
-    """Log to stderr: words for a terminal, JSON lines otherwise ("auto")."""
+    """Log to stderr. log_format: "text" for people, "json" for programs."""
     handler = logging.StreamHandler(sys.stderr)
-    if log_format == "json" or (log_format == "auto" and not sys.stderr.isatty()):
+    if log_format == "json":
         handler.setFormatter(_JsonLines())
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
@@ -83,6 +83,7 @@ class HttpEndpoint:
     ) -> None:
         """
         Args:
+            port: 0 for a free one.
             fallback: when the port is taken, use any free one; for a default that nobody chose.
 
         Raises:
@@ -110,13 +111,13 @@ class HttpEndpoint:
         except OSError as error:
             if not fallback or error.errno != errno.EADDRINUSE:
                 raise UsageError(
-                    f"--http-port {port} on {host}: {error.strerror}; choose another port, or 0 for no HTTP"
+                    f"--http-port {port} on {host}: {error.strerror}; choose another port, 0 for a "
+                    "free one, or -1 for none"
                 ) from None
             self._server = make_server(host, 0, app, kind, _QuietHandler)
-            logging.getLogger("gradwire.http").warning(
-                "port %d is taken; metrics and probes are on port %d", port, self._server.server_port
-            )
+            logging.getLogger("gradwire.http").warning("port %d is taken", port)
         self.port: int = self._server.server_port
+        logging.getLogger("gradwire.http").info("metrics and probes on port %d", self.port)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="http")
         self._thread.start()
 

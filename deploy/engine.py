@@ -10,8 +10,11 @@ refused, misused, or the task raised.
 
 from __future__ import annotations
 
+import re
+import signal
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,12 +23,13 @@ from ..exits import Exit
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from .daemons import HOST, server_arguments, worker_arguments
-from .interrupt import Interrupt
+from .interrupt import Interrupt, Interrupted
 from .processes import Child, Children, wait
 from .status import StatusClient
 
 POLL_SECONDS = 0.2
 START_SECONDS = 120.0  # for a server to answer; importing torch on a busy machine takes its time
+SAVE_SECONDS = 60.0  # for a server that is told to stop to write the parameters
 LEAVE_SECONDS = 10.0  # for workers to end by themselves once the job is done
 LAST_WORD_SECONDS = 2.0  # for the server to speak of the end after the last worker has left
 SILENCE_SECONDS = 2.0  # without an answer of the server, before people are told
@@ -43,6 +47,15 @@ class RunError(Exception):
     def __init__(self, code: Exit, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class Stopped(Exception):
+    """A signal came when training had begun: which, and the job's last state."""
+
+    def __init__(self, number: signal.Signals, status: StatusReply) -> None:
+        super().__init__(number.name)
+        self.number = number
+        self.status = status
 
 
 class Watcher(Protocol):
@@ -78,7 +91,8 @@ def train(plan: Plan, watcher: Watcher, interrupt: Interrupt) -> StatusResponse:
 
     Raises:
         RunError: the run stopped before the job was done.
-        Interrupted: a signal came.
+        Interrupted: a signal came before there was anything to report.
+        Stopped: a signal came later. The server has written the parameters of its last version.
     """
     with Children(plan.directory) as children:
         server, port = _start_server(plan, children, watcher, interrupt)
@@ -87,7 +101,15 @@ def train(plan: Plan, watcher: Watcher, interrupt: Interrupt) -> StatusResponse:
                 children.start(f"worker-{rank}", plan.worker, worker_arguments(plan.settings, port, rank))
                 for rank in range(plan.settings.workers)
             ]
-            final = _supervise(server, workers, client, watcher, interrupt)
+            try:
+                final = _supervise(server, workers, client, watcher, interrupt)
+            except Interrupted as interrupted:
+                status = client.ask()
+                if status is None or not _has_begun(status):
+                    raise
+                server.send(signal.SIGTERM)
+                wait([server], seconds=SAVE_SECONDS)
+                raise Stopped(interrupted.number, status) from None
         wait(workers, seconds=LEAVE_SECONDS)
         return final
 
@@ -96,6 +118,26 @@ def run_to_end(child: Child, interrupt: Interrupt) -> None:
     """Wait for a process that ends by itself, ready to be interrupted."""
     while child.code is None:
         interrupt.pause(POLL_SECONDS / 4)
+
+
+class _Addresses:
+    """Tells people where the metrics of the processes are, once all of them have said so in their logs."""
+
+    def __init__(self, children: Sequence[Child], watcher: Watcher) -> None:
+        self._silent = list(children)
+        self._watcher = watcher
+        self._found: list[str] = []
+
+    def look(self) -> None:
+        for child in self._silent[:]:
+            said = re.search(r"metrics and probes on port (\d+)", child.log.read_text(errors="replace"))
+            if said or child.code is not None:
+                self._silent.remove(child)
+            if said:
+                self._found.append(f"{child.name} http://{HOST}:{said[1]}/metrics")
+        if self._found and not self._silent:
+            self._watcher.note(f"metrics: {', '.join(self._found)}")
+            self._found.clear()
 
 
 class _Silence:
@@ -123,7 +165,7 @@ def _supervise(
     server: Child, workers: list[Child], client: StatusClient, watcher: Watcher, interrupt: Interrupt
 ) -> StatusResponse:
     running, dead = list(workers), list[Child]()
-    silence = _Silence(server, watcher)
+    silence, addresses = _Silence(server, watcher), _Addresses([server, *workers], watcher)
     staffed_at = time.monotonic()
     while True:
         interrupt.pause(POLL_SECONDS)
@@ -131,6 +173,7 @@ def _supervise(
         ended = [worker for worker in running if worker.code is not None]
         running = [worker for worker in running if worker not in ended]
         dead += ended
+        addresses.look()
         status = client.ask()
         if status is not None:
             watcher.update(status, len(running))
@@ -138,7 +181,8 @@ def _supervise(
                 _hear_the_lost(status, [*ended, *running], watcher, interrupt)
                 return status
         if server.code is not None:
-            raise RunError(Exit.INTERNAL, _obituary(server))
+            code = Exit.DIVERGED if server.code == Exit.DIVERGED else Exit.INTERNAL
+            raise RunError(code, _obituary(server))
         silence.asked(answered=status is not None)
         finishing = status is not None and status.phase is Phase.FINISHING
         for worker in ended:

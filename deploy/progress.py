@@ -17,7 +17,7 @@ from ..proto.job import job_terms
 from ..proto.messages import EpochStatus, StatusResponse
 from .report import ratio, size
 
-REPEAT_WAITING_SECONDS = 10.0
+WAITING_SECONDS = 5.0  # without a new version, before whom the job waits for is worth a line
 
 
 def headline(status: StatusResponse) -> str:
@@ -104,7 +104,9 @@ class LineProgress:
         self._workers = workers
         self._clock = clock
         self._epoch = 0
-        self._waiting_shown = -REPEAT_WAITING_SECONDS
+        self._state: tuple[int, int] | None = None  # phase and version
+        self._next_waiting = 0.0  # when to say whom it waits for, twice as late each time
+        self._wait = WAITING_SECONDS
 
     def update(self, status: StatusResponse, alive: int) -> None:
         for evaluation in sorted(status.evaluations, key=lambda one: one.epoch):
@@ -113,9 +115,14 @@ class LineProgress:
                 epochs = job_terms(status.job).epochs
                 text = f"epoch {evaluation.epoch}/{epochs}  {metrics(evaluation)}"
                 self._print(f"{text}  {traffic(status)}")
-        if status.waiting and self._clock() - self._waiting_shown >= REPEAT_WAITING_SECONDS:
-            self._waiting_shown = self._clock()
+        now, state = self._clock(), (int(status.phase), status.version)
+        if state != self._state:
+            self._state, self._wait = state, WAITING_SECONDS
+            self._next_waiting = now + self._wait
+        if status.waiting and now >= self._next_waiting:
             self._print(members(status, alive, self._workers))
+            self._wait *= 2
+            self._next_waiting = now + self._wait
 
     def note(self, text: str) -> None:
         self._print(text)

@@ -1,8 +1,7 @@
-"""What the state machine's actions do: messages to workers, work for the reducer.
+"""What the state machine's actions do: messages to workers, work for the shard.
 
-All state is touched on one event loop; reducing, encoding and scanning run on worker threads in nogil code
-while the loop goes on answering heartbeats. One reducer thread gives the store its single user and keeps
-applies and snapshots in the order in which they were decided.
+All state is touched on one event loop; reducing, encoding and scanning run on other threads in nogil code
+while the loop goes on answering heartbeats.
 """
 
 from __future__ import annotations
@@ -12,27 +11,21 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
-from ..compressors import Payload
-from ..compressors.kernels import WARM_UPS
 from ..proto import messages as m
-from ..proto.refusal import Refused
-from ..proto.transfer import Assembly
 from .job import events as e
 from .job.core import Core
 from .metrics import Metrics
-from .shard.mean import Share
-from .shard.store import Broadcast, DivergedError, Step, Store
-from .shard.stored import Stored
+from .shard.shard import Shard
+from .shard.store import Broadcast, DivergedError
 from .streams import Session
 
 log = logging.getLogger("gradwire.server")
 R = TypeVar("R")
-T = TypeVar("T")
 
 TICK_S = 0.25
 
@@ -45,17 +38,17 @@ class Conductor:
         core: Core,
         metrics: Metrics,
         *,
-        save: Callable[[Store, str, bool], None],
+        shard: Shard,
+        output: Path | None = None,
     ) -> None:
         """
         Args:
-            save: called once, on the reducer thread, with the last parameters, their SHA-256, and whether the
-                job is finished.
+            output: where the final parameters go. Those of a job that ends before it is finished go to a file
+                beside it, so that no finished model is lost to them, or mistaken for them.
         """
         self.core = core
         self.metrics = metrics
-        self.store: Store | None = None
-        self.stored = Stored()
+        self.shard = shard
         self.sessions: dict[str, Session] = {}
         self.finished = asyncio.Event()  # and saved, as far as that was possible
         self.unsaved = False  # the final parameters exist here alone
@@ -63,15 +56,13 @@ class Conductor:
         self.failure = ""  # why the job cannot go on
         self.diverged = False  # is why
         self.parameters_sha256 = ""  # of the final parameters, once they are saved
-        self._save = save
-        self._reducer = ThreadPoolExecutor(1, "reducer")
+        self._output = output
         self._updates: deque[Broadcast] = deque()  # the last
         self._snapshot: asyncio.Task[Broadcast] | None = None  # of the current version
         self._working: set[asyncio.Task[None]] = set()
         self._started_at: float | None = None
         self._ended_at: float | None = None
         self._ticker: asyncio.Task[None] | None = None
-        self._loading: list[Future[None]] = []
 
     @property
     def training_seconds(self) -> float:
@@ -103,9 +94,9 @@ class Conductor:
             case e.Assign():
                 self._assign(action)
             case e.Apply():
-                self._work(self._apply(action, [self.stored.take(each.key) for each in action.contributions]))
+                self._work(self._apply(action))
             case e.Drop():
-                self.stored.drop(action.key)
+                self.shard.drop(action.key)
             case e.Closed():
                 self._ended_at = time.monotonic()
                 seconds = self._ended_at - action.opened_at
@@ -114,11 +105,10 @@ class Conductor:
             case e.RequestCopy():
                 self._send(action.worker, m.SnapshotRequest(version=action.version, apply=action.apply))
             case e.TakeCopy():
-                self._work(self._take_copy(action.key.version, self.stored.take_copy(action.key)))
+                self._work(self._take_copy(action.key))
             case e.Relabel():
                 self._snapshot = None
-                assert self.store is not None
-                self._work(self.on_reducer(self.store.relabel, action.version))
+                self._work(self.shard.relabel(action.version))
             case e.Disconnect():
                 session = self.sessions.get(action.worker)
                 if session is not None and session.incarnation == action.incarnation:
@@ -167,9 +157,8 @@ class Conductor:
             if update.content is m.Content.VALUES or update.version - 1 == has:
                 return updates[::-1]
         if self._snapshot is None:
-            assert self.store is not None
-            # Queued behind the reducer's earlier work and before the next apply, so it is of this version.
-            self._snapshot = asyncio.create_task(self.on_reducer(self.store.snapshot))
+            # The shard keeps the order of what it is asked: before the next apply, so it is of this version.
+            self._snapshot = asyncio.create_task(self.shard.snapshot())
         return [asyncio.shield(self._snapshot)]
 
     def _remember(self, update: Broadcast) -> None:
@@ -181,29 +170,9 @@ class Conductor:
         while len(updates) > 1 and sum(each.wire_bytes for each in updates) > update.raw_bytes:
             updates.popleft()
 
-    async def _apply(self, action: e.Apply, gradients: Sequence[Sequence[Payload]]) -> None:
-        assert self.store is not None
-        shares = [
-            Share(
-                each.samples,
-                payloads,
-                slice=each.slice,
-                slices=each.slices,
-                whole=each.whole,
-                weight=each.weight,
-            )
-            for each, payloads in zip(action.contributions, gradients, strict=True)
-        ]
-        step = Step(
-            version=action.version,
-            shares=shares,
-            rate_factor=action.rate_factor,
-            weight=action.weight,
-            base_version=action.base_version,
-            bases=action.bases,
-        )
+    async def _apply(self, action: e.Apply) -> None:
         started = time.monotonic()
-        broadcast = await self.on_reducer(self.store.apply, step)
+        broadcast = await self.shard.apply(action)
         self._ended_at = time.monotonic()
         if broadcast.passed_over:
             self.metrics.passed_over.inc()
@@ -224,17 +193,26 @@ class Conductor:
         self.happen(e.Published(version=action.version))
 
     async def _finish(self) -> None:
-        if self.store is not None:
-            self.parameters_sha256 = await self.on_reducer(self._conclude, self.store, True)
+        if self.shard.manifest is not None:
+            self.parameters_sha256 = await self._conclude(finished=True)
         log.info("the job is finished at version %d", self.core.version)
         self._update_gauges()
         self.finished.set()
 
-    def _conclude(self, store: Store, finished: bool) -> str:
-        """On the reducer thread: have the parameters saved. Returns their SHA-256."""
-        digest = store.sha256()
+    async def _conclude(self, *, finished: bool) -> str:
+        """Write the parameters, if somebody wants them. Returns their SHA-256."""
+        shard, path = self.shard, self._output
+        digest = await shard.digest()
+        if path is None:
+            return digest
+        if not finished and shard.version == 0:
+            log.info("no parameters written: there is no version after the initial one")
+            return digest
+        if not finished:
+            path = path.with_name(f"{path.stem}.unfinished-v{shard.version}{path.suffix}")
         try:
-            self._save(store, digest, finished)
+            await shard.save(path, digest, finished=finished)
+            log.info("parameters of version %d written to %s", shard.version, path)
         except Exception as error:
             self.unsaved = True
             remedy = "; fetch them before stopping the server" if finished else ""
@@ -247,16 +225,12 @@ class Conductor:
         while self.core.roster.members or self.unsaved:
             await asyncio.sleep(TICK_S)
 
-    async def _take_copy(self, version: int, assembly: Assembly) -> None:
-        assert self.store is not None
-        try:
-            values = await asyncio.to_thread(assembly.finish)
-        except Refused as refused:  # with Store.apply it would have been the server that found out
-            raise DivergedError(f"version {version}: {refused}") from None
-        await self.on_reducer(self.store.load, version, values)
-        self.metrics.copied(self.store.manifest.raw_bytes)
+    async def _take_copy(self, key: e.CopyKey) -> None:
+        await self.shard.load(key)
+        assert self.shard.manifest is not None
+        self.metrics.copied(self.shard.manifest.raw_bytes)
         self._snapshot = None
-        self.happen(e.Copied(version=version))
+        self.happen(e.Copied(version=key.version))
 
     def _work(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -289,16 +263,9 @@ class Conductor:
         metrics.follow(metrics.uncoded_exchanges, core.uncoded_exchanges)
         metrics.set_phase(core.phase)
 
-    async def on_reducer(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run on the reducer thread, after everything that was handed to it before."""
-        return await asyncio.get_running_loop().run_in_executor(self._reducer, function, *arguments)
-
     def start(self) -> None:
-        """Let time pass from now on, and load the kernels while the workers come.
-
-        The reducer loads them, and builds the parameters after that: no push is read before they are there.
-        """
-        self._loading = [self._reducer.submit(load) for load in WARM_UPS]
+        """Let time pass from now on."""
+        self.shard.start()
         self._ticker = asyncio.create_task(self._tick())
         self._ticker.add_done_callback(self._worked)
 
@@ -324,10 +291,8 @@ class Conductor:
         if self._ticker is not None:
             self._ticker.cancel()
         self.happen(e.Stopping(reason=reason))
-        for loading in self._loading:
-            loading.cancel()
         while self._working:
             await asyncio.wait(set(self._working))
-        if self.store is not None and not self.finished.is_set():
-            await self.on_reducer(self._conclude, self.store, False)
-        self._reducer.shutdown(wait=True)
+        if self.shard.manifest is not None and not self.finished.is_set():
+            await self._conclude(finished=False)
+        self.shard.close()

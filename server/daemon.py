@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,7 @@ from ..exits import Exit
 from ..optimizer import build_optimizer, parse_optimizer
 from ..proto.channel import SERVER_OPTIONS
 from ..proto.health import Health
+from ..proto.manifest import Manifest
 from ..proto.messages import Limits
 from ..proto.service import generic_handler
 from ..proto.wire import CHUNK_BYTES
@@ -35,7 +37,8 @@ from .job.state import Rules
 from .metrics import Metrics
 from .service import Service, Settings
 from .shard.aggregation import parse_aggregation
-from .shard.store import Store
+from .shard.local import LocalShard
+from .shard.store import Float32, Store
 
 log = logging.getLogger("gradwire.server")
 
@@ -54,9 +57,6 @@ def run(effective: Effective[ServerSettings]) -> int:
 
 
 def _settings(options: ServerSettings, mode: registry.AnyMode) -> Settings:
-    optimizer, rate = parse_optimizer(options.optimizer), options.learning_rate
-    if isinstance(mode, registry.Local):
-        optimizer, rate = registry.parse_outer(mode.outer), mode.outer_rate
     return Settings(
         job=JobTerms(id=uuid.uuid4().hex[:12], work=mode.work, **shared(JobSettings, options)),
         limits=Limits(
@@ -67,11 +67,28 @@ def _settings(options: ServerSettings, mode: registry.AnyMode) -> Settings:
         max_model_bytes=options.max_model_bytes,
         protected=not options.insecure,
         software=__version__,
-        aggregation=parse_aggregation(options.aggregation),
-        build_optimizer=lambda parameters: build_optimizer(optimizer, parameters, rate),
-        delay_compensation=mode.compensation if isinstance(mode, registry.Asynchronous) else 0.0,
-        keep_last=bool(options.output),
     )
+
+
+def _shard(options: ServerSettings, mode: registry.AnyMode) -> LocalShard:
+    optimizer, rate = parse_optimizer(options.optimizer), options.learning_rate
+    if isinstance(mode, registry.Local):
+        optimizer, rate = registry.parse_outer(mode.outer), mode.outer_rate
+    compensation = mode.compensation if isinstance(mode, registry.Asynchronous) else 0.0
+
+    def build(manifest: Manifest, values: Sequence[Float32]) -> Store:
+        return Store(
+            manifest,
+            values,
+            options.downlink,
+            lambda parameters: build_optimizer(optimizer, parameters, rate),
+            options.seed,
+            parse_aggregation(options.aggregation),
+            compensation,
+            keep_last=bool(options.output),
+        )
+
+    return LocalShard(build)
 
 
 def _rules(options: ServerSettings, mode: registry.AnyMode) -> Rules:
@@ -107,19 +124,9 @@ def _conductor(options: ServerSettings, mode: registry.AnyMode) -> Conductor:
     if isinstance(mode, registry.Stale):
         metrics.staleness_bound.set(mode.bound)
 
-    def save(store: Store, digest: str, finished: bool) -> None:
-        if not options.output:
-            return
-        if not finished and store.version == 0:
-            log.info("no parameters written: there is no version after the initial one")
-            return
-        path = Path(options.output)
-        if not finished:  # under another name, so that no finished model is lost to it, or mistaken for it
-            path = path.with_name(f"{path.stem}.unfinished-v{store.version}{path.suffix}")
-        store.save(path, digest, finished=finished)
-        log.info("parameters of version %d written to %s", store.version, path)
-
-    return Conductor(Core(_rules(options, mode)), metrics, save=save)
+    output = Path(options.output) if options.output else None
+    core = Core(_rules(options, mode))
+    return Conductor(core, metrics, shard=_shard(options, mode), output=output)
 
 
 async def _serve(effective: Effective[ServerSettings]) -> int:

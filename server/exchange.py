@@ -23,7 +23,8 @@ from .job import events as e
 from .job import refusals
 from .metrics import SENDER, compressor_label
 from .relay import Uploads
-from .streams import Context, Inbox, Outbox, Session
+from .shard.inbox import Inbox
+from .streams import Context, Outbox, Session
 
 log = logging.getLogger("gradwire.server")
 T = TypeVar("T")
@@ -144,11 +145,10 @@ class Exchange:
                 exchanges = self._core.mode.exchanges
                 if (message.exchanged is not None) != exchanges:
                     raise Refused(refusals.not_of_mode(session.worker, message.seq, coded=exchanges))
-                store = self._conductor.store
                 member = self._core.roster.members.get(session.worker)
                 work = member.work if member is not None else None
                 session.inbox.begin(
-                    message, store.manifest if store else None, work.assignment if work else None
+                    message, self._conductor.shard.manifest, work.assignment if work else None
                 )
             else:
                 session.inbox.add(message)
@@ -190,13 +190,13 @@ class Exchange:
             slices=push.slices,
             exchanged=push.exchanged,
         )
-        stored = self._conductor.stored
-        new = stored.put(event.key, payloads)
+        shard = self._conductor.shard
+        new = shard.put(event.key, payloads)
         try:
             result = self._conductor.decide(event)
         except Refused:
             if new:
-                stored.drop(event.key)
+                shard.drop(event.key)
             raise
         outcome = result.reply.outcome
         if outcome.decision is m.Decision.REFUSED and not result.reply.repeated:

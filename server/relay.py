@@ -65,15 +65,16 @@ class Uploads:
     def begin(self, header: Packet | Snapshot) -> None:
         """Raises Refused where the stream cannot go on."""
         self.end()
-        worker, store, mode = self._session.worker, self._conductor.store, self._conductor.core.mode
-        if store is None:
+        worker, mode = self._session.worker, self._conductor.core.mode
+        manifest = self._conductor.shard.manifest
+        if manifest is None:
             raise Refused(refusals.not_initialized(worker, type(header).__name__))
         if not mode.exchanges:
             raise Refused(refusals.not_coded(worker))
         if isinstance(header, Snapshot):
-            self._begin_snapshot(header, mode, store.manifest)
+            self._begin_snapshot(header, mode, manifest)
         else:
-            self._begin_packet(header, mode, store.manifest)
+            self._begin_packet(header, mode, manifest)
 
     def _begin_packet(self, packet: Packet, mode: Mode, manifest: Manifest) -> None:
         expected = mode.packet_elements(packet.exchange, manifest.gradient_elements)
@@ -177,5 +178,5 @@ class Uploads:
             version=snapshot.version,
             leaving=snapshot.leaving,
         )
-        self._conductor.stored.put_copy(arrived.key, assembly)
+        self._conductor.shard.put_copy(arrived.key, assembly)
         self._conductor.happen(arrived)

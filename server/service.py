@@ -28,8 +28,6 @@ from .conductor import Conductor
 from .exchange import Exchange, expect, unreadable
 from .fetching import Fetches
 from .job import events as e
-from .shard.aggregation import Aggregation
-from .shard.store import BuildOptimizer, Store
 from .streams import Context
 
 log = logging.getLogger("gradwire.server")
@@ -46,10 +44,6 @@ class Settings:
     max_model_bytes: int
     protected: bool  # answer only peers on this machine
     software: str
-    build_optimizer: BuildOptimizer
-    aggregation: Aggregation
-    delay_compensation: float
-    keep_last: bool  # version, to save it if the next one cannot be made
 
 
 class Service:
@@ -137,16 +131,14 @@ class Service:
             assembly.add(await self._next_in_time(requests, header.worker))
             # Heartbeats on another stream of the connection wait behind the upload.
             self._conductor.happen(heard)
-        store = await self._conductor.on_reducer(self._build_store, manifest, assembly)
-        initialized = self._conductor.decide(
-            e.Initialized(
-                worker=header.worker,
-                incarnation=header.incarnation,
-                fingerprint=manifest.fingerprint,
-                train_samples=manifest.train_samples,
-            )
+        event = e.Initialized(
+            worker=header.worker,
+            incarnation=header.incarnation,
+            fingerprint=manifest.fingerprint,
+            train_samples=manifest.train_samples,
         )
-        self._conductor.store = store
+        shard = self._conductor.shard
+        initialized = await shard.open(manifest, assembly, lambda: self._conductor.decide(event))
         self._metrics.copied(manifest.raw_bytes)
         log.info(
             "%d tensors, %d parameters, %d training samples from %s",
@@ -166,29 +158,14 @@ class Service:
                 refusal(Reason.CHUNK, worker=worker, field="initial parameters", limit=limit, value=got)
             ) from None
 
-    def _build_store(self, manifest: Manifest, assembly: Assembly) -> Store:
-        # Copies, because the optimizer writes to the parameters and the buffer is one for all tensors.
-        values = [payload.data.copy().view(np.float32) for payload in assembly.finish()]
-        job = self._settings.job
-        return Store(
-            manifest,
-            values,
-            job.downlink,
-            self._settings.build_optimizer,
-            job.seed,
-            self._settings.aggregation,
-            self._settings.delay_compensation,
-            self._settings.keep_last,
-        )
-
     async def _fetch(self, request: m.FetchRequest, context: Context) -> None:
         self._check_job(request.job, "")
-        store = self._conductor.store
-        if store is None:
+        shard, manifest = self._conductor.shard, self._conductor.shard.manifest
+        if manifest is None:
             text = "the job has no parameters yet"
             raise Refused(Refusal(reason=Reason.NOT_INITIALIZED, message=text, remedy="try again later"))
-        await self._fetches.send(store, self._conductor.on_reducer, context.write)
-        self._metrics.sent_raw(store.manifest.raw_bytes)
+        await self._fetches.send(shard, manifest, context.write)
+        self._metrics.sent_raw(manifest.raw_bytes)
 
     async def _status(self, request: m.StatusRequest, context: Context) -> m.StatusResponse:
         core, now = self._core, time.monotonic()

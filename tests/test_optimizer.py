@@ -51,9 +51,8 @@ def test_steps_are_torchs_to_the_bit(spec: str, make: Make, remembered: bool) ->
     """remembered: the state is taken before the first step, as coded mode takes it."""
     ours, theirs = parameters(), parameters()
     optimizer, reference = build_optimizer(parse_optimizer(spec), ours, 0.0), make(theirs)
-    if remembered:
-        before = optimizer.state()
-        assert not any(tensor.any() for _, _, tensor in before)
+    before = optimizer.state() if remembered else []
+    assert not any(tensor.any() for _, _, tensor in before)
     for step, rate in enumerate(RATES * 4):
         give_gradients(step, ours)
         give_gradients(step, theirs)

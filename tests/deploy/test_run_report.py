@@ -231,8 +231,10 @@ def test_lines_come_once_per_epoch_and_waiting_is_repeated_slowly(capsys: pytest
     lines = LineProgress(Console(), "4bit", 4, clock=lambda: now)
     waiting = status(waiting="waiting for worker-2")
     with lines:
-        for now in (0.0, 1.0, 9.0, 10.0, 11.0):  # noqa: B007, the clock reads it
+        for now in range(17):  # noqa: B007, the clock reads it
             lines.update(waiting, 4)
+        for now in range(17, 60):
+            lines.update(status(waiting="waiting for worker-2", version=now), 4)  # it goes on: no news
         lines.note("worker-3 ended: SIGKILL")
     printed = capsys.readouterr().out.splitlines()
     assert [line.startswith("4bit: epoch 3/3") for line in printed].count(True) == 1
@@ -244,6 +246,8 @@ def test_a_job_that_has_not_begun_can_be_shown(capsys: pytest.CaptureFixture[str
     empty = status(
         phase=Phase.EMPTY, version=0, epoch=0, evaluations=(), traffic=Traffic(), waiting="waiting"
     )
-    with LineProgress(Console(), "4bit", 4) as lines:
+    times = iter((0.0, 5.0))
+    with LineProgress(Console(), "4bit", 4, clock=lambda: next(times)) as lines:
+        lines.update(empty, 4)
         lines.update(empty, 4)
     assert capsys.readouterr().out == "4bit: workers 4/4  waiting\n"

@@ -3,38 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gradwire.compressors import DenseFormat, DensePayload, Payload
 from gradwire.optimizer import build_optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
-from gradwire.proto.messages import FetchHeader, Tensor
+from gradwire.proto.messages import Chunk, FetchHeader, Tensor
 from gradwire.proto.refusal import Refused
+from gradwire.proto.transfer import Assembly, encode_chunks
+from gradwire.proto.wire import CHUNK_BYTES, decode_server
 from gradwire.server import fetching
 from gradwire.server.fetching import AT_ONCE, Fetches
-from gradwire.server.shard.store import Store
+from gradwire.server.shard.local import LocalShard
+from gradwire.server.shard.store import Float32, Store
 
 MANIFEST = Manifest((Tensor(name="weight", shape=(600, 600), dtype="float32"),), 8)
 
 
-def store() -> Store:
-    values = [np.zeros(spec.elements, np.float32) for spec in MANIFEST.specs]
-    options = parse_optimizer("sgd")
-    return Store(MANIFEST, values, "none", lambda parameters: build_optimizer(options, parameters, 0.1))
+async def opened() -> LocalShard:
+    def build(manifest: Manifest, values: Sequence[Float32]) -> Store:
+        options = parse_optimizer("sgd")
+        return Store(manifest, values, "none", lambda parameters: build_optimizer(options, parameters, 0.1))
 
-
-async def at_once(function: Callable[[Store], Any], argument: Store) -> Any:
-    return function(argument)
+    empty: list[Payload] = [
+        DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=np.empty(0, np.uint8))
+        for spec in MANIFEST.specs
+    ]
+    assembly = Assembly(0, empty, chunk_bytes=CHUNK_BYTES, worker="w", names=["weight"])
+    for message in encode_chunks(0, [np.zeros(spec.elements * 4, np.uint8) for spec in MANIFEST.specs]):
+        chunk = decode_server(message)
+        assert isinstance(chunk, Chunk)
+        assembly.add(chunk)
+    shard = LocalShard(build)
+    await shard.open(MANIFEST, assembly, lambda: None)
+    return shard
 
 
 def test_clients_that_stall_are_cut_off_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "STALLED_S", 0.1)
 
     async def run() -> None:
-        fetches, ours = Fetches("job"), store()
+        fetches, ours = Fetches("job"), await opened()
 
         async def stall(message: Any) -> None:
             await asyncio.Event().wait()
@@ -44,21 +57,22 @@ def test_clients_that_stall_are_cut_off_and_others_are_served(monkeypatch: pytes
         async def take(message: Any) -> None:
             read.append(message)
 
-        stalling = [asyncio.create_task(fetches.send(ours, at_once, stall)) for _ in range(AT_ONCE)]
+        stalling = [asyncio.create_task(fetches.send(ours, MANIFEST, stall)) for _ in range(AT_ONCE)]
         await asyncio.sleep(0)
-        await asyncio.wait_for(fetches.send(ours, at_once, take), 10)
+        await asyncio.wait_for(fetches.send(ours, MANIFEST, take), 10)
         assert isinstance(read[0], FetchHeader)
         assert len(read) == 1 + 3  # chunks of 512 KiB
         for task in stalling:
             with pytest.raises(Refused, match="expected a chunk read every"):
                 await task
+        ours.close()
 
     asyncio.run(run())
 
 
 def test_one_version_is_encoded_once_and_kept_only_while_it_is_sent() -> None:
     async def run() -> None:
-        fetches, ours = Fetches("job"), store()
+        fetches, ours = Fetches("job"), await opened()
         writing, go_on = asyncio.Event(), asyncio.Event()
         chunks: list[list[bytes]] = [[], [], []]
 
@@ -70,7 +84,7 @@ def test_one_version_is_encoded_once_and_kept_only_while_it_is_sent() -> None:
                 if wait:
                     await go_on.wait()
 
-            await fetches.send(ours, at_once, write)
+            await fetches.send(ours, MANIFEST, write)
 
         first = asyncio.create_task(fetch(0, wait=True))
         await writing.wait()
@@ -81,5 +95,6 @@ def test_one_version_is_encoded_once_and_kept_only_while_it_is_sent() -> None:
         await fetch(2, wait=False)
         assert chunks[2] == chunks[0]
         assert chunks[2][0] is not chunks[0][0]
+        ours.close()
 
     asyncio.run(run())

@@ -18,7 +18,8 @@ from gradwire.server.metrics import Metrics
 
 
 def conductor(core: Any) -> Conductor:
-    return Conductor(core, Metrics("none"), save=lambda store, digest, finished: None)
+    shard: Any = SimpleNamespace(manifest=None, start=lambda: None, close=lambda: None)
+    return Conductor(core, Metrics("none"), shard=shard)
 
 
 def value(metrics: Metrics, name: str) -> float:
@@ -58,8 +59,13 @@ def waited(metrics: Metrics, seconds: float) -> float:
     """What is counted while a round waits for so long."""
     since = 100.0
     waiting = SimpleNamespace(text="waiting for rank 1", for_others=True, seconds=None)
-    core = SimpleNamespace(phase=Phase.RUNNING, waiting_since=since, waiting=lambda now: waiting)
-    shell = Conductor(core, metrics, save=lambda store, digest, finished: None)  # type: ignore[arg-type]
+
+    def waits(now: float) -> SimpleNamespace:
+        return waiting
+
+    core: Any = SimpleNamespace(phase=Phase.RUNNING, waiting_since=since, waiting=waits)
+    shard: Any = None
+    shell = Conductor(core, metrics, shard=shard)
     before = value(metrics, "waiting_seconds_total")
     for tick in range(1, int(seconds / TICK_S) + 1):
         shell.count_waiting(since + tick * TICK_S)

@@ -20,8 +20,8 @@ from gradwire.server.job.modes.division import Sliced, StragglerCoded, divide, l
 from gradwire.server.job.modes.registry import parse
 from gradwire.server.job.samples import Samples
 from gradwire.server.job.state import Rules
+from gradwire.server.shard.inbox import Inbox
 from gradwire.server.shard.mean import Share, mean
-from gradwire.server.streams import Inbox
 from gradwire.settings import ServerSettings
 from gradwire.spec import SpecError
 

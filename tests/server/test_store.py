@@ -485,7 +485,11 @@ def test_a_step_that_fails_leaves_the_version_before_it(
         ours.apply(Step(version=number + 1, shares=shares(number, workers)))
     before = [replica.clone() for replica in ours.replica]
     if fault == "raises":
-        monkeypatch.setattr(ours, "_encode_update", lambda *_, **__: 1 / 0)
+
+        def fail(version: int, *, changed: bool) -> Broadcast:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(ours, "_encode_update", fail)
     step = Step(version=3, shares=shares(2, workers), rate_factor=1e39 if fault == "diverges" else 1.0)
     with pytest.raises(DivergedError if fault == "diverges" else ZeroDivisionError):
         ours.apply(step)

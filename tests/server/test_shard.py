@@ -1,0 +1,137 @@
+"""The contract between control and a shard, as `Shard` states it, on the one in the server's process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradwire.compressors import DenseFormat, DensePayload, Payload
+from gradwire.optimizer import build_optimizer, parse_optimizer
+from gradwire.proto.manifest import Manifest
+from gradwire.proto.messages import Chunk, Content, Tensor
+from gradwire.proto.transfer import Assembly, encode_chunks
+from gradwire.proto.wire import CHUNK_BYTES, decode_server
+from gradwire.server.job.events import Apply, Contribution, CopyKey, PushKey
+from gradwire.server.shard.local import LocalShard
+from gradwire.server.shard.shard import Shard
+from gradwire.server.shard.store import DivergedError, Float32, Store
+
+MANIFEST = Manifest((Tensor(name="weight", shape=(3,), dtype="float32"),), 8)
+
+
+def build(manifest: Manifest, values: Sequence[Float32]) -> Store:
+    options = parse_optimizer("sgd")
+    return Store(manifest, values, "none", lambda ps: build_optimizer(options, ps, 1.0), keep_last=True)
+
+
+def dense(*values: float) -> Payload:
+    data = np.array(values, np.float32)
+    return DensePayload(format=DenseFormat.FLOAT32, elements=data.size, data=data.view(np.uint8))
+
+
+def assembly(*values: float) -> Assembly:
+    empty = DensePayload(format=DenseFormat.FLOAT32, elements=3, data=np.empty(0, np.uint8))
+    found = Assembly(0, [empty], chunk_bytes=CHUNK_BYTES, worker="w", names=["weight"])
+    for message in encode_chunks(0, [np.array(values, np.float32).view(np.uint8)]):
+        chunk = decode_server(message)
+        assert isinstance(chunk, Chunk)
+        found.add(chunk)
+    return found
+
+
+def order(version: int, *keys: PushKey, rate_factor: float = 1.0) -> Apply:
+    contributions = tuple(
+        Contribution(key=key, rank=rank, samples=1, loss=0.0) for rank, key in enumerate(keys)
+    )
+    return Apply(version=version, contributions=contributions, rate_factor=rate_factor, opened_at=0.0)
+
+
+def opened(test: Callable[[Shard], Coroutine[Any, Any, None]]) -> LocalShard:
+    """Run a test on a shard whose parameters are zeros; every stored push has to be gone in the end."""
+    local = LocalShard(build)
+
+    async def run() -> None:
+        shard: Shard = local
+        assert shard.manifest is None
+        assert await shard.open(MANIFEST, assembly(0, 0, 0), lambda: True)
+        assert shard.manifest is MANIFEST
+        assert shard.version == 0
+        await test(shard)
+
+    try:
+        asyncio.run(run())
+    finally:
+        local.close()
+    assert local.stored == 0
+    return local
+
+
+async def parameters(shard: Shard) -> list[float]:
+    values = await shard.values()
+    message: Any = decode_server(values.chunks[0])
+    return [float(each) for each in np.frombuffer(bytes(message.data), np.float32)]
+
+
+def test_what_control_names_is_applied_and_what_it_drops_is_forgotten() -> None:
+    async def test(shard: Shard) -> None:
+        first, second, other = PushKey("a", 1, 1), PushKey("b", 1, 1), PushKey("b", 2, 1)
+        assert shard.put(first, [dense(1, 2, 3)])
+        assert shard.put(second, [dense(3, 2, 1)])
+        assert not shard.put(second, [dense(9, 9, 9)]), "a duplicate changes nothing"
+        assert shard.put(other, [dense(7, 7, 7)]), "an incarnation of its own"
+        shard.drop(other)
+        shard.drop(other)
+        update = await shard.apply(order(1, first, second))
+        assert (update.version, update.content, shard.version) == (1, Content.VALUES, 1)
+        assert await parameters(shard) == [-2, -2, -2]
+
+    opened(test)
+
+
+def test_what_is_asked_between_two_applications_is_of_the_version_between() -> None:
+    async def test(shard: Shard) -> None:
+        keys = [PushKey("a", 1, seq) for seq in range(1, 4)]
+        for key in keys:
+            shard.put(key, [dense(1, 1, 1)])
+        tasks: list[asyncio.Task[Any]] = []
+        for version, key in enumerate(keys, start=1):
+            tasks.append(asyncio.create_task(shard.apply(order(version, key))))
+            tasks.append(asyncio.create_task(shard.snapshot()))
+            tasks.append(asyncio.create_task(shard.values()))
+        found = await asyncio.gather(*tasks)
+        assert [each.version for each in found] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+    opened(test)
+
+
+def test_a_failed_application_leaves_the_version_before_it() -> None:
+    async def test(shard: Shard) -> None:
+        keys = [PushKey("a", 1, seq) for seq in (1, 2)]
+        shard.put(keys[0], [dense(1, 1, 1)])
+        shard.put(keys[1], [dense(1, 3e38, 1)])
+        await shard.apply(order(1, keys[0]))
+        with pytest.raises(DivergedError):
+            await shard.apply(order(2, keys[1], rate_factor=10.0))
+        assert shard.version == 1
+        assert await parameters(shard) == [-1, -1, -1]
+
+    opened(test)
+
+
+def test_a_snapshot_of_a_worker_replaces_the_parameters_unless_it_is_not_finite() -> None:
+    async def test(shard: Shard) -> None:
+        good, bad, late = (CopyKey("a", 1, version) for version in (5, 6, 7))
+        shard.put_copy(good, assembly(1, 2, 3))
+        shard.put_copy(bad, assembly(1, float("nan"), 3))
+        shard.put_copy(late, assembly(1, 2, 3))
+        shard.drop(late)
+        await shard.load(good)
+        with pytest.raises(DivergedError):
+            await shard.load(bad)
+        assert (shard.version, await parameters(shard)) == (5, [1, 2, 3])
+
+    opened(test)
