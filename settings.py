@@ -32,6 +32,7 @@ PROCESS = "process"
 RESULTS = "results"
 
 _MAX_UINT32 = 2**32 - 1
+_HTTP_PORT = "port of /metrics, /livez and /readyz; 0 for a free one, -1 for none"
 _SPEC = "NAME[:KEY=VALUE,...]"
 _TASK = "TASK[:KEY=VALUE,...]"
 
@@ -204,12 +205,8 @@ class ProcessSettings:
     """What every daemon has, and gc-run decides for those that it starts."""
 
     threads: int = option(0, "CPU threads for numerics; 0 for one per core", group=PROCESS, least=0)
-    http_port: int = option(
-        9464, "port of /metrics, /livez and /readyz; 0 for none", group=PROCESS, least=0, most=65535
-    )
-    log_format: Literal["auto", "text", "json"] = option(
-        "auto", "log lines as text or JSON; auto writes text on a terminal only", group=PROCESS
-    )
+    http_port: int = option(9464, _HTTP_PORT, group=PROCESS, least=-1, most=65535)
+    log_format: Literal["text", "json"] = option("text", "form of a log line", group=PROCESS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +227,7 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
 class WorkerSettings(ProcessSettings, TrainingSettings):
     """Options of gc-worker."""
 
+    http_port: int = option(9465, _HTTP_PORT, group=PROCESS, least=-1, most=65535)
     server: str = option(
         REQUIRED,
         f"address of the server; the port defaults to {DEFAULT_PORT}",
@@ -262,6 +260,13 @@ class RunSettings(TrainingSettings, ServingSettings, JobSettings):
     """Options of gc-run: the daemons' own, and these."""
 
     workers: int = option(4, "worker processes", group=TRAINING, least=1)
+    http_port: int = option(
+        0,
+        "port of the server's /metrics, with free ones for the workers; 0 for a free one, -1 for none at all",
+        group=PROCESS,
+        least=-1,
+        most=65535,
+    )
     baseline: bool = option(True, "second run without compression, to compare with", group=RESULTS)
     json: str = option("", "file for another copy of the report", group=RESULTS, metavar="FILE")
     out: str = option(

@@ -90,7 +90,7 @@ def start_server(*arguments: str, prefix: Sequence[str] = ()) -> Generator[int]:
 
     prefix: a command to run it under. Raises BenchError if it does not start.
     """
-    options = ("--port=0", "--http-port=0", "--epochs=1000000", "--batch-size=1", "--log-format=text")
+    options = ("--port=0", "--http-port=-1", "--epochs=1000000", "--batch-size=1")
     with tempfile.TemporaryDirectory() as directory, Children(Path(directory)) as children:
         server = children.start("server", "gradwire.server.cli", [*options, *arguments], prefix)
         while not (found := re.search(r"listening on \S+:(\d+),", server.log.read_text())):

@@ -38,7 +38,7 @@ def wall_seconds(arguments: Sequence[str]) -> float:
 DAEMONS = {
     "import torch": (("-c", "import torch, time; print('ready', flush=True); time.sleep(60)"), "ready"),
     "gc-server": (
-        ("-m", "gradwire.server.cli", "--host=127.0.0.1", "--port=0", "--http-port=0", "--log-format=text"),
+        ("-m", "gradwire.server.cli", "--host=127.0.0.1", "--port=0", "--http-port=-1"),
         "listening on",
     ),
 }

@@ -22,7 +22,8 @@ from .paths import json_path, run_directory
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .interrupt import Interrupt
+    from .engine import Stopped
+    from .interrupt import Interrupt, Interrupted
     from .report import Result
 
 
@@ -71,6 +72,7 @@ def _checked(effective: Effective[RunSettings], directory: Path, json: Path | No
 def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: Interrupt) -> int:
     from rich.console import Console
 
+    from .interrupt import Interrupted
     from .report import table_of
 
     console = Console()
@@ -79,13 +81,18 @@ def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: I
     )
     _prepare(settings, interrupt)
     console.out(f"Logs, report and plot: {directory}/", highlight=False)
-    result = _train(settings, directory / "run", console, interrupt)
+    result, stopped = _train(settings, directory / "run", console, interrupt)
     baseline = None
-    if settings.baseline and not _is_baseline(settings):
+    if stopped is None and settings.baseline and not _is_baseline(settings):
         plain = dataclasses.replace(settings, compressor="none", downlink="none")
         if _is_coded(settings):  # there is nothing compressed; what it competes with is the server's sum
             plain = dataclasses.replace(plain, mode="sync")
-        baseline = _train(plain, directory / "baseline", console, interrupt)
+        try:
+            baseline, stopped = _train(plain, directory / "baseline", console, interrupt)
+        except Interrupted as interrupted:
+            stopped = interrupted
+        if stopped is not None:  # half a run is nothing to compare with
+            baseline = None
 
     console.print(table_of(result, baseline))  # first: a full disk must not keep the figures from people
     try:
@@ -93,6 +100,9 @@ def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: I
     except OSError as error:
         return _fail(Exit.INTERNAL, f"the report or the plot cannot be written: {error}")
     console.out(f"plot, report, parameters and logs: {directory}", highlight=False)
+    if stopped is not None:
+        unfinished = "" if result.finished else " before the job was done; this is what there is"
+        return _fail(128 + stopped.number, f"stopped by {stopped}{unfinished}; no process is left")
     return Exit.DONE
 
 
@@ -128,14 +138,20 @@ def _prepare(settings: RunSettings, interrupt: Interrupt) -> None:
             raise RunError(Exit.INTERNAL, f"the check ended: {child.ending}\n{child.last_lines()}")
 
 
-def _train(settings: RunSettings, directory: Path, console: Console, interrupt: Interrupt) -> Result:
-    from .engine import Plan, train
+def _train(
+    settings: RunSettings, directory: Path, console: Console, interrupt: Interrupt
+) -> tuple[Result, Stopped | Interrupted | None]:
+    """What the run came to, and the signal if one came before it was done."""
+    from .engine import Plan, Stopped, train
     from .progress import progress
     from .report import result_of
 
     with progress(console, settings.compressor, settings.workers) as watcher:
-        status = train(Plan(settings=settings, directory=directory), watcher, interrupt)
-    return result_of(settings, status)
+        try:
+            status, stopped = train(Plan(settings=settings, directory=directory), watcher, interrupt), None
+        except Stopped as caught:
+            status, stopped = caught.status, caught
+    return result_of(settings, status), stopped
 
 
 def _is_coded(settings: RunSettings) -> bool:

@@ -13,7 +13,7 @@ from ..settings import RunSettings, ServerSettings, WorkerSettings
 HOST = "127.0.0.1"
 
 # Both daemons share this machine's cores with each other, and their logs are read by people.
-_COMMON: dict[str, Any] = {"http_port": 0, "log_format": "text", "threads": 1}
+_COMMON: dict[str, Any] = {"log_format": "text", "threads": 1}
 
 
 def server_arguments(settings: RunSettings, port: int, output: Path) -> list[str]:
@@ -26,9 +26,12 @@ def server_arguments(settings: RunSettings, port: int, output: Path) -> list[str
 
 def worker_arguments(settings: RunSettings, port: int, index: int) -> list[str]:
     """Of the gc-worker with this index, from 0."""
-    given = shared(WorkerSettings, settings)
-    own: dict[str, Any] = {"server": f"{HOST}:{port}", "worker_id": f"worker-{index}"}
-    return _arguments(WorkerSettings(**given, **_COMMON, **own))
+    own: dict[str, Any] = {
+        "server": f"{HOST}:{port}",
+        "worker_id": f"worker-{index}",
+        "http_port": min(0, settings.http_port),  # the one that was asked for is the server's
+    }
+    return _arguments(WorkerSettings(**{**shared(WorkerSettings, settings), **_COMMON, **own}))
 
 
 def check_together(settings: RunSettings) -> None:

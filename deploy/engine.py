@@ -52,7 +52,7 @@ class RunError(Exception):
 class Stopped(Exception):
     """A signal came when training had begun: which, and the job's last state."""
 
-    def __init__(self, number: signal.Signals, status: StatusReply) -> None:
+    def __init__(self, number: signal.Signals, status: StatusResponse) -> None:
         super().__init__(number.name)
         self.number = number
         self.status = status

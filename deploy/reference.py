@@ -1,8 +1,9 @@
-"""Writes the tables of options into docs/commands.md, from their declarations: `make docs`.
+"""Writes the tables of options and metrics into docs/commands.md and docs/metrics.md: `make docs`.
 
     python -m gradwire.deploy.reference [--check]
 
-A table stands between two comments that name what it lists. Needs the checkout, not a wheel.
+They come from their declarations. A table stands between two comments that name what it lists. Needs the
+checkout, not a wheel.
 """
 
 from __future__ import annotations
@@ -14,17 +15,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..configuration import REQUIRED, Option, options_of
+from ..metrics import MetricSet
 from ..server.job.modes import registry
+from ..server.metrics import Metrics as ServerMetrics
 from ..settings import COMMANDS, RunSettings
+from ..worker.metrics import Metrics as WorkerMetrics
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
-_TABLE = re.compile(r"(<!-- options of ([\w-]+), by make docs -->\n).*?(<!-- end -->)", re.S)
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = (DOCS / "commands.md", DOCS / "metrics.md")
+_TABLE = re.compile(r"(<!-- ((?:options|metrics) of [\w-]+), by make docs -->\n).*?(<!-- end -->)", re.S)
 
 
 def page(text: str) -> str:
     """The page with the tables that its comments ask for."""
-    tables = {command.name: _of_command(cls) for cls, command in COMMANDS.items()}
-    tables["modes"] = _of_modes()
+    tables = {f"options of {command.name}": _of_command(cls) for cls, command in COMMANDS.items()}
+    tables["options of modes"] = _of_modes()
+    tables["metrics of gc-server"] = _of_metrics(ServerMetrics)
+    tables["metrics of gc-worker"] = _of_metrics(WorkerMetrics)
     return _TABLE.sub(lambda match: f"{match[1]}{tables[match[2]]}\n{match[3]}", text)
 
 
@@ -52,6 +59,10 @@ def _of_modes() -> str:
     return "\n".join(["| mode | key | values | default | meaning |", "|---|---|---|---|---|", *rows])
 
 
+def _of_metrics(metrics: type[MetricSet]) -> str:
+    return "\n".join(["| name | type | labels | |", "|---|---|---|---|", metrics.table()])
+
+
 def _row(option: Option) -> str:
     values = "switch" if option.kind is bool else ", ".join(f"`{choice}`" for choice in option.choices)
     values = values or "; ".join(filter(None, [option.metavar and f"`{option.metavar}`", option.notes]))
@@ -63,14 +74,15 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="only say whether the page is current")
+    parser.add_argument("--check", action="store_true", help="only say whether the pages are current")
     given = parser.parse_args(argv)
-    text = PAGE.read_text()
-    current = page(text)
-    if given.check and text != current:
-        print(f"{PAGE} is not current; run make docs", file=sys.stderr)
-        return 1
-    PAGE.write_text(current)
+    for path in PAGES:
+        text = path.read_text()
+        current = page(text)
+        if given.check and text != current:
+            print(f"{path} is not current; run make docs", file=sys.stderr)
+            return 1
+        path.write_text(current)
     return 0
 
 

@@ -15,13 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ..proto.job import job_terms
-from ..proto.messages import StatusResponse
+from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One finished run. Times are in seconds; bytes are counted at the server, over all workers.
+    """One run. Times are in seconds; bytes are counted at the server, over all workers.
 
     steps: versions that the server has published.
     seconds: from the first round's opening to the last version.
@@ -39,7 +39,8 @@ class Result:
     payload_bytes_up: payloads of accepted pushes alone, without any header.
     compressed_payload_bytes_up, compressed_raw_bytes_up: of those, the tensors that came quantized, and what
         they take as float32.
-    parameters_sha256: over the final parameters in manifest order.
+    parameters_sha256: over the final parameters in manifest order; empty if it was stopped before its end.
+    finished: whether it came to its end; otherwise the figures are those of the moment it was stopped.
     """
 
     task: str
@@ -63,6 +64,7 @@ class Result:
     refused_pushes: int
     lost_workers: tuple[str, ...]
     parameters_sha256: str
+    finished: bool
     accuracy_by_epoch: tuple[float | None, ...]
     seconds_by_epoch: tuple[float | None, ...]
     local_steps: int
@@ -81,10 +83,10 @@ class Result:
 
 
 def result_of(settings: RunSettings, status: StatusResponse) -> Result:
-    """The result, from the last status of a finished job."""
+    """The result, from the last status of a job."""
     metrics = {evaluation.epoch: evaluation.metrics for evaluation in status.evaluations}
     seconds = {evaluation.epoch: evaluation.seconds for evaluation in status.evaluations}
-    final = metrics.get(status.epoch, {})
+    final = metrics.get(status.epoch) or (metrics[max(metrics)] if metrics else {})
     traffic, job = status.traffic, job_terms(status.job)
     return Result(
         task=job.task,
@@ -108,6 +110,7 @@ def result_of(settings: RunSettings, status: StatusResponse) -> Result:
         refused_pushes=status.refused_pushes,
         lost_workers=tuple(lost.worker for lost in status.lost),
         parameters_sha256=status.parameters_sha256,
+        finished=status.phase is Phase.FINISHED,
         accuracy_by_epoch=tuple(
             metrics.get(epoch, {}).get("accuracy") for epoch in range(1, status.epoch + 1)
         ),
@@ -154,7 +157,8 @@ def table_of(result: Result, baseline: Result | None) -> Table:
     """The run, next to the baseline if there is one, with what the difference amounts to."""
     workers, epochs = _count(result.workers, "worker"), _count(result.epochs, "epoch")
     # Text, because a task such as my:fire:x=1 is no markup.
-    table = Table(title=Text(f"{result.task}: {workers}, {epochs}, seed {result.seed}"))
+    end = "" if result.finished else ", stopped before its end"
+    table = Table(title=Text(f"{result.task}: {workers}, {epochs}, seed {result.seed}{end}"))
     table.add_column("")
     table.add_column(heading(result), justify="right")
     if baseline is not None:

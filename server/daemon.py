@@ -145,7 +145,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     health = Health(server)
     port = _listen(server, options)
     http = None
-    if options.http_port:
+    if options.http_port >= 0:
         http = HttpEndpoint(
             options.host,
             options.http_port,
@@ -158,8 +158,8 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     await health.serving()
 
     log.info(
-        "gc-server %s listening on %s:%d, %s; job %s: %s, mode %s",
-        *(__version__, options.host, port, f"http on {http.port}" if http else "no http"),
+        "gc-server %s listening on %s:%d; job %s: %s, mode %s",
+        *(__version__, options.host, port),
         *(settings.job.id, options.task, options.mode),
     )
     if not options.insecure:

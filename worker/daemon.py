@@ -229,7 +229,7 @@ def _choose_device(name: str) -> torch.device:
 def _open_http(
     effective: Effective[WorkerSettings], metrics: Metrics, leaving: threading.Event
 ) -> HttpEndpoint | None:
-    if not effective.settings.http_port:
+    if effective.settings.http_port < 0:
         return None
     return HttpEndpoint(
         "0.0.0.0",

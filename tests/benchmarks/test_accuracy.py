@@ -37,6 +37,7 @@ def run(compressor: str, *accuracies: float | None, seed: int = 1) -> Result:
         refused_pushes=0,
         lost_workers=(),
         parameters_sha256="ab" * 32,
+        finished=True,
         accuracy_by_epoch=accuracies,
         seconds_by_epoch=(None,) * len(accuracies),
         local_steps=0,

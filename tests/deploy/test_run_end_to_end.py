@@ -115,6 +115,11 @@ def test_printed_lines_and_table_say_the_same(ran: Ran) -> None:
     assert f"{ran.report['validation_accuracy']:.4f}" in ran.printed.split("validation accuracy  ")[-1]
 
 
+def test_it_says_where_the_metrics_of_every_process_are(ran: Ran) -> None:
+    addresses = re.findall(r"(server|worker-\d) (http://127\.0\.0\.1:\d+/metrics)", ran.printed)
+    assert {name for name, _ in addresses} == {"server", "worker-0", "worker-1"}
+
+
 def test_the_same_seed_ends_with_the_same_bits(ran: Ran, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     done = subprocess.run(
@@ -171,17 +176,25 @@ def long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subpro
     process.communicate()
 
 
-def test_ctrl_c_leaves_no_process_and_no_report(
+def test_ctrl_c_leaves_no_process_and_writes_what_there_is(
     long_run: subprocess.Popen[str], tmp_path: Path, wait_until_gone: WaitUntilGone
 ) -> None:
     children = children_of(long_run.pid)
     assert children.keys() == {"server", "worker-0", "worker-1", "worker-2"}
     long_run.send_signal(signal.SIGINT)
-    _, errors = long_run.communicate(timeout=30)
+    _, errors = long_run.communicate(timeout=60)
     assert long_run.returncode == Exit.INTERRUPTED
     assert "SIGINT" in errors
     wait_until_gone(list(children.values()), 0)
-    assert not (tmp_path / "report.json").exists()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["finished"], report["baseline"]) == (False, None)
+    assert report["epochs"] >= 1
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert (directory / "plot.png").exists()
+    (parameters,) = (directory / "run").glob("*.safetensors")
+    version = re.fullmatch(r"parameters\.unfinished-v(\d+)\.safetensors", parameters.name)
+    assert version
+    assert int(version[1]) >= report["steps"] > 0
 
 
 def test_a_killed_run_takes_its_processes_along(

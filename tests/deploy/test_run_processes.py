@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.deploy import engine, processes
-from gradwire.deploy.engine import Plan, RunError, train
+from gradwire.deploy.engine import Plan, RunError, Stopped, train
 from gradwire.deploy.interrupt import Interrupt, Interrupted
 from gradwire.deploy.processes import Child, Children
 from gradwire.exits import Exit
@@ -193,19 +193,28 @@ def test_a_port_that_someone_else_takes_is_replaced(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("server", "expected"), [("gathering", Interrupted), ("forever", Stopped)])
 def test_a_signal_ends_everything(
-    tmp_path: Path, interrupt: Interrupt, number: signal.Signals, wait_until_gone: WaitUntilGone
+    server: str,
+    expected: type[Interrupted | Stopped],
+    tmp_path: Path,
+    interrupt: Interrupt,
+    number: signal.Signals,
+    wait_until_gone: WaitUntilGone,
 ) -> None:
+    """Once training has begun, with the state that it had reached."""
+
     def send() -> None:
         wait_for_workers(tmp_path)
         os.kill(os.getpid(), number)
 
     sender = threading.Thread(target=send)
     sender.start()
-    with pytest.raises(Interrupted) as caught:
-        train(plan(tmp_path, server="forever"), Notes(), interrupt)
+    with pytest.raises(expected) as caught:
+        train(plan(tmp_path, server=server), Notes(), interrupt)
     sender.join()
     assert caught.value.number is number
+    assert not isinstance(caught.value, Stopped) or caught.value.status.version == 11
     wait_until_gone(worker_pids(tmp_path), 0)
 
 

@@ -45,7 +45,7 @@ class Daemon:
         environ: Mapping[str, str] | None = None,
         start: Start = Forked,
     ) -> None:
-        http = () if "--http-port" in arguments else ("--http-port", "0")
+        http = () if "--http-port" in arguments else ("--http-port", "-1")
         arguments = (*arguments, *http, "--log-format", "json")
         paths = [str(TASKS), *filter(None, [os.environ.get("PYTHONPATH")])]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environ or {})}
