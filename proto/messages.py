@@ -297,7 +297,7 @@ class Push:
     base_version: int  # parameters that the gradient was computed at
     samples: int  # behind the mean gradient; 0 with no tensors: nothing to contribute
     tensors: tuple[TensorHeader, ...]  # in manifest order, each once
-    loss: float = 0.0  # Mean training loss over the samples
+    loss: float = 0.0  # Mean training loss at the base version
     assignment: int  # id of the assignment that it answers
     exchanged: Exchanged | None = None  # in coded mode, instead of tensors
     slice: int = 0  # Which slice of each tensor this is; as the assignment says

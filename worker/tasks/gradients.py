@@ -71,7 +71,7 @@ class GradientWork:
         pass
 
     def _compute(self, assignment: m.Assignment) -> tuple[int, float, list[torch.Tensor]]:
-        """How many samples are this worker's, the mean loss over them, and what to push of them."""
+        """How many samples are this worker's, their mean loss at the base version, and what to push."""
         indices = self._computation.indices(assignment)
         if assignment.stragglers:
             samples, loss = self._computation.combined_loss(assignment, indices)

@@ -11,6 +11,7 @@ where its signs are printed the other way round, and the change of all steps whe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -40,6 +41,7 @@ class LocalWork(GradientWork):
         self._batch_size = batch_size
 
     def _compute(self, assignment: Assignment) -> tuple[int, float, list[torch.Tensor]]:
+        """As for gradients; the loss is over the samples of the first step."""
         indices = self._computation.indices(assignment)
 
         def gradients(step: int, batch: Indices) -> float:
@@ -78,15 +80,15 @@ class LocalTraining:
         """Take one step per batch, and put the parameters back to where they were.
 
         compute_gradients: of the given step's batch, into the parameters' `grad`; returns the mean loss.
-        Returns the mean loss over all samples, each at the step that it was used in, and the change.
+        Returns the loss of the first step, which is that of the model that the round began with, and the
+        change. If a later step's loss is not finite, that one is returned instead.
         """
-        samples = sum(map(len, batches))
-        loss = 0.0
+        losses: list[float] = []
         with torch.no_grad():
             start = [parameter.detach().clone() for parameter in self._parameters]
         self._optimizer.learning_rate = learning_rate
         for step, batch in enumerate(batches):
-            loss += compute_gradients(step, batch) * len(batch) / samples
+            losses.append(compute_gradients(step, batch))
             pulls = self._pulls(start) if step and self._correction else ()
             self._optimizer.step()
             with torch.no_grad():
@@ -97,7 +99,7 @@ class LocalTraining:
             for parameter, before in zip(self._parameters, start, strict=True):
                 changes.append(before - parameter)
                 parameter.copy_(before)
-        return loss, changes
+        return next((loss for loss in losses if not math.isfinite(loss)), losses[0]), changes
 
     def _pulls(self, start: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():

@@ -1,12 +1,18 @@
 """How many local steps a round has: `local:steps=8`, or `local:steps=adaptive,first=4,most=16`.
 
-Adaptive, per round s, with the training loss F and the learning rate η of round 0 and of round s:
+Adaptive, for round s:
 
-    H_s = ceil(sqrt((η_0 / η_s) · (F_s / F_0)) · H_0), at least 1 and at most `most`
+    H_s = ceil(sqrt((η_0 / η_s) · (F_s / F_0)) · H_0), at least 1 and at most H_max
 
-so that workers exchange their changes rarely while the loss is high, and often where it matters. Source: the
-multi-step paper, with H_0 outside the root as in the work that it cites; under the root, as printed, H would
-be the root of H_0 at s = 0.
+F is the training loss, η_0 the base learning rate and η_s that of the schedule when the round begins. So H
+falls when the loss falls, and rises when the rate falls: workers drift apart by about H times the rate.
+Source: the multi-step paper, formula (1), with H_0 outside the root as in the work that it cites; under the
+root, as printed, H would be the root of H_0 at s = 0. Its text says that H falls with the rate; its formula
+says what is done here.
+
+Three things are ours. The values of H_0 and H_max, 4 and 16. The first round has H_0 steps whatever a warm-up
+makes of its rate. And nobody knows the loss at the start of a round before workers have begun it: F_s is the
+loss at the start of the last round that has closed, the mean over the first local step of each member.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ class Round:
 class Rounds(Mode):
     _state: JobState = field(metadata=DERIVED)
     round: Round | None = None
-    _first_loss: float | None = None  # of the first round
-    _loss: float = math.nan  # of the last round
+    _first_loss: float | None = None  # at the start of the first round
+    _loss: float = math.nan  # at the start of the last round that has closed
     _note: str = ""  # the last thing said about how rounds are divided
 
     @property
