@@ -1,4 +1,4 @@
-"""How the gradients of a round become one: `--aggregation mean`, or one that bears with wrong workers.
+"""How the gradients of a round become one: `--aggregation mean`, or a Byzantine-robust one.
 
     mean      weighted by samples. A single worker can make anything of it
     median    of each coordinate by itself; of an even number the mean of the two in the middle. It lies
@@ -58,7 +58,7 @@ class Median:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trimmed:
-    """wrong: workers that it bears with."""
+    """wrong: Byzantine workers that it tolerates."""
 
     wrong: int = 1
 
@@ -72,7 +72,7 @@ class Trimmed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Krum:
-    """wrong: workers that it bears with."""
+    """wrong: Byzantine workers that it tolerates."""
 
     wrong: int = 1
 
