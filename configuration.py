@@ -277,8 +277,7 @@ def read(
 
 def shared(cls: type[Any], settings: Any) -> dict[str, Any]:
     """The values of those options of `cls` that `settings` has too."""
-    names = options_of(cls).keys() & options_of(type(settings)).keys()
-    return {name: getattr(settings, name) for name in options_of(cls) if name in names}
+    return {name: getattr(settings, name) for name in options_of(cls) if hasattr(settings, name)}
 
 
 def to_text(settings: Any, cls: type[Any]) -> dict[str, str]:
@@ -344,7 +343,7 @@ def _parse_flags(
         action="store_true",
         help="every option with its value and where that came from, instead of a start",
     )
-    groups: dict[str, argparse._ArgumentGroup] = {}
+    groups: dict[str, Any] = {}
     for each in options.values():
         group = groups.get(each.group) or groups.setdefault(each.group, parser.add_argument_group(each.group))
         default = f"default: {each.default_text}" if each.default_text else ""

@@ -1,7 +1,8 @@
 """Every option of gc-server, gc-worker and gc-run, declared once.
 
-A field made with `option` is an option: from its line come the flag, the `GC_` variable, the key in a file,
-`--help`, `--print-config` and the tables of docs/commands.md (`make docs`). The class says who has it:
+A field made with `option`, here under the name of its group, is an option. Flag, `GC_` variable, key in a
+file, `--help`, `--print-config` and the tables of docs/commands.md (`make docs`) come from it. The class says
+which commands have it:
 
     JobSettings      gc-server, gc-run; every worker is told when it joins (the message `Job`)
     ServingSettings  gc-server, gc-run
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from .configuration import REQUIRED, Command, option
@@ -25,11 +27,12 @@ from .spec import Spec, SpecError, parse_spec, unknown
 DEFAULT_PORT = 50051
 BUILT_IN_TASKS = ("digits",)
 
-TRAINING = "training"
-COMPRESSION = "compression"
-CONNECTION = "connection"
-PROCESS = "process"
-RESULTS = "results"
+# An option of each group of --help.
+training = partial(option, group="training")
+compression = partial(option, group="compression")
+connection = partial(option, group="connection")
+process = partial(option, group="process")
+results = partial(option, group="results")
 
 _MAX_UINT32 = 2**32 - 1
 _HTTP_PORT = "port of /metrics, /livez and /readyz; 0 for a free one, -1 for none"
@@ -82,46 +85,35 @@ def _parse_modules(text: str) -> None:
 class JobSettings:
     """What makes the job. Every worker is told."""
 
-    task: str = option(
+    task: str = training(
         "digits",
         "task to train: a built-in one, or module:function of your own; only workers import it",
-        group=TRAINING,
         metavar=_TASK,
         parse=parse_task,
     )
-    mode: str = option(
-        "sync",
-        "mode, which says how pushes become versions; all of them are listed below",
-        group=TRAINING,
-        metavar=_SPEC,
+    mode: str = training(
+        "sync", "mode, which says how pushes become versions; all of them are listed below", metavar=_SPEC
     )
-    epochs: int = option(30, "passes over the training samples", group=TRAINING, least=1, most=_MAX_UINT32)
-    batch_size: int = option(32, "samples per worker and step", group=TRAINING, least=1, most=_MAX_UINT32)
-    seed: int = option(
-        1,
-        "seed for initial parameters, sample order and compressors",
-        group=TRAINING,
-        least=0,
-        most=2**63 - 1,
+    epochs: int = training(30, "passes over the training samples", least=1, most=_MAX_UINT32)
+    batch_size: int = training(32, "samples per worker and step", least=1, most=_MAX_UINT32)
+    seed: int = training(
+        1, "seed for initial parameters, sample order and compressors", least=0, most=2**63 - 1
     )
-    optimizer: str = option(
+    optimizer: str = training(
         "sgd",
         "optimizer: sgd, adam or adamw, such as sgd:momentum=0.9,weight_decay=1e-4",
-        group=TRAINING,
         metavar=_SPEC,
         parse=parse_optimizer,
     )
-    learning_rate: float = option(0.1, "base learning rate", group=TRAINING, least=0)
-    schedule: str = option(
+    learning_rate: float = training(0.1, "base learning rate", least=0)
+    schedule: str = training(
         "constant",
         "schedule of the learning rate: constant, cosine, step or exponential, such as cosine:warmup=5",
-        group=TRAINING,
         metavar=_SPEC,
     )
-    downlink: str = option(
+    downlink: str = compression(
         "none",
         "compressor of the updates that go to the workers, such as bf16, 4bit or topk:ratio=20",
-        group=COMPRESSION,
         metavar=_SPEC,
     )
 
@@ -143,21 +135,14 @@ class JobTerms(JobSettings):
 class ServingSettings:
     """What the server alone goes by."""
 
-    aggregation: str = option(
-        "mean",
-        "aggregation of gradients: mean, median, trimmed or krum, such as krum:wrong=2",
-        group=TRAINING,
-        metavar=_SPEC,
+    aggregation: str = training(
+        "mean", "aggregation of gradients: mean, median, trimmed or krum, such as krum:wrong=2", metavar=_SPEC
     )
-    lease_seconds: float = option(
-        10.0,
-        "time without a sign of life after which a worker is lost",
-        group=CONNECTION,
-        unit="seconds",
-        least=0.5,
+    lease_seconds: float = connection(
+        10.0, "time without a sign of life after which a worker is lost", unit="seconds", least=0.5
     )
-    max_model_bytes: int = option(
-        16 << 30, "size of the largest model taken, as float32", group=CONNECTION, unit="bytes", least=4
+    max_model_bytes: int = connection(
+        16 << 30, "size of the largest model taken, as float32", unit="bytes", least=4
     )
 
 
@@ -165,38 +150,22 @@ class ServingSettings:
 class TrainingSettings:
     """What a worker alone goes by."""
 
-    compressor: str = option("4bit", "compressor of gradients", group=COMPRESSION, metavar=_SPEC)
-    dense_layers: str = option(
-        "",
-        "parameters to send uncompressed: name patterns such as *.head.*,embed*",
-        group=COMPRESSION,
-        metavar="PATTERN,...",
+    compressor: str = compression("4bit", "compressor of gradients", metavar=_SPEC)
+    dense_layers: str = compression(
+        "", "parameters to send uncompressed: name patterns such as *.head.*,embed*", metavar="PATTERN,..."
     )
-    compressed_layers: str = option(
-        "",
-        "parameters to compress although they are small: name patterns",
-        group=COMPRESSION,
-        metavar="PATTERN,...",
+    compressed_layers: str = compression(
+        "", "parameters to compress although they are small: name patterns", metavar="PATTERN,..."
     )
-    device: Literal["auto", "cpu", "cuda"] = option(
-        "auto", "device to compute on; auto takes CUDA if there is one", group=PROCESS
+    device: Literal["auto", "cpu", "cuda"] = process(
+        "auto", "device to compute on; auto takes CUDA if there is one"
     )
-    connect_seconds: float = option(
-        30.0, "time to look for the server at first", group=CONNECTION, unit="seconds", least=0
+    connect_seconds: float = connection(30.0, "time to look for the server at first", unit="seconds", least=0)
+    give_up_seconds: float = connection(
+        120.0, "time to try to come back after the connection broke", unit="seconds", least=0
     )
-    give_up_seconds: float = option(
-        120.0,
-        "time to try to come back after the connection broke",
-        group=CONNECTION,
-        unit="seconds",
-        least=0,
-    )
-    leave_seconds: float = option(
-        20.0,
-        "time to try to hand over what was not sent yet, when told to stop",
-        group=CONNECTION,
-        unit="seconds",
-        least=0,
+    leave_seconds: float = connection(
+        20.0, "time to try to hand over what was not sent yet, when told to stop", unit="seconds", least=0
     )
 
 
@@ -204,52 +173,47 @@ class TrainingSettings:
 class ProcessSettings:
     """What every daemon has, and gc-run decides for those that it starts."""
 
-    threads: int = option(0, "CPU threads for numerics; 0 for one per core", group=PROCESS, least=0)
-    http_port: int = option(9464, _HTTP_PORT, group=PROCESS, least=-1, most=65535)
-    log_format: Literal["text", "json"] = option("text", "form of a log line", group=PROCESS)
+    threads: int = process(0, "CPU threads for numerics; 0 for one per core", least=0)
+    http_port: int = process(9464, _HTTP_PORT, least=-1, most=65535)
+    log_format: Literal["text", "json"] = process("text", "form of a log line")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
     """Options of gc-server."""
 
-    host: str = option("0.0.0.0", "address to listen on; remote peers also need --insecure", group=CONNECTION)
-    port: int = option(DEFAULT_PORT, "gRPC port; 0 for a free one", group=CONNECTION, least=0, most=65535)
-    min_workers: int = option(1, "workers to wait for before the first round", group=TRAINING, least=1)
-    insecure: bool = option(
-        False, "service for remote peers too, without encryption or authentication", group=CONNECTION
-    )
-    stay: bool = option(False, "service after the job is done, until told to stop", group=PROCESS)
-    output: str = option("", "file for the final parameters, as safetensors", group=RESULTS, metavar="FILE")
+    host: str = connection("0.0.0.0", "address to listen on; remote peers also need --insecure")
+    port: int = connection(DEFAULT_PORT, "gRPC port; 0 for a free one", least=0, most=65535)
+    min_workers: int = training(1, "workers to wait for before the first round", least=1)
+    insecure: bool = connection(False, "service for remote peers too, without encryption or authentication")
+    stay: bool = process(False, "service after the job is done, until told to stop")
+    output: str = results("", "file for the final parameters, as safetensors", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings(ProcessSettings, TrainingSettings):
     """Options of gc-worker."""
 
-    http_port: int = option(9465, _HTTP_PORT, group=PROCESS, least=-1, most=65535)
-    server: str = option(
+    http_port: int = process(9465, _HTTP_PORT, least=-1, most=65535)
+    server: str = connection(
         REQUIRED,
         f"address of the server; the port defaults to {DEFAULT_PORT}",
-        group=CONNECTION,
         metavar="HOST[:PORT]",
         parse=parse_address,
     )
-    worker_id: str = option(
-        "", "name of this worker, unique in the job; empty for host name and process id", group=CONNECTION
+    worker_id: str = connection(
+        "", "name of this worker, unique in the job; empty for host name and process id"
     )
-    task: str = option(
+    task: str = training(
         "",
         "task that this worker trains, and no other; empty for what the server names, if it is built in or "
         "of --allow-task",
-        group=TRAINING,
         metavar=_TASK,
         parse=lambda text: parse_task(text) if text else None,
     )
-    allow_task: str = option(
+    allow_task: str = training(
         "",
         "modules whose functions the server may name as the task",
-        group=TRAINING,
         metavar="MODULE,...",
         parse=_parse_modules,
     )
@@ -259,19 +223,16 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
 class RunSettings(TrainingSettings, ServingSettings, JobSettings):
     """Options of gc-run: the daemons' own, and these."""
 
-    workers: int = option(4, "worker processes", group=TRAINING, least=1)
-    http_port: int = option(
+    workers: int = training(4, "worker processes", least=1)
+    http_port: int = process(
         0,
         "port of the server's /metrics, with free ones for the workers; 0 for a free one, -1 for none at all",
-        group=PROCESS,
         least=-1,
         most=65535,
     )
-    baseline: bool = option(True, "second run without compression, to compare with", group=RESULTS)
-    json: str = option("", "file for another copy of the report", group=RESULTS, metavar="FILE")
-    out: str = option(
-        "", "directory for logs, report and plot; empty for a new one in runs/", group=RESULTS, metavar="DIR"
-    )
+    baseline: bool = results(True, "second run without compression, to compare with")
+    json: str = results("", "file for another copy of the report", metavar="FILE")
+    out: str = results("", "directory for logs, report and plot; empty for a new one in runs/", metavar="DIR")
 
 
 COMMANDS: Mapping[type[Any], Command] = {

@@ -64,7 +64,7 @@ def _server_settings(settings: RunSettings, port: int, output: Path) -> ServerSe
     return ServerSettings(**shared(ServerSettings, settings), **_COMMON, **own)
 
 
-def _arguments(settings: Any) -> list[str]:
+def _arguments(settings: ServerSettings | WorkerSettings) -> list[str]:
     """A daemon's command line: every option, so that nothing in the environment or a file changes it."""
     found: list[str] = []
     for name, each in options_of(type(settings)).items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from gradwire.configuration import (
     REQUIRED,
+    Option,
     UsageError,
     options_of,
     read,
@@ -38,18 +38,22 @@ from gradwire.settings import (
 from gradwire.spec import SpecError
 from gradwire.worker import cli as worker
 
-# Every option of the job, none with its default.
-JOB = JobSettings(
-    task="spirals:task:points=64",
-    mode="local:steps=8,correction=0.3",
-    epochs=7,
-    batch_size=5,
-    seed=2**63 - 1,
-    optimizer="adamw:weight_decay=0.1",
-    learning_rate=1e-7,
-    schedule="cosine:warmup=2",
-    downlink="topk:ratio=20",
-)
+SPECS = {"task": "spirals:task:points=64", "optimizer": "adamw:weight_decay=0.1"}
+
+
+def others(cls: type[Any]) -> dict[str, Any]:
+    """A value for every option that is not its default."""
+
+    def other(each: Option) -> Any:
+        if each.kind is bool:
+            return not each.default
+        if each.choices:
+            return next(choice for choice in each.choices if choice != each.default)
+        if each.kind is str:
+            return SPECS[each.name] if each.parse else f"other-{each.name}:key=1"
+        return each.default + 1
+
+    return {name: other(each) for name, each in options_of(cls).items()}
 
 
 def as_told(cls: type[Any], argv: Sequence[str], **environ: str) -> Any:
@@ -57,11 +61,9 @@ def as_told(cls: type[Any], argv: Sequence[str], **environ: str) -> Any:
 
 
 def test_the_job_message_holds_every_option_of_the_job() -> None:
-    defaults = options_of(JobSettings)
-    assert all(getattr(JOB, name) != each.default for name, each in defaults.items())
-    terms = JobTerms(id="1", work="local:correction=0.3", **dataclasses.asdict(JOB))
+    terms = JobTerms(id="1", work="local:correction=0.3", **others(JobSettings))
     message = decode(encode(job_message(terms)), Job)
-    assert message.settings.keys() == {*defaults, "work"}
+    assert message.settings.keys() == {*options_of(JobSettings), "work"}
     assert job_terms(message) == terms
 
 
@@ -85,22 +87,20 @@ def test_a_job_that_makes_no_sense_is_refused(settings: dict[str, str], words: s
 
 
 def test_gc_run_hands_on_every_option_that_a_daemon_shares_with_it() -> None:
-    theirs: dict[str, Any] = {
-        **dataclasses.asdict(JOB),
-        **{"aggregation": "median", "lease_seconds": 2.5, "max_model_bytes": 1000, "device": "cpu"},
-        **{"compressor": "topk:ratio=9", "dense_layers": "a*", "compressed_layers": "b*,c"},
-        **{"connect_seconds": 1.5, "give_up_seconds": 2.0, "leave_seconds": 0.0},
-    }
-    own = {"workers", "baseline", "json", "out"}
-    assert theirs.keys() | own == options_of(RunSettings).keys()
-    settings = RunSettings(workers=3, **theirs)
+    theirs = others(RunSettings)
+    settings = RunSettings(**theirs)
+    port = theirs.pop("http_port")  # is the server's; workers take free ones
+    own = [name for name in theirs if name not in {*options_of(ServerSettings), *options_of(WorkerSettings)}]
+    assert own == ["workers", "baseline", "json", "out"]
     told = as_told(ServerSettings, server_arguments(settings, 7, Path("p")), GC_EPOCHS="99", GC_STAY="off")
-    assert (told.port, told.min_workers, told.output, told.stay) == (7, 3, "p", True)
+    assert (told.port, told.min_workers, told.output, told.stay) == (7, 5, "p", True)
+    assert told.http_port == port
     to_worker = as_told(WorkerSettings, worker_arguments(settings, 7, 1), GC_ALLOW_TASK="os")
     assert (to_worker.server, to_worker.worker_id, to_worker.allow_task) == ("127.0.0.1:7", "worker-1", "")
+    assert to_worker.http_port == 0
     for name, value in theirs.items():
-        daemons = [each for each in (told, to_worker) if name in options_of(type(each))]
-        assert daemons
+        daemons = [each for each in (told, to_worker) if hasattr(each, name)]
+        assert daemons or name in own
         assert all(getattr(each, name) == value for each in daemons), name
 
 
@@ -111,7 +111,7 @@ def test_an_option_means_the_same_in_every_command() -> None:
         for other in COMMANDS:
             mine, theirs = options_of(cls), options_of(other)
             apart |= {name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]}
-    assert apart == {"task"}
+    assert apart == {"task", "http_port"}
 
 
 @pytest.mark.parametrize("cls", COMMANDS)

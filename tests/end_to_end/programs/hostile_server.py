@@ -38,10 +38,10 @@ async def main(task: str, work: str) -> None:
     async def unused(*_: Any) -> Any:
         raise AssertionError("a worker that refuses its task asks for nothing else")
 
-    handlers: dict[str, Any] = dict.fromkeys(("Initialize", "Fetch", "Status"), unused)
+    calls: dict[str, Any] = dict.fromkeys(("Initialize", "Fetch", "Status"), unused)
+    calls |= {"Join": join, "Exchange": exchange}
     aio: Any = grpc.aio  # whose handlers are generic without saying of what
     server = aio.server(options=SERVER_OPTIONS)
-    calls = {**handlers, "Join": join, "Exchange": exchange}
     server.add_generic_rpc_handlers((generic_handler(calls, sent=lambda _: None, received=lambda _: None),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
