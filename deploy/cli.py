@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             epilog=registry.describe(),
         )
         mode = registry.parse(effective.settings.mode)
-        if mode.work == "exchange" and not effective.chosen("compressor"):
+        if (mode.work == "exchange" or mode.lossless) and not effective.chosen("compressor"):
             effective = effective.changed("because of --mode", compressor="none")
         settings = effective.settings
         check_together(settings)

@@ -42,10 +42,15 @@ def check_together(settings: RunSettings) -> None:
             f"--compressor {settings.compressor}: --mode {settings.mode} exchanges gradients in fixed point; "
             "use none"
         )
-    if isinstance(mode, registry.Coded) and mode.copies is not None:
-        most = max(1, settings.workers - 1)
-        if mode.copies > most:
-            raise UsageError(f"--mode {settings.mode}: --workers {settings.workers} allows up to {most}")
+    if mode.lossless and settings.compressor != "none":
+        from ..compressors import lossless  # late: it imports torch
+
+        if not lossless(settings.compressor):
+            raise UsageError(
+                f"--compressor {settings.compressor}: --mode {settings.mode} multiplies what a compressor "
+                "loses; use none"
+            )
+    mode.check_workers(settings.mode, settings.workers)
     try:
         checks.check(_server_settings(settings, port=0, output=Path("parameters")))
     except UsageError as error:  # what --workers becomes

@@ -23,7 +23,8 @@ from . import gradwire_pb2 as pb
 from . import messages as m
 from . import wire
 from .convert import MalformedError, decode, encode
-from .refusal import Reason, Refusal, Refused, refusal, sentence, status_code
+from .refusal import Reason, Refusal, Refused, refusal, sentence
+from .status import status_code
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServer"]
 REFUSAL_KEY = "gradwire-refusal-bin"

@@ -8,7 +8,6 @@ import os
 import signal
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +19,7 @@ from .. import __version__
 from ..compressors import set_threads
 from ..configuration import Effective, UsageError, shared
 from ..exits import Exit
-from ..optimizer import build_optimizer, parse_optimizer
+from ..optimizer import build_optimizer
 from ..proto.channel import SERVER_OPTIONS
 from ..proto.health import Health
 from ..proto.manifest import Manifest
@@ -32,6 +31,7 @@ from ..telemetry import HttpEndpoint
 from .conductor import Conductor
 from .job.core import Core
 from .job.modes import registry
+from .job.modes.options import ModeOptions
 from .job.schedule import parse_schedule
 from .job.state import Rules
 from .metrics import Metrics
@@ -56,7 +56,7 @@ def run(effective: Effective[ServerSettings]) -> int:
     return uvloop.run(_serve(effective))
 
 
-def _settings(options: ServerSettings, mode: registry.AnyMode) -> Settings:
+def _settings(options: ServerSettings, mode: ModeOptions) -> Settings:
     return Settings(
         job=JobTerms(id=uuid.uuid4().hex[:12], work=mode.work, **shared(JobSettings, options)),
         limits=Limits(
@@ -70,11 +70,8 @@ def _settings(options: ServerSettings, mode: registry.AnyMode) -> Settings:
     )
 
 
-def _shard(options: ServerSettings, mode: registry.AnyMode) -> LocalShard:
-    optimizer, rate = parse_optimizer(options.optimizer), options.learning_rate
-    if isinstance(mode, registry.Local):
-        optimizer, rate = registry.parse_outer(mode.outer), mode.outer_rate
-    compensation = mode.compensation if isinstance(mode, registry.Asynchronous) else 0.0
+def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
+    optimizer, rate = mode.optimizer(options)
 
     def build(manifest: Manifest, values: Sequence[Float32]) -> Store:
         return Store(
@@ -84,16 +81,15 @@ def _shard(options: ServerSettings, mode: registry.AnyMode) -> LocalShard:
             lambda parameters: build_optimizer(optimizer, parameters, rate),
             options.seed,
             parse_aggregation(options.aggregation),
-            compensation,
+            mode.compensation,
             keep_last=bool(options.output),
         )
 
     return LocalShard(build)
 
 
-def _rules(options: ServerSettings, mode: registry.AnyMode) -> Rules:
-    rules = Rules(
-        mode=options.mode.partition(":")[0],
+def _rules(options: ServerSettings) -> Rules:
+    return Rules(
         min_workers=options.min_workers,
         batch_size=options.batch_size,
         epochs=options.epochs,
@@ -101,32 +97,15 @@ def _rules(options: ServerSettings, mode: registry.AnyMode) -> Rules:
         learning_rate=options.learning_rate,
         schedule=parse_schedule(options.schedule),
     )
-    match mode:
-        case registry.Sync():
-            return replace(
-                rules,
-                backup=mode.backup,
-                redundancy=mode.redundancy,
-                straggler_code=mode.stragglers,
-            )
-        case registry.Stale():
-            return replace(rules, staleness=mode.bound, inverse=mode.rate == "inverse")
-        case registry.Asynchronous():
-            return replace(rules, inverse=mode.rate == "inverse")
-        case registry.Local():
-            return replace(rules, local_steps=mode.interval)
-        case registry.Coded():
-            return replace(rules, redundancy=mode.copies)
 
 
-def _conductor(options: ServerSettings, mode: registry.AnyMode) -> Conductor:
+def _conductor(options: ServerSettings, mode: ModeOptions) -> Conductor:
     metrics = Metrics(options.downlink)
-    if isinstance(mode, registry.Stale):
+    if mode.bound is not None:
         metrics.staleness_bound.set(mode.bound)
 
     output = Path(options.output) if options.output else None
-    core = Core(_rules(options, mode))
-    return Conductor(core, metrics, shard=_shard(options, mode), output=output)
+    return Conductor(Core(_rules(options), mode), metrics, shard=_shard(options, mode), output=output)
 
 
 async def _serve(effective: Effective[ServerSettings]) -> int:

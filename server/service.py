@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..compressors import DenseFormat, DensePayload, Payload
+from ..compressors import DenseFormat, DensePayload, Payload, lossless
 from ..proto import messages as m
 from ..proto.job import job_message
 from ..proto.manifest import Manifest
@@ -24,10 +24,12 @@ from ..proto.service import Malformed, abort
 from ..proto.transfer import Assembly
 from ..proto.wire import CHUNK_BYTES
 from ..settings import JobTerms
+from ..spec import SpecError
 from .conductor import Conductor
 from .exchange import Exchange, expect, unreadable
 from .fetching import Fetches
 from .job import events as e
+from .job import refusals
 from .streams import Context
 
 log = logging.getLogger("gradwire.server")
@@ -96,6 +98,8 @@ class Service:
                         remedy=f"choose another --{field.replace(' ', '-')}",
                     )
                 )
+        if self._core.mode.lossless and not _known_lossless(request.compressor):
+            raise Refused(refusals.lossy_compressor(request.worker, request.compressor))
         event = e.Joined(
             worker=request.worker,
             incarnation=request.incarnation,
@@ -224,6 +228,14 @@ class Service:
                     remedy="the server was restarted or runs another job; start the worker anew",
                 )
             )
+
+
+def _known_lossless(compressor: str) -> bool:
+    """Whether a worker's compressor loses nothing. One that the server does not have may lose anything."""
+    try:
+        return lossless(compressor)
+    except SpecError:
+        return False
 
 
 def is_loopback(peer: str) -> bool:

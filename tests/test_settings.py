@@ -19,6 +19,7 @@ from gradwire.configuration import (
 from gradwire.deploy import cli as run
 from gradwire.deploy.daemons import check_together, server_arguments, worker_arguments
 from gradwire.exits import Exit
+from gradwire.optimizer import parse_optimizer
 from gradwire.proto.convert import decode, encode
 from gradwire.proto.job import job_message, job_terms
 from gradwire.proto.messages import Job
@@ -209,9 +210,8 @@ def test_a_mode_is_named_with_its_options(name: str) -> None:
 
 def test_the_outer_optimizer_is_named_inside_of_a_mode() -> None:
     mode = registry.parse("local:outer=sgd/momentum=0.9/nesterov=on,outer_rate=0.7")
-    assert isinstance(mode, registry.Local)
-    assert registry.parse_outer(mode.outer) == registry.parse_outer("sgd:momentum=0.9,nesterov=on")
-    assert mode.outer_rate == 0.7
+    found = mode.optimizer(ServerSettings(optimizer="adam"))
+    assert found == (parse_optimizer("sgd:momentum=0.9,nesterov=on"), 0.7)
     with pytest.raises(SpecError, match="did you mean 'momentum'"):
         registry.parse("local:outer=sgd/momentim=0.9")
 

@@ -10,7 +10,7 @@ over with `load` goes on in the same way.
                              ^────no members left───────┘                      any ─Stopping─> STOPPING
 
 Here is what all modes have in common: membership, exactly one outcome for each push, evaluations, the end.
-Who gets which samples, and when pushes become a version, is the mode's: `rounds`, `arrivals` or `coded`.
+Who gets which samples, and when pushes become a version, is the mode's (`modes.mode`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from ...proto.messages import Assignment, Decision, EpochStatus, LostStatus, Out
 from ...proto.refusal import Refusal, Refused
 from . import events as e
 from . import refusals, saving
-from .modes.arrivals import Arrivals
-from .modes.coded import Coded
 from .modes.mode import Mode
-from .modes.rounds import Rounds
+from .modes.options import ModeOptions
 from .roster import BROKEN, OPENED, Life, Member, Roster, WorkLife
 from .samples import Samples
 from .state import LOST_REMEMBERED, JobState, Rules
@@ -40,15 +38,10 @@ REPORT_EVERY_S = 10.0  # and says so again
 class Core(JobState):
     """The state of one job and the one function that changes it."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, options: ModeOptions) -> None:
+        """options: of the job's mode."""
         super().__init__(rules=rules, roster=Roster(lease_s=rules.lease_s))
-        self.mode: Mode
-        if rules.mode in ("stale", "async"):
-            self.mode = Arrivals(self, rules.staleness if rules.mode == "stale" else None)
-        elif rules.mode == "coded":
-            self.mode = Coded(self, rules.redundancy)
-        else:
-            self.mode = Rounds(self)
+        self.mode: Mode = options.mode(self)
         self._answering: dict[type[Any], Callable[[Any, float], e.Result[Any]]] = {
             e.Joined: self._joined,
             e.Attached: self._attached,
@@ -255,7 +248,7 @@ class Core(JobState):
         work = member.work
         if work is None or work.assignment.id != event.assignment:
             # Work that others do too is taken from a member only to have somebody else do it.
-            redundant = not self._reclaim(member, event) and self.rules.shares_samples
+            redundant = not self._reclaim(member, event) and self.mode.shares_samples
         else:
             if event.samples > work.samples:
                 raise Refused(refusals.samples(member.worker, event.seq, event.samples, work.samples))

@@ -175,6 +175,17 @@ def not_of_mode(worker: str, seq: int, *, coded: bool) -> Refusal:
     return refusal(Reason.PACKET, worker=worker, field=f"push {seq}", limit=what[0], value=what[1])
 
 
+def lossy_compressor(worker: str, compressor: str) -> Refusal:
+    return refusal(
+        Reason.PAYLOAD,
+        worker=worker,
+        field="compressor",
+        limit="one without loss, because this job's straggler code multiplies what is lost",
+        value=compressor,
+        remedy="start the worker with --compressor none, or the server without stragglers=",
+    )
+
+
 def not_coded(worker: str) -> Refusal:
     return refusal(
         Reason.PACKET, worker=worker, field="mode", limit="coded for packets and snapshots", value="another"

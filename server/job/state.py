@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from ...proto.messages import Assignment, EpochStatus, LostStatus, Phase
 from .events import Assign
-from .modes.interval import LocalSteps
 from .roster import Member, Name, Roster
 from .samples import Samples
 from .saving import DERIVED
@@ -19,33 +18,14 @@ CONSTANT = Constant()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What the job's configuration means for decisions.
+    """What the job's configuration means for decisions, whatever the mode."""
 
-    backup: members that a round of sync mode does without. redundancy: members of sync mode that compute the
-    same samples, and divide the tensors in slices; members of coded mode that compute the same block, None to
-    choose it by measured times. straggler_code: members of sync mode that a round can do without because
-    others compute their samples too. staleness: in stale mode, clocks that a member may be ahead of the
-    slowest. inverse: divide a gradient by its staleness, in stale and async mode. local_steps: in local mode.
-    """
-
-    mode: str = "sync"
     min_workers: int
     batch_size: int
     epochs: int
     lease_s: float
     learning_rate: float = 0.1
     schedule: Constant = CONSTANT
-    backup: int = 0
-    redundancy: int | None = 1
-    straggler_code: int = 0
-    staleness: int = 4
-    inverse: bool = False
-    local_steps: LocalSteps | None = None
-
-    @property
-    def shares_samples(self) -> bool:
-        """Whether several members may be given the same ones."""
-        return self.mode == "sync" and ((self.redundancy or 1) > 1 or self.straggler_code > 0)
 
     def rate_factor(self, progress: float) -> float:
         """What the base learning rate is multiplied with after so many epochs."""

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gradwire.proto import gradwire_pb2 as pb
 from gradwire.proto import messages as m
 from gradwire.proto.convert import MalformedError, decode, encode
-from gradwire.proto.refusal import Reason, Refusal, status_code
+from gradwire.proto.refusal import Reason, Refusal
+from gradwire.proto.status import status_code
 
 EXAMPLES: list[Any] = [
     m.JoinRequest(worker="w", incarnation=2**63, compressors=("none", "4bit")),

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from stepping import Refuse, Relay, copied, step, written
+from stepping import Refuse, Relay, copied, core_of, step, written
 
 from gradwire.benchmarks.schemes import SCHEMES
 from gradwire.coding import Exchange, Plan, plan, planning_with, resent
@@ -26,8 +26,6 @@ from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.shares import share
 from gradwire.server.job import events as e
-from gradwire.server.job.core import Core
-from gradwire.server.job.state import Rules
 
 SAMPLES, EPOCHS, BATCH, ELEMENTS = 37, 3, 2, 5
 LEASE_S = 10.0
@@ -86,15 +84,10 @@ class Cluster:
         self.scheme = SCHEMES[chance.choice(["coded", "coded", "uncoded", "multicast"])]
         self.steps = 0
         self.calm_from = chance.choice([0, 300, 600, 10**9])  # step from which nothing goes wrong any more
-        self.core = Core(
-            Rules(
-                mode="coded",
-                min_workers=chance.randint(1, self.members),
-                batch_size=BATCH,
-                epochs=EPOCHS,
-                lease_s=LEASE_S,
-                redundancy=chance.choice([None, 1, 2, 3]),
-            )
+        min_workers = chance.randint(1, self.members)
+        self.mode = f"coded:redundancy={chance.choice(['auto', 1, 2, 3])}"
+        self.core = core_of(
+            self.mode, min_workers=min_workers, batch_size=BATCH, epochs=EPOCHS, lease_s=LEASE_S
         )
         self.now = 0.0
         self.workers: dict[str, Worker] = {}
@@ -372,7 +365,7 @@ class Cluster:
         chance = self.chance
         self.steps += 1
         if chance.random() < 0.02:
-            self.core = copied(self.core)
+            self.core = copied(self.core, self.mode)
         self.now += chance.expovariate(20.0)
         if self.loading is not None and chance.random() < 0.1:
             taken, self.loading = self.loading, None

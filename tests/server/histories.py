@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from stepping import Refuse, copied, state, step
+from stepping import Refuse, copied, core_of, state, step
 
 from gradwire.compressors import DenseFormat, DensePayload
 from gradwire.optimizer import build_optimizer, parse_optimizer
@@ -39,11 +39,9 @@ from gradwire.proto.messages import Assignment, Decision, Outcome, Phase, Tensor
 from gradwire.proto.refusal import Reason
 from gradwire.proto.shares import share
 from gradwire.server.job import events as e
-from gradwire.server.job.core import Core
 from gradwire.server.job.modes.arrivals import Arrivals
-from gradwire.server.job.modes.interval import Adaptive
+from gradwire.server.job.modes.rounds import Rounds
 from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
-from gradwire.server.job.state import Rules
 from gradwire.server.shard.mean import Share
 from gradwire.server.shard.store import Step, Store
 from gradwire.worker.tasks.sharding import coded_parts
@@ -55,15 +53,15 @@ RATE = 0.01
 NAMES = ("a", "b", "c", "d")
 MODES: dict[str, dict[str, Any]] = {
     "sync": {},
-    "sync, backup 1": {"backup": 1, "min_workers": 2},
-    "sync, redundancy 2": {"redundancy": 2, "min_workers": 2},
-    "sync, redundancy 4": {"redundancy": 4},
-    "sync, straggler code 1": {"straggler_code": 1, "min_workers": 2},
-    "sync, straggler code 2": {"straggler_code": 2, "min_workers": 3},
-    "stale 0": {"mode": "stale", "staleness": 0},
-    "stale 2": {"mode": "stale", "staleness": 2},
-    "async": {"mode": "async", "inverse": True},
-    "local": {"mode": "local", "local_steps": Adaptive(first=2, most=3)},
+    "sync:backup=1": {"min_workers": 2},
+    "sync:redundancy=2": {"min_workers": 2},
+    "sync:redundancy=4": {},
+    "sync:stragglers=1": {"min_workers": 2},
+    "sync:stragglers=2": {"min_workers": 3},
+    "stale:bound=0": {},
+    "stale:bound=2": {},
+    "async:rate=inverse": {},
+    "local:first=2,most=3": {},
 }
 
 Pick = Callable[[int], int]  # a number below the given one
@@ -92,12 +90,18 @@ class World:
     """One job. Every method is something that may happen; `act` chooses one by itself."""
 
     def __init__(
-        self, pick: Pick, *, epochs: int = 3, samples: int = 50, batch: int = 4, **rules: Any
+        self,
+        pick: Pick,
+        mode: str = "sync",
+        *,
+        epochs: int = 3,
+        samples: int = 50,
+        batch: int = 4,
+        **rules: Any,
     ) -> None:
         self.pick = pick
-        fields: dict[str, Any] = {"min_workers": 1, "batch_size": batch, "epochs": epochs, "lease_s": LEASE_S}
-        self.rules = Rules(**{**fields, **rules})
-        self.core = Core(self.rules)
+        self.core = core_of(mode, batch_size=batch, epochs=epochs, lease_s=LEASE_S, **rules)
+        self.given_mode, self.rules = mode, self.core.rules
         self.now = 0.0
         self.samples, self.epochs = samples, epochs
         self.sims: dict[str, Sim] = {}
@@ -124,12 +128,17 @@ class World:
         self.store: Store | None = None
         self.expected = np.zeros(ELEMENTS, np.float32)
 
+    @property
+    def bound(self) -> int | None:
+        """In clocks."""
+        return self.core.mode.bound if isinstance(self.core.mode, Arrivals) else None
+
     # ---- what may happen
 
     def act(self) -> None:
         """One of the things below, each with its own likelihood; sometimes a copy of the core goes on."""
         if self.pick(50) == 0:
-            self.core = copied(self.core)
+            self.core = copied(self.core, self.given_mode)
         choices: list[tuple[int, Callable[[], None]]] = [
             (6, self.deliver), (6, self.compute), (5, self.publish), (3, self.come), (4, self.beat),
             (2, self.wait), (1, self.repeat), (1, self.lose), (1, self.break_stream), (2, self.evaluate),
@@ -361,7 +370,7 @@ class World:
 
     def arrive(self, push: e.Pushed) -> None:
         identity = (push.worker, push.incarnation, push.seq)
-        before = self.state()
+        before = self.state() if self.pick(4) == 0 else None  # which takes longer than all else
         member = self.core.roster.members.get(push.worker)
         live = member is not None and member.incarnation == push.incarnation
         remembered = live and push.seq > member.last_seq - OUTCOMES_PER_MEMBER if member else False
@@ -402,11 +411,12 @@ class World:
                 assert name not in self.accepted, f"E: {name} was accepted twice"
                 (outcome,) = [action.outcome for action in actions if isinstance(action, e.Decided)]
                 self.accepted[name] = outcome.version
-                if not self.rules.shares_samples:
+                if not self.core.mode.shares_samples:
                     self.covered.update(samples)
-                if clock is not None and self.rules.mode == "stale":
+                bound = self.bound
+                if clock is not None and bound is not None:
                     behind = self.newest_clock - clock
-                    assert behind <= self.rules.staleness, f"S: {name} is {behind} clocks behind"
+                    assert behind <= bound, f"S: {name} is {behind} clocks behind"
                     self.newest_clock = max(self.newest_clock, clock)
         self.take_in(actions)
         if self.core.phase is Phase.RUNNING:
@@ -472,7 +482,7 @@ class World:
         return state(self.core)
 
     def unchanged(self, before: Any) -> None:
-        assert self.state() == before, "N: a refused input changed the state"
+        assert before is None or self.state() == before, "N: a refused input changed the state"
 
     def check_applied(self, apply: e.Apply) -> None:
         """Against a plain mean, in the order of the ranks, every product and sum in float32, and SGD."""
@@ -484,7 +494,7 @@ class World:
             weight = each.samples / total * apply.weight if each.weight is None else each.weight
             start, end = share(ELEMENTS, each.slice, max(1, each.slices))
             gradient[start:end] += np.float32(weight) * values(label(each.key))[start:end]
-        if self.rules.shares_samples:
+        if self.core.mode.shares_samples:
             self.check_shared(given)
         if given:
             torch.from_numpy(self.expected).add_(torch.from_numpy(gradient), alpha=-RATE * apply.rate_factor)
@@ -530,15 +540,16 @@ class World:
             (contribution,) = apply.contributions
             push = self.pushes[label(contribution.key)]
             assert apply.base_version == push.base_version
-            weight = 1 / max(1, apply.version - 1 - push.base_version) if self.rules.inverse else 1.0
-            assert apply.weight == weight or self.rules.mode == "stale"  # where a slow worker's share is less
+            weight = 1 / max(1, apply.version - 1 - push.base_version) if self.core.mode.inverse else 1.0
+            assert apply.weight == weight or self.bound is not None  # where a slow worker's share is less
             return
         assert apply.weight == 1.0
-        if self.rules.shares_samples:
+        if self.core.mode.shares_samples:
             return
         names = {label(each.key).split("/")[0] for each in apply.contributions}
         missing = self.given.get(apply.version - 1, set()) - names
-        assert len(missing) <= self.rules.backup, f"version {apply.version} did not wait for {missing}"
+        assert isinstance(self.core.mode, Rounds)
+        assert len(missing) <= self.core.mode.backup, f"version {apply.version} did not wait for {missing}"
 
     def finish(self) -> None:
         """No more faults: the job has to come to its end, with every sample accounted for."""
@@ -570,7 +581,7 @@ class World:
                 sample = (epoch, index)
                 assert self.covered[sample] <= 1, f"{sample} was accepted from two workers"
                 assert self.answered[sample] or sample in self.late, f"{sample} was lost"
-                if self.rules.shares_samples and sample not in self.excused | self.late:
+                if self.core.mode.shares_samples and sample not in self.excused | self.late:
                     found = [self.elements[sample, element] for element in range(ELEMENTS)]
                     assert found == [1] * ELEMENTS, f"C: {sample} was lost: {found}"
         assert set(self.applied) == set(self.accepted), "E: acknowledged, but not applied"
@@ -622,7 +633,7 @@ def run(mode: str, steps: int, seed: int) -> tuple[int, int]:
     while done < steps:
         seed += 1
         chance = random.Random(f"{mode}/{seed}")
-        world = World(chance.randrange, epochs=1 + chance.randrange(20), **MODES[mode])
+        world = World(chance.randrange, mode, epochs=1 + chance.randrange(20), **MODES[mode])
         try:
             for _ in range(chance.randrange(3000)):
                 world.act()

@@ -9,6 +9,8 @@ from typing import Any
 from gradwire.proto.refusal import Refusal, Refused
 from gradwire.server.job import events as e
 from gradwire.server.job.core import Core
+from gradwire.server.job.modes.registry import parse
+from gradwire.server.job.state import Rules
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,12 @@ class Relay:
     """The reply to a packet that is to be handed on."""
 
     targets: tuple[str, ...]
+
+
+def core_of(mode: str = "sync", **rules: Any) -> Core:
+    """Of a job; rules beside those that tests seldom care for."""
+    fields: dict[str, Any] = {"min_workers": 1, "batch_size": 4, "epochs": 2, "lease_s": 10.0}
+    return Core(Rules(**{**fields, **rules}), parse(mode))
 
 
 def step(core: Core, event: e.Event[Any], now: float) -> list[Any]:
@@ -46,9 +54,9 @@ def written(core: Core) -> str:
     return json.dumps(core.save(), default=lambda value: {"bytes": value.hex()})
 
 
-def copied(core: Core) -> Core:
+def copied(core: Core, mode: str) -> Core:
     """A core that is made of what another one has written down."""
-    copy = Core(core.rules)
+    copy = Core(core.rules, parse(mode))
     copy.load(json.loads(written(core), object_hook=_read))
     assert written(copy) == written(core)
     return copy

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from stepping import Refuse, state, step
+from stepping import Refuse, core_of, state, step
 
 from gradwire.proto.messages import Decision, Exchanged, Phase
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.server.job import events as e
-from gradwire.server.job.core import Core
 from gradwire.server.job.modes.coded import MAX_DAMAGED, Coded
 from gradwire.server.job.modes.copies import DRIFT_VERSIONS
-from gradwire.server.job.state import Rules
 
 T = TypeVar("T")
 
@@ -22,8 +20,8 @@ class Job:
 
     def __init__(self, workers: int, redundancy: int | None = 2, samples: int = 80, **rules: Any) -> None:
         self.names = "abcdefgh"[:workers]
-        chosen: dict[str, Any] = {"mode": "coded", "batch_size": 2, "epochs": 2, "lease_s": 10.0, **rules}
-        self.core = Core(Rules(min_workers=workers, redundancy=redundancy, **chosen))
+        mode = f"coded:redundancy={redundancy or 'auto'}"
+        self.core = core_of(mode, min_workers=workers, **{"batch_size": 2, **rules})
         self.now = 0.0
         self.assigned: dict[str, e.Assign] = {}
         self.seq = dict.fromkeys(self.names, 0)
@@ -147,7 +145,7 @@ def test_a_packet_of_an_exchange_that_is_over_goes_nowhere() -> None:
 
 
 def test_packets_are_for_coded_mode_only() -> None:
-    core = Core(Rules(min_workers=1, batch_size=1, epochs=1, lease_s=1.0))
+    core = core_of()
     core.step(e.Joined(worker="a", incarnation=1), 0.0)
     why = refusal(step(core, e.PacketBegun(worker="a", incarnation=1, exchange=1, index=0), 0.0))
     assert why.reason is Reason.PACKET
@@ -382,3 +380,51 @@ def test_the_job_ends_with_a_copy_of_the_last_version() -> None:
     phases.append(job.core.phase)
     assert phases == [Phase.RUNNING, Phase.FINISHING, Phase.FINISHED]
     assert len(some(actions, e.Finish)) == 1
+
+
+def come_back(job: Job, name: str, version: int) -> None:
+    job.step(e.Joined(worker=name, incarnation=1))
+    job.come(name, version=version, assigned=job.assigned[name].assignment.id)
+
+
+def test_an_outage_longer_than_the_lease_loses_nothing_if_members_come_back_with_the_version() -> None:
+    """Finding F3: training went back to the last copy, here version 0."""
+    job = Job(3, samples=600)
+    for _ in range(50):
+        job.round()
+    progress = job.core.samples.progress
+    actions = job.step(e.Tick(), after=10.5)
+    assert [lost.name for lost in some(actions, e.Lost)] == ["rank 0 (a)", "rank 1 (b)", "rank 2 (c)"]
+    assert job.core.version == 50
+    assert "rank 0 (a, gone)" in job.core.waiting(job.now).text
+    come_back(job, "b", 50)
+    come_back(job, "a", 50)
+    come_back(job, "c", 50)
+    assert job.core.version == 50
+    assert {job.assigned[name].assignment.version for name in "abc"} == {50}
+    assert job.core.samples.progress == progress
+
+
+def test_members_that_had_not_taken_the_last_step_come_back_with_its_sum() -> None:
+    job = Job(2, redundancy=1, samples=600)
+    job.round()
+    job.step(e.Tick(), after=10.5)
+    come_back(job, "a", 0)
+    assert job.core.version == 1
+    assert job.assigned["a"].assignment.apply == 1
+
+
+def test_others_wait_for_those_with_the_version_for_one_more_lease() -> None:
+    job = Job(1, redundancy=1, samples=600)
+    job.round()
+    job.step(e.Tick(), after=10.5)
+    job.step(e.Joined(worker="z", incarnation=1))
+    job.come("z", version=None)
+    assert job.core.version == 1
+    job.step(e.Heard(worker="z", incarnation=1), after=9.0)
+    assert job.step(e.Tick()) == [] or job.core.version == 1
+    job.step(e.Heard(worker="z", incarnation=1), after=2.0)
+    notes = some(job.step(e.Tick()), e.Note)
+    assert any("the server's copy, 1 version older" in note.text for note in notes)
+    assert job.core.version == 2
+    assert job.assigned["z"].assignment.version == 2

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
-from stepping import Refuse, state, step
+from stepping import Refuse, core_of, state, step
 
 from gradwire.proto.messages import Assignment, Decision, Outcome, Phase, Range, Welcome
 from gradwire.proto.refusal import Reason, Refusal
@@ -16,7 +16,7 @@ from gradwire.proto.shares import assigned_samples
 from gradwire.server.job import events as e
 from gradwire.server.job.core import Core
 from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
-from gradwire.server.job.state import Rules
+from gradwire.server.job.schedule import parse_schedule
 
 A = TypeVar("A")
 MODEL = b"model"
@@ -34,9 +34,12 @@ class Job:
         epochs: int = 2,
         samples: int = 40,
         batch: int = 4,
+        core: Core | None = None,
     ) -> None:
         needed = workers if min_workers is None else min_workers
-        self.core = Core(Rules(min_workers=max(1, needed), batch_size=batch, epochs=epochs, lease_s=LEASE_S))
+        self.core = core or core_of(
+            min_workers=max(1, needed), batch_size=batch, epochs=epochs, lease_s=LEASE_S
+        )
         self.now = 100.0
         self.actions: list[Any] = []
         self.seq: dict[str, int] = {}
@@ -114,6 +117,7 @@ class Job:
                 seq=seq,
                 assignment=to.id,
                 base_version=to.version,
+                loss=1.0,
                 samples=assigned_samples(to) if samples is None else samples,
             )
         )
@@ -780,3 +784,27 @@ def test_stopping_sends_everybody_home_and_takes_no_more_pushes() -> None:
     assert all(action.refusal.reason is Reason.STOPPING for action in job.all(e.Disconnect))
     job.join("w3")
     assert job.refused().reason is Reason.STOPPING
+
+
+def test_adaptive_local_steps_rise_as_the_rate_decays_and_begin_at_the_base_rate() -> None:
+    """Formula (1), √((η₀/η) · (F/F₀)) · first, with the base rate as η₀. With the rate of the first round,
+    which a warm-up makes next to nothing, there was one step for ever (finding F12)."""
+
+    def steps(schedule: str, epochs: int) -> list[int]:
+        core = core_of("local:first=4,most=16", epochs=epochs, schedule=parse_schedule(schedule))
+        job = Job(core=core, samples=64)
+        job.bring("w0")
+        found: list[int] = []
+        while job.core.phase is Phase.RUNNING:
+            found.append(job.core.local_steps)
+            job.round(["w0"])
+        return found
+
+    warm = steps("constant:warmup=1", 8)
+    assert warm[0] == 4
+    assert max(warm[1:3]) > 4  # the rate is below the base rate
+    assert set(warm[len(warm) // 2 :]) == {4}
+    decaying = steps("step:every=2,gamma=0.25", 8)
+    assert decaying[0] == 4
+    assert max(decaying) == 16
+    assert decaying == sorted(decaying)

@@ -133,9 +133,9 @@ def forget_outcomes(self: Member, outcome: Outcome) -> None:
     self.last_seq = outcome.seq
 
 
-def drift_further(self: Arrivals, state: JobState, staleness: int | None) -> None:
+def drift_further(self: Arrivals, clock: int) -> bool:
     """The bound is not the one that was asked for."""
-    ARRIVALS_INIT(self, state, None if staleness is None else staleness + 1)
+    return self.bound is not None and clock - min(self._clocks, default=0) > self.bound + 1
 
 
 def wait_for_nobody(self: Round) -> bool:
@@ -170,18 +170,18 @@ def weigh_alike(self: StragglerCoded, answered: Any) -> dict[int, float]:
     ("mode", "owner", "name", "broken"),
     [
         ("sync", Member, "remember", forget),
-        ("async", Member, "remember", forget),
+        ("async:rate=inverse", Member, "remember", forget),
         ("sync", Member, "remember", forget_outcomes),
-        ("stale 2", Arrivals, "__init__", drift_further),
-        ("async", Samples, "give_back", give_nothing_back),
+        ("stale:bound=2", Arrivals, "_held", drift_further),
+        ("async:rate=inverse", Samples, "give_back", give_nothing_back),
         ("sync", Round, "complete", property(wait_for_nobody)),
-        ("stale 2", Store, "apply", weigh_nothing),
+        ("stale:bound=2", Store, "apply", weigh_nothing),
         ("sync", JobState, "epoch_to_evaluate", property(never_evaluate)),
         ("sync", Samples, "give_back", give_nothing_back),
-        ("sync, redundancy 2", Sliced, "vacant", nothing_is_vacant),
-        ("sync, redundancy 2", Samples, "give_back", give_nothing_back),
-        ("sync, straggler code 1", StragglerCoded, "weights", weigh_alike),
-        ("sync, straggler code 1", StragglerCoded, "portions", Division.portions),
+        ("sync:redundancy=2", Sliced, "vacant", nothing_is_vacant),
+        ("sync:redundancy=2", Samples, "give_back", give_nothing_back),
+        ("sync:stragglers=1", StragglerCoded, "weights", weigh_alike),
+        ("sync:stragglers=1", StragglerCoded, "portions", Division.portions),
     ],
 )
 def test_the_histories_notice_what_is_broken(
@@ -213,4 +213,4 @@ def test_the_histories_notice_a_push_that_answers_two_assignments(monkeypatch: p
 
     monkeypatch.setattr(Work, "__init__", build)
     with pytest.raises(AssertionError, match=r"mode .* seed"):
-        run("async", STEPS, seed=1)
+        run("async:rate=inverse", STEPS, seed=1)

@@ -8,12 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stepping import core_of
 
 from gradwire.proto.messages import Phase
 from gradwire.server.conductor import TICK_S, Conductor
 from gradwire.server.job import events as e
-from gradwire.server.job.core import Core
-from gradwire.server.job.state import Rules
 from gradwire.server.metrics import Metrics
 
 
@@ -30,7 +29,7 @@ def value(metrics: Metrics, name: str) -> float:
 
 def test_what_a_worker_sends_updates_no_gauge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every chunk did, at a cost that grows with the members: 17 ms of the event loop at 256 (finding F8)."""
-    core = Core(Rules(min_workers=2, batch_size=8, epochs=1, lease_s=10.0))
+    core = core_of(min_workers=2)
     asked: list[int] = []
 
     def missing() -> list[int]:

@@ -3,7 +3,7 @@
 A line that is not indented is something that happens; the indented lines after it are all that follows from
 it, in that order. `#` begins a comment. What can happen:
 
-    job mode=stale workers=2 samples=40 batch=4 …    first; options are those of `Rules`
+    job mode=stale:bound=2 workers=2 samples=40 batch=4 schedule=…    first
     a joins | a reconnects | a disconnects | a leaves
     a pushes            for the last work that it was given; `nothing` when its step was skipped
     a pushes again      the same bytes as the last time
@@ -21,16 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stepping import Refuse, step
+from stepping import Refuse, core_of, step
 
 from gradwire.coding import parts_of
 from gradwire.proto.messages import Assignment, Decision
 from gradwire.proto.shares import assigned_samples, share
 from gradwire.server.job import events as e
-from gradwire.server.job.core import Core
-from gradwire.server.job.modes.interval import parse_local_steps
 from gradwire.server.job.schedule import parse_schedule
-from gradwire.server.job.state import Rules
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 MODEL = b"model"
@@ -40,16 +37,11 @@ class Story:
     def __init__(self, options: dict[str, str]) -> None:
         self.samples = int(options.pop("samples", "40"))
         workers = int(options.pop("workers", "0"))
-        given: dict[str, Any] = {"batch_size": int(options.pop("batch", "4")), "epochs": 2, "lease_s": 10.0}
-        given["min_workers"] = max(1, workers)
-        for name, text in options.items():
-            if name == "local_steps":
-                given[name] = parse_local_steps(text)
-            elif name == "schedule":
-                given[name] = parse_schedule(text)
-            else:
-                given[name] = text if name == "mode" else int(text)
-        self.core = Core(Rules(**given))
+        given: dict[str, Any] = {"batch_size": int(options.pop("batch", "4"))}
+        if "schedule" in options:
+            given["schedule"] = parse_schedule(options.pop("schedule"))
+        self.core = core_of(options.pop("mode"), min_workers=max(1, workers), **given)
+        assert not options, f"no options of a story: {options}"
         self.now = 100.0
         self.told: dict[str, list[Assignment]] = {}
         self.last: dict[str, e.Pushed] = {}

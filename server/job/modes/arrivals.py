@@ -37,13 +37,15 @@ class Arrivals(Mode):
     """Nothing that happens with every push looks at all members: the fields marked DERIVED, which are by
     worker, are kept up to date instead.
 
-    _bound: in clocks, None for no bound. _idle: may be given work. _held_back: were too far ahead of the
-    slowest when it was at the clock _held_at. _reached: the clock that others can see, and _clocks: how many
-    have reached which. _timed: seconds for a whole share, and _usual: the same in order.
+    bound: in clocks, None for no bound. inverse: whether a gradient is divided by its staleness. _idle: may
+    be given work. _held_back: were too far ahead of the slowest when it was at the clock _held_at. _reached:
+    the clock that others can see, and _clocks: how many have reached which. _timed: seconds for a whole
+    share, and _usual: the same in order.
     """
 
     _state: JobState = field(metadata=DERIVED)
-    _bound: int | None
+    bound: int | None = field(metadata=DERIVED)
+    inverse: bool = field(metadata=DERIVED)
     _promised: int = 0  # the last version that a push was told it will be
     _newest: int = -1  # clock of the newest push accepted
     _queue: deque[e.Apply] = field(default_factory=deque[e.Apply])
@@ -182,7 +184,7 @@ class Arrivals(Mode):
         return member.clock
 
     def _held(self, clock: int) -> bool:
-        return self._bound is not None and clock - self._slowest() > self._bound
+        return self.bound is not None and clock - self._slowest() > self.bound
 
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
         work = member.work
@@ -204,13 +206,13 @@ class Arrivals(Mode):
         state.samples.settle(work.drawn)
         self._know().add(member.worker)
         clocks = max(0, self._newest - clock)
-        if self._bound is not None and clocks > self._bound:
+        if self.bound is not None and clocks > self.bound:
             member.clock = None  # it starts again beside the slowest
             self._count(member)
             return None
         base_version = work.assignment.version
         versions = self._promised - base_version
-        state.largest_staleness = max(state.largest_staleness, versions if self._bound is None else clocks)
+        state.largest_staleness = max(state.largest_staleness, versions if self.bound is None else clocks)
         self._newest = max(self._newest, clock)
         member.clock = clock + 1
         self._promised += 1
@@ -227,10 +229,10 @@ class Arrivals(Mode):
                 version=self._promised,
                 contributions=(contribution,),
                 rate_factor=rules.rate_factor(middle),
-                weight=weight / (max(1, versions) if rules.inverse else 1),
+                weight=weight / (max(1, versions) if self.inverse else 1),
                 opened_at=work.given_at,
                 base_version=base_version,
-                clocks_stale=None if self._bound is None else clocks,
+                clocks_stale=None if self.bound is None else clocks,
             )
         )
         state.wait_from(now)
@@ -239,7 +241,7 @@ class Arrivals(Mode):
     def _judge(self, member: Member, work: Work, now: float) -> None:
         """Fit the member's share to how long it took, if the others depend on that."""
         pace = member.pace
-        if self._bound is None or pace is None or work.interrupted or work.drawn.count < pace.share:
+        if self.bound is None or pace is None or work.interrupted or work.drawn.count < pace.share:
             return  # its time says nothing: it was away, or an epoch that ended left it less than its share
         pace.note(now - work.given_at)
         self._untime(member.worker)
@@ -340,7 +342,7 @@ class Arrivals(Mode):
         since = f"since {now - self._stuck_since:.1f} s"
         ahead = ", ".join(f"{each.name} at clock {each.clock}" for each in stuck)
         text = (
-            f"{ahead}: a step begins at most {self._bound} ahead of the slowest, which is at clock "
+            f"{ahead}: a step begins at most {self.bound} ahead of the slowest, which is at clock "
             f"{self._slowest()}; waits {since} for {names}"
         )
         return Waiting(ranks=ranks, subject=f"{ranks}", text=text, seconds=now - self._stuck_since)

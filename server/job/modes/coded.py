@@ -23,10 +23,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ....coding import MAX_NODES, Choice, StepTimes, packet_elements, possible
+from ....configuration import UsageError, option
 from ....proto.messages import Assignment, Coding
 from ....proto.refusal import Refused
+from ....settings import ServerSettings
 from .. import events as e
 from .. import refusals
 from ..roster import Member, Name, Work
@@ -36,8 +39,45 @@ from ..waiting import Waiting, describe
 from .coded_round import CodedRound, ExchangeLife, ExchangeReport
 from .copies import Drift, ServerCopy
 from .mode import Mode
+from .options import MAX_UINT32, ModeOptions, needs_mean
 
 MAX_DAMAGED = 3  # exchanges in a row that fail because of one member's packets; then it is sent away
+
+
+def _parse_copies(text: str) -> None:
+    if text != "auto" and not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_UINT32):
+        raise ValueError(f"expected a whole number from 1, or auto, got {text!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodedOptions(ModeOptions):
+    """Workers exchange coded packets of gradients, and each takes the step itself."""
+
+    work: ClassVar[str] = "exchange"
+
+    redundancy: str = option(
+        "1", "workers that compute each block; auto chooses by measured times", parse=_parse_copies
+    )
+
+    @property
+    def copies(self) -> int | None:
+        """Of each block; None to choose them by measured times."""
+        return None if self.redundancy == "auto" else int(self.redundancy)
+
+    def mode(self, state: JobState) -> Coded:
+        return Coded(state, redundancy=self.copies)
+
+    def check(self, settings: ServerSettings) -> None:
+        needs_mean(settings)
+        if settings.downlink != "none":
+            raise UsageError(
+                f"--downlink {settings.downlink}: --mode {settings.mode} has no updates; use none"
+            )
+
+    def check_workers(self, mode: str, workers: int) -> None:
+        most = max(1, workers - 1)
+        if self.copies is not None and self.copies > most:
+            raise UsageError(f"--mode {mode}: --workers {workers} allows up to {most}")
 
 
 @dataclass
@@ -45,7 +85,7 @@ class Coded(Mode):
     """redundancy: as many as there can be if so many cannot be had; None to choose by measured times."""
 
     _state: JobState = field(metadata=DERIVED)
-    _redundancy: int | None
+    redundancy: int | None = field(metadata=DERIVED)
     _choice: Choice = field(default_factory=Choice)
     round: CodedRound | None = None
     _exchanges: int = 0  # so far; the number of the last one
@@ -130,7 +170,7 @@ class Coded(Mode):
             self._noted = nodes, redundancy
             members = f"{nodes} member{'' if nodes == 1 else 's'}"
             text = f"{members} exchange with redundancy {redundancy}{self._why(nodes, redundancy)}"
-            less = self._redundancy is not None and redundancy < self._redundancy
+            less = self.redundancy is not None and redundancy < self.redundancy
             actions.append(e.Note(text=text, warning=less and nodes > 1))
         self._exchanges += 1
         self.round = round_ = CodedRound(
@@ -146,14 +186,14 @@ class Coded(Mode):
         return actions + self._assign(round_, coding, now, evaluate=True)
 
     def _redundancy_for(self, nodes: int) -> int:
-        if self._redundancy is None:
+        if self.redundancy is None:
             return self._choice.next(nodes)
-        return max(r for r in possible(nodes) if r <= self._redundancy)
+        return max(r for r in possible(nodes) if r <= self.redundancy)
 
     def _why(self, nodes: int, redundancy: int) -> str:
         typical = self._choice.typical
-        if self._redundancy is not None:
-            return f": {self._redundancy} is more than can be" if redundancy < self._redundancy else ""
+        if self.redundancy is not None:
+            return f": {self.redundancy} is more than can be" if redundancy < self.redundancy else ""
         if typical is None or self._choice.nodes != nodes:
             return ": nothing has been measured yet"
         times = f"{typical.computing:.3g} s and exchanging {typical.exchanging:.3g} s"

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from ....coding import parts_of, straggler_code
 from ....proto.shares import share
 from ..samples import Drawn, Samples
-from ..state import Rules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,16 +120,30 @@ class StragglerCoded(Division):
         return {place: weight * self.parts[place].samples / total for place, weight in found}
 
 
-def divide(rules: Rules, samples: Samples, idle: int, late: int, steps: int) -> Division | None:
+class Wanted(Protocol):
+    """How rounds are to be divided, as in `Rounds`."""
+
+    @property
+    def backup(self) -> int: ...
+
+    @property
+    def redundancy(self) -> int: ...
+
+    @property
+    def stragglers(self) -> int: ...
+
+
+def divide(wanted: Wanted, samples: Samples, each: int, idle: int, late: int) -> Division | None:
     """Draw a round's samples and divide them.
 
-    idle: members that can take part. late: others, that are still busy with what a round has closed without.
+    each: samples for a member. idle: members that can take part. late: others, that are still busy with
+    work whose round has closed without it.
     Returns None where no samples are left. An epoch that ends may have too few for everybody.
     """
-    drawn = samples.draw(rules.batch_size * steps * idle)
+    drawn = samples.draw(each * idle)
     if drawn is None:
         return None
-    redundancy = rules.redundancy or 1
+    redundancy = wanted.redundancy
     slices = largest_divisor(idle, redundancy)
     if slices > 1:
         return _sliced(drawn, idle, slices, redundancy)
@@ -137,14 +151,14 @@ def divide(rules: Rules, samples: Samples, idle: int, late: int, steps: int) -> 
     if redundancy > 1:
         note = _divided_otherwise(idle, redundancy, 1)
     world = min(idle, drawn.count)
-    stragglers = min(max(0, rules.straggler_code - late), world - 1)
+    stragglers = min(max(0, wanted.stragglers - late), world - 1)
     if stragglers:
         return _coded(drawn, world, stragglers)
     parts = tuple(
         Part(drawn=part, samples=part.count, position=position, world=world)
         for position, part in enumerate(drawn.divided(idle))
     )
-    return Division(parts=parts, needed=max(1, min(world, world + late - rules.backup)), note=note)
+    return Division(parts=parts, needed=max(1, min(world, world + late - wanted.backup)), note=note)
 
 
 def _sliced(drawn: Drawn, members: int, slices: int, asked: int) -> Sliced:

@@ -96,6 +96,16 @@ class Mode(ABC):
         return False
 
     @property
+    def shares_samples(self) -> bool:
+        """Whether several members may be given the same ones."""
+        return False
+
+    @property
+    def lossless(self) -> bool:
+        """Whether workers may only use compressors without loss."""
+        return False
+
+    @property
     def exchanges(self) -> bool:
         """Whether pushes say what came of an exchange, and carry no payloads."""
         return False

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SLOW = 2.0  # times what the others take: from there on a share shrinks
+BEHIND = 1.1  # the same for a share that has shrunk already
 ENOUGH = 3  # answers in a row before it is judged
 HELPED = 0.75  # of the time before: a smaller share that does not get below that was no use
 SMOOTHING = 0.3  # weight of the last answer in the mean
@@ -50,8 +51,10 @@ class Pace:
             share, self.fixed = batch_size, True
         elif self.seconds > SLOW * usual:
             share = max(1, round(self.share * usual / self.seconds))
-        elif self.share < batch_size and self.seconds < usual:
-            share = min(batch_size, max(self.share + 1, round(self.share * min(2.0, usual / self.seconds))))
+        elif self.share < batch_size and (self.seconds < usual or self.seconds > BEHIND * usual):
+            # To what would take about as long as the others take: with the bound, all go at its pace.
+            fitting = int(self.share * min(2.0, usual / self.seconds) + 1e-9)
+            share = max(1, min(batch_size, fitting))
         if share != self.share:
-            self.before = self.seconds if share < self.share else None
+            self.before = self.seconds if self.seconds > SLOW * usual else None
             self.share, self.answers = share, 0

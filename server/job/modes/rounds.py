@@ -36,6 +36,7 @@ from ..saving import DERIVED
 from ..state import JobState
 from ..waiting import Waiting, describe
 from .division import Division, Part, Sliced, StragglerCoded, divide
+from .interval import LocalSteps
 from .mode import Mode
 
 
@@ -113,7 +114,15 @@ class Round:
 
 @dataclass
 class Rounds(Mode):
+    """backup: stragglers that a round does without. redundancy: members that compute the same samples, and
+    divide the tensors in slices. stragglers: members that a round can do without because others compute their
+    samples too. interval: of local steps; None for a gradient."""
+
     _state: JobState = field(metadata=DERIVED)
+    backup: int = field(default=0, metadata=DERIVED)
+    redundancy: int = field(default=1, metadata=DERIVED)
+    stragglers: int = field(default=0, metadata=DERIVED)
+    interval: LocalSteps | None = field(default=None, metadata=DERIVED)
     round: Round | None = None
     _first_loss: float | None = None  # at the start of the first round
     _loss: float = math.nan  # at the start of the last round that has closed
@@ -122,6 +131,14 @@ class Rounds(Mode):
     @property
     def quiet(self) -> bool:
         return self.round is None
+
+    @property
+    def shares_samples(self) -> bool:
+        return self.redundancy > 1 or self.stragglers > 0
+
+    @property
+    def lossless(self) -> bool:
+        return self.stragglers > 0  # decoding weights, which may be in the hundreds, magnify what is lost
 
     def advance(self, now: float) -> list[e.Action]:
         return [*self._offer(now), *self._close(now)]
@@ -139,7 +156,8 @@ class Rounds(Mode):
         if self.round is not None:
             return self._fill(self.round, idle, now)
         steps = self._steps()
-        division = divide(rules, state.samples, len(idle), len(ready) - len(idle), steps)
+        late = len(ready) - len(idle)
+        division = divide(self, state.samples, rules.batch_size * steps, len(idle), late)
         if division is None:
             return []
         progress = state.samples.progress
@@ -211,7 +229,7 @@ class Rounds(Mode):
         return member
 
     def _steps(self) -> int:
-        planned = self._state.rules.local_steps
+        planned = self.interval
         if planned is None:
             return 1
         if self._first_loss is None:
@@ -322,7 +340,7 @@ class Rounds(Mode):
             e.Apply(
                 version=round_.version + 1,
                 contributions=tuple(in_rank_order),
-                rate_factor=1.0 if self._state.rules.local_steps else round_.rate_factor,
+                rate_factor=1.0 if self.interval is not None else round_.rate_factor,
                 opened_at=round_.opened_at,
             )
         ]
@@ -351,7 +369,7 @@ class Rounds(Mode):
             self._loss = sum(each.loss * each.samples for each in given) / samples
             if self._first_loss is None:
                 self._first_loss = self._loss
-            if self._state.rules.local_steps is not None:
+            if self.interval is not None:
                 most = max(part.samples for part in round_.division.parts)
                 self._state.all_local_steps += -(-most // self._state.rules.batch_size)
 

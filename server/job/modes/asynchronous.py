@@ -1,0 +1,36 @@
+"""The mode `async`: pushes are applied as they arrive (`arrivals`), however old they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ....configuration import UsageError, option
+from ....optimizer import parse_optimizer
+from ....settings import ServerSettings
+from ..state import JobState
+from .arrivals import Arrivals
+from .options import ModeOptions, needs_mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AsyncOptions(ModeOptions):
+    """Every gradient becomes a version as soon as it is there."""
+
+    work: ClassVar[str] = "gradients:single=on"
+
+    rate: Literal["full", "inverse"] = option(
+        "full", "rate of a gradient: full, or inverse, divided by the versions applied since its base"
+    )
+    compensation: float = option(0.0, "lambda of the correction for those versions; 0 for none", least=0)
+
+    def mode(self, state: JobState) -> Arrivals:
+        return Arrivals(state, bound=self.bound, inverse=self.rate == "inverse")
+
+    def check(self, settings: ServerSettings) -> None:
+        needs_mean(settings)
+        if self.rate == "inverse" and parse_optimizer(settings.optimizer).undoes_weights:
+            raise UsageError(
+                f"--mode {settings.mode}: weighs gradients, and --optimizer {settings.optimizer} takes no "
+                "notice of how large they are; use sgd"
+            )

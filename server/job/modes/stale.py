@@ -1,0 +1,18 @@
+"""The mode `stale`: as `async`, with a bound on how far members may be apart (`arrivals`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....configuration import option
+from .asynchronous import AsyncOptions
+from .options import MAX_UINT32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaleOptions(AsyncOptions):
+    """As async, and no worker runs away from the slowest."""
+
+    bound: int = option(
+        4, "clocks that a worker may be ahead of the slowest when it begins a step", least=0, most=MAX_UINT32
+    )

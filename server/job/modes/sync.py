@@ -1,0 +1,59 @@
+"""The mode `sync`: rounds of one step (`rounds`), divided as the options say (`division`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ....configuration import option
+from ....settings import ServerSettings
+from ...shard.aggregation import parse_aggregation
+from ..state import JobState
+from .options import MAX_UINT32, ModeOptions, needs_mean, needs_workers
+from .rounds import Rounds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncOptions(ModeOptions):
+    """Rounds: the gradients of all workers at one version make the next."""
+
+    work: ClassVar[str] = "gradients"
+
+    backup: int = option(0, "stragglers that a round may close without", least=0, most=MAX_UINT32)
+    redundancy: int = option(
+        1,
+        "workers that compute the same samples; each pushes a slice of every tensor",
+        least=1,
+        most=MAX_UINT32,
+    )
+    stragglers: int = option(
+        0,
+        "stragglers that a round may close without, because others compute their samples too",
+        least=0,
+        most=MAX_UINT32,
+    )
+
+    def __post_init__(self) -> None:
+        asked = [f"redundancy={self.redundancy}"] if self.redundancy > 1 else []
+        asked += [f"stragglers={self.stragglers}"] if self.stragglers else []
+        if len(asked) > 1:
+            why = "the one saves bytes, the other waiting: choose"
+            raise ValueError(f"{asked[1]}: not with {asked[0]}; {why}")
+        if asked and self.backup:
+            why = "rounds would close without slices that nobody else pushes"
+            if self.stragglers:
+                why = "such a round already closes without as many, and loses nothing by it"
+            raise ValueError(f"{asked[0]}: not with backup={self.backup}: {why}")
+
+    def mode(self, state: JobState) -> Rounds:
+        return Rounds(state, backup=self.backup, redundancy=self.redundancy, stragglers=self.stragglers)
+
+    @property
+    def lossless(self) -> bool:
+        return self.stragglers > 0
+
+    def check(self, settings: ServerSettings) -> None:
+        if self.redundancy > 1 or self.stragglers:
+            needs_mean(settings)
+        needed = self.backup + parse_aggregation(settings.aggregation).fewest
+        needs_workers(settings, max(needed, self.stragglers + 1))
