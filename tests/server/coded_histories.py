@@ -26,6 +26,7 @@ from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.shares import share
 from gradwire.server.job import events as e
+from gradwire.server.job.modes.coded import HOPE_LEASES
 
 SAMPLES, EPOCHS, BATCH, ELEMENTS = 37, 3, 2, 5
 LEASE_S = 10.0
@@ -122,6 +123,7 @@ class Cluster:
                 case e.Relabel():
                     assert self.loading is None, "the copy becomes another version while it is replaced"
                     assert self.store is not None
+                    self._check_going_back(action.version - 1)
                     self.store = Replica(action.version, self.store.values, self.store.trained)
                     self.versions[action.version] = self.store
                 case e.Disconnect():
@@ -137,6 +139,15 @@ class Cluster:
                 case _:
                     pass
         return actions
+
+    def _check_going_back(self, version: int) -> None:
+        """Nobody who still has the version could have been waited for a little longer."""
+        for member in self.core.roster.departed.values():
+            worker = self.workers[member.worker]
+            if not worker.alive or worker.replica is None or worker.incarnation != member.incarnation:
+                continue
+            waited = self.now - member.heard_at > HOPE_LEASES * LEASE_S
+            assert waited or worker.replica.version != version, f"{worker.name} has version {version}"
 
     def _send(self, name: str, message: Any) -> None:
         worker = self.workers[name]
@@ -385,6 +396,8 @@ class Cluster:
                     self._break(worker)
             elif what < 0.9:
                 self.now += LEASE_S * 1.1  # everybody is silent
+                if chance.random() < 0.5:  # and the server notices before it hears of anybody again
+                    self.happen(e.Tick())
             return
         if busy and chance.random() < 0.9:
             worker = chance.choice(busy)

@@ -322,6 +322,61 @@ def test_everybody_lost_means_back_to_the_copy() -> None:
     assert first.start == 0
 
 
+def outage(job: Job) -> list[Any]:
+    """Nobody is heard of until all leases are over."""
+    return job.step(e.Tick(), after=11.0)
+
+
+def test_who_joins_waits_for_those_that_are_away_with_the_current_version() -> None:
+    job = Job(2, redundancy=1, samples=6000)
+    job.round()
+    job.round()
+    outage(job)
+    job.step(e.Joined(worker="z", incarnation=1), after=100.0)
+    assert not some(job.come("z", version=None), e.Assign)
+    text = job.core.waiting(job.now).text
+    assert "version 2 is waited for" in text
+    assert "(a, gone), rank 1 (b, gone)" in text
+    assert "waited for 30 s, training goes back to the server's copy, version 0" in text
+    for _ in range(5):
+        job.step(e.Heard(worker="z", incarnation=1), after=5.0)
+        assert not job.step(e.Tick())
+    actions = job.come("a", version=2, assigned=job.assigned["a"].assignment.id)
+    assert [request.worker for request in some(actions, e.RequestCopy)] == ["a"]
+    assert job.core.version == 2
+    actions = job.copied("a", 2)
+    assert {assign.worker: assign.has for assign in some(actions, e.Assign)} == {"a": 2, "z": None}
+
+
+def test_when_nobody_comes_back_with_the_current_version_training_goes_on_from_the_copy() -> None:
+    job = Job(2, redundancy=1, samples=6000)
+    job.round()
+    job.round()
+    outage(job)
+    job.step(e.Joined(worker="z", incarnation=1))
+    job.come("z", version=None)
+    actions: list[Any] = []
+    while not some(actions, e.Relabel):
+        job.step(e.Heard(worker="z", incarnation=1), after=5.0)
+        actions = job.step(e.Tick())
+    assert 10.0 + 30.0 < job.now <= 10.0 + 30.0 + 6.0
+    (assign,) = some(actions, e.Assign)
+    assert (assign.worker, assign.has, assign.assignment.version) == ("z", None, 3)
+    (first, *_) = assign.assignment.ranges
+    assert first.start == 0
+
+
+def test_those_that_came_back_as_another_incarnation_are_not_waited_for() -> None:
+    job = Job(1, redundancy=1, samples=6000)
+    job.round()
+    outage(job)
+    job.step(e.Joined(worker="a", incarnation=2))
+    job.step(e.Attached(worker="a", incarnation=2))
+    prepared = e.Prepared(worker="a", incarnation=2, fingerprint=b"", version=None, assigned=0)
+    (assign,) = some(job.step(prepared), e.Assign)
+    assert (assign.has, assign.assignment.version) == (None, 2)
+
+
 def test_replicas_that_drift_are_named_and_brought_together_when_the_epoch_ends() -> None:
     job = Job(3, samples=12)
     (note,) = some(job.round("001"), e.Note)
@@ -412,19 +467,3 @@ def test_members_that_had_not_taken_the_last_step_come_back_with_its_sum() -> No
     come_back(job, "a", 0)
     assert job.core.version == 1
     assert job.assigned["a"].assignment.apply == 1
-
-
-def test_others_wait_for_those_with_the_version_for_one_more_lease() -> None:
-    job = Job(1, redundancy=1, samples=600)
-    job.round()
-    job.step(e.Tick(), after=10.5)
-    job.step(e.Joined(worker="z", incarnation=1))
-    job.come("z", version=None)
-    assert job.core.version == 1
-    job.step(e.Heard(worker="z", incarnation=1), after=9.0)
-    assert job.step(e.Tick()) == [] or job.core.version == 1
-    job.step(e.Heard(worker="z", incarnation=1), after=2.0)
-    notes = some(job.step(e.Tick()), e.Note)
-    assert any("the server's copy, 1 version older" in note.text for note in notes)
-    assert job.core.version == 2
-    assert job.assigned["z"].assignment.version == 2

@@ -13,8 +13,8 @@ the old exchange are void. A block that nobody has any more is left out, and its
 
 The parameters are at the workers. The server has a copy, from the member with the lowest rank: of the end of
 each epoch, of the end of the job, and of any version at which somebody is to be given it, for which the round
-waits. If everybody is lost who had the current version, training goes on from the copy, and what was trained
-since goes out again.
+waits. If everybody is lost who had the current version, the round waits for one of them to come back with it;
+when that has taken too long, training goes on from the copy, and what was trained since goes out again.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from .mode import Mode
 from .options import MAX_UINT32, ModeOptions, needs_mean
 
 MAX_DAMAGED = 3  # exchanges in a row that fail because of one member's packets; then it is sent away
+HOPE_LEASES = 3  # that members wait for those that are away with the only current version
 
 
 def _parse_copies(text: str) -> None:
@@ -121,7 +122,7 @@ class Coded(Mode):
 
     def due(self, now: float) -> bool:
         since = self._hoping_since
-        return since is not None and now - since > self._state.rules.lease_s
+        return since is not None and now - since > HOPE_LEASES * self._state.rules.lease_s
 
     # ---- giving out work
 
@@ -141,11 +142,13 @@ class Coded(Mode):
         return actions
 
     def _hopes(self, now: float) -> bool:
-        """Whether the training waits for members that are away with the only current version: for as long as
-        there is nobody else, and then for another lease."""
+        """Whether the training waits for members that are away with the only current version. It does for as
+        long as no other member is there to train, and for `HOPE_LEASES` from then on."""
         if not self._away():
             return False
-        if self._hoping_since is None and self._state.roster.ready_members:
+        if not self._state.roster.ready_members:
+            self._hoping_since = None
+        elif self._hoping_since is None:
             self._hoping_since = now
         return not self.due(now)
 
@@ -487,9 +490,15 @@ class Coded(Mode):
         if round_ is None:
             asked = self._asked()
             if asked is None:
-                kept = [each for each in state.roster.by_rank() if self._is_current(each)] or self._away()
-                names = ", ".join(describe(state, each.id, each.rank, now) for each in kept)
+                here = [each for each in state.roster.by_rank() if self._is_current(each)]
+                names = ", ".join(describe(state, each.id, each.rank, now) for each in here or self._away())
                 text = f"version {state.version} is waited for {since} from {names}, who have it"
+                if not here:
+                    wait_s = HOPE_LEASES * state.rules.lease_s
+                    text += (
+                        f"; when others have waited for {wait_s:g} s, training goes back to the server's "
+                        f"copy, version {self._copy.version}"
+                    )
                 return Waiting(subject="copy", text=text)
             names = describe(state, asked.id, asked.rank, now)
             text = f"the copy of version {state.version} is waited for {since} from {names}"
