@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from paced import BOUND, SECONDS_PER_SAMPLE, Job, even, one_slow
 
 from gradwire.server.job.modes.interval import Adaptive, Fixed, parse_local_steps
-from gradwire.server.job.modes.pace import ENOUGH, Pace
+from gradwire.server.job.modes.pace import BEHIND, ENOUGH, Pace
 from gradwire.spec import SpecError
 
 # ---- local steps
@@ -66,7 +67,7 @@ BATCH = 32
 
 
 def usual(seconds: float = 0.1) -> list[Pace]:
-    return [Pace(share=BATCH, seconds=seconds, answers=ENOUGH) for _ in range(3)]
+    return [Pace(share=BATCH, answers=[seconds] * ENOUGH) for _ in range(3)]
 
 
 def whole(paces: list[Pace]) -> list[float]:
@@ -88,6 +89,26 @@ def test_a_worker_that_takes_ten_times_as_long_gets_a_tenth() -> None:
     assert pace.share == 3
     answer(pace, 3 * 1.0 / BATCH)
     assert pace.share in (3, 4)
+
+
+def test_one_bad_step_among_good_ones_is_no_reason() -> None:
+    pace = Pace(share=BATCH)
+    answer(pace, 0.1)
+    answer(pace, 1.0, 1)
+    assert pace.share == BATCH
+    answer(pace, 1.0, 1)
+    assert pace.share == 3
+
+
+def test_a_share_shrinks_until_the_worker_keeps_up() -> None:
+    """A step of 0.02 s and 0.01 s per sample: a tenth of the samples is not enough."""
+    pace = Pace(share=BATCH)
+    for _ in range(4):
+        answer(pace, 0.02 + 0.01 * pace.share)
+    assert 0.02 + 0.01 * pace.share <= BEHIND * 0.1
+    share = pace.share
+    answer(pace, 0.02 + 0.01 * share, 20)
+    assert pace.share == share
 
 
 def test_somewhat_slower_is_not_slow() -> None:
@@ -119,7 +140,7 @@ def test_where_fewer_samples_do_not_help_the_share_is_whole_again_and_stays() ->
 def test_without_anyone_to_compare_with_nothing_changes() -> None:
     pace = Pace(share=BATCH)
     answer(pace, 5.0, others=[])
-    answer(pace, 5.0, others=[Pace(share=4, seconds=0.1, answers=ENOUGH)])
+    answer(pace, 5.0, others=[Pace(share=4, answers=[0.1] * ENOUGH)])
     assert pace.share == BATCH
 
 
@@ -127,3 +148,30 @@ def test_a_share_is_at_least_one_sample() -> None:
     pace = Pace(share=BATCH)
     answer(pace, 1e6)
     assert pace.share == 1
+
+
+def shown(job: Job) -> str:
+    return f"shares {job.shares[:20]}, most stale {job.most_stale}"
+
+
+@pytest.mark.parametrize("overhead", [0.0, 0.02, 0.05])
+def test_with_one_worker_ten_times_slower_the_others_keep_their_pace(overhead: float) -> None:
+    """Three even workers and a tenth of one are 0.78 of four."""
+    usual, job = even(10, overhead), one_slow(10, overhead)
+    assert job.pace(0.5) >= 0.7 * usual.pace(0.5), shown(job)
+    assert job.pace() >= 0.65 * usual.pace(), shown(job)
+    assert job.most_stale == BOUND
+
+
+def test_without_overhead_and_noise_a_straggler_costs_little_more_than_what_it_does_not_compute() -> None:
+    usual = Job(slower=[1, 1, 1, 1], overhead=[0, 0, 0, 0], epochs=40, noise=0).run()
+    job = Job(slower=[1, 1, 1, 10], overhead=[0, 0, 0, 0], epochs=40, noise=0).run()
+    assert usual.pace() == pytest.approx(4 / SECONDS_PER_SAMPLE, rel=0.05)
+    assert job.pace() > 0.72 * usual.pace(), shown(job)
+
+
+def test_a_slow_link_is_not_mended_by_smaller_shares() -> None:
+    """Its worker keeps a whole one: with any other all would be as slow, and have trained on less."""
+    job = Job(slower=[1, 1, 1, 1], overhead=[0.02, 0.02, 0.02, 0.5], epochs=10).run()
+    assert set(job.shares[-10:-3]) == {BATCH}
+    assert job.most_stale <= BOUND

@@ -11,8 +11,9 @@ The staleness of a push is how many clocks it is behind the newest push that has
 rule is never more than the bound; a push that were older would be refused. Who joins starts at the clock of
 the slowest.
 
-A member that takes more than twice as long as the others is given fewer samples at a time (`pace`), and its
-pushes weigh less accordingly: otherwise the bound would make everybody as slow as it is.
+A member that takes more than twice as long as the others is given fewer samples at a time (`pace`), until it
+answers as often as they do, and its pushes weigh less accordingly: otherwise the bound would make everybody
+as slow as it is.
 """
 
 from __future__ import annotations
