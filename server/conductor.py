@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Coroutine, Sequence
@@ -28,6 +29,18 @@ log = logging.getLogger("gradwire.server")
 R = TypeVar("R")
 
 TICK_S = 0.25
+LINE_CHARACTERS = 120
+MORE = " and others"
+
+
+def shortened(text: str) -> str:
+    """At most `LINE_CHARACTERS` of it: without what is known of each member, then without the last ones."""
+    if len(text) > LINE_CHARACTERS:
+        text = re.sub(r"\(([^(),]+), [^()]*\)", r"(\1)", text)
+    if len(text) > LINE_CHARACTERS:
+        left = text[: LINE_CHARACTERS - len(MORE)]
+        text = left[: left.rfind(", ")] + MORE if ", " in left else left + MORE
+    return text
 
 
 class Conductor:
@@ -114,10 +127,7 @@ class Conductor:
                 if session is not None and session.incarnation == action.incarnation:
                     session.outbox.end(action.refusal, final=action.final)
             case e.Report():
-                log.warning("%s", action.text)
-                waiting = m.Waiting(ranks=action.ranks, seconds=action.seconds, text=action.text)
-                for worker in self.sessions:
-                    self._send(worker, waiting)
+                self._report(action)
             case e.Lost():
                 self.metrics.lost_members.inc()
                 log.warning("%s is lost: %s", action.name, action.reason)
@@ -125,6 +135,15 @@ class Conductor:
                 log.log(logging.WARNING if action.warning else logging.INFO, "%s", action.text)
             case e.Finish():
                 self._work(self._finish())
+
+    def _report(self, action: e.Report) -> None:
+        """Say whom a round waits for, unless it waits as long as every healthy round does."""
+        if self.core.phase is m.Phase.RUNNING and self.metrics.healthy(action.seconds):
+            return
+        log.warning("%s", shortened(action.text))
+        waiting = m.Waiting(ranks=action.ranks, seconds=action.seconds, text=action.text)
+        for worker in self.sessions:
+            self._send(worker, waiting)
 
     def _send(self, worker: str, message: m.ServerMessage) -> None:
         """To a worker that may have gone: its next stream learns all it needs from `Prepared`."""

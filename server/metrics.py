@@ -181,7 +181,11 @@ class Metrics(MetricSet, prefix="gradwire_server"):
 
     def overdue(self, seconds: float) -> bool:
         """Whether a round that has waited so long waits longer than rounds do; never so before the first."""
-        return bool(self._recent) and seconds > max(PATIENCE_S, 2 * statistics.median(self._recent))
+        return bool(self._recent) and not self.healthy(seconds)
+
+    def healthy(self, seconds: float) -> bool:
+        """Whether rounds are known to wait as long as that; never so before the first."""
+        return bool(self._recent) and seconds <= max(PATIENCE_S, 2 * statistics.median(self._recent))
 
     def round_closed(self, seconds: float, samples: int, loss: float) -> None:
         self._recent.append(seconds)

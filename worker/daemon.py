@@ -152,6 +152,7 @@ def _train(
             "joined job %s as %s, rank %d: %s, mode %s, %d epochs",
             *(job.id, connection.worker, reply.rank, job.task, job.mode, job.epochs),
         )
+        metrics.info.labels(__version__, job.mode, job.id).set(1)
         if isinstance(parse_work(job.work), Exchange):
             compressor = _without_compressor(compressor, chosen=chosen)
         connection.activity = "loading the task"

@@ -11,7 +11,7 @@ import pytest
 from stepping import core_of
 
 from gradwire.proto.messages import Phase
-from gradwire.server.conductor import TICK_S, Conductor
+from gradwire.server.conductor import LINE_CHARACTERS, TICK_S, Conductor, shortened
 from gradwire.server.job import events as e
 from gradwire.server.metrics import Metrics
 
@@ -95,3 +95,30 @@ def test_what_is_counted_elsewhere_is_a_counter_and_staleness_has_one_unit() -> 
     assert value(metrics, "staleness_largest_versions") == 7
     assert value(metrics, "staleness_largest_clocks") == 3
     assert math.isnan(value(metrics, "staleness_bound_clocks"))
+
+
+def test_waiting_is_said_in_short_lines_and_only_when_it_is_longer_than_usual(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """13 lines of 285 characters stood beside 5 epoch lines in a healthy run (finding U10)."""
+    names = [f"rank {rank} (worker-{rank}, connected, heard 0.{rank} s ago, computing)" for rank in range(32)]
+    one, many = (
+        f"version 7 waits since 3.1 s for {names[0]}",
+        f"version 7 waits since 3.1 s for {', '.join(names)}",
+    )
+    assert shortened(one) == one
+    assert len(shortened(many)) <= LINE_CHARACTERS
+    assert shortened(many).startswith(
+        "version 7 waits since 3.1 s for rank 0 (worker-0), rank 1 (worker-1), rank 2"
+    )
+    assert shortened(many).endswith(" and others")
+    shell = conductor(SimpleNamespace(phase=Phase.RUNNING))
+    report = e.Report(ranks=(0,), seconds=3.1, text=one)
+    for _ in range(5):
+        shell.metrics.round_closed(2.0, 8, 0.5)
+    shell.perform([report])
+    assert not caplog.records, "healthy rounds take as long"
+    for _ in range(32):
+        shell.metrics.round_closed(0.2, 8, 0.5)
+    shell.perform([report])
+    assert [record.getMessage() for record in caplog.records] == [one]
