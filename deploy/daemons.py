@@ -72,7 +72,8 @@ def _server_settings(settings: RunSettings, port: int, output: Path) -> ServerSe
 def _arguments(settings: ServerSettings | WorkerSettings) -> list[str]:
     """A daemon's command line: every option, so that nothing in the environment or a file changes it."""
     found: list[str] = []
-    for name, each in options_of(type(settings)).items():
+    cls: type[Any] = type(settings)
+    for name, each in options_of(cls).items():
         value = getattr(settings, name)
         if each.kind is bool:
             found.append(each.flag if value else each.flag.replace("--", "--no-", 1))
