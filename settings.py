@@ -160,7 +160,9 @@ class TrainingSettings:
     device: Literal["auto", "cpu", "cuda"] = process(
         "auto", "device to compute on; auto takes CUDA if there is one"
     )
-    connect_seconds: float = connection(30.0, "time to look for the server at first", unit="seconds", least=0)
+    connect_seconds: float = connection(
+        120.0, "time to look for a server that is still starting", unit="seconds", least=0
+    )
     give_up_seconds: float = connection(
         120.0, "time to try to come back after the connection broke", unit="seconds", least=0
     )

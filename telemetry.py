@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -17,16 +17,27 @@ from prometheus_client import CollectorRegistry, exposition
 
 from .configuration import UsageError
 
+# What a JSON line says of its process, and of a worker if the line is about one (`extra=` of the call).
+LOG_FIELDS = ("job", "worker", "rank", "version")
+
+LogFields = Callable[[], Mapping[str, object]]
+
 
 class _JsonLines(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields: LogFields = dict[str, object]
+
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        line: dict[str, object] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
+        line.update(self.fields())
+        line.update({name: value for name, value in vars(record).items() if name in LOG_FIELDS})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -41,6 +52,13 @@ def set_up_logging(log_format: str, level: str = "INFO") -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("numba").setLevel(logging.WARNING)
+
+
+def add_log_fields(fields: LogFields) -> None:
+    """Have every JSON line from now on carry these fields, of `LOG_FIELDS`; asked for at each line."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, _JsonLines):
+            handler.formatter.fields = fields
 
 
 class _ThreadingServer(WSGIServer):

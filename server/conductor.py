@@ -130,7 +130,8 @@ class Conductor:
                 self._report(action)
             case e.Lost():
                 self.metrics.lost_members.inc()
-                log.warning("%s is lost: %s", action.name, action.reason)
+                about = {"worker": action.worker, "rank": action.rank}
+                log.warning("%s is lost: %s", action.name, action.reason, extra=about)
             case e.Note():
                 log.log(logging.WARNING if action.warning else logging.INFO, "%s", action.text)
             case e.Finish():

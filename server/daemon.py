@@ -27,7 +27,7 @@ from ..proto.messages import Limits
 from ..proto.service import generic_handler
 from ..proto.wire import CHUNK_BYTES
 from ..settings import JobSettings, JobTerms, ServerSettings
-from ..telemetry import HttpEndpoint
+from ..telemetry import HttpEndpoint, add_log_fields
 from .conductor import Conductor
 from .job.core import Core
 from .job.modes import registry
@@ -113,6 +113,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     mode = registry.parse(options.mode)
     settings = _settings(options, mode)
     conductor = _conductor(options, mode)
+    add_log_fields(lambda: {"job": settings.job.id, "version": conductor.core.version})
     metrics = conductor.metrics
     metrics.info.labels(__version__, options.mode, settings.job.id).set(1)
     service = Service(conductor, settings)

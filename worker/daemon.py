@@ -22,7 +22,7 @@ from ..proto.job import job_terms
 from ..proto.refusal import Reason, Refused
 from ..settings import WorkerSettings, names_in, parse_address
 from ..spec import SpecError
-from ..telemetry import HttpEndpoint, set_up_logging
+from ..telemetry import HttpEndpoint, add_log_fields, set_up_logging
 from .metrics import Metrics
 from .session.attempts import UnreachableError
 from .session.connection import Connection
@@ -158,6 +158,8 @@ def _train(
         connection.activity = "loading the task"
         task = load_allowed(job.task, own=settings.task, modules=names_in(settings.allow_task))
         replica = _replica(task, job.seed, device)
+        known: dict[str, object] = {"job": job.id, "worker": connection.worker, "rank": reply.rank}
+        add_log_fields(lambda: {**known, "version": replica.version})
         trainer = Trainer(
             connection,
             reply,

@@ -155,7 +155,7 @@ class Core(JobState):
         if not expected:
             lost = LostStatus(worker=member.worker, rank=member.rank, reason=reason, version=self.version)
             self.lost = [*self.lost, lost][-LOST_REMEMBERED:]
-            actions.append(e.Lost(name=member.name, reason=reason))
+            actions.append(e.Lost(name=member.name, worker=member.worker, rank=member.rank, reason=reason))
         if self.phase is Phase.EMPTY and self.initializer == (member.worker, member.incarnation):
             self.initializer = None
             for candidate in self.roster.listening()[:1]:  # otherwise the next one to get ready

@@ -359,9 +359,11 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lost:
-    """A member is gone before the job was done."""
+    """A member is gone before the job was done. name: worker and rank as a person reads them."""
 
     name: str
+    worker: str
+    rank: int
     reason: str
 
 

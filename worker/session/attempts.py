@@ -17,6 +17,8 @@ log = logging.getLogger("gradwire.worker")
 
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts; the last one repeats, each with jitter
 
+FIRST_SILENCE_S = 5.0
+
 # What a server says to bytes that were changed on their way: worth another stream, and attempts are bounded.
 DAMAGED = (Reason.CHECKSUM, Reason.CHUNK, Reason.MALFORMED)
 
@@ -37,6 +39,7 @@ class Attempts:
         self._allowed_s = allowed_s
         self._began = time.monotonic()
         self._count = 0
+        self._silent_s = 0.0  # after which the next attempt is logged
 
     @property
     def over(self) -> bool:
@@ -51,12 +54,14 @@ class Attempts:
             )
         pause_s = PAUSES_S[min(self._count, len(PAUSES_S) - 1)] * random.uniform(0.8, 1.2)
         self._count += 1
-        remaining_s = self._allowed_s - (time.monotonic() - self._began)
-        log.warning(
-            "%s: %s; attempt %d in %.1f s, giving up in %.0f s",
-            *(self._address, reason, self._count + 1, min(pause_s, max(0.0, remaining_s)), remaining_s),
-        )
-        await asyncio.sleep(min(pause_s, max(0.0, remaining_s)))
+        waited_s = time.monotonic() - self._began
+        remaining_s = max(0.0, self._allowed_s - waited_s)
+        if waited_s >= self._silent_s:  # at once, and then ever more rarely
+            self._silent_s = max(FIRST_SILENCE_S, 2 * waited_s)
+            log.warning(
+                "waiting for a gc-server at %s, for up to %.0f s more: %s", self._address, remaining_s, reason
+            )
+        await asyncio.sleep(min(pause_s, remaining_s))
 
 
 async def translated(awaitable: Any) -> Any:

@@ -140,6 +140,7 @@ class Session:
                 self.replica.version = 0
                 self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
         self._connection.ready(self.replica.manifest)
+        log.info("ready for work")
 
     def next(self, timeout_s: float) -> m.Assignment | None:
         """Take in what comes next.

@@ -13,6 +13,8 @@ from gradwire.configuration import UsageError
 from gradwire.settings import BUILT_IN_TASKS
 from gradwire.worker.tasks import TaskError, TaskSpecError, load, load_allowed
 
+ROOT = Path(__file__).resolve().parents[3]
+
 MODULE = """
 from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
@@ -139,6 +141,35 @@ def test_a_task_that_fails_is_told_from_a_wrong_spec(spec: str, words: list[str]
         load(spec)
     assert not isinstance(caught.value, TaskSpecError)
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_digits_are_those_of_scikit_learn_and_do_not_import_it() -> None:
+    """Importing it takes more than a second of CPU at the start of every worker (finding S5)."""
+    program = """
+import sys
+from gradwire.worker.tasks.digits import LARGEST_PIXEL, SPLIT_SEED, VALIDATION_SAMPLES, _load
+images, _, _, labels = _load()
+assert not {"sklearn", "scipy", "numba", "torch._dynamo"} & sys.modules.keys()
+import numpy as np, torch
+from sklearn.datasets import load_digits
+expected = load_digits()
+order = np.random.RandomState(SPLIT_SEED).permutation(len(expected.target))
+train, validation = order[VALIDATION_SAMPLES:], order[:VALIDATION_SAMPLES]
+assert torch.equal(images, torch.as_tensor(expected.data[train] / LARGEST_PIXEL, dtype=torch.float32))
+assert torch.equal(labels, torch.as_tensor(expected.target[validation]))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_a_worker_joins_without_compiler_and_kernels() -> None:
+    program = """
+import sys
+import gradwire.worker.daemon
+print(*({"torch._dynamo", "numba", "llvmlite", "scipy", "sklearn"} & sys.modules.keys()))
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == ""
 
 
 def test_digits_without_scikit_learn_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
