@@ -58,7 +58,7 @@ class Exchange:
         rest = data.copy()
         lacking: tuple[int, int] | None = None
         for block, part in packet.terms:
-            if block in self._blocks:
+            if self._node in self._plan.holders[block]:
                 piece = self._blocks[block][self._slice(part)]
                 rest[: piece.size] -= piece
             else:

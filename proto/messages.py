@@ -313,6 +313,8 @@ class Exchanged:
     crc32c: int  # over the replica's parameters, then the sum of all gradients as int64
     computing_seconds: float = 0.0  # That the worker took for the gradients of its blocks
     clipped: int = 0  # Elements of those that were outside of the range of fixed point
+    norms: tuple[float, ...] = ()  # Of the gradient of each block that it computed, ascending, in steps
+    products: tuple[float, ...] = ()  # Of the same with a vector of signs, as `coding.sketch` makes it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -423,6 +425,7 @@ class Coding:
     # 1: it is left out) to those that are present and lack it. What was computed still holds.
     senders: tuple[int, ...] = ()
     present: tuple[int, ...] = ()  # Positions of the workers that take part in that
+    disputed: tuple[int, ...] = ()  # Blocks whose other holders, too, take what the sender has
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

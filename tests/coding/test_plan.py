@@ -151,6 +151,23 @@ def test_without_one_node_the_others_still_get_all_that_somebody_has(nodes: int,
             np.testing.assert_array_equal(finished[node].sums(), exact_sum(blocks[list(again.blocks)]))
 
 
+def test_of_a_disputed_block_everybody_takes_what_its_sender_has() -> None:
+    original = plan(4, 2)
+    blocks = blocks_of(original, 7)
+    senders = [holders[0] for holders in original.holders]
+    again = resent(original, senders, range(4), disputed={2})
+    wrong = {**dict(enumerate(blocks)), 2: blocks[2] * 0}
+    other = original.holders[2][1]
+    nodes = [
+        Exchange(again, node, wrong if node == other else dict(enumerate(blocks)), 7) for node in range(4)
+    ]
+    for index, packet in enumerate(again.packets):
+        for target in packet.targets:
+            nodes[target].take(index, nodes[packet.sender].encoded(index))
+    for node in nodes:
+        np.testing.assert_array_equal(node.sums(), exact_sum(blocks))
+
+
 @pytest.mark.parametrize(("nodes", "r"), [(1, 2), (2, 2), (4, 4), (4, 0), (4, -1), (20, 10)])
 def test_what_cannot_be_is_refused(nodes: int, r: int) -> None:
     with pytest.raises(ValueError, match="redundancy of"):

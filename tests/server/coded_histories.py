@@ -284,7 +284,9 @@ class Cluster:
                 for sample in samples[start:end]:
                     total += gradient(assignment.epoch, sample, worker.replica.values)
                 worker.blocks[block] = total
-        worker.plan = resent(original, coding.senders, coding.present) if coding.senders else original
+        worker.plan = original
+        if coding.senders:
+            worker.plan = resent(original, coding.senders, coding.present, coding.disputed)
         worker.exchange = Exchange(worker.plan, assignment.position, worker.blocks, ELEMENTS)
         for index in worker.plan.sent_by(assignment.position):
             worker.up.append(("begin", coding.exchange, index))

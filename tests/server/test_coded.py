@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from stepping import Refuse, core_of, state, step
@@ -62,7 +63,14 @@ class Job:
             self.step(e.PacketBegun(worker=name, incarnation=1, exchange=exchange, index=index))
             self.step(e.PacketRelayed(worker=name, incarnation=1, exchange=exchange, index=index))
 
-    def report(self, name: str, crc32c: int = 0, seconds: float = 0.0, after: float = 0.0) -> list[Any]:
+    def report(
+        self,
+        name: str,
+        crc32c: int = 0,
+        seconds: float = 0.0,
+        after: float = 0.0,
+        sketches: Sequence[tuple[float, float]] = (),
+    ) -> list[Any]:
         assignment = self.assigned[name].assignment
         self.seq[name] += 1
         return self.step(
@@ -73,7 +81,12 @@ class Job:
                 assignment=assignment.id,
                 base_version=assignment.version,
                 samples=1,
-                exchanged=Exchanged(crc32c=crc32c, computing_seconds=seconds),
+                exchanged=Exchanged(
+                    crc32c=crc32c,
+                    computing_seconds=seconds,
+                    norms=tuple(norm for norm, _ in sketches),
+                    products=tuple(product for _, product in sketches),
+                ),
             ),
             after,
         )
@@ -84,7 +97,7 @@ class Job:
         assert take.key == (name, 1, version)
         return self.step(e.Copied(version=version))
 
-    def round(self, checksums: str = "", **timing: float) -> list[Any]:
+    def round(self, checksums: str = "", **timing: Any) -> list[Any]:
         """A whole one; returns what follows from the last report."""
         for name in self.names:
             self.send(name)
@@ -467,3 +480,46 @@ def test_members_that_had_not_taken_the_last_step_come_back_with_its_sum() -> No
     come_back(job, "a", 0)
     assert job.core.version == 1
     assert job.assigned["a"].assignment.apply == 1
+
+
+def disputed_round(job: Job, first: tuple[float, float], second: tuple[float, float]) -> list[Any]:
+    """Of three nodes that hold blocks (0, 1), (0, 2) and (1, 2): of the first, 0 and 1 say these sketches."""
+    same = (1e9, 2e8)
+    sketches = {"a": [first, same], "b": [second, same], "c": [same, same]}
+    actions: list[Any] = []
+    for name in "abc":
+        job.send(name)
+    for name in "abc":
+        actions = job.report(name, sketches=sketches[name])
+    return actions
+
+
+def test_holders_that_disagree_are_named_and_one_of_them_is_believed() -> None:
+    """Finding F13: sums with errors of the size of a gradient were trained on."""
+    job = Job(3)
+    actions = disputed_round(job, (0.0, 0.0), (1e9, 3e8))
+    assert job.core.version == 0
+    (note,) = some(actions, e.Note)
+    assert "rank 0 (a), rank 1 (b) have computed different gradients" in note.text
+    coding = job.assigned["c"].assignment.coding
+    assert coding is not None
+    assert coding.disputed == (0,)
+    assert coding.senders[0] == 1  # the other one has no gradient at all
+    job.round()
+    assert job.core.version == 1
+
+
+def test_last_bits_are_no_dispute() -> None:
+    job = Job(3)
+    disputed_round(job, (1e9, 3e8), (1e9 + 1e5, 3e8 - 1e5))
+    assert job.core.version == 1
+
+
+def test_holders_that_disagree_again_and_again_get_samples_of_their_own() -> None:
+    job = Job(3, samples=600)
+    for _ in range(3):
+        disputed_round(job, (1e9, 3e8), (1e9, -5e8))
+        job.round()
+    coding = job.assigned["a"].assignment.coding
+    assert coding is not None
+    assert coding.redundancy == 1

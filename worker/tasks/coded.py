@@ -22,6 +22,7 @@ from ...coding import (
     packet_elements,
     plan,
     resent,
+    sketch,
     to_fixed_point,
 )
 from ...optimizer import build_optimizer, parse_optimizer
@@ -48,6 +49,7 @@ class Step:
         self.samples = 0  # of the worker's blocks
         self.loss = 0.0
         self.clipped = 0
+        self.sketches: list[tuple[float, float]] = []  # of the blocks, ascending
         self.unusable = ""  # why a block contributes nothing
         self.computing_seconds = 0.0
         self.exchange: Exchange | None = None
@@ -143,6 +145,7 @@ class ExchangeWork:
                     step.loss += loss * (end - start)
                     step.samples += end - start
             step.blocks[block] = words
+            step.sketches.append(sketch(words))
         step.loss = step.loss / step.samples if step.samples else 0.0
         step.computing_seconds = time.perf_counter() - started
         self._step = step
@@ -181,7 +184,9 @@ class ExchangeWork:
         """Those to send in the exchange that the step's assignment is about."""
         coding, position = step.assignment.coding, step.assignment.position
         assert coding is not None
-        step.plan = resent(step.original, coding.senders, coding.present) if coding.senders else step.original
+        step.plan = step.original
+        if coding.senders:
+            step.plan = resent(step.original, coding.senders, coding.present, coding.disputed)
         step.exchange = Exchange(step.plan, position, step.blocks, self._elements)
         width = packet_elements(self._elements, step.plan.slices)
         for index in step.plan.sent_by(position):
@@ -209,6 +214,8 @@ class ExchangeWork:
             crc32c=crc32c([step.exchange.sums().view(np.uint8)], checksum),
             computing_seconds=step.computing_seconds,
             clipped=step.clipped,
+            norms=tuple(norm for norm, _ in step.sketches),
+            products=tuple(product for _, product in step.sketches),
         )
         self._session.confirm(step.assignment, step.samples, step.loss, exchanged)
 

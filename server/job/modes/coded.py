@@ -41,6 +41,7 @@ from .copies import Drift, ServerCopy
 from .mode import Mode
 from .options import MAX_UINT32, ModeOptions, needs_mean
 
+MAX_DISPUTES = 3  # rounds with different gradients of the same samples; then no samples are given to several
 MAX_DAMAGED = 3  # exchanges in a row that fail because of one member's packets; then it is sent away
 HOPE_LEASES = 3  # that members wait for those that are away with the only current version
 
@@ -96,6 +97,7 @@ class Coded(Mode):
     _damaged_by: Counter[Name] = field(default_factory=Counter[Name])  # exchanges in a row, by member
     _copy: ServerCopy = field(default_factory=ServerCopy)
     _drift: Drift = field(default_factory=Drift)
+    _disputes: int = 0  # rounds in which holders of a block disagreed
     _noted: tuple[int, int] = (0, 0)  # nodes and redundancy of the last round
 
     @property
@@ -130,8 +132,10 @@ class Coded(Mode):
         actions: list[e.Action] = []
         if self.round is not None and self.round.life is ExchangeLife.BROKEN:
             actions += self._exchange_again(self.round, now)
-        if self.round is not None and self.round.complete:
+        if self.round is not None and self.round.complete and self._agree(self.round):
             actions += self._close(self.round, now)
+        elif self.round is not None and self.round.life is ExchangeLife.BROKEN:
+            actions += self._exchange_again(self.round, now)
         if self.round is None and not self._copied and not self._kept:
             if self._hopes(now):
                 return actions
@@ -188,7 +192,26 @@ class Coded(Mode):
         state.wait_from(now)
         return actions + self._assign(round_, coding, now, evaluate=True)
 
+    def _agree(self, round_: CodedRound) -> bool:
+        """Whether all holders of each block have computed the same gradient of it, but for its last bits;
+        otherwise the exchange is void."""
+        disputed = round_.find_disputed()
+        if not disputed:
+            return True
+        self._disputes += not round_.disputed
+        round_.disputed |= disputed
+        holders = {node for block in disputed for node in round_.original.holders[block]}
+        names = ", ".join(self._member(round_, node).name for node in round_.present if node in holders)
+        less = "; later rounds go without redundancy" if self._disputes == MAX_DISPUTES else ""
+        round_.fail(
+            f"{names} have computed different gradients of the same samples (a step that is not finite, or a "
+            f"task that draws without a seed){less}"
+        )
+        return False
+
     def _redundancy_for(self, nodes: int) -> int:
+        if self._disputes >= MAX_DISPUTES:
+            return 1
         if self.redundancy is None:
             return self._choice.next(nodes)
         return max(r for r in possible(nodes) if r <= self.redundancy)
@@ -385,6 +408,7 @@ class Coded(Mode):
             redundancy=round_.redundancy,
             senders=round_.senders,
             present=round_.there,
+            disputed=tuple(sorted(round_.disputed)),
         )
         self._state.uncoded_exchanges += 1
         note = e.Note(text=text, warning=True)
