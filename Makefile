@@ -11,7 +11,7 @@ CACHE := .cache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint types check-stubs check-protobuf stubs docs format constraints clean
+.PHONY: help run test soak mutations check lint types check-stubs check-protobuf stubs docs format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -20,7 +20,16 @@ run: .venv/.run ## train digits with four workers and 4-bit gradients, compare w
 	$(BIN)/gc-run --task digits --workers 4 --compressor 4bit --mode sync --seed 1 --epochs 30 $(ARGS)
 
 test: .venv/.dev ## run every test; ARGS="-k name" picks some
+	$(BIN)/python -c "from gradwire.compressors import warm_up; warm_up()"  # once, and not in each process
 	$(BIN)/pytest $(ARGS)
+
+# Hours; for a change to the server's decisions. `make test` has a small share of it.
+soak: .venv/.dev ## random histories of jobs in every mode, ten million steps; ARGS="--seed 2" for others
+	$(BIN)/python tests/server/histories.py --steps 9000000 $(ARGS)
+	$(BIN)/python tests/server/coded_histories.py --steps 1000000 $(ARGS)
+
+mutations: .venv/.dev ## break the code on purpose, piece by piece: the tests must notice; ARGS="--only name"
+	$(BIN)/python tests/mutations.py $(ARGS)
 
 check: lint types check-stubs ## static checks
 

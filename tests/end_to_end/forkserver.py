@@ -143,12 +143,9 @@ class _Request:
 def _preload() -> None:
     for name in PRELOADED:
         __import__(name)
-    import torch
-
     from gradwire.compressors import warm_up
 
     warm_up()
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what builds an optimizer
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a fork would lose {len(threads) - 1} threads that an import has started"
     gc.collect()

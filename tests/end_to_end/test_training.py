@@ -368,7 +368,7 @@ def test_an_output_that_cannot_be_written_is_said_at_once() -> None:
 def test_too_few_workers_for_the_aggregation_are_said_at_once() -> None:
     server = Daemon("gradwire.server.cli", ("--aggregation", "krum:wrong=2", "--min-workers", "6"))
     assert server.wait() == 2
-    assert "--min-workers 6: --aggregation krum:wrong=2 needs at least 7" in server.log
+    assert "--min-workers 6: --mode sync with --aggregation krum:wrong=2 needs at least 7" in server.log
 
 
 def test_an_http_port_in_use_is_said_if_it_was_chosen() -> None:
