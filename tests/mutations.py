@@ -130,7 +130,12 @@ def read(path: Path) -> list[Break]:
     """The breaks that a file declares."""
     declared = tomllib.loads(path.read_text())
     parts = {name: tuple(arguments) for name, arguments in declared["tests"].items()}
-    return [Break(**{**each, "tests": parts[each["tests"]]}) for each in declared["break"]]
+    return [
+        Break(
+            name=each["name"], path=each["path"], old=each["old"], new=each["new"], tests=parts[each["tests"]]
+        )
+        for each in declared["break"]
+    ]
 
 
 BREAKS = read(Path(__file__).with_name("breaks.toml"))
