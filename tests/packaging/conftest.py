@@ -1,7 +1,9 @@
-"""A wheel built from the checkout, and a new environment that holds it and its dependencies."""
+"""A wheel built from the checkout, and what the steps of the image build: made once for all tests."""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from .containerfile import context, stages, values
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,11 +48,25 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(source=source, wheel=wheel)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """What the image's build stage has made: its environment, its wheel and its compiled kernels."""
+
+    environment: Path
+    wheel: Path
+    kernels: Path
+
+
 @pytest.fixture(scope="session")
-def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new virtual environment with the wheel in it, dependencies resolved as for any user."""
-    folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pip = folder / "bin" / "pip"
-    subprocess.run([pip, "install", "-q", "-c", ROOT / "constraints.txt", built.wheel], check=True)
-    return folder
+def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    """Run the build steps in a folder that stands for the root, from what .dockerignore lets in."""
+    root = tmp_path_factory.mktemp("image")
+    build, _ = stages()
+    source = context(root / "src")
+    for command in values(build, "RUN"):
+        moved = re.sub(r"(?<![\w.])/(gradwire|wheels|kernels)\b", rf"{root}/\1", command)
+        # Compiling all of torch to bytecode would take longer than the rest; what is used is compiled then.
+        environ = {**os.environ, "PIP_NO_COMPILE": "1"}
+        subprocess.run(["sh", "-euc", moved], cwd=source, check=True, env=environ)
+    (wheel,) = (root / "wheels").glob("*.whl")
+    return Image(environment=root / "gradwire", wheel=wheel, kernels=root / "kernels")
