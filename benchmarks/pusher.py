@@ -93,7 +93,7 @@ def start_server(*arguments: str, prefix: Sequence[str] = ()) -> Generator[int]:
     options = ("--port=0", "--http-port=-1", "--epochs=1000000", "--batch-size=1")
     with tempfile.TemporaryDirectory() as directory, Children(Path(directory)) as children:
         server = children.start("server", "gradwire.server.cli", [*options, *arguments], prefix)
-        while not (found := re.search(r"listening on \S+:(\d+),", server.log.read_text())):
+        while not (found := re.search(r"listening on \S+:(\d+)\b", server.log.read_text())):
             if server.code is not None:
                 raise BenchError(f"gc-server did not start: {server.last_lines()}")
             time.sleep(0.02)
