@@ -99,9 +99,10 @@ class JobState:
         return Assign(worker=member.worker, assignment=assignment, has=has)
 
     def wants_evaluation(self, epoch: int) -> bool:
-        """Whether somebody is to be asked to evaluate this epoch, which is the last one completed."""
-        done = bool(self.evaluations) and self.evaluations[-1].epoch == epoch
-        return epoch > 0 and self.evaluation is None and not done
+        """Whether somebody is to be asked to evaluate this epoch."""
+        if epoch == 0 or self.evaluation is not None:
+            return False
+        return not any(done.epoch == epoch for done in reversed(self.evaluations))  # mostly the last
 
     def ask_for_evaluation(self, member: Member, epoch: int, assignment: int, now: float) -> bool:
         """Whether this member shall evaluate the epoch, as part of this assignment: once, unless who was

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 from stepping import Refuse, core_of, state, step
 
-from gradwire.proto.messages import Assignment, Decision, Outcome, Phase, Range, Welcome
+from gradwire.proto.messages import Assignment, Decision, EpochStatus, Outcome, Phase, Range, Welcome
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.shares import assigned_samples
 from gradwire.server.job import events as e
@@ -808,3 +808,12 @@ def test_adaptive_local_steps_rise_as_the_rate_decays_and_begin_at_the_base_rate
     assert decaying[0] == 4
     assert max(decaying) == 16
     assert decaying == sorted(decaying)
+
+
+def test_an_epoch_is_evaluated_once_though_later_ones_have_been() -> None:
+    """A member that comes back with an old assignment would be asked again, and its answer ignored."""
+    job = Job(1)
+    job.core.evaluations += [EpochStatus(epoch=epoch, version=epoch) for epoch in (1, 2)]
+    assert not job.core.wants_evaluation(1)
+    assert not job.core.wants_evaluation(2)
+    assert job.core.wants_evaluation(3)
