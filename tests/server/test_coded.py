@@ -523,3 +523,14 @@ def test_holders_that_disagree_again_and_again_get_samples_of_their_own() -> Non
     coding = job.assigned["a"].assignment.coding
     assert coding is not None
     assert coding.redundancy == 1
+
+
+def test_holders_that_disagree_now_and_then_keep_their_redundancy() -> None:
+    job = Job(3, samples=600)
+    for _ in range(5):
+        disputed_round(job, (1e9, 3e8), (1e9, -5e8))
+        job.round()
+        job.round()  # without a dispute
+    coding = job.assigned["a"].assignment.coding
+    assert coding is not None
+    assert coding.redundancy == 2

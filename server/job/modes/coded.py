@@ -41,7 +41,7 @@ from .copies import Drift, ServerCopy
 from .mode import Mode
 from .options import MAX_UINT32, ModeOptions, needs_mean
 
-MAX_DISPUTES = 3  # rounds with different gradients of the same samples; then no samples are given to several
+MAX_DISPUTES = 3  # rounds in a row with different gradients of the same samples; then redundancy ends
 MAX_DAMAGED = 3  # exchanges in a row that fail because of one member's packets; then it is sent away
 HOPE_LEASES = 3  # that members wait for those that are away with the only current version
 
@@ -97,7 +97,7 @@ class Coded(Mode):
     _damaged_by: Counter[Name] = field(default_factory=Counter[Name])  # exchanges in a row, by member
     _copy: ServerCopy = field(default_factory=ServerCopy)
     _drift: Drift = field(default_factory=Drift)
-    _disputes: int = 0  # rounds in which holders of a block disagreed
+    _disputes: int = 0  # rounds in a row in which holders of a block disagreed
     _noted: tuple[int, int] = (0, 0)  # nodes and redundancy of the last round
 
     @property
@@ -425,6 +425,8 @@ class Coded(Mode):
             self._copy.since.append((state.version + 1, part))
         for part in round_.left_out:
             state.samples.give_back(part)
+        if not round_.disputed and self._disputes < MAX_DISPUTES:
+            self._disputes = 0
         state.version += 1
         state.applied = round_.exchange
         members = [self._member(round_, node) for node in round_.present]
