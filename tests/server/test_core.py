@@ -813,7 +813,9 @@ def test_adaptive_local_steps_rise_as_the_rate_decays_and_begin_at_the_base_rate
 def test_an_epoch_is_evaluated_once_though_later_ones_have_been() -> None:
     """A member that comes back with an old assignment would be asked again, and its answer ignored."""
     job = Job(1)
-    job.core.evaluations += [EpochStatus(epoch=epoch, version=epoch) for epoch in (1, 2)]
+    job.core.evaluations += [
+        EpochStatus(epoch=epoch, version=epoch, metrics={}, seconds=1.0) for epoch in (1, 2)
+    ]
     assert not job.core.wants_evaluation(1)
     assert not job.core.wants_evaluation(2)
     assert job.core.wants_evaluation(3)
