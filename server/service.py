@@ -195,7 +195,7 @@ class Service:
                 for member in core.roster.by_rank()
             ),
             lost=tuple(core.lost),
-            evaluations=tuple(core.evaluations),
+            evaluations=tuple(core.evaluations.done),
             traffic=self._metrics.traffic(),
             pushes=self._metrics.accepted,
             refused_pushes=self._metrics.refused,

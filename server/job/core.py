@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ...proto.messages import Assignment, Decision, EpochStatus, LostStatus, Outcome, Phase, Welcome
+from ...proto.messages import Assignment, Decision, LostStatus, Outcome, Phase, Welcome
 from ...proto.refusal import Refusal, Refused
 from . import events as e
 from . import refusals, saving
@@ -120,7 +120,7 @@ class Core(JobState):
         self.roster.become(member, Life.LISTENING)
         member.fingerprint = event.fingerprint
         member.version = event.version
-        self.forget_evaluation(member, event.assigned)
+        self.evaluations.forget(member.id, event.assigned)
         if self.phase is Phase.EMPTY and self.initializer in (None, (member.worker, member.incarnation)):
             return self._request_initialize(member)
         if self.phase in (Phase.GATHERING, Phase.RUNNING):
@@ -160,7 +160,7 @@ class Core(JobState):
             self.initializer = None
             for candidate in self.roster.listening()[:1]:  # otherwise the next one to get ready
                 actions += self._request_initialize(candidate)
-        self.forget_evaluation(member)
+        self.evaluations.forget(member.id)
         self.mode.lost(member, away=away)
         return [*actions, *self._advance(now)]
 
@@ -360,27 +360,12 @@ class Core(JobState):
 
     def _evaluated(self, event: e.Evaluated, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
-        if any(done.epoch == event.epoch for done in self.evaluations):
+        if self.evaluations.has(event.epoch):
             return []  # told again after a reconnect
-        asked = self.evaluation
-        if (
-            asked is None
-            or asked.by != member.id
-            or asked.epoch != event.epoch
-            or event.version > asked.version
-        ):
+        started_at = self.started_at or 0.0
+        if not self.evaluations.report(member.id, event.epoch, event.version, event.metrics, started_at):
             text = f"an evaluation of epoch {event.epoch} by {member.name} was not asked for and is ignored"
             return [e.Note(text=text, warning=True)]
-        self.evaluation = None
-        self.evaluations.append(
-            EpochStatus(
-                epoch=event.epoch,
-                version=event.version,
-                metrics=event.metrics,
-                seconds=asked.asked_at - (self.started_at or 0.0),
-            )
-        )
-        self.evaluations.sort(key=lambda done: done.epoch)
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(event.metrics.items()))
         note = e.Note(text=f"epoch {event.epoch}, version {event.version}: {text} (by {member.name})")
         if self.phase is Phase.FINISHING and event.epoch == self.epoch:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ...proto.messages import Assignment, EpochStatus, LostStatus, Phase
+from ...proto.messages import Assignment, LostStatus, Phase
+from .evaluations import Asked, Evaluations
 from .events import Assign
-from .roster import Member, Name, Roster
+from .roster import Member, Roster
 from .samples import Samples
 from .saving import DERIVED
 from .schedule import Constant
@@ -32,17 +33,6 @@ class Rules:
         return self.schedule.factor(progress, self.epochs)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
-    """Who was asked to evaluate what."""
-
-    by: Name
-    epoch: int
-    version: int
-    asked_at: float
-    assignment: int  # its id
-
-
 @dataclass(kw_only=True)
 class JobState:
     """One job. All of it but the rules is saved."""
@@ -56,8 +46,7 @@ class JobState:
     version: int = 0
     started_at: float | None = None  # when work was first given out; then any number of members will do
     assignments: int = 0  # given out so far; the id of the last one
-    evaluation: Evaluation | None = None  # asked for and not yet reported
-    evaluations: list[EpochStatus] = field(default_factory=list[EpochStatus])
+    evaluations: Evaluations = field(default_factory=Evaluations)
     lost: list[LostStatus] = field(default_factory=list[LostStatus])  # the last ones
     accepted_pushes: int = 0
     stale_pushes: int = 0
@@ -98,28 +87,15 @@ class JobState:
         has, member.version = member.version, assignment.version
         return Assign(worker=member.worker, assignment=assignment, has=has)
 
-    def wants_evaluation(self, epoch: int) -> bool:
-        """Whether somebody is to be asked to evaluate this epoch."""
-        if epoch == 0 or self.evaluation is not None:
-            return False
-        return not any(done.epoch == epoch for done in reversed(self.evaluations))  # mostly the last
-
     def ask_for_evaluation(self, member: Member, epoch: int, assignment: int, now: float) -> bool:
-        """Whether this member shall evaluate the epoch, as part of this assignment: once, unless who was
-        asked before is lost or never heard of it. One evaluation at a time: a slow one delays the next."""
-        if not self.wants_evaluation(epoch):
+        """Whether this member shall evaluate the epoch, as part of this assignment: once, unless the one that
+        was asked before is lost or never heard of it."""
+        if not self.evaluations.wants(epoch):
             return False
-        self.evaluation = Evaluation(
+        self.evaluations.asked = Asked(
             by=member.id, epoch=epoch, version=self.version, asked_at=now, assignment=assignment
         )
         return True
-
-    def forget_evaluation(self, member: Member, assigned: int = -1) -> None:
-        """Another one may be asked: this member is lost, or `assigned` is the last assignment it has heard of
-        and is not the one to evaluate."""
-        asked = self.evaluation
-        if asked is not None and asked.by == member.id and asked.assignment > assigned:
-            self.evaluation = None
 
     def waited(self, now: float) -> str:
         """How long it has been waiting, in words."""

@@ -41,8 +41,8 @@ def describe_waiting(state: JobState, now: float) -> Waiting:
             needed = 1 if state.started_at is not None else state.rules.min_workers
             names = ", ".join(member.name for member in have) or "none"
             return _of(f"workers: have {len(have)} of {needed} ({names})", since)
-        case Phase.FINISHING if state.evaluation is not None:
-            member = state.roster.members[state.evaluation.by[0]]
+        case Phase.FINISHING if state.evaluations.asked is not None:
+            member = state.roster.members[state.evaluations.asked.by[0]]
             return _of(f"{member.name} to evaluate the last version", since, (member.rank,))
         case Phase.FINISHING:
             names = ", ".join(member.name for member in state.roster.by_rank())

@@ -585,7 +585,7 @@ class World:
                     found = [self.elements[sample, element] for element in range(ELEMENTS)]
                     assert found == [1] * ELEMENTS, f"C: {sample} was lost: {found}"
         assert set(self.applied) == set(self.accepted), "E: acknowledged, but not applied"
-        evaluated = [each.epoch for each in self.core.evaluations]
+        evaluated = [each.epoch for each in self.core.evaluations.done]
         assert evaluated == sorted(set(evaluated))
         assert not self.core.roster.members or evaluated[-1] == self.epochs, "the end is evaluated"
 
@@ -645,7 +645,7 @@ def run(mode: str, steps: int, seed: int) -> tuple[int, int]:
         done += world.steps
         applied += len(world.applied)
         epochs += world.epochs
-        evaluated += len(world.core.evaluations)
+        evaluated += len(world.core.evaluations.done)
     assert evaluated > epochs / 2, (
         f"mode {mode!r}, from seed {seed}: only {evaluated} of {epochs} epochs evaluated"
     )

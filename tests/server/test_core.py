@@ -727,7 +727,7 @@ def test_an_epoch_whose_evaluator_is_lost_is_evaluated_in_the_next_round() -> No
     job.publish()
     assert job.assignments["w1"].evaluate_epoch == 1
     job.step(e.Evaluated(worker="w1", incarnation=1, version=3, epoch=1, metrics={"loss": 1.0}))
-    assert [done.epoch for done in job.core.evaluations] == [1]
+    assert [done.epoch for done in job.core.evaluations.done] == [1]
 
 
 @pytest.mark.parametrize(("worker", "version", "epoch"), [("w1", 1, 1), ("w0", 2, 1), ("w0", 1, 3)])
@@ -771,7 +771,7 @@ def test_a_repeated_evaluation_counts_once() -> None:
     job.round(["w0"])
     for _ in range(2):
         job.step(e.Evaluated(worker="w0", incarnation=1, version=1, epoch=1, metrics={"loss": 1.0}))
-    assert len(job.core.evaluations) == 1
+    assert len(job.core.evaluations.done) == 1
 
 
 def test_stopping_sends_everybody_home_and_takes_no_more_pushes() -> None:
@@ -813,9 +813,9 @@ def test_adaptive_local_steps_rise_as_the_rate_decays_and_begin_at_the_base_rate
 def test_an_epoch_is_evaluated_once_though_later_ones_have_been() -> None:
     """A member that comes back with an old assignment would be asked again, and its answer ignored."""
     job = Job(1)
-    job.core.evaluations += [
+    job.core.evaluations.done += [
         EpochStatus(epoch=epoch, version=epoch, metrics={}, seconds=1.0) for epoch in (1, 2)
     ]
-    assert not job.core.wants_evaluation(1)
-    assert not job.core.wants_evaluation(2)
-    assert job.core.wants_evaluation(3)
+    assert not job.core.evaluations.wants(1)
+    assert not job.core.evaluations.wants(2)
+    assert job.core.evaluations.wants(3)

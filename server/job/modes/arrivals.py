@@ -131,7 +131,7 @@ class Arrivals(Mode):
                 continue
             if member.after > state.version:
                 continue
-            if state.evaluation is not None and state.evaluation.by == member.id:
+            if state.evaluations.is_by(member.id):
                 continue
             due = self._evaluation_due()
             if state.ask_for_evaluation(member, due, state.assignments + 1, now):
@@ -175,7 +175,7 @@ class Arrivals(Mode):
         """The epoch that can be evaluated at this version, 0 for none."""
         state = self._state
         due = state.epoch_to_evaluate if state.version >= self._epoch_version else 0
-        return due if state.wants_evaluation(due) else 0
+        return due if state.evaluations.wants(due) else 0
 
     def _clock(self, member: Member) -> int:
         if member.clock is None:
@@ -323,9 +323,8 @@ class Arrivals(Mode):
         return busy if idle else []
 
     def _busy(self) -> list[Member]:
-        evaluator = self._state.evaluation.by if self._state.evaluation is not None else None
-        ready = self._state.roster.ready()
-        return [each for each in ready if each.work is not None or each.id == evaluator]
+        ready, evaluations = self._state.roster.ready(), self._state.evaluations
+        return [each for each in ready if each.work is not None or evaluations.is_by(each.id)]
 
     def waiting(self, now: float) -> Waiting:
         state, stuck = self._state, self._stuck()

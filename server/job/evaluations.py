@@ -1,0 +1,59 @@
+"""Who evaluates which epoch: each once, one at a time, and by another member if the first one is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...proto.messages import EpochStatus
+from .roster import Name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A member that was asked to evaluate, as part of an assignment."""
+
+    by: Name
+    epoch: int
+    version: int
+    asked_at: float
+    assignment: int  # its id
+
+
+@dataclass(kw_only=True, slots=True)
+class Evaluations:
+    """asked: not yet reported. done: in the order of epochs."""
+
+    asked: Asked | None = None
+    done: list[EpochStatus] = field(default_factory=list[EpochStatus])
+
+    def has(self, epoch: int) -> bool:
+        """Whether this epoch was evaluated."""
+        return any(done.epoch == epoch for done in reversed(self.done))  # mostly the last
+
+    def wants(self, epoch: int) -> bool:
+        """Whether a member is to be asked for this epoch. One is at a time: a slow one delays the next."""
+        return epoch > 0 and self.asked is None and not self.has(epoch)
+
+    def is_by(self, member: Name) -> bool:
+        """Whether this member was asked, and has not reported."""
+        return self.asked is not None and self.asked.by == member
+
+    def forget(self, member: Name, assigned: int = -1) -> None:
+        """Another one may be asked: this member is lost, or `assigned` is the last assignment it has heard of
+        and is not the one to evaluate."""
+        if self.asked is not None and self.asked.by == member and self.asked.assignment > assigned:
+            self.asked = None
+
+    def report(
+        self, member: Name, epoch: int, version: int, metrics: Mapping[str, float], started_at: float
+    ) -> bool:
+        """Take in what a member reports. Returns whether it was asked for."""
+        asked = self.asked
+        if asked is None or (asked.by, asked.epoch) != (member, epoch) or version > asked.version:
+            return False
+        self.asked = None
+        seconds = asked.asked_at - started_at
+        self.done.append(EpochStatus(epoch=epoch, version=version, metrics=metrics, seconds=seconds))
+        self.done.sort(key=lambda done: done.epoch)
+        return True
