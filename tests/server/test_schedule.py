@@ -22,6 +22,7 @@ from gradwire.spec import SpecError
         ("exponential", 2.5, 0.94**2),
         ("constant:warmup=4", 1.0, 0.25),
         ("constant:warmup=4", 4.0, 1.0),
+        ("constant:warmup=4", 10.0, 1.0),
         ("exponential:gamma=0.5,warmup=2", 1.0, 0.25),
     ],
 )

@@ -3,12 +3,14 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire.coding import straggler_code
 from gradwire.proto.messages import Assignment, Range
 from gradwire.proto.shares import share
-from gradwire.worker.tasks.sharding import batches, epoch_order, shard
+from gradwire.worker.tasks.sharding import batches, coded_parts, epoch_order, shard
 
 
 def assignment(*ranges: Range) -> Assignment:
@@ -46,3 +48,13 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     assert np.array_equal(epoch_order(1, 2, 50), epoch_order(1, 2, 50))
     assert not np.array_equal(epoch_order(1, 2, 50), epoch_order(1, 3, 50))
     assert not np.array_equal(epoch_order(1, 2, 50), epoch_order(2, 2, 50))
+
+
+def test_parts_of_unequal_size_are_weighted_with_their_samples() -> None:
+    """A mean gradient times its weight times all samples of the member is the coefficient times the sum."""
+    place = Assignment(id=1, version=0, world=3, position=1, stragglers=1)
+    parts = coded_parts(np.arange(8), place)
+    sizes = [len(part.indices) for part in parts]
+    assert len(set(sizes)) == 2
+    sums = [part.weight * sum(sizes) / size for part, size in zip(parts, sizes, strict=True)]
+    assert sums == pytest.approx(straggler_code(3, 1).coefficients(1))
