@@ -97,9 +97,12 @@ class Job:
 
     def exchange(self, name: str, to: Assignment) -> None:
         assert to.coding is not None
-        for index in plan(to.world, to.coding.redundancy).sent_by(to.position):
+        made = plan(to.world, to.coding.redundancy)
+        for index in made.sent_by(to.position):
+            terms = made.packets[index].terms if to.coding.redundancy > 1 else ()
+            checksums = [block for block, _ in terms]
             names: dict[str, Any] = {"worker": name, "incarnation": 1, "exchange": to.coding.exchange}
-            self.step("packet", e.PacketBegun(**names, index=index))
+            self.step("packet", e.PacketBegun(**names, index=index, checksums=checksums))
             self.step("packet", e.PacketRelayed(**names, index=index))
 
     def microseconds(self, what: str) -> str:

@@ -4,7 +4,7 @@ Pure functions and numpy: both sides of the wire call them with the same numbers
 """
 
 from .exchange import Exchange, packet_elements
-from .fixed_point import FIXED_POINT_LIMIT, from_fixed_point, sketch, to_fixed_point
+from .fixed_point import FIXED_POINT_LIMIT, from_fixed_point, to_fixed_point
 from .plan import (
     MAX_BLOCKS,
     MAX_NODES,
@@ -37,7 +37,6 @@ __all__ = [
     "planning_with",
     "possible",
     "resent",
-    "sketch",
     "step_seconds",
     "straggler_code",
     "to_fixed_point",

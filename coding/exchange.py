@@ -17,18 +17,18 @@ class Exchange:
 
     def __init__(self, plan: Plan, node: int, blocks: Mapping[int, Words], elements: int) -> None:
         """
-        blocks: the gradient of each block that this node holds, in fixed point, shape (elements,).
+        blocks: the gradient of each block that this node has computed, in fixed point, shape (elements,).
+            Those that the plan has come from another node are not used.
         """
         self._plan = plan
         self._node = node
-        self._blocks = blocks
+        self._blocks = {block: words for block, words in blocks.items() if node in plan.holders[block]}
         self._elements = elements
         self._width = packet_elements(elements, plan.slices)
         self.missing = set(plan.sent_to(node))  # indices of the packets that have not come
         self._sum = np.zeros(elements, np.int64)
-        for block in plan.blocks:
-            if node in plan.holders[block]:
-                self._sum += blocks[block].view(np.int32)
+        for words in self._blocks.values():
+            self._sum += words.view(np.int32)
 
     @property
     def complete(self) -> bool:
@@ -58,7 +58,7 @@ class Exchange:
         rest = data.copy()
         lacking: tuple[int, int] | None = None
         for block, part in packet.terms:
-            if self._node in self._plan.holders[block]:
+            if block in self._blocks:
                 piece = self._blocks[block][self._slice(part)]
                 rest[: piece.size] -= piece
             else:

@@ -6,16 +6,12 @@ counted. Source: the coded SGD paper.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
 FIXED_POINT_LIMIT = 10.0
 _LARGEST = 0x7FFFFFFF
 _PIECE = 1 << 15  # elements at a time, so that what is in between stays in the cache
-
-_SIGNS = np.random.default_rng(0).choice(np.array([-1.0, 1.0]), _PIECE)
 
 Float32 = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
@@ -40,20 +36,6 @@ def to_fixed_point(values: Float32, out: Words, scale: float = 1.0) -> int:
             np.clip(steps, -_LARGEST, _LARGEST, out=steps)
         out[start : start + _PIECE] = steps.astype(np.int32).view(np.uint32)
     return clipped
-
-
-def sketch(words: Words) -> tuple[float, float]:
-    """The norm of a gradient in fixed point, and its product with a vector of signs, the same everywhere.
-
-    Two gradients that differ in their last bits have nearly equal ones; of others, at least one differs by
-    about the norm of the difference. Both are in steps.
-    """
-    squares = product = 0.0
-    for start in range(0, words.size, _PIECE):
-        steps = words[start : start + _PIECE].view(np.int32).astype(np.float64)
-        squares += float(steps @ steps)
-        product += float(steps @ _SIGNS[: steps.size])
-    return math.sqrt(squares), product
 
 
 def from_fixed_point(sums: npt.NDArray[np.int64], out: Float32, scale: float = 1.0) -> None:

@@ -15,9 +15,9 @@ r >= 3 also makes some that belong to no group of r + 1 nodes, against its own c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import combinations
@@ -113,26 +113,19 @@ def coded_plan(nodes: int, redundancy: int) -> Plan:
     return Plan(nodes, redundancy, holders, blocks, tuple(packets))
 
 
-def resent(
-    original: Plan, senders: Sequence[int], present: Iterable[int], disputed: Collection[int] = ()
-) -> Plan:
-    """What is done instead when an exchange has failed: each block whole, from its sender to all nodes of
-    `present` that lack it; or not at all, where its sender is `NOBODY`, and it is left out of the sum.
-
-    disputed: blocks of which holders have computed different gradients: only the sender's counts as held.
-    """
+def resent(original: Plan, senders: Sequence[int], present: Iterable[int]) -> Plan:
+    """What is done instead when an exchange has failed: each block whole, from its sender to all others of
+    `present`, also those that have computed it, as they may have got something else; or not at all, where its
+    sender is `NOBODY`, and it is left out of the sum."""
     there = tuple(present)
-    holders = tuple(
-        (sender,) if block in disputed else holding
-        for block, (holding, sender) in enumerate(zip(original.holders, senders, strict=True))
-    )
     packets: list[Packet] = []
-    for block, (holding, sender) in enumerate(zip(holders, senders, strict=True)):
-        targets = tuple(node for node in there if node not in holding)
+    for block, sender in enumerate(senders):
+        targets = tuple(node for node in there if node != sender)
         if sender != NOBODY and targets:
             packets.append(Packet(sender, targets, ((block, 0),)))
+    holders = tuple(() if sender == NOBODY else (sender,) for sender in senders)
     blocks = tuple(block for block, sender in enumerate(senders) if sender != NOBODY)
-    return replace(original, slices=1, holders=holders, blocks=blocks, packets=tuple(packets))
+    return Plan(original.nodes, 1, holders, blocks, tuple(packets))
 
 
 # The one seam: benchmarks run daemons with another plan, to compare. Both sides of the wire derive the plan

@@ -419,28 +419,26 @@ class Push(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., base_version: _Optional[int] = ..., samples: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., loss: _Optional[float] = ..., assignment: _Optional[int] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ...) -> None: ...
 
 class Exchanged(_message.Message):
-    __slots__ = ("crc32c", "computing_seconds", "clipped", "norms", "products")
+    __slots__ = ("crc32c", "computing_seconds", "clipped")
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     COMPUTING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CLIPPED_FIELD_NUMBER: _ClassVar[int]
-    NORMS_FIELD_NUMBER: _ClassVar[int]
-    PRODUCTS_FIELD_NUMBER: _ClassVar[int]
     crc32c: int
     computing_seconds: float
     clipped: int
-    norms: _containers.RepeatedScalarFieldContainer[float]
-    products: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, crc32c: _Optional[int] = ..., computing_seconds: _Optional[float] = ..., clipped: _Optional[int] = ..., norms: _Optional[_Iterable[float]] = ..., products: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, crc32c: _Optional[int] = ..., computing_seconds: _Optional[float] = ..., clipped: _Optional[int] = ...) -> None: ...
 
 class Packet(_message.Message):
-    __slots__ = ("exchange", "index", "elements")
+    __slots__ = ("exchange", "index", "elements", "checksums")
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     exchange: int
     index: int
     elements: int
-    def __init__(self, exchange: _Optional[int] = ..., index: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, exchange: _Optional[int] = ..., index: _Optional[int] = ..., elements: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("version", "leaving")
@@ -568,18 +566,16 @@ class Assignment(_message.Message):
     def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ...) -> None: ...
 
 class Coding(_message.Message):
-    __slots__ = ("exchange", "redundancy", "senders", "present", "disputed")
+    __slots__ = ("exchange", "redundancy", "senders", "present")
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     REDUNDANCY_FIELD_NUMBER: _ClassVar[int]
     SENDERS_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
-    DISPUTED_FIELD_NUMBER: _ClassVar[int]
     exchange: int
     redundancy: int
     senders: _containers.RepeatedScalarFieldContainer[int]
     present: _containers.RepeatedScalarFieldContainer[int]
-    disputed: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, exchange: _Optional[int] = ..., redundancy: _Optional[int] = ..., senders: _Optional[_Iterable[int]] = ..., present: _Optional[_Iterable[int]] = ..., disputed: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, exchange: _Optional[int] = ..., redundancy: _Optional[int] = ..., senders: _Optional[_Iterable[int]] = ..., present: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("seq", "decision", "version", "refusal")

@@ -313,8 +313,6 @@ class Exchanged:
     crc32c: int  # over the replica's parameters, then the sum of all gradients as int64
     computing_seconds: float = 0.0  # That the worker took for the gradients of its blocks
     clipped: int = 0  # Elements of those that were outside of the range of fixed point
-    norms: tuple[float, ...] = ()  # Of the gradient of each block that it computed, ascending, in steps
-    products: tuple[float, ...] = ()  # Of the same with a vector of signs, as `coding.sketch` makes it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -327,6 +325,9 @@ class Packet:
     exchange: int  # as Coding says
     index: int  # in the plan that follows from Coding
     elements: int  # of 4 bytes
+    # Of the block behind each term, as its sender computed it: crc32c over all of its elements in fixed
+    # point. Where several workers compute a block, theirs must be equal. None in an exchange of whole blocks.
+    checksums: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -422,10 +423,9 @@ class Coding:
     exchange: int  # grows with every exchange of the job, from 1
     redundancy: int  # workers that compute the same block
     # If not empty, an exchange has failed, and of each block its gradient goes whole from its sender (2^32 -
-    # 1: it is left out) to those that are present and lack it. What was computed still holds.
+    # 1: it is left out) to all others that are present, also those that have computed it.
     senders: tuple[int, ...] = ()
     present: tuple[int, ...] = ()  # Positions of the workers that take part in that
-    disputed: tuple[int, ...] = ()  # Blocks whose other holders, too, take what the sender has
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -95,7 +95,7 @@ class Metrics(MetricSet, prefix="gradwire_server"):
     )
     drifting = gauge(
         "drifting_replicas",
-        "coded mode: members whose sums differ from those of the first one in their last bits",
+        "coded mode: members whose replicas differ from that of the first one",
     )
     members = gauge("members", "members that hold a lease")
     missing = gauge(

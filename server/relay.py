@@ -87,6 +87,7 @@ class Uploads:
             incarnation=self._session.incarnation,
             exchange=packet.exchange,
             index=packet.index,
+            checksums=packet.checksums,
         )
         wanted = self._conductor.happen(begun)
         if wanted is None:  # it comes too late

@@ -10,7 +10,7 @@ snapshots under the key of theirs, before it raises the event that names them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -156,12 +156,13 @@ class Published(Event[None]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PacketBegun(Event[Targets]):
-    """The first bytes of a coded packet are here."""
+    """The first bytes of a coded packet are here. checksums: of the blocks behind its terms."""
 
     worker: str
     incarnation: int
     exchange: int
     index: int
+    checksums: Sequence[int] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

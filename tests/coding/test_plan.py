@@ -151,21 +151,24 @@ def test_without_one_node_the_others_still_get_all_that_somebody_has(nodes: int,
             np.testing.assert_array_equal(finished[node].sums(), exact_sum(blocks[list(again.blocks)]))
 
 
-def test_of_a_disputed_block_everybody_takes_what_its_sender_has() -> None:
-    original = plan(4, 2)
-    blocks = blocks_of(original, 7)
-    senders = [holders[0] for holders in original.holders]
-    again = resent(original, senders, range(4), disputed={2})
-    wrong = {**dict(enumerate(blocks)), 2: blocks[2] * 0}
-    other = original.holders[2][1]
-    nodes = [
-        Exchange(again, node, wrong if node == other else dict(enumerate(blocks)), 7) for node in range(4)
-    ]
+@pytest.mark.parametrize(("nodes", "r"), [case for case in CASES if case[1] > 1])
+def test_whole_blocks_add_up_to_the_same_sum_where_holders_have_computed_something_else(
+    nodes: int, r: int
+) -> None:
+    original = plan(nodes, r)
+    again = resent(original, [holders[0] for holders in original.holders], range(nodes))
+    blocks = blocks_of(again, 5)
+    exchanges: list[Exchange] = []
+    for node in range(nodes):
+        computed = {block: blocks[block].copy() for block in original.held[node]}
+        for block in original.held[node] - again.held[node]:
+            computed[block] += np.uint32(1 + node)  # which its sender does not have
+        exchanges.append(Exchange(again, node, computed, 5))
     for index, packet in enumerate(again.packets):
         for target in packet.targets:
-            nodes[target].take(index, nodes[packet.sender].encoded(index))
-    for node in nodes:
-        np.testing.assert_array_equal(node.sums(), exact_sum(blocks))
+            exchanges[target].take(index, exchanges[packet.sender].encoded(index))
+    for exchange in exchanges:
+        np.testing.assert_array_equal(exchange.sums(), exact_sum(blocks))
 
 
 @pytest.mark.parametrize(("nodes", "r"), [(1, 2), (2, 2), (4, 4), (4, 0), (4, -1), (20, 10)])

@@ -166,6 +166,20 @@ def test_packets_of_many_chunks_that_are_damaged_break_no_stream(daemons: Daemon
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("nan", ["0", "0.05"])
+def test_blocks_that_come_out_differently_are_noticed_and_replicas_stay_equal(
+    daemons: Daemons, nan: str
+) -> None:
+    task = ("--task", f"small_tasks:unseeded:nan={nan}", "--batch-size", "8")
+    server = coded_job(daemons, *task, "--mode", "coded:redundancy=2", workers=3, epochs=4)
+    reply = ended(server, daemons.workers(server, 3))
+    assert (reply.version, reply.lost) == (16, ())
+    assert "computed different gradients of block" in server.log
+    assert "the replicas of" not in server.log
+    assert reply.uncoded_exchanges == 16 if nan == "0" else 0 < reply.uncoded_exchanges <= 16
+
+
+@pytest.mark.timeout(240)
 def test_connections_that_break_lead_to_the_same_bits(daemons: Daemons, tmp_path: Path) -> None:
     output = tmp_path / "model.safetensors"
     optimizer = ("--optimizer", "sgd:momentum=0.5")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,7 @@ class Cluster:
         chance = self.chance
         self.members = chance.randint(1, 5)
         self.scheme = SCHEMES[chance.choice(["coded", "coded", "uncoded", "multicast"])]
+        self.unseeded = chance.choice([0.0, 0.0, 0.02, 0.5])  # how often a block comes out differently
         self.steps = 0
         self.calm_from = chance.choice([0, 300, 600, 10**9])  # step from which nothing goes wrong any more
         min_workers = chance.randint(1, self.members)
@@ -283,13 +285,15 @@ class Cluster:
                 total = np.zeros(ELEMENTS, np.uint32)
                 for sample in samples[start:end]:
                     total += gradient(assignment.epoch, sample, worker.replica.values)
+                if self.scheme is SCHEMES["coded"] and self.chance.random() < self.unseeded:
+                    total += np.uint32(self.steps)  # as with a NaN, or augmentation without a seed
                 worker.blocks[block] = total
-        worker.plan = original
-        if coding.senders:
-            worker.plan = resent(original, coding.senders, coding.present, coding.disputed)
+        worker.plan = resent(original, coding.senders, coding.present) if coding.senders else original
         worker.exchange = Exchange(worker.plan, assignment.position, worker.blocks, ELEMENTS)
         for index in worker.plan.sent_by(assignment.position):
-            worker.up.append(("begin", coding.exchange, index))
+            terms = worker.plan.packets[index].terms if coding.redundancy > 1 and not coding.senders else ()
+            checksums = [zlib.crc32(worker.blocks[block].tobytes()) for block, _ in terms]
+            worker.up.append(("begin", coding.exchange, index, checksums))
             worker.up.append(("end", coding.exchange, index, worker.exchange.encoded(index)))
         if worker.exchange.complete:
             self._report(worker)
@@ -322,8 +326,10 @@ class Cluster:
                     self.happen(e.Initialized(**names, fingerprint=b"", train_samples=SAMPLES))
                 elif self.store is None:
                     worker.replica = None
-            case ("begin", exchange, index):
-                actions = self.happen(e.PacketBegun(**names, exchange=exchange, index=index))
+            case ("begin", exchange, index, checksums):
+                actions = self.happen(
+                    e.PacketBegun(**names, exchange=exchange, index=index, checksums=checksums)
+                )
                 relay = next((action for action in actions if isinstance(action, Relay)), None)
                 targets = [] if relay is None else [self.workers[name] for name in relay.targets]
                 self._targets = [(target, target.connection) for target in targets if target.connected]

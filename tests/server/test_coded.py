@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from stepping import Refuse, core_of, state, step
@@ -53,24 +52,28 @@ class Job:
             ),
         ]
 
-    def send(self, name: str) -> None:
-        """All packets of a worker."""
+    def send(self, name: str, **differing: int) -> list[Any]:
+        """All packets of a worker. differing: checksums of blocks that are not what all others have."""
         assignment = self.assigned[name].assignment
         assert assignment.coding is not None
         assert self.mode.round is not None
         for index in self.mode.round.plan.sent_by(assignment.position):
             exchange = assignment.coding.exchange
-            self.step(e.PacketBegun(worker=name, incarnation=1, exchange=exchange, index=index))
-            self.step(e.PacketRelayed(worker=name, incarnation=1, exchange=exchange, index=index))
+            terms = self.mode.round.plan.packets[index].terms if self.mode.round.compares else ()
+            checksums = [differing.get(f"block{block}", block) for block, _ in terms]
+            packet: dict[str, Any] = {
+                "worker": name,
+                "incarnation": 1,
+                "exchange": exchange,
+                "index": index,
+            }
+            self.step(e.PacketBegun(**packet, checksums=checksums))
+            actions = self.step(e.PacketRelayed(**packet))
+            if some(actions, e.Assign):  # another exchange has replaced it
+                return actions
+        return []
 
-    def report(
-        self,
-        name: str,
-        crc32c: int = 0,
-        seconds: float = 0.0,
-        after: float = 0.0,
-        sketches: Sequence[tuple[float, float]] = (),
-    ) -> list[Any]:
+    def report(self, name: str, crc32c: int = 0, seconds: float = 0.0, after: float = 0.0) -> list[Any]:
         assignment = self.assigned[name].assignment
         self.seq[name] += 1
         return self.step(
@@ -81,12 +84,7 @@ class Job:
                 assignment=assignment.id,
                 base_version=assignment.version,
                 samples=1,
-                exchanged=Exchanged(
-                    crc32c=crc32c,
-                    computing_seconds=seconds,
-                    norms=tuple(norm for norm, _ in sketches),
-                    products=tuple(product for _, product in sketches),
-                ),
+                exchanged=Exchanged(crc32c=crc32c, computing_seconds=seconds),
             ),
             after,
         )
@@ -97,7 +95,7 @@ class Job:
         assert take.key == (name, 1, version)
         return self.step(e.Copied(version=version))
 
-    def round(self, checksums: str = "", **timing: Any) -> list[Any]:
+    def round(self, checksums: str = "", **timing: float) -> list[Any]:
         """A whole one; returns what follows from the last report."""
         for name in self.names:
             self.send(name)
@@ -393,7 +391,7 @@ def test_those_that_came_back_as_another_incarnation_are_not_waited_for() -> Non
 def test_replicas_that_drift_are_named_and_brought_together_when_the_epoch_ends() -> None:
     job = Job(3, samples=12)
     (note,) = some(job.round("001"), e.Note)
-    assert "rank 2 (c)" in note.text
+    assert "replicas of rank 2 (c) differ from that of rank 0 (a)" in note.text
     assert job.core.drifting == 1
     actions = job.round("001")  # the epoch is over
     assert not some(actions, e.Assign)
@@ -411,6 +409,69 @@ def test_drift_does_not_go_on_for_ever() -> None:
         rounds += 1
         assert rounds <= DRIFT_VERSIONS
     assert rounds > DRIFT_VERSIONS / 2
+
+
+def test_members_that_computed_a_block_differently_exchange_whole_blocks_instead() -> None:
+    job = Job(3)
+    assert not job.send("a")
+    actions = job.send("b", block0=99)  # which a has, too
+    (note,) = some(actions, e.Note)
+    assert note.warning
+    assert note.text.startswith(
+        "version 1: rank 0 (a) and rank 1 (b) computed different gradients of block 0"
+    )
+    assert "sent uncoded instead" in note.text
+    assert job.core.version == 0
+    assert job.core.uncoded_exchanges == 1
+    round_ = job.mode.round
+    assert round_ is not None
+    for block, packet in enumerate(round_.plan.packets):  # from one member to both others
+        assert packet.terms == ((block, 0),)
+        assert sorted((packet.sender, *packet.targets)) == [0, 1, 2]
+    actions = job.round()
+    assert job.core.version == 1
+    assert {assign.assignment.apply for assign in some(actions, e.Assign)} == {2}
+
+
+def test_a_block_that_differs_at_a_member_that_is_gone_counts_too() -> None:
+    job = Job(3)
+    job.send("a", block0=99)
+    job.step(e.Left(worker="a", incarnation=1, failed=True, reason="told to"))
+    (note,) = some(job.send("b"), e.Note)
+    assert "rank 0 (a) and rank 1 (b) computed different gradients" in note.text
+    job.names = "bc"
+    job.round()
+    assert job.core.version == 1
+
+
+def test_blocks_that_differ_at_every_step_are_said_less_often_and_with_the_remedy() -> None:
+    job = Job(3, samples=6000)
+    said: dict[int, str] = {}
+    for step_ in range(1, 21):
+        job.send("a")
+        for note in some(job.send("b", block0=99), e.Note):
+            said[step_] = note.text
+        job.round()
+        assert job.core.version == step_
+    assert list(said) == [1, 2, 4, 8, 16]
+    assert "coded:redundancy=1" not in said[2]
+    assert "as in 4 steps in a row" in said[4]
+    assert "seed the augmentation, or use --mode coded:redundancy=1" in said[4]
+    job.round()  # once without
+    job.send("a")
+    (note,) = some(job.send("b", block0=99), e.Note)
+    assert "in a row" not in note.text
+
+
+def test_packets_without_the_checksums_of_their_blocks_are_refused() -> None:
+    job = Job(3)
+    assert job.mode.round is not None
+    before = state(job.core)
+    (own, *_) = job.mode.round.plan.sent_by(0)
+    why = refusal(job.step(e.PacketBegun(worker="a", incarnation=1, exchange=1, index=own)))
+    assert why.reason is Reason.PACKET
+    assert "2 checksums" in why.message
+    assert state(job.core) == before
 
 
 def test_redundancy_is_what_the_members_can_have() -> None:
@@ -480,57 +541,3 @@ def test_members_that_had_not_taken_the_last_step_come_back_with_its_sum() -> No
     come_back(job, "a", 0)
     assert job.core.version == 1
     assert job.assigned["a"].assignment.apply == 1
-
-
-def disputed_round(job: Job, first: tuple[float, float], second: tuple[float, float]) -> list[Any]:
-    """Of three nodes that hold blocks (0, 1), (0, 2) and (1, 2): of the first, 0 and 1 say these sketches."""
-    same = (1e9, 2e8)
-    sketches = {"a": [first, same], "b": [second, same], "c": [same, same]}
-    actions: list[Any] = []
-    for name in "abc":
-        job.send(name)
-    for name in "abc":
-        actions = job.report(name, sketches=sketches[name])
-    return actions
-
-
-def test_holders_that_disagree_are_named_and_one_of_them_is_believed() -> None:
-    """Finding F13: sums with errors of the size of a gradient were trained on."""
-    job = Job(3)
-    actions = disputed_round(job, (0.0, 0.0), (1e9, 3e8))
-    assert job.core.version == 0
-    (note,) = some(actions, e.Note)
-    assert "rank 0 (a), rank 1 (b) have computed different gradients" in note.text
-    coding = job.assigned["c"].assignment.coding
-    assert coding is not None
-    assert coding.disputed == (0,)
-    assert coding.senders[0] == 1  # the other one has no gradient at all
-    job.round()
-    assert job.core.version == 1
-
-
-def test_last_bits_are_no_dispute() -> None:
-    job = Job(3)
-    disputed_round(job, (1e9, 3e8), (1e9 + 1e5, 3e8 - 1e5))
-    assert job.core.version == 1
-
-
-def test_holders_that_disagree_again_and_again_get_samples_of_their_own() -> None:
-    job = Job(3, samples=600)
-    for _ in range(3):
-        disputed_round(job, (1e9, 3e8), (1e9, -5e8))
-        job.round()
-    coding = job.assigned["a"].assignment.coding
-    assert coding is not None
-    assert coding.redundancy == 1
-
-
-def test_holders_that_disagree_now_and_then_keep_their_redundancy() -> None:
-    job = Job(3, samples=600)
-    for _ in range(5):
-        disputed_round(job, (1e9, 3e8), (1e9, -5e8))
-        job.round()
-        job.round()  # without a dispute
-    coding = job.assigned["a"].assignment.coding
-    assert coding is not None
-    assert coding.redundancy == 2

@@ -22,7 +22,6 @@ from ...coding import (
     packet_elements,
     plan,
     resent,
-    sketch,
     to_fixed_point,
 )
 from ...optimizer import build_optimizer, parse_optimizer
@@ -46,10 +45,10 @@ class Step:
         self.assignment = assignment  # the last one of this version
         self.original = original
         self.blocks: dict[int, Words] = {}
+        self.checksums: dict[int, int] = {}  # of blocks that other workers compute, too
         self.samples = 0  # of the worker's blocks
         self.loss = 0.0
         self.clipped = 0
-        self.sketches: list[tuple[float, float]] = []  # of the blocks, ascending
         self.unusable = ""  # why a block contributes nothing
         self.computing_seconds = 0.0
         self.exchange: Exchange | None = None
@@ -145,7 +144,8 @@ class ExchangeWork:
                     step.loss += loss * (end - start)
                     step.samples += end - start
             step.blocks[block] = words
-            step.sketches.append(sketch(words))
+            if coding.redundancy > 1:
+                step.checksums[block] = crc32c([words.view(np.uint8)])
         step.loss = step.loss / step.samples if step.samples else 0.0
         step.computing_seconds = time.perf_counter() - started
         self._step = step
@@ -184,13 +184,13 @@ class ExchangeWork:
         """Those to send in the exchange that the step's assignment is about."""
         coding, position = step.assignment.coding, step.assignment.position
         assert coding is not None
-        step.plan = step.original
-        if coding.senders:
-            step.plan = resent(step.original, coding.senders, coding.present, coding.disputed)
+        step.plan = resent(step.original, coding.senders, coding.present) if coding.senders else step.original
         step.exchange = Exchange(step.plan, position, step.blocks, self._elements)
         width = packet_elements(self._elements, step.plan.slices)
         for index in step.plan.sent_by(position):
-            header = m.Packet(exchange=coding.exchange, index=index, elements=width)
+            terms = () if coding.senders else step.plan.packets[index].terms
+            checksums = tuple(step.checksums[block] for block, _ in terms if block in step.checksums)
+            header = m.Packet(exchange=coding.exchange, index=index, elements=width, checksums=checksums)
             yield header, step.exchange.encoded(index)
 
     def take(self, packet: ReceivedPacket) -> None:
@@ -214,8 +214,6 @@ class ExchangeWork:
             crc32c=crc32c([step.exchange.sums().view(np.uint8)], checksum),
             computing_seconds=step.computing_seconds,
             clipped=step.clipped,
-            norms=tuple(norm for norm, _ in step.sketches),
-            products=tuple(product for _, product in step.sketches),
         )
         self._session.confirm(step.assignment, step.samples, step.loss, exchanged)
 

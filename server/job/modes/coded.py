@@ -8,8 +8,9 @@ replica can.
 
 An exchange that cannot end is replaced: when a packet was damaged, or a member is lost before all of its
 packets were handed on, or comes back on another stream, on which what was sent to it meanwhile is missing.
-Then every block goes whole from one member that has it to those that lack it, under a new number, and sums of
-the old exchange are void. A block that nobody has any more is left out, and its samples go out again.
+So is one in which members computed a block differently, which the checksums in their packets tell. Then every
+block goes whole from one member that has it to all others, under a new number, and sums of the old exchange
+are void. A block that nobody has any more is left out, and its samples go out again.
 
 The parameters are at the workers. The server has a copy, from the member with the lowest rank: of the end of
 each epoch, of the end of the job, and of any version at which somebody is to be given it, for which the round
@@ -41,8 +42,8 @@ from .copies import Drift, ServerCopy
 from .mode import Mode
 from .options import MAX_UINT32, ModeOptions, needs_mean
 
-MAX_DISPUTES = 3  # rounds in a row with different gradients of the same samples; then redundancy ends
 MAX_DAMAGED = 3  # exchanges in a row that fail because of one member's packets; then it is sent away
+SAID_DISAGREEMENTS = 4  # steps in a row in which gradients of a block differ; then the log has the remedy
 HOPE_LEASES = 3  # that members wait for those that are away with the only current version
 
 
@@ -95,9 +96,9 @@ class Coded(Mode):
     _hoping_since: float | None = None  # when members began to wait for those that are away with the version
     _clipped_steps: int = 0
     _damaged_by: Counter[Name] = field(default_factory=Counter[Name])  # exchanges in a row, by member
+    _disagreements: int = 0  # rounds in a row in which members computed a block differently
     _copy: ServerCopy = field(default_factory=ServerCopy)
     _drift: Drift = field(default_factory=Drift)
-    _disputes: int = 0  # rounds in a row in which holders of a block disagreed
     _noted: tuple[int, int] = (0, 0)  # nodes and redundancy of the last round
 
     @property
@@ -132,10 +133,8 @@ class Coded(Mode):
         actions: list[e.Action] = []
         if self.round is not None and self.round.life is ExchangeLife.BROKEN:
             actions += self._exchange_again(self.round, now)
-        if self.round is not None and self.round.complete and self._agree(self.round):
+        if self.round is not None and self.round.complete:
             actions += self._close(self.round, now)
-        elif self.round is not None and self.round.life is ExchangeLife.BROKEN:
-            actions += self._exchange_again(self.round, now)
         if self.round is None and not self._copied and not self._kept:
             if self._hopes(now):
                 return actions
@@ -192,26 +191,7 @@ class Coded(Mode):
         state.wait_from(now)
         return actions + self._assign(round_, coding, now, evaluate=True)
 
-    def _agree(self, round_: CodedRound) -> bool:
-        """Whether all holders of each block have computed the same gradient of it, but for its last bits;
-        otherwise the exchange is void."""
-        disputed = round_.find_disputed()
-        if not disputed:
-            return True
-        self._disputes += not round_.disputed
-        round_.disputed |= disputed
-        holders = {node for block in disputed for node in round_.original.holders[block]}
-        names = ", ".join(self._member(round_, node).name for node in round_.present if node in holders)
-        less = "; later rounds go without redundancy" if self._disputes == MAX_DISPUTES else ""
-        round_.fail(
-            f"{names} have computed different gradients of the same samples (a step that is not finite, or a "
-            f"task that draws without a seed){less}"
-        )
-        return False
-
     def _redundancy_for(self, nodes: int) -> int:
-        if self._disputes >= MAX_DISPUTES:
-            return 1
         if self.redundancy is None:
             return self._choice.next(nodes)
         return max(r for r in possible(nodes) if r <= self.redundancy)
@@ -327,10 +307,29 @@ class Coded(Mode):
             raise Refused(refusals.packet(member.worker, limit, f"packet {event.index}"))
         if event.index in round_.relayed:
             return None
+        expected = len(packets[event.index].terms) if round_.compares else 0
+        if len(event.checksums) != expected:
+            limit = f"{expected} checksums in packet {event.index}"
+            raise Refused(refusals.packet(member.worker, limit, f"{len(event.checksums)}"))
         round_.begun.add(event.index)
+        differing = round_.differing(node, event.index, event.checksums) if round_.compares else None
+        if differing is not None:
+            self._disagree(round_, member, *differing)
         names = [round_.members[target] for target in packets[event.index].targets]
         targets = [self._state.roster.present(name) for name in names]
         return tuple(target.worker for target in targets if target is not None and target.listening)
+
+    def _disagree(self, round_: CodedRound, member: Member, block: int, node: int) -> None:
+        """A member has not computed the same as another one, so that what is decoded would be neither's."""
+        if not round_.disagreed:
+            round_.disagreed = True
+            self._disagreements += 1
+        other = self._state.roster.get(round_.members[node])
+        name = round_.members[node][0] if other is None else other.name
+        round_.fail(
+            f"{name} and {member.name} computed different gradients of block {block}, which both have: a NaN "
+            "at one of them, augmentation without a seed, or computers of different makes"
+        )
 
     def _damaged(self, member: Member, event: e.PacketDamaged) -> list[e.Action]:
         round_ = self.round
@@ -408,11 +407,18 @@ class Coded(Mode):
             redundancy=round_.redundancy,
             senders=round_.senders,
             present=round_.there,
-            disputed=tuple(sorted(round_.disputed)),
         )
         self._state.uncoded_exchanges += 1
-        note = e.Note(text=text, warning=True)
-        return [note, *self._assign(round_, coding, now, evaluate=False)]
+        often = self._disagreements if round_.disagreed else 0
+        if often >= SAID_DISAGREEMENTS:
+            text += (
+                f", as in {often} steps in a row: that sends the gradients of each step twice; seed the "
+                "augmentation, or use --mode coded:redundancy=1"
+            )
+        notes: list[e.Action] = []
+        if not often & (often - 1):  # the 1st, 2nd, 4th, 8th, …
+            notes.append(e.Note(text=text, warning=True))
+        return [*notes, *self._assign(round_, coding, now, evaluate=False)]
 
     # ---- closing
 
@@ -425,8 +431,8 @@ class Coded(Mode):
             self._copy.since.append((state.version + 1, part))
         for part in round_.left_out:
             state.samples.give_back(part)
-        if not round_.disputed and self._disputes < MAX_DISPUTES:
-            self._disputes = 0
+        if not round_.disagreed:
+            self._disagreements = 0
         state.version += 1
         state.applied = round_.exchange
         members = [self._member(round_, node) for node in round_.present]

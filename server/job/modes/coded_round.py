@@ -32,16 +32,6 @@ _LIVES = {
 }
 
 
-LAST_BITS = 1e-3  # of the norm: gradients that are no further apart differ in rounding
-STEPS = 1e4  # of fixed point, 5e-5 in all: so do gradients that are no further apart than that
-
-
-def _alike(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether two sketches are of the same gradient but for rounding. One that is not finite is like none."""
-    apart = max(abs(one[0] - other[0]), abs(one[1] - other[1]))
-    return apart <= LAST_BITS * max(one[0], other[0]) + STEPS
-
-
 @dataclass(frozen=True, slots=True)
 class ExchangeReport:
     """What a member has said after an exchange."""
@@ -55,12 +45,12 @@ class ExchangeReport:
 class CodedRound:
     """Its members, by node, are frozen when it opens.
 
-    senders: of each block, where blocks are sent whole; there: the nodes that an exchange of whole blocks is
-    among. disputed: blocks of which holders have computed different gradients, with the holders that are to
-    be believed. begun: packets of the exchange that have begun to come. relayed: those handed on whole.
-    reports: by node, of the exchange. broken: why it cannot end. irregular: its time says nothing, because an
-    exchange was replaced or somebody evaluates. _plan: of the running exchange, once it was needed; _unsent:
-    packets that each node has still to send in it.
+    senders: of each block, where blocks are sent whole; present: the nodes that an exchange of whole blocks
+    is among. begun: packets of the exchange that have begun to come. relayed: those handed on whole. reports:
+    by node, of the exchange. broken: why it cannot end. disagreed: whether members had computed the same
+    block differently. checksums: of blocks, each with the node that was the first to send it. irregular: its
+    time says nothing, because an exchange was replaced or somebody evaluates. _plan: of the running exchange,
+    once it was needed; _unsent: packets that each node has still to send in it.
     """
 
     version: int
@@ -71,9 +61,10 @@ class CodedRound:
     members: dict[int, Name]
     senders: tuple[int, ...] = ()
     there: tuple[int, ...] = ()
-    disputed: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     life: ExchangeLife = ExchangeLife.EXCHANGING
     broken: str = ""
+    disagreed: bool = False
+    checksums: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     begun: set[int] = field(default_factory=set[int])
     relayed: set[int] = field(default_factory=set[int])
     reports: dict[int, ExchangeReport] = field(default_factory=dict[int, ExchangeReport])
@@ -88,7 +79,7 @@ class CodedRound:
         """Of the running exchange."""
         if not self._plan:
             whole = self.original
-            made = resent(whole, self.senders, self.there, self.disputed) if self.senders else whole
+            made = resent(whole, self.senders, self.there) if self.senders else whole
             self._plan.append(made)
             self._unsent = dict.fromkeys(self.members, 0)
             for index, packet in enumerate(made.packets):
@@ -104,6 +95,20 @@ class CodedRound:
         """The exchange cannot end."""
         self.life = move(self.life, ExchangeLife.BROKEN, _LIVES)
         self.broken = why
+
+    @property
+    def compares(self) -> bool:
+        """Whether packets of the exchange have checksums of blocks that several nodes compute."""
+        return self.redundancy > 1 and not self.senders
+
+    def differing(self, node: int, index: int, checksums: Sequence[int]) -> tuple[int, int] | None:
+        """Take note of the blocks in a packet of this node: the first that another node has computed
+        differently, and that node."""
+        for (block, _), checksum in zip(self.plan.packets[index].terms, checksums, strict=True):
+            first, expected = self.checksums.setdefault(block, (node, checksum))
+            if checksum != expected:
+                return block, first
+        return None
 
     def relay(self, index: int) -> None:
         """A packet has been handed on whole."""
@@ -154,8 +159,7 @@ class CodedRound:
         senders: list[int] = []
         for holders in self.original.holders:
             able = [node for node in holders if node in sends]
-            believed = self.disputed.get(len(senders), holders)
-            able.sort(key=lambda node: (node not in believed, node not in listening, sends[node]))
+            able.sort(key=lambda node: (node not in listening, sends[node]))
             senders.append(able[0] if able else NOBODY)
             if able:
                 sends[able[0]] += 1
@@ -164,27 +168,6 @@ class CodedRound:
         self.irregular = True
         self._plan = []
         self.begun, self.relayed, self.reports = set(), set(), {}
-
-    def find_disputed(self) -> dict[int, tuple[int, ...]]:
-        """Blocks of which holders report different gradients, and have not before; with those to be believed:
-        the most that agree, and rather ones that have a gradient at all."""
-        found: dict[int, tuple[int, ...]] = {}
-        whole = self.original
-        sketches: dict[tuple[int, int], tuple[float, float]] = {}
-        for node, report in self.reports.items():
-            said = report.exchanged
-            pairs = zip(sorted(whole.held[node]), said.norms, said.products, strict=False)
-            sketches.update({(block, node): (norm, product) for block, norm, product in pairs})
-        for block, holders in enumerate(whole.holders):
-            known = {node: sketches[block, node] for node in holders if (block, node) in sketches}
-            alike = {
-                node: tuple(other for other in known if _alike(mine, known[other]))
-                for node, mine in known.items()
-            }
-            if block not in self.disputed and any(len(each) < len(known) for each in alike.values()):
-                best = max(known, key=lambda node: (known[node][0] > 0, len(alike[node]), -node))
-                found[block] = alike[best] or (best,)
-        return found
 
     @property
     def parts(self) -> list[Drawn]:

@@ -58,8 +58,8 @@ class ServerCopy:
 
 @dataclass(slots=True)
 class Drift:
-    """Members whose sums or replicas differ from the first one's: computers of different makes may differ in
-    the last bits of a gradient, and what they decode from each other's packets then does, too."""
+    """Members whose replicas differ from the first one's. Sums are equal to the bit, or an exchange is
+    replaced, but computers of different makes may take the same step differently in the last bits."""
 
     names: set[Name] = field(default_factory=set[Name])
     since: int = 0  # version
@@ -68,16 +68,17 @@ class Drift:
         """Take note of what the members have at a version, in the order of their ranks."""
         pairs = zip(members, checksums, strict=True)
         differing = [member for member, checksum in pairs if checksum != checksums[0]]
-        names = {member.id for member in differing}
-        new = names - self.names
+        ids = {member.id for member in differing}
+        new = ids - self.names
         if not self.names:
             self.since = version
-        self.names = names
+        self.names = ids
         if not new:
             return []
+        names = ", ".join(member.name for member in differing)
         text = (
-            f"version {version}: the sums of {', '.join(member.name for member in differing)} differ from "
-            f"those of {members[0].name} in their last bits; they get its parameters when the epoch ends"
+            f"version {version}: the replicas of {names} differ from that of {members[0].name}, as on "
+            "computers of different makes; they get its parameters when the epoch ends"
         )
         return [e.Note(text=text, warning=True)]
 

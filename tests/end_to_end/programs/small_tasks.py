@@ -55,6 +55,24 @@ def regression(
     )
 
 
+def unseeded(nan: float = 0.0) -> Task:
+    """The noisy linear problem, with a loss that comes out differently wherever it is computed.
+
+    Args:
+        nan: how often it is a NaN instead, and otherwise the same everywhere; 0 for always different.
+    """
+    task = regression()
+    chance = random.Random()
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        factor = 1.0 + 0.2 * chance.random()
+        if nan:
+            factor = float("nan") if chance.random() < nan else 1.0
+        return factor * task.loss(model, batch)
+
+    return dataclasses.replace(task, loss=loss)
+
+
 def paced(seconds: float = 0.001, samples: int = 192) -> Task:
     """The noisy linear problem, at so many seconds per sample, times SLOWER in the environment."""
     task = regression(samples=samples)
