@@ -15,7 +15,7 @@ r >= 3 also makes some that belong to no group of r + 1 nodes, against its own c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -139,7 +139,7 @@ def plan(nodes: int, redundancy: int) -> Plan:
 
 
 @contextmanager
-def planning_with(make_plan: Callable[[int, int], Plan]) -> Iterator[None]:
+def planning_with(make_plan: Callable[[int, int], Plan]) -> Generator[None]:
     """Let `plan` return what `make_plan(nodes, redundancy)` does, in this process."""
     global _make_plan
     before, _make_plan = _make_plan, make_plan

@@ -81,7 +81,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
             lambda parameters: build_optimizer(optimizer, parameters, rate),
             options.seed,
             parse_aggregation(options.aggregation),
-            mode.compensation,
+            mode.delay_compensation,
             keep_last=bool(options.output),
         )
 
@@ -101,8 +101,8 @@ def _rules(options: ServerSettings) -> Rules:
 
 def _conductor(options: ServerSettings, mode: ModeOptions) -> Conductor:
     metrics = Metrics(options.downlink)
-    if mode.bound is not None:
-        metrics.staleness_bound.set(mode.bound)
+    if mode.staleness_bound is not None:
+        metrics.staleness_bound.set(mode.staleness_bound)
 
     output = Path(options.output) if options.output else None
     return Conductor(Core(_rules(options), mode), metrics, shard=_shard(options, mode), output=output)

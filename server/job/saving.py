@@ -17,8 +17,8 @@ from typing import Any
 
 Plain = Any
 
-_SEQUENCES = (list, tuple, set, frozenset, deque, Sequence)
-_MAPPINGS = (dict, OrderedDict, Counter, Mapping)
+_SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, deque, Sequence)
+_MAPPINGS: tuple[Any, ...] = (dict, OrderedDict, Counter, Mapping)
 
 
 DERIVED = {"saved": False}  # metadata of a field that is not saved
@@ -28,30 +28,30 @@ def save(value: Any) -> Plain:
     """`value` as plain values. Its dataclasses have to say what their fields are."""
     if isinstance(value, Enum):
         return value.value
-    kind: type[Any] = type(value)
-    if dataclasses.is_dataclass(kind):
-        plain = {name: save(getattr(value, name)) for name in _fields(kind)}
-        return {"type": kind.__name__, **plain}
+    items: Any = value  # of which nothing is known but what the checks say
+    if dataclasses.is_dataclass(value):
+        plain: dict[str, Any] = {name: save(getattr(items, name)) for name in _fields(items.__class__)}
+        return {"type": items.__class__.__name__, **plain}
     if isinstance(value, Mapping):
-        return [[save(key), save(value[key])] for key in value]
+        return [[save(key), save(items[key])] for key in items]
     if isinstance(value, set | frozenset):
-        return [save(each) for each in sorted(value)]
+        return [save(each) for each in sorted(items)]
     if isinstance(value, list | tuple | deque):
-        return [save(each) for each in value]
+        return [save(each) for each in items]
     assert value is None or isinstance(value, str | int | float | bytes), f"not plain: {value!r}"
     return value
 
 
 def restore(target: Any, plain: Plain) -> None:
     """Give a dataclass the fields that were saved of one like it."""
-    kind: type[Any] = type(target)
-    for name, hint in _fields(kind).items():
+    for name, hint in _fields(target.__class__).items():
         setattr(target, name, load(hint, plain[name]))
 
 
 def load(hint: Any, plain: Plain) -> Any:
     """The value of a type that was saved."""
     origin: Any = typing.get_origin(hint) or hint
+    make: Any = origin  # to be called, where a check has said what it is
     arguments = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _load_one_of(arguments, plain)
@@ -60,16 +60,16 @@ def load(hint: Any, plain: Plain) -> Any:
     if origin in _MAPPINGS:
         kinds = (*arguments, int)[:2]  # a Counter counts
         pairs = {load(kinds[0], key): load(kinds[1], each) for key, each in plain}
-        return pairs if origin is Mapping else origin(pairs)
+        return pairs if origin is Mapping else make(pairs)
     if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
         return tuple(load(kind, each) for kind, each in zip(arguments, plain, strict=True))
     if origin in _SEQUENCES:
         made = [load(arguments[0], each) for each in plain]
-        return tuple(made) if origin is Sequence else origin(made)
+        return tuple(made) if origin is Sequence else make(made)
     if isinstance(origin, type) and issubclass(origin, Enum):
-        return origin(plain)
+        return make(plain)
     if isinstance(origin, type) and issubclass(origin, tuple):  # a NamedTuple
-        return origin(*plain)
+        return make(*plain)
     return plain
 
 

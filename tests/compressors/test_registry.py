@@ -51,7 +51,7 @@ def test_options_reach_the_compressor() -> None:
     [
         (
             "5bit",
-            "unknown compressor '5bit'; known compressors: 1bit, 2bit, 4bit, 8bit, bf16, dgc, fp16, gcac,",
+            "unknown compressor '5bit' (did you mean '8bit'?); known compressors: 1bit, 2bit, 4bit, 8bit,",
         ),
         (
             "4bit:size=3",

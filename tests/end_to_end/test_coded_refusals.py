@@ -55,7 +55,9 @@ async def unchanged(raw: Raw, sending: Coroutine[Any, Any, None]) -> None:
 )
 def test_packets_that_are_wrong_end_the_stream(daemons: Daemons, changes: dict[str, int]) -> None:
     async def act(first: Raw, second: Raw) -> None:
-        packet = m.Packet(**{"exchange": 1, "index": 0, "elements": ELEMENTS, **changes})
+        fields: dict[str, Any] = {"exchange": 1, "index": 0, "elements": ELEMENTS}
+        fields.update(changes)
+        packet = m.Packet(**fields)
         before = await status(second)
         await first.send(packet)
         with pytest.raises(Refused) as caught:

@@ -40,7 +40,9 @@ from gradwire.proto.refusal import Reason
 from gradwire.proto.shares import share
 from gradwire.server.job import events as e
 from gradwire.server.job.modes.arrivals import Arrivals
+from gradwire.server.job.modes.registry import parse
 from gradwire.server.job.modes.rounds import Rounds
+from gradwire.server.job.modes.stale import StaleOptions
 from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
 from gradwire.server.shard.mean import Share
 from gradwire.server.shard.store import Step, Store
@@ -130,8 +132,9 @@ class World:
 
     @property
     def bound(self) -> int | None:
-        """In clocks."""
-        return self.core.mode.bound if isinstance(self.core.mode, Arrivals) else None
+        """In clocks, as it was asked for: what the mode makes of it is what is tested."""
+        options = parse(self.given_mode)
+        return options.bound if isinstance(options, StaleOptions) else None
 
     # ---- what may happen
 

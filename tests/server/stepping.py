@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from gradwire.proto.refusal import Refusal, Refused
 from gradwire.server.job import events as e
@@ -36,7 +36,8 @@ def step(core: Core, event: e.Event[Any], now: float) -> list[Any]:
         result = core.step(event, now)
     except Refused as refused:
         return [Refuse(refused.refusal)]
-    reply = Relay(result.reply) if isinstance(result.reply, tuple) else result.reply
+    answer: Any = result.reply
+    reply = Relay(cast("tuple[str, ...]", answer)) if isinstance(answer, tuple) else answer
     return [*([] if reply is None else [reply]), *result.actions]
 
 

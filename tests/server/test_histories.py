@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from gradwire.proto.messages import Outcome
-from gradwire.server.job.modes.arrivals import Arrivals
 from gradwire.server.job.modes.division import Division, Sliced, StragglerCoded
 from gradwire.server.job.modes.rounds import Round
+from gradwire.server.job.modes.stale import StaleOptions
 from gradwire.server.job.roster import Member, Work
 from gradwire.server.job.samples import Samples
 from gradwire.server.job.state import JobState
@@ -22,7 +22,6 @@ from gradwire.server.shard.store import Step, Store
 
 from .histories import MODES, World, run
 
-ARRIVALS_INIT = Arrivals.__init__
 STORE_APPLY = Store.apply
 STEPS = 20_000  # of each mode, 200,000 together
 
@@ -133,9 +132,9 @@ def forget_outcomes(self: Member, outcome: Outcome) -> None:
     self.last_seq = outcome.seq
 
 
-def drift_further(self: Arrivals, clock: int) -> bool:
+def drift_further(self: StaleOptions) -> int:
     """The bound is not the one that was asked for."""
-    return self.bound is not None and clock - min(self._clocks, default=0) > self.bound + 1
+    return self.bound + 1
 
 
 def wait_for_nobody(self: Round) -> bool:
@@ -172,7 +171,7 @@ def weigh_alike(self: StragglerCoded, answered: Any) -> dict[int, float]:
         ("sync", Member, "remember", forget),
         ("async:rate=inverse", Member, "remember", forget),
         ("sync", Member, "remember", forget_outcomes),
-        ("stale:bound=2", Arrivals, "_held", drift_further),
+        ("stale:bound=2", StaleOptions, "staleness_bound", property(drift_further)),
         ("async:rate=inverse", Samples, "give_back", give_nothing_back),
         ("sync", Round, "complete", property(wait_for_nobody)),
         ("stale:bound=2", Store, "apply", weigh_nothing),

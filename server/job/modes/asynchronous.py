@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from ....configuration import UsageError, option
 from ....optimizer import parse_optimizer
@@ -17,15 +17,21 @@ from .options import ModeOptions, needs_mean
 class AsyncOptions(ModeOptions):
     """Every gradient becomes a version as soon as it is there."""
 
-    work: ClassVar[str] = "gradients:single=on"
-
     rate: Literal["full", "inverse"] = option(
         "full", "rate of a gradient: full, or inverse, divided by the versions applied since its base"
     )
     compensation: float = option(0.0, "lambda of the correction for those versions; 0 for none", least=0)
 
+    @property
+    def work(self) -> str:
+        return "gradients:single=on"
+
+    @property
+    def delay_compensation(self) -> float:
+        return self.compensation
+
     def mode(self, state: JobState) -> Arrivals:
-        return Arrivals(state, bound=self.bound, inverse=self.rate == "inverse")
+        return Arrivals(state, bound=self.staleness_bound, inverse=self.rate == "inverse")
 
     def check(self, settings: ServerSettings) -> None:
         needs_mean(settings)

@@ -24,7 +24,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from ....coding import MAX_NODES, Choice, StepTimes, packet_elements, possible
 from ....configuration import UsageError, option
@@ -56,11 +55,13 @@ def _parse_copies(text: str) -> None:
 class CodedOptions(ModeOptions):
     """Workers exchange coded packets of gradients, and each takes the step itself."""
 
-    work: ClassVar[str] = "exchange"
-
     redundancy: str = option(
         "1", "workers that compute each block; auto chooses by measured times", parse=_parse_copies
     )
+
+    @property
+    def work(self) -> str:
+        return "exchange"
 
     @property
     def copies(self) -> int | None:
@@ -311,6 +312,7 @@ class Coded(Mode):
         if len(event.checksums) != expected:
             limit = f"{expected} checksums in packet {event.index}"
             raise Refused(refusals.packet(member.worker, limit, f"{len(event.checksums)}"))
+        assert node is not None  # only a node of the round sends a packet
         round_.begun.add(event.index)
         differing = round_.differing(node, event.index, event.checksums) if round_.compares else None
         if differing is not None:

@@ -119,7 +119,8 @@ class CodedRound:
 
     def has_sent(self, node: int) -> bool:
         """Whether all of a node's packets were handed on."""
-        return self.plan is not None and self._unsent[node] == 0
+        _ = self.plan  # counts what is unsent, if nobody has yet
+        return self._unsent[node] == 0
 
     @property
     def present(self) -> list[int]:

@@ -44,7 +44,7 @@ class ModeOptions(ABC):
         return parse_optimizer(settings.optimizer), settings.learning_rate
 
     @property
-    def compensation(self) -> float:
+    def delay_compensation(self) -> float:
         """λ of the correction for versions applied since a gradient's base."""
         return 0.0
 
@@ -54,7 +54,7 @@ class ModeOptions(ABC):
         return False
 
     @property
-    def bound(self) -> int | None:
+    def staleness_bound(self) -> int | None:
         """Clocks that a push may be behind; None for no bound."""
         return None
 

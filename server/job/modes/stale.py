@@ -16,3 +16,7 @@ class StaleOptions(AsyncOptions):
     bound: int = option(
         4, "clocks that a worker may be ahead of the slowest when it begins a step", least=0, most=MAX_UINT32
     )
+
+    @property
+    def staleness_bound(self) -> int:
+        return self.bound

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ....configuration import option
 from ....settings import ServerSettings
@@ -16,8 +15,6 @@ from .rounds import Rounds
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncOptions(ModeOptions):
     """Rounds: the gradients of all workers at one version make the next."""
-
-    work: ClassVar[str] = "gradients"
 
     backup: int = option(0, "stragglers that a round may close without", least=0, most=MAX_UINT32)
     redundancy: int = option(
@@ -32,6 +29,10 @@ class SyncOptions(ModeOptions):
         least=0,
         most=MAX_UINT32,
     )
+
+    @property
+    def work(self) -> str:
+        return "gradients"
 
     def __post_init__(self) -> None:
         asked = [f"redundancy={self.redundancy}"] if self.redundancy > 1 else []

@@ -50,7 +50,8 @@ def flat(seed: int) -> np.ndarray[Any, Any]:
 
 
 def assignment(id: int, version: int = 0, **changes: Any) -> m.Assignment:
-    return m.Assignment(**{"id": id, "version": version, "ranges": (m.Range(start=0, count=4),), **changes})
+    fields: dict[str, Any] = {"id": id, "version": version, "ranges": (m.Range(start=0, count=4),)}
+    return m.Assignment(**{**fields, **changes})
 
 
 def push(subject: Session, given: m.Assignment, seed: int) -> None:
