@@ -168,7 +168,7 @@ def test_a_server_that_does_not_answer_is_named(
 def test_a_server_that_dies_is_named(
     tmp_path: Path, interrupt: Interrupt, wait_until_gone: WaitUntilGone
 ) -> None:
-    with pytest.raises(RunError, match=r"(?s)server ended: exit code 7;.*out of luck") as caught:
+    with pytest.raises(RunError, match=r"(?s)server ended: exit code 9;.*out of luck") as caught:
         train(plan(tmp_path, server="dies"), Notes(), interrupt)
     assert caught.value.code is Exit.INTERNAL
     wait_until_gone(worker_pids(tmp_path), 0)

@@ -271,8 +271,8 @@ def test_everybody_lost_goes_back_to_the_servers_copy(daemons: Daemons) -> None:
     time.sleep(0.5)  # half an epoch, or the copy would be the current version
     for worker in workers:
         worker.signal(signal.SIGKILL)
-    server.wait_for("the server's copy, .* goes out again")
     again = [daemons.worker(server.address, "--worker-id", f"again{i}") for i in range(2)]
+    server.wait_for("the server's copy, .* goes out again")  # as nobody has come back with the version
     reply = ended(server, again)
     assert reply.epoch == 6
     assert reply.evaluations[-1].metrics["accuracy"] > 0.8

@@ -362,7 +362,7 @@ def test_a_port_in_use_is_said(daemons: Daemons) -> None:
 def test_an_output_that_cannot_be_written_is_said_at_once() -> None:
     server = Daemon("gradwire.server.cli", ("--port", "0", "--output", "/no/such/folder/model.safetensors"))
     assert server.wait() == 2
-    assert "--output /no/such/folder/model.safetensors: expected a file in a folder that exists" in server.log
+    assert "expected a file in a folder that exists and can be written to, got '/no/such/folder" in server.log
 
 
 def test_too_few_workers_for_the_aggregation_are_said_at_once() -> None:

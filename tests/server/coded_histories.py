@@ -27,7 +27,7 @@ from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.shares import share
 from gradwire.server.job import events as e
-from gradwire.server.job.modes.coded import HOPE_LEASES
+from gradwire.server.job.modes.exchanges import HOPE_LEASES
 
 SAMPLES, EPOCHS, BATCH, ELEMENTS = 37, 3, 2, 5
 LEASE_S = 10.0

@@ -9,8 +9,8 @@ from stepping import Refuse, core_of, state, step
 from gradwire.proto.messages import Decision, Exchanged, Phase
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.server.job import events as e
-from gradwire.server.job.modes.coded import MAX_DAMAGED, Coded
 from gradwire.server.job.modes.copies import DRIFT_VERSIONS
+from gradwire.server.job.modes.exchanges import MAX_DAMAGED, Coded
 
 T = TypeVar("T")
 

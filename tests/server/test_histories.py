@@ -155,7 +155,7 @@ def give_nothing_back(self: Samples, drawn: Any, *, settled: bool = False) -> No
         self.settle(drawn)
 
 
-def nothing_is_vacant(self: Division, answered: Any, lost: Any) -> list[int]:
+def nothing_is_vacant(self: Division, answered: Any, lost: Any, open_: int) -> list[int]:
     """A lost member's slice is left out."""
     return []
 

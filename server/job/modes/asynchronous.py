@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ....configuration import UsageError, option
 from ....optimizer import parse_optimizer
 from ....settings import ServerSettings
-from ..state import JobState
-from .arrivals import Arrivals
 from .options import ModeOptions, needs_mean
+
+if TYPE_CHECKING:
+    from ..state import JobState
+    from .arrivals import Arrivals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +33,8 @@ class AsyncOptions(ModeOptions):
         return self.compensation
 
     def mode(self, state: JobState) -> Arrivals:
+        from .arrivals import Arrivals  # late: options are read where there is no job, as for --help
+
         return Arrivals(state, bound=self.staleness_bound, inverse=self.rate == "inverse")
 
     def check(self, settings: ServerSettings) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ....configuration import option
 from ....optimizer import OptimizerOptions, parse_optimizer
 from ....settings import ServerSettings
-from ..state import JobState
 from .interval import Adaptive, Fixed, LocalSteps
 from .options import ModeOptions, needs_workers
-from .rounds import Rounds
+
+if TYPE_CHECKING:
+    from ..state import JobState
+    from .rounds import Rounds
 
 
 def _parse_steps(text: str) -> None:
@@ -56,6 +59,8 @@ class LocalOptions(ModeOptions):
         return Fixed(steps=int(self.steps))
 
     def mode(self, state: JobState) -> Rounds:
+        from .rounds import Rounds  # late: options are read where there is no job, as for --help
+
         return Rounds(state, interval=self.interval)
 
     def check(self, settings: ServerSettings) -> None:

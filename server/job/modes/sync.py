@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ....configuration import option
 from ....settings import ServerSettings
 from ...shard.aggregation import parse_aggregation
-from ..state import JobState
 from .options import MAX_UINT32, ModeOptions, needs_mean, needs_workers
-from .rounds import Rounds
+
+if TYPE_CHECKING:
+    from ..state import JobState
+    from .rounds import Rounds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +50,8 @@ class SyncOptions(ModeOptions):
             raise ValueError(f"{asked[0]}: not with backup={self.backup}: {why}")
 
     def mode(self, state: JobState) -> Rounds:
+        from .rounds import Rounds  # late: options are read where there is no job, as for --help
+
         return Rounds(state, backup=self.backup, redundancy=self.redundancy, stragglers=self.stragglers)
 
     @property

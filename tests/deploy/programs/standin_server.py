@@ -1,6 +1,6 @@
 """Stands in for gc-server: answers Status as its task says, and trains nothing.
 
-finish: done at the eighth question. forever: never done. dies: exits with 7 at the fifth. usage: does not
+finish: done at the eighth question. forever: never done. dies: exits with 9 at the fifth. usage: does not
 start. gathering: waits for workers. finishing: writes parameters from the second to the eighth. silent: done
 at the eighth, and takes its time for the third. Exits with 2 when it cannot listen, like the real one.
 """
@@ -39,7 +39,7 @@ async def serve(arguments: dict[str, str]) -> int:
         questions += 1
         if arguments["task"] == "dies" and questions == 5:
             print("out of luck", flush=True)
-            os._exit(7)
+            os._exit(9)
         if arguments["task"] == "silent" and questions == 3:
             await asyncio.sleep(600)  # the one who asked will not wait for it
         return reply(arguments, phase(arguments["task"], questions))

@@ -189,7 +189,7 @@ def test_built_in_names_are_importable(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "own", "modules", "words"),
+    ("spec", "own", "allowed", "words"),
     [
         ("os:system:command=false", "", (), "start the worker with --allow-task os, or with --task os:sys"),
         ("os.path:join", "", ("os",), "--allow-task os.path"),
@@ -210,10 +210,10 @@ def test_built_in_names_are_importable(name: str) -> None:
     ],
 )
 def test_a_task_that_the_worker_was_not_told_to_run_is_refused(
-    spec: str, own: str, modules: tuple[str, ...], words: str
+    spec: str, own: str, allowed: tuple[str, ...], words: str
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
-        load_allowed(spec, own=own, modules=modules)
+        load_allowed(spec, own=own, modules=allowed)
 
 
 def test_nothing_is_imported_for_a_task_that_is_refused() -> None:
@@ -223,7 +223,7 @@ def test_nothing_is_imported_for_a_task_that_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "own", "modules"),
+    ("spec", "own", "allowed"),
     [
         ("digits", "", ()),
         ("digits:model=mlp", "digits:model=mlp", ()),
@@ -232,6 +232,6 @@ def test_nothing_is_imported_for_a_task_that_is_refused() -> None:
     ],
 )
 def test_a_task_that_the_worker_was_told_to_run_is_made(
-    spec: str, own: str, modules: tuple[str, ...]
+    spec: str, own: str, allowed: tuple[str, ...]
 ) -> None:
-    assert load_allowed(spec, own=own, modules=modules).train_samples
+    assert load_allowed(spec, own=own, modules=allowed).train_samples
