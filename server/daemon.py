@@ -37,7 +37,7 @@ from .job.state import Rules
 from .metrics import Metrics
 from .service import Service, Settings
 from .shard.aggregation import parse_aggregation
-from .shard.local import LocalShard
+from .shard.shard import Shard
 from .shard.store import Float32, Store
 
 log = logging.getLogger("gradwire.server")
@@ -70,7 +70,7 @@ def _settings(options: ServerSettings, mode: ModeOptions) -> Settings:
     )
 
 
-def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
+def _shard(options: ServerSettings, mode: ModeOptions) -> Shard:
     optimizer, rate = mode.optimizer(options)
 
     def build(manifest: Manifest, values: Sequence[Float32]) -> Store:
@@ -85,7 +85,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
             keep_last=bool(options.output),
         )
 
-    return LocalShard(build)
+    return Shard(build)
 
 
 def _rules(options: ServerSettings) -> Rules:

@@ -16,7 +16,7 @@ import grpc
 
 from ..compressors import Payload
 from ..proto import messages as m
-from ..proto.refusal import Reason, Refusal, Refused, refusal, sentence
+from ..proto.refusal import Reason, Refusal, Refused, refused, sentence
 from ..proto.service import Malformed
 from .conductor import Conductor
 from .job import events as e
@@ -46,8 +46,8 @@ class Exchange:
 
     async def run(self, hello: m.Hello, requests: Requests, context: Context) -> None:
         """Raises Refused where the stream cannot go on."""
-        attached = self._conductor.decide(e.Attached(worker=hello.worker, incarnation=hello.incarnation))
         session = Session(hello.worker, hello.incarnation, Outbox(), Inbox(hello.worker))
+        attached = self._conductor.decide(e.Attached(*session.id))
         previous = self._conductor.sessions.get(hello.worker)
         self._conductor.sessions[hello.worker] = session
         if previous is not None:
@@ -71,7 +71,7 @@ class Exchange:
             ends = await asyncio.gather(writer, reader, return_exceptions=True)
             if self._conductor.sessions.get(session.worker) is session:
                 del self._conductor.sessions[session.worker]
-                self._conductor.happen(e.Detached(worker=session.worker, incarnation=session.incarnation))
+                self._conductor.happen(e.Detached(*session.id))
         # Why the stream was ended explains whatever else went wrong on it.
         why = session.outbox.ended_with
         if why is not None and session.outbox.final:
@@ -90,7 +90,6 @@ class Exchange:
 
     async def _read(self, session: Session, requests: Requests) -> None:
         """Take in messages until the worker is done. Raises Refused where the stream cannot go on."""
-        worker, incarnation = session.worker, session.incarnation
         conductor = self._conductor
         uploads = Uploads(conductor, session)
         async for message in requests:
@@ -98,7 +97,7 @@ class Exchange:
                 return
             match message:
                 case m.Chunk():
-                    conductor.happen(e.Heard(worker=worker, incarnation=incarnation))
+                    conductor.happen(e.Heard(*session.id))
                     if not uploads.add(message):
                         await self._take(session, message)
                 case m.Push():
@@ -108,12 +107,11 @@ class Exchange:
                     uploads.begin(message)
                 case m.Heartbeat():
                     activity = message.activity[:MAX_TEXT_CHARACTERS]
-                    conductor.happen(e.Heard(worker=worker, incarnation=incarnation, activity=activity))
+                    conductor.happen(e.Heard(*session.id, activity=activity))
                 case m.Ready():
                     conductor.happen(
                         e.Prepared(
-                            worker=worker,
-                            incarnation=incarnation,
+                            *session.id,
                             fingerprint=message.fingerprint,
                             version=message.version,
                             assigned=message.assigned,
@@ -122,20 +120,14 @@ class Exchange:
                 case m.Evaluation():
                     self._evaluated(session, message)
                 case m.Leave():
-                    conductor.happen(
-                        e.Left(
-                            worker=worker,
-                            incarnation=incarnation,
-                            failed=message.failed,
-                            reason=message.reason[:1024] or "no reason given",
-                        )
-                    )
+                    reason = message.reason[:1024] or "no reason given"
+                    conductor.happen(e.Left(*session.id, failed=message.failed, reason=reason))
                     return
                 case Malformed():
-                    raise Refused(unreadable(message, worker))
+                    raise Refused(unreadable(message, session.worker))
                 case m.Hello():
                     text = "Hello in the middle of a stream"
-                    raise Refused(Refusal(reason=Reason.MALFORMED, worker=worker, message=text))
+                    raise Refused(Refusal(reason=Reason.MALFORMED, worker=session.worker, message=text))
 
     async def _take(self, session: Session, message: m.Push | m.Chunk) -> None:
         """Take in a part of a push, and hand it on when it is complete."""
@@ -162,25 +154,19 @@ class Exchange:
                 payloads = await asyncio.to_thread(assembly.finish)
             if session.outbox.ended_with is None:  # it may have been ended during the scan
                 self._pushed(session, push, payloads)
-        except Refused as refused:
+        except Refused as error:
             # Without a push to answer for, or without a membership, the stream itself is at fault.
-            if push is None or refused.refusal.reason in (Reason.FENCED, Reason.NOT_A_MEMBER):
+            if push is None or error.refusal.reason in (Reason.FENCED, Reason.NOT_A_MEMBER):
                 raise
             session.inbox.drop(push)
-            self._metrics.push_refused(refused.refusal.reason)
-            log.warning("refused push %d: %s", push.seq, refused)
-            session.outbox.send(
-                m.Outcome(
-                    seq=push.seq,
-                    decision=m.Decision.REFUSED,
-                    refusal=refused.refusal,
-                )
-            )
+            self._metrics.push_refused(error.refusal.reason)
+            log.warning("refused push %d: %s", push.seq, error)
+            outcome = m.Outcome(seq=push.seq, decision=m.Decision.REFUSED, refusal=error.refusal)
+            session.outbox.send(outcome)
 
     def _pushed(self, session: Session, push: m.Push, payloads: list[Payload]) -> None:
         event = e.Pushed(
-            worker=session.worker,
-            incarnation=session.incarnation,
+            *session.id,
             seq=push.seq,
             assignment=push.assignment,
             base_version=push.base_version,
@@ -211,30 +197,20 @@ class Exchange:
         if len(names) > MAX_EVALUATION_METRICS or any(len(name) > MAX_TEXT_CHARACTERS for name in names):
             limit = f"up to {MAX_EVALUATION_METRICS} metrics, names of up to {MAX_TEXT_CHARACTERS} characters"
             got = f"{len(names)} metrics"
-            raise Refused(
-                refusal(Reason.SIZE, worker=session.worker, field="evaluation", limit=limit, value=got)
-            )
+            raise refused(Reason.SIZE, worker=session.worker, field="evaluation", limit=limit, value=got)
         for name, value in names.items():
             if not math.isfinite(value):
                 field, got = f"evaluation metric {name!r}", str(value)
-                raise Refused(
-                    refusal(
-                        Reason.NON_FINITE,
-                        worker=session.worker,
-                        field=field,
-                        limit="a finite number",
-                        value=got,
-                        remedy="leave it out",
-                    )
+                raise refused(
+                    Reason.NON_FINITE,
+                    worker=session.worker,
+                    field=field,
+                    limit="a finite number",
+                    value=got,
+                    remedy="leave it out",
                 )
         self._conductor.happen(
-            e.Evaluated(
-                worker=session.worker,
-                incarnation=session.incarnation,
-                version=message.version,
-                epoch=message.epoch,
-                metrics=message.metrics,
-            )
+            e.Evaluated(*session.id, version=message.version, epoch=message.epoch, metrics=message.metrics)
         )
         for name in ("accuracy", "loss"):  # a bounded set of labels, whatever a task reports
             if name in message.metrics:

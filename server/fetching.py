@@ -13,7 +13,7 @@ from typing import Any
 
 from ..proto.manifest import Manifest
 from ..proto.messages import FetchHeader
-from ..proto.refusal import Reason, Refused, refusal
+from ..proto.refusal import Reason, refused
 from ..proto.wire import CHUNK_BYTES
 from .shard.shard import Shard
 
@@ -52,6 +52,5 @@ class Fetches:
                     await asyncio.wait_for(write(message), STALLED_S)
                 except TimeoutError:
                     limit, got = f"a chunk read every {STALLED_S:g} s", "none"
-                    raise Refused(
-                        refusal(Reason.CHUNK, field="fetch of the parameters", limit=limit, value=got)
-                    ) from None
+                    field = "fetch of the parameters"
+                    raise refused(Reason.CHUNK, field=field, limit=limit, value=got) from None

@@ -83,11 +83,7 @@ class Uploads:
             raise Refused(refusals.packet(self._session.worker, limit, value))
         self._dropping = packet_transfer(packet)
         begun = e.PacketBegun(
-            worker=self._session.worker,
-            incarnation=self._session.incarnation,
-            exchange=packet.exchange,
-            index=packet.index,
-            checksums=packet.checksums,
+            *self._session.id, exchange=packet.exchange, index=packet.index, checksums=packet.checksums
         )
         wanted = self._conductor.happen(begun)
         if wanted is None:  # it comes too late
@@ -144,12 +140,7 @@ class Uploads:
         log.warning("refused packet %d: %s", relay.packet.index, sentence(why))
         self._conductor.metrics.refusal(why.reason)
         self._conductor.happen(
-            e.PacketDamaged(
-                worker=self._session.worker,
-                incarnation=self._session.incarnation,
-                exchange=relay.packet.exchange,
-                refusal=why,
-            )
+            e.PacketDamaged(*self._session.id, exchange=relay.packet.exchange, refusal=why)
         )
 
     def _go_on(self, relay: Relay) -> None:
@@ -158,14 +149,10 @@ class Uploads:
             self._arriving = relay
             return
         self._arriving = None
-        self._conductor.metrics.relayed(4 * relay.packet.elements, len(relay.targets))
+        packet = relay.packet
+        self._conductor.metrics.relayed(4 * packet.elements, len(relay.targets))
         self._conductor.happen(
-            e.PacketRelayed(
-                worker=self._session.worker,
-                incarnation=self._session.incarnation,
-                exchange=relay.packet.exchange,
-                index=relay.packet.index,
-            )
+            e.PacketRelayed(*self._session.id, exchange=packet.exchange, index=packet.index)
         )
 
     def _keep(self, snapshot: Snapshot, assembly: Assembly, chunk: Chunk) -> None:
@@ -173,11 +160,6 @@ class Uploads:
         if not assembly.complete:
             return
         self._arriving = None
-        arrived = e.CopyArrived(
-            worker=self._session.worker,
-            incarnation=self._session.incarnation,
-            version=snapshot.version,
-            leaving=snapshot.leaving,
-        )
+        arrived = e.CopyArrived(*self._session.id, version=snapshot.version, leaving=snapshot.leaving)
         self._conductor.shard.put_copy(arrived.key, assembly)
         self._conductor.happen(arrived)

@@ -19,7 +19,7 @@ from ..compressors import DenseFormat, DensePayload, Payload, lossless
 from ..proto import messages as m
 from ..proto.job import job_message
 from ..proto.manifest import Manifest
-from ..proto.refusal import Reason, Refusal, Refused, refusal
+from ..proto.refusal import Reason, Refusal, Refused, refused
 from ..proto.service import Malformed, abort
 from ..proto.transfer import Assembly
 from ..proto.wire import CHUNK_BYTES
@@ -73,30 +73,28 @@ class Service:
         @functools.wraps(handler)
         async def guarded(request: Any, context: Context) -> Any:
             try:
-                if self._settings.protected and not is_loopback(context.peer()):
-                    raise Refused(_protected(context.peer()))
+                if self._settings.protected:
+                    check_loopback(context.peer())
                 if isinstance(request, Malformed):
                     raise Refused(unreadable(request))
                 return await handler(request, context)
-            except Refused as refused:
-                self._metrics.refusal(refused.refusal.reason)
-                log.warning("refused %s: %s", context.peer(), refused)
-                await abort(context, refused.refusal)
+            except Refused as error:
+                self._metrics.refusal(error.refusal.reason)
+                log.warning("refused %s: %s", context.peer(), error)
+                await abort(context, error.refusal)
 
         return guarded
 
     async def _join(self, request: m.JoinRequest, context: Context) -> m.JoinResponse:
         for field, value in (("worker id", request.worker), ("compressor", request.compressor)):
             if not 0 < len(value) <= MAX_NAME_CHARACTERS:
-                raise Refused(
-                    refusal(
-                        Reason.SIZE,
-                        worker=request.worker[:MAX_NAME_CHARACTERS],
-                        field=field,
-                        limit=f"1 to {MAX_NAME_CHARACTERS} characters",
-                        value=f"{len(value)} characters",
-                        remedy=f"choose another --{field.replace(' ', '-')}",
-                    )
+                raise refused(
+                    Reason.SIZE,
+                    worker=request.worker[:MAX_NAME_CHARACTERS],
+                    field=field,
+                    limit=f"1 to {MAX_NAME_CHARACTERS} characters",
+                    value=f"{len(value)} characters",
+                    remedy=f"choose another --{field.replace(' ', '-')}",
                 )
         if self._core.mode.lossless and not _known_lossless(request.compressor):
             raise Refused(refusals.lossy_compressor(request.worker, request.compressor))
@@ -118,9 +116,9 @@ class Service:
     async def _initialize(self, requests: AsyncIterator[Any], context: Context) -> m.InitializeResponse:
         header = await expect(requests, m.InitializeHeader)
         self._check_job(header.job, header.worker)
-        refused = self._core.check_initialize(header.worker, header.incarnation)
-        if refused is not None:
-            raise Refused(refused)
+        why = self._core.check_initialize(header.worker, header.incarnation)
+        if why is not None:
+            raise Refused(why)
         manifest = Manifest.from_message(
             header.manifest, worker=header.worker, max_bytes=self._settings.max_model_bytes
         )
@@ -130,14 +128,14 @@ class Service:
         ]
         names = [spec.name for spec in manifest.specs]
         assembly = Assembly(0, payloads, chunk_bytes=CHUNK_BYTES, worker=header.worker, names=names)
-        heard = e.Heard(worker=header.worker, incarnation=header.incarnation)
+        heard = e.Heard(header.worker, header.incarnation)
         while not assembly.complete:
             assembly.add(await self._next_in_time(requests, header.worker))
             # Heartbeats on another stream of the connection wait behind the upload.
             self._conductor.happen(heard)
         event = e.Initialized(
-            worker=header.worker,
-            incarnation=header.incarnation,
+            header.worker,
+            header.incarnation,
             fingerprint=manifest.fingerprint,
             train_samples=manifest.train_samples,
         )
@@ -158,9 +156,8 @@ class Service:
             return await asyncio.wait_for(expect(requests, m.Chunk), lease_s)
         except TimeoutError:
             limit, got = f"a chunk every {lease_s:g} s", "none"
-            raise Refused(
-                refusal(Reason.CHUNK, worker=worker, field="initial parameters", limit=limit, value=got)
-            ) from None
+            field = "initial parameters"
+            raise refused(Reason.CHUNK, worker=worker, field=field, limit=limit, value=got) from None
 
     async def _fetch(self, request: m.FetchRequest, context: Context) -> None:
         self._check_job(request.job, "")
@@ -218,15 +215,13 @@ class Service:
 
     def _check_job(self, job: str, worker: str) -> None:
         if job and job != self._settings.job.id:
-            raise Refused(
-                refusal(
-                    Reason.UNKNOWN_JOB,
-                    worker=worker,
-                    field="job",
-                    limit=self._settings.job.id,
-                    value=job,
-                    remedy="the server was restarted or runs another job; start the worker anew",
-                )
+            raise refused(
+                Reason.UNKNOWN_JOB,
+                worker=worker,
+                field="job",
+                limit=self._settings.job.id,
+                value=job,
+                remedy="the server was restarted or runs another job; start the worker anew",
             )
 
 
@@ -238,16 +233,13 @@ def _known_lossless(compressor: str) -> bool:
         return False
 
 
-def is_loopback(peer: str) -> bool:
-    """Whether a gRPC peer name is of this machine."""
-    return peer.startswith(("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "ipv6:[::ffff:127.", "unix:"))
-
-
-def _protected(peer: str) -> Refusal:
-    return refusal(
-        Reason.PROTECTED,
-        field="peer",
-        limit="a loopback address, because this server runs in protected mode",
-        value=peer,
-        remedy="if everyone who can reach its port may take part, start gc-server with --insecure",
-    )
+def check_loopback(peer: str) -> None:
+    """Raise Refused for the name of a gRPC peer that is not of this machine."""
+    if not peer.startswith(("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "ipv6:[::ffff:127.", "unix:")):
+        raise refused(
+            Reason.PROTECTED,
+            field="peer",
+            limit="a loopback address, because this server runs in protected mode",
+            value=peer,
+            remedy="if everyone who can reach its port may take part, start gc-server with --insecure",
+        )

@@ -27,6 +27,10 @@ class Session:
     outbox: Outbox
     inbox: Inbox
 
+    @property
+    def id(self) -> tuple[str, int]:
+        return self.worker, self.incarnation
+
 
 class Outbox:
     """Messages for one worker, in order. A broadcast that is still being encoded keeps its place."""

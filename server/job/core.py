@@ -96,13 +96,11 @@ class Core(JobState):
         ]
         if replaced is not None:
             why = refusals.fenced(event.worker, replaced.incarnation, event.incarnation)
-            gone = e.Disconnect(
-                worker=event.worker, incarnation=replaced.incarnation, refusal=why, final=True
-            )
+            gone = e.Disconnect(*replaced.id, refusal=why, final=True)
             actions += [gone, *self._give_up(replaced, "replaced by a new incarnation", now)]
         if self.phase is Phase.EMPTY and self.initializer is None:
-            self.initializer = (member.worker, member.incarnation)
-        asked = self.phase is Phase.EMPTY and self.initializer == (member.worker, member.incarnation)
+            self.initializer = member.id
+        asked = self.phase is Phase.EMPTY and self.initializer == member.id
         admission = e.Admission(rank=member.rank, version=self.version, initialize=asked)
         return e.Result(reply=admission, actions=actions)
 
@@ -121,7 +119,7 @@ class Core(JobState):
         member.fingerprint = event.fingerprint
         member.version = event.version
         self.evaluations.forget(member.id, event.assigned)
-        if self.phase is Phase.EMPTY and self.initializer in (None, (member.worker, member.incarnation)):
+        if self.phase is Phase.EMPTY and self.initializer in (None, member.id):
             return self._request_initialize(member)
         if self.phase in (Phase.GATHERING, Phase.RUNNING):
             self._reinstate(member, event.assigned)
@@ -156,7 +154,7 @@ class Core(JobState):
             lost = LostStatus(worker=member.worker, rank=member.rank, reason=reason, version=self.version)
             self.lost = [*self.lost, lost][-LOST_REMEMBERED:]
             actions.append(e.Lost(name=member.name, worker=member.worker, rank=member.rank, reason=reason))
-        if self.phase is Phase.EMPTY and self.initializer == (member.worker, member.incarnation):
+        if self.phase is Phase.EMPTY and self.initializer == member.id:
             self.initializer = None
             for candidate in self.roster.listening()[:1]:  # otherwise the next one to get ready
                 actions += self._request_initialize(candidate)
@@ -179,19 +177,12 @@ class Core(JobState):
             try:
                 self._check_model(member.worker, member.fingerprint)
             except Refused as refused:
-                actions.append(
-                    e.Disconnect(
-                        worker=member.worker,
-                        incarnation=member.incarnation,
-                        refusal=refused.refusal,
-                        final=True,
-                    )
-                )
+                actions.append(e.Disconnect(*member.id, refusal=refused.refusal, final=True))
                 actions += self._give_up(member, "has another model", now)
         return actions + self._advance(now)
 
     def _request_initialize(self, member: Member) -> list[e.Action]:
-        self.initializer = (member.worker, member.incarnation)
+        self.initializer = member.id
         return [e.RequestInitialize(worker=member.worker)]
 
     def check_initialize(self, worker: str, incarnation: int) -> Refusal | None:
@@ -377,10 +368,7 @@ class Core(JobState):
         if self.phase is not Phase.FINISHED:
             self.phase = Phase.STOPPING
         why = refusals.stopping("", event.reason)
-        return [
-            e.Disconnect(worker=member.worker, incarnation=member.incarnation, refusal=why, final=True)
-            for member in self.roster.attached()
-        ]
+        return [e.Disconnect(*member.id, refusal=why, final=True) for member in self.roster.attached()]
 
     def _refuse_when_over(self, worker: str) -> None:
         if self.phase is Phase.STOPPING:
@@ -397,11 +385,7 @@ class Core(JobState):
             reason = f"not heard of for {silent:.1f} s (lease {self.rules.lease_s:g} s)"
             why = refusals.lease_over(member.worker, silent, self.rules.lease_s)
             if member.attached:
-                actions.append(
-                    e.Disconnect(
-                        worker=member.worker, incarnation=member.incarnation, refusal=why, final=False
-                    )
-                )
+                actions.append(e.Disconnect(*member.id, refusal=why, final=False))
             actions += self._give_up(member, reason, now, expected=self.phase is Phase.FINISHED, away=True)
         if self.mode.due(now):
             actions += self._advance(now)

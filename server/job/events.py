@@ -67,72 +67,64 @@ class Event(Generic[R]):
     __slots__ = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Joined(Event[Admission]):
+@dataclass(frozen=True, slots=True)
+class FromWorker(Event[R]):
+    """What a worker has said or done."""
+
     worker: str
     incarnation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined(FromWorker[Admission]):
     compressor: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Initialized(Event[None]):
+class Initialized(FromWorker[None]):
     """The manifest and version 0 of the parameters are in place."""
 
-    worker: str
-    incarnation: int
     fingerprint: bytes
     train_samples: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attached(Event[Welcome]):
+class Attached(FromWorker[Welcome]):
     """The worker's Exchange stream is open."""
-
-    worker: str
-    incarnation: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared(Event[None]):
+class Prepared(FromWorker[None]):
     """The worker has its model; `version` is that of its replica, None without one.
 
     assigned: id of the last assignment that it got.
     """
 
-    worker: str
-    incarnation: int
     fingerprint: bytes
     version: int | None
     assigned: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Detached(Event[None]):
+class Detached(FromWorker[None]):
     """The stream broke; the lease goes on."""
-
-    worker: str
-    incarnation: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Heard(Event[None]):
+class Heard(FromWorker[None]):
     """Any sign of life."""
 
-    worker: str
-    incarnation: int
     activity: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pushed(Event[Decided]):
+class Pushed(FromWorker[Decided]):
     """A push is complete, and the shard has its payloads, which are valid.
 
     slice, slices: which part of each tensor it holds; 0 slices for all of it. exchanged: what came of an
     exchange of packets, in place of payloads.
     """
 
-    worker: str
-    incarnation: int
     seq: int
     assignment: int
     base_version: int
@@ -155,42 +147,34 @@ class Published(Event[None]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PacketBegun(Event[Targets]):
+class PacketBegun(FromWorker[Targets]):
     """The first bytes of a coded packet are here. checksums: of the blocks behind its terms."""
 
-    worker: str
-    incarnation: int
     exchange: int
     index: int
     checksums: Sequence[int] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PacketRelayed(Event[None]):
+class PacketRelayed(FromWorker[None]):
     """A coded packet has been handed on whole."""
 
-    worker: str
-    incarnation: int
     exchange: int
     index: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PacketDamaged(Event[None]):
+class PacketDamaged(FromWorker[None]):
     """A coded packet was refused; part of it may have been handed on."""
 
-    worker: str
-    incarnation: int
     exchange: int
     refusal: Refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CopyArrived(Event[None]):
+class CopyArrived(FromWorker[None]):
     """The shard has all bytes of a worker's snapshot. leaving: nobody had asked for it."""
 
-    worker: str
-    incarnation: int
     version: int
     leaving: bool = False
 
@@ -210,18 +194,14 @@ class Copied(Event[None]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated(Event[None]):
-    worker: str
-    incarnation: int
+class Evaluated(FromWorker[None]):
     version: int
     epoch: int
     metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Left(Event[None]):
-    worker: str
-    incarnation: int
+class Left(FromWorker[None]):
     failed: bool
     reason: str
 
@@ -339,7 +319,7 @@ class Relabel:
     version: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Disconnect:
     """End a worker's stream. final: it shall not come back; otherwise it may reconnect."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...compressors import Payload
 from ...proto.manifest import Manifest
 from ...proto.messages import Assignment, Chunk, Push
-from ...proto.refusal import Reason, Refused, refusal
+from ...proto.refusal import Reason, Refused, refused
 from ...proto.transfer import Assembly, announced_payloads
 from ...proto.wire import CHUNK_BYTES
 from ..job import refusals
@@ -95,4 +95,4 @@ class Inbox:
         self._dropping = header.seq
 
     def _refused(self, reason: Reason, field: str, limit: str, value: str) -> Refused:
-        return Refused(refusal(reason, worker=self.worker, field=field, limit=limit, value=value))
+        return refused(reason, worker=self.worker, field=field, limit=limit, value=value)

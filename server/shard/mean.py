@@ -8,62 +8,47 @@ member had nothing to push is missing in that slice alone. Terms are added in th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ...compressors import DenseFormat, DensePayload, Payload, decode, reduce_payloads
-from ...proto.shares import share as share_of
+from ...proto.shares import share
+from ..job.events import Contribution
 
 Float32 = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """One worker's part of a round: payloads in manifest order, and the samples behind them.
-
-    slice, slices: of each tensor, if slices is not 0. whole: its payloads are those of whole tensors all the
-    same, and hold outside of the slice what the worker had held back. weight: in the sum; None for its part
-    of the samples.
-    """
-
-    samples: int
-    payloads: Sequence[Payload]
-    slice: int = 0
-    slices: int = 0
-    whole: bool = False
-    weight: float | None = None
+Share = tuple[Contribution, Sequence[Payload]]  # the payloads in manifest order
 
 
 def mean(shares: Sequence[Share], weight: float, outs: Sequence[Float32]) -> None:
     """Times `weight`, into one array for each tensor: float32, shape (elements,)."""
-    slices = max((share.slices for share in shares), default=0)
+    slices = max((part.slices for part, _ in shares), default=0)
     if slices:
         for place, out in enumerate(outs):
             _of_slices(shares, slices, weight, place, out)
         return
-    total = sum(share.samples for share in shares)
-    weights = [(share.samples / total if share.weight is None else share.weight) * weight for share in shares]
+    total = sum(part.samples for part, _ in shares)
+    weights = [(part.samples / total if part.weight is None else part.weight) * weight for part, _ in shares]
     for place, out in enumerate(outs):
-        reduce_payloads([share.payloads[place] for share in shares], weights, out)
+        reduce_payloads([payloads[place] for _, payloads in shares], weights, out)
 
 
 def _of_slices(shares: Sequence[Share], slices: int, weight: float, place: int, out: Float32) -> None:
     """One tensor. What a worker had held back outside of its slice is added with the weight of its slice."""
     samples = [0] * slices
-    for share in shares:
-        samples[share.slice] += share.samples
-    whole = {number: decode(share.payloads[place]) for number, share in enumerate(shares) if share.whole}
+    for part, _ in shares:
+        samples[part.slice] += part.samples
+    whole = [decode(payloads[place]) if part.whole else None for part, payloads in shares]
     for number in range(slices):
-        start, end = share_of(out.size, number, slices)
+        start, end = share(out.size, number, slices)
         payloads: list[Payload] = []
         weights: list[float] = []
-        for index, share in enumerate(shares):
-            if share.slice != number and not share.whole:
-                continue
-            payloads.append(_cut(whole[index], start, end) if share.whole else share.payloads[place])
-            weights.append(share.samples / samples[share.slice] * weight)
+        for (part, pushed), values in zip(shares, whole, strict=True):
+            if part.slice == number or values is not None:
+                payloads.append(pushed[place] if values is None else _cut(values, start, end))
+                weights.append(part.samples / samples[part.slice] * weight)
         reduce_payloads(payloads, weights, out[start:end])
 
 

@@ -8,18 +8,26 @@ control names it from then on. Only then does control hear of it. An `Apply` tha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+import numpy as np
 
 from ...compressors import Payload
+from ...compressors.kernels import WARM_UPS
 from ...proto.manifest import Manifest
-from ...proto.transfer import Assembly
+from ...proto.refusal import Refused
+from ...proto.transfer import Assembly, encode_chunks
 from ..job.events import Apply, CopyKey, PushKey
-from .store import Broadcast
+from .store import Broadcast, DivergedError, Float32, Store
 
 T = TypeVar("T")
+Build = Callable[[Manifest, Sequence[Float32]], Store]
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -30,8 +38,9 @@ class Values:
     chunks: Sequence[bytes]
 
 
-class Shard(Protocol):
-    """Holds parameters and optimizer state, sums pushes, encodes updates.
+class Shard:
+    """Holds parameters and optimizer state, sums pushes, encodes updates: a store, and one thread that alone
+    touches it, whose queue is the promised order.
 
     What a caller may rely on, and has to keep to:
 
@@ -43,25 +52,42 @@ class Shard(Protocol):
     - `apply` sums in the order given, so that arrival order has no part in the bits. If it raises, parameters
       and version are those of before, and the job cannot go on.
     - A worker's name is a part of a key and means nothing more to a shard.
-
-    Attributes:
-        manifest: of the tensors, None before `open`.
-        version: of the parameters; 0 before the first `apply`.
     """
 
-    @property
-    def manifest(self) -> Manifest | None: ...
-
-    @property
-    def version(self) -> int: ...
+    def __init__(self, build: Build) -> None:
+        """build: makes the store, on the reducer thread, from initial values that it may keep."""
+        self._build = build
+        self._store: Store | None = None
+        self._pushes: dict[PushKey, Sequence[Payload]] = {}
+        self._copies: dict[CopyKey, Assembly] = {}
+        self._values = WeakValueDictionary[int, Values]()  # as long as somebody is being sent them
+        self._reducer = ThreadPoolExecutor(1, "reducer")
+        self._loading: list[Future[None]] = []
 
     def start(self) -> None:
         """Load what applying takes, while the workers come."""
-        ...
+        # `open` waits for the kernels in the thread's queue: no push is read before they are there.
+        self._loading = [self._reducer.submit(load) for load in WARM_UPS]
 
     def close(self) -> None:
         """Let go of everything. Nothing may be in progress any more."""
-        ...
+        for loading in self._loading:
+            loading.cancel()
+        self._reducer.shutdown(wait=True)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        return None if self._store is None else self._store.manifest
+
+    @property
+    def version(self) -> int:
+        """Of the parameters; 0 before the first `apply`."""
+        return 0 if self._store is None else self._store.version
+
+    @property
+    def stored(self) -> int:
+        """How many pushes and snapshots wait to be applied or dropped."""
+        return len(self._pushes) + len(self._copies)
 
     async def open(self, manifest: Manifest, values: Assembly, accept: Callable[[], T]) -> T:
         """Take over version 0, unless control has other ideas by the time that it is in place.
@@ -69,47 +95,83 @@ class Shard(Protocol):
         accept: tells control, on the event loop; if it raises, the values are forgotten.
         Returns what it returns. Raises Refused for values that are not finite.
         """
-        ...
+
+        def build() -> Store:
+            # Copies, because the optimizer writes to the parameters and the buffer is one for all tensors.
+            return self._build(manifest, [each.data.copy().view(np.float32) for each in values.finish()])
+
+        store = await self._run(build)
+        accepted = accept()
+        self._store = store
+        return accepted
 
     def put(self, key: PushKey, payloads: Sequence[Payload]) -> bool:
         """Store a push: valid payloads in manifest order. Returns whether it was not stored before."""
-        ...
+        new = key not in self._pushes
+        self._pushes.setdefault(key, payloads)
+        return new
 
     def put_copy(self, key: CopyKey, values: Assembly) -> None:
         """Store a worker's snapshot, whose values are still to be checked."""
-        ...
+        self._copies[key] = values
 
     def drop(self, key: PushKey | CopyKey) -> None:
         """Forget what will not be applied."""
-        ...
+        if isinstance(key, PushKey):
+            self._pushes.pop(key, None)
+        else:
+            self._copies.pop(key, None)
 
     async def apply(self, order: Apply) -> Broadcast:
         """Turn version - 1 into version with the pushes that the order names.
 
         Returns the update for every worker. Raises DivergedError.
         """
-        ...
+        pushes = [self._pushes.pop(each.key) for each in order.contributions]
+        return await self._run(self._opened.apply, order, pushes)
 
     async def load(self, key: CopyKey) -> None:
         """Replace the parameters by a stored snapshot. Raises DivergedError if it is not finite."""
-        ...
+        assembly = self._copies.pop(key)
+        try:
+            values = await asyncio.to_thread(assembly.finish)
+        except Refused as refused:  # with pushes it would have been the shard that found out
+            raise DivergedError(f"version {key.version}: {refused}") from None
+        await self._run(self._opened.load, key.version, values)
 
     async def relabel(self, version: int) -> None:
         """Call what is here another version."""
-        ...
+        await self._run(self._opened.relabel, version)
 
     async def snapshot(self) -> Broadcast:
         """What every worker has, for one that has none or an old one."""
-        ...
+        return await self._run(self._opened.snapshot)
 
     async def values(self) -> Values:
         """The parameters, for anyone who asks; several who ask for one version share the chunks."""
-        ...
+        return await self._run(self._encode, self._opened)
+
+    def _encode(self, store: Store) -> Values:
+        found = self._values.get(store.version)
+        if found is None:
+            found = Values(store.version, list(encode_chunks(store.version, store.values())))
+            self._values[store.version] = found
+        return found
 
     async def digest(self) -> str:
         """SHA-256 over the values of the parameters."""
-        ...
+        return await self._run(self._opened.sha256)
 
     async def save(self, path: Path, digest: str, *, finished: bool) -> None:
         """Write the parameters as safetensors. Raises OSError."""
-        ...
+        store = self._opened
+        await self._run(lambda: store.save(path, digest, finished=finished))
+
+    @property
+    def _opened(self) -> Store:
+        assert self._store is not None, "nothing may be awaited before `open`"
+        return self._store
+
+    async def _run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """On the reducer thread, after everything that was handed to it before."""
+        return await asyncio.get_running_loop().run_in_executor(self._reducer, function, *arguments)

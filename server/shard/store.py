@@ -39,6 +39,7 @@ from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
 from ...proto.transfer import encode_chunks, tensor_header
 from ...proto.wire import encode_server
+from ..job.events import Apply
 from .aggregation import Aggregation, Mean, combine
 from .mean import Share, mean
 
@@ -66,22 +67,6 @@ class Broadcast:
     def wire_bytes(self) -> int:
         """Of its messages, without what gRPC puts around them."""
         return sum(map(len, self.messages))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One application: what turns version - 1 into version.
-
-    weight: of the mean gradient. base_version: at which it was computed, if it is a single one's.
-    bases: other versions at which gradients are being computed.
-    """
-
-    version: int
-    shares: Sequence[Share]
-    rate_factor: float = 1.0
-    weight: float = 1.0
-    base_version: int | None = None
-    bases: frozenset[int] = frozenset()
 
 
 class DivergedError(ArithmeticError):
@@ -135,10 +120,10 @@ class Store:
         self._last = [parameter.clone() for parameter in kept]
         self._bases: dict[int, list[torch.Tensor]] = {}  # by version
         if delay_compensation:
-            self._keep_base(Step(version=0, shares=()))
+            self._keep_base(0, frozenset())
 
-    def apply(self, step: Step) -> Broadcast:
-        """Take one optimizer step and encode what the workers need for it.
+    def apply(self, order: Apply, pushes: Sequence[Sequence[Payload]]) -> Broadcast:
+        """Take one optimizer step and encode what the workers need for it. pushes: of the contributions.
 
         The mean is one over all samples, summed in the order given (`mean`). Without samples, and with fewer
         gradients than the aggregation needs, the parameters stay as they are. If the step fails, they become
@@ -150,31 +135,31 @@ class Store:
         for kept, parameter in zip(self._last, self.parameters, strict=False):
             kept.copy_(parameter)
         try:
-            return self._apply(step)
+            return self._apply(order, list(zip(order.contributions, pushes, strict=True)))
         except Exception:
             # With a lossy downlink, the last parameters are those that every worker has.
             for parameter, last in zip(self.parameters, self._last or self.replica, strict=True):
                 parameter.copy_(last)
             raise
 
-    def _apply(self, step: Step) -> Broadcast:
-        contributing = [share for share in step.shares if share.samples > 0 and share.weight != 0]
+    def _apply(self, order: Apply, shares: Sequence[Share]) -> Broadcast:
+        contributing = [each for each in shares if each[0].samples > 0 and each[0].weight != 0]
         changed = len(contributing) >= self._aggregation.fewest
         if changed:
             outs = [_flat(gradient) for gradient in self._gradients]
             if isinstance(self._aggregation, Mean):
-                mean(contributing, step.weight, outs)
+                mean(contributing, order.weight, outs)
             else:
-                combine(self._aggregation, [share.payloads for share in contributing], outs)
-            if self._compensation and step.base_version is not None:
-                self._compensate(step.base_version, step.weight)
-            self._optimizer.learning_rate = self._base_rate * step.rate_factor
+                combine(self._aggregation, [payloads for _, payloads in contributing], outs)
+            if self._compensation and order.base_version is not None:
+                self._compensate(order.base_version, order.weight)
+            self._optimizer.learning_rate = self._base_rate * order.rate_factor
             self._optimizer.step()
-            self._check_finite(step.version)
-        broadcast = self._encode_update(step.version, changed=changed)
-        self.version = step.version
+            self._check_finite(order.version)
+        broadcast = self._encode_update(order.version, changed=changed)
+        self.version = order.version
         if self._compensation:
-            self._keep_base(step)
+            self._keep_base(order.version, order.bases)
         return broadcast if changed else replace(broadcast, passed_over=len(contributing))
 
     def _compensate(self, base_version: int, weight: float) -> None:
@@ -184,12 +169,12 @@ class Store:
             moved = replica - base
             gradient.add_(moved.mul_(gradient).mul_(gradient), alpha=self._compensation / weight)
 
-    def _keep_base(self, step: Step) -> None:
+    def _keep_base(self, newest: int, bases: frozenset[int]) -> None:
         """Workers may be told to compute at this version; others that nobody computes at are forgotten."""
         for version in list(self._bases):
-            if version < step.version - 1 and version not in step.bases:
+            if version < newest - 1 and version not in bases:
                 del self._bases[version]
-        self._bases[step.version] = [tensor.clone() for tensor in self.replica]
+        self._bases[newest] = [tensor.clone() for tensor in self.replica]
 
     def _check_finite(self, version: int) -> None:
         for spec, parameter in zip(self.manifest.specs, self.parameters, strict=True):

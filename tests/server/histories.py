@@ -44,8 +44,7 @@ from gradwire.server.job.modes.registry import parse
 from gradwire.server.job.modes.rounds import Rounds
 from gradwire.server.job.modes.stale import StaleOptions
 from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
-from gradwire.server.shard.mean import Share
-from gradwire.server.shard.store import Step, Store
+from gradwire.server.shard.store import Store
 from gradwire.worker.tasks.sharding import coded_parts
 
 LEASE_S = 10.0
@@ -314,20 +313,7 @@ class World:
             return
         self.pending = None
         assert self.store is not None
-        shares = [
-            Share(c.samples, [payload(c)], slice=c.slice, slices=c.slices, whole=c.whole, weight=c.weight)
-            for c in apply.contributions
-        ]
-        self.store.apply(
-            Step(
-                version=apply.version,
-                shares=shares,
-                rate_factor=apply.rate_factor,
-                weight=apply.weight,
-                base_version=apply.base_version,
-                bases=apply.bases,
-            )
-        )
+        self.store.apply(apply, [[payload(each)] for each in apply.contributions])
         self.check_applied(apply)
         self.step(e.Published(version=apply.version))
 

@@ -18,13 +18,13 @@ from gradwire.proto.transfer import Assembly, encode_chunks
 from gradwire.proto.wire import CHUNK_BYTES, decode_server
 from gradwire.server import fetching
 from gradwire.server.fetching import AT_ONCE, Fetches
-from gradwire.server.shard.local import LocalShard
+from gradwire.server.shard.shard import Shard
 from gradwire.server.shard.store import Float32, Store
 
 MANIFEST = Manifest((Tensor(name="weight", shape=(600, 600), dtype="float32"),), 8)
 
 
-async def opened() -> LocalShard:
+async def opened() -> Shard:
     def build(manifest: Manifest, values: Sequence[Float32]) -> Store:
         options = parse_optimizer("sgd")
         return Store(manifest, values, "none", lambda parameters: build_optimizer(options, parameters, 0.1))
@@ -38,7 +38,7 @@ async def opened() -> LocalShard:
         chunk = decode_server(message)
         assert isinstance(chunk, Chunk)
         assembly.add(chunk)
-    shard = LocalShard(build)
+    shard = Shard(build)
     await shard.open(MANIFEST, assembly, lambda: None)
     return shard
 

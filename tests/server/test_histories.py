@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from gradwire.proto.messages import Outcome
+from gradwire.server.job.events import Apply
 from gradwire.server.job.modes.division import Division, Sliced, StragglerCoded
 from gradwire.server.job.modes.rounds import Round
 from gradwire.server.job.modes.stale import StaleOptions
 from gradwire.server.job.roster import Member, Work
 from gradwire.server.job.samples import Samples
 from gradwire.server.job.state import JobState
-from gradwire.server.shard.store import Step, Store
+from gradwire.server.shard.store import Store
 
 from .histories import MODES, World, run
 
@@ -146,8 +147,8 @@ def never_evaluate(self: JobState) -> int:
     return 0
 
 
-def weigh_nothing(self: Store, step: Step) -> Any:
-    return STORE_APPLY(self, dataclasses.replace(step, weight=0.5 * step.weight))
+def weigh_nothing(self: Store, order: Apply, pushes: Any) -> Any:
+    return STORE_APPLY(self, dataclasses.replace(order, weight=0.5 * order.weight), pushes)
 
 
 def give_nothing_back(self: Samples, drawn: Any, *, settled: bool = False) -> None:

@@ -21,9 +21,11 @@ from gradwire.server.job.modes.registry import parse
 from gradwire.server.job.modes.sync import SyncOptions
 from gradwire.server.job.samples import Samples
 from gradwire.server.shard.inbox import Inbox
-from gradwire.server.shard.mean import Share, mean
+from gradwire.server.shard.mean import mean
 from gradwire.settings import ServerSettings
 from gradwire.spec import SpecError
+
+from .pushes import pushed
 
 SHAPES = ((5, 3), (2,), ())
 MANIFEST = Manifest(
@@ -56,7 +58,7 @@ def outs() -> list[np.ndarray[Any, Any]]:
 @pytest.mark.parametrize("slices", [2, 3, 4])
 def test_slices_come_to_the_mean_of_the_groups(slices: int) -> None:
     shares = [
-        Share(samples, cut(gradients(group), slice, slices), slice=slice, slices=slices)
+        pushed(samples, cut(gradients(group), slice, slices), slice=slice, slices=slices)
         for group, samples in enumerate((8, 8, 4))
         for slice in range(slices)
     ]
@@ -69,9 +71,9 @@ def test_slices_come_to_the_mean_of_the_groups(slices: int) -> None:
 
 def test_a_slice_that_is_missing_is_missing_in_its_range_alone() -> None:
     shares = [
-        Share(8, cut(gradients(0), 0, 2), slice=0, slices=2),
-        Share(8, cut(gradients(0), 1, 2), slice=1, slices=2),
-        Share(8, cut(gradients(1), 0, 2), slice=0, slices=2),
+        pushed(8, cut(gradients(0), 0, 2), slice=0, slices=2),
+        pushed(8, cut(gradients(0), 1, 2), slice=1, slices=2),
+        pushed(8, cut(gradients(1), 0, 2), slice=0, slices=2),
     ]
     found = outs()
     mean(shares, 1.0, found)
@@ -88,10 +90,10 @@ def test_a_slice_that_is_missing_is_missing_in_its_range_alone() -> None:
 def test_what_comes_along_outside_of_a_slice_is_added_with_its_weight() -> None:
     whole = [dense(each) for each in gradients(1)]
     shares = [
-        Share(8, cut(gradients(0), 0, 2), slice=0, slices=2),
-        Share(8, cut(gradients(0), 1, 2), slice=1, slices=2),
-        Share(8, whole, slice=0, slices=2, whole=True),
-        Share(8, cut(gradients(2), 1, 2), slice=1, slices=2),
+        pushed(8, cut(gradients(0), 0, 2), slice=0, slices=2),
+        pushed(8, cut(gradients(0), 1, 2), slice=1, slices=2),
+        pushed(8, whole, slice=0, slices=2, whole=True),
+        pushed(8, cut(gradients(2), 1, 2), slice=1, slices=2),
     ]
     found = outs()
     mean(shares, 1.0, found)

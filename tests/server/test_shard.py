@@ -16,7 +16,6 @@ from gradwire.proto.messages import Chunk, Content, Tensor
 from gradwire.proto.transfer import Assembly, encode_chunks
 from gradwire.proto.wire import CHUNK_BYTES, decode_server
 from gradwire.server.job.events import Apply, Contribution, CopyKey, PushKey
-from gradwire.server.shard.local import LocalShard
 from gradwire.server.shard.shard import Shard
 from gradwire.server.shard.store import DivergedError, Float32, Store
 
@@ -50,17 +49,16 @@ def order(version: int, *keys: PushKey, rate_factor: float = 1.0) -> Apply:
     return Apply(version=version, contributions=contributions, rate_factor=rate_factor, opened_at=0.0)
 
 
-def opened(test: Callable[[Shard], Coroutine[Any, Any, None]]) -> LocalShard:
+def opened(test: Callable[[Shard], Coroutine[Any, Any, None]]) -> Shard:
     """Run a test on a shard whose parameters are zeros; every stored push has to be gone in the end."""
-    local = LocalShard(build)
+    local = Shard(build)
 
     async def run() -> None:
-        shard: Shard = local
-        assert shard.manifest is None
-        assert await shard.open(MANIFEST, assembly(0, 0, 0), lambda: True)
-        assert shard.manifest is MANIFEST
-        assert shard.version == 0
-        await test(shard)
+        assert local.manifest is None
+        assert await local.open(MANIFEST, assembly(0, 0, 0), lambda: True)
+        assert local.manifest is MANIFEST
+        assert local.version == 0
+        await test(local)
 
     try:
         asyncio.run(run())

@@ -18,9 +18,11 @@ from gradwire.proto.transfer import Assembly, announced_payloads
 from gradwire.proto.wire import CHUNK_BYTES, decode_server
 from gradwire.server.shard.aggregation import Trimmed
 from gradwire.server.shard.mean import Share
-from gradwire.server.shard.store import Broadcast, DivergedError, Step, Store
+from gradwire.server.shard.store import Broadcast, DivergedError, Store
 from gradwire.spec import SpecError
 from gradwire.worker.session.replica import Replica
+
+from .pushes import apply, pushed
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
 
@@ -53,7 +55,7 @@ SAMPLES = (32, 8, 17, 32)
 
 def shares(step: int, compressors: list[ModelCompressor]) -> list[Share]:
     return [
-        Share(samples, compressor.compress(gradients(step, rank), samples, version=step))
+        pushed(samples, compressor.compress(gradients(step, rank), samples, version=step))
         for rank, (samples, compressor) in enumerate(zip(SAMPLES, compressors, strict=True))
     ]
 
@@ -77,7 +79,7 @@ def test_an_uncompressed_round_is_one_step_on_the_mean_over_all_samples(optimize
     expected = [value.clone().requires_grad_() for value in initial()]
     reference = build_optimizer(parse_optimizer(optimizer), expected, 0.1)
     for step in range(5):
-        ours.apply(Step(version=step + 1, shares=shares(step, workers)))
+        apply(ours, version=step + 1, shares=shares(step, workers))
         for index, parameter in enumerate(expected):
             sums = [gradients(step, rank)[index] * samples for rank, samples in enumerate(SAMPLES)]
             parameter.grad = torch.stack(sums).sum(0) / sum(SAMPLES)
@@ -92,11 +94,10 @@ def test_one_workers_step_is_torchs_own_to_the_bit() -> None:
     expected = [value.clone().requires_grad_() for value in initial()]
     reference = torch.optim.SGD(expected, lr=0.1, momentum=0.9)
     for step in range(5):
-        ours.apply(
-            Step(
-                version=step + 1,
-                shares=[Share(31, compressor.compress(gradients(step, 0), 31, version=step))],
-            )
+        apply(
+            ours,
+            version=step + 1,
+            shares=[pushed(31, compressor.compress(gradients(step, 0), 31, version=step))],
         )
         for parameter, gradient in zip(expected, gradients(step, 0), strict=True):
             parameter.grad = gradient
@@ -110,7 +111,7 @@ def test_the_same_round_gives_the_same_bits(spec: str) -> None:
     for _ in range(2):
         ours, workers = store("adam"), compressors(spec)
         for step in range(3):
-            ours.apply(Step(version=step + 1, shares=shares(step, workers)))
+            apply(ours, version=step + 1, shares=shares(step, workers))
         digests.add(ours.sha256())
     assert len(digests) == 1
 
@@ -121,15 +122,15 @@ def test_the_order_of_the_shares_decides_the_bits_and_nothing_else_does() -> Non
     for order in itertools.permutations(range(4)):
         ours = store()
         given = shares(0, compressors("none"))
-        ours.apply(Step(version=1, shares=[given[rank] for rank in order]))
+        apply(ours, version=1, shares=[given[rank] for rank in order])
         digests[order] = ours.sha256()
     assert len(set(digests.values())) > 1
 
 
 def test_the_learning_rate_follows_the_factor() -> None:
     slow, fast = store(), store(rate=0.05)
-    slow.apply(Step(version=1, shares=shares(0, compressors("none")), rate_factor=0.5))
-    fast.apply(Step(version=1, shares=shares(0, compressors("none"))))
+    apply(slow, version=1, shares=shares(0, compressors("none")), rate_factor=0.5)
+    apply(fast, version=1, shares=shares(0, compressors("none")))
     assert slow.sha256() == fast.sha256()
 
 
@@ -143,9 +144,9 @@ def test_fewer_gradients_than_the_aggregation_needs_change_nothing() -> None:
     )
     given = shares(0, compressors("none"))
     before = ours.sha256()
-    assert ours.apply(Step(version=1, shares=given[:2])).passed_over == 2
+    assert apply(ours, version=1, shares=given[:2]).passed_over == 2
     assert ours.sha256() == before
-    assert ours.apply(Step(version=2, shares=given[:3])).passed_over == 0
+    assert apply(ours, version=2, shares=given[:3]).passed_over == 0
     assert ours.sha256() != before
 
 
@@ -164,10 +165,10 @@ def test_a_late_gradient_is_corrected_by_how_far_the_parameters_have_moved(downl
     ours = compensated(downlink)
     base = [value.clone() for value in ours.replica]
     (fresh, late, *_) = shares(0, compressors("none"))
-    ours.apply(Step(version=1, shares=[fresh], base_version=0, bases=frozenset({0})))
+    apply(ours, version=1, shares=[fresh], base_version=0, bases=frozenset({0}))
     moved = [now - then for now, then in zip(ours.replica, base, strict=True)]
     before = [value.clone() for value in ours.parameters]
-    ours.apply(Step(version=2, shares=[late], base_version=0))
+    apply(ours, version=2, shares=[late], base_version=0)
     for value, old, gradient, way in zip(ours.parameters, before, gradients(0, 1), moved, strict=True):
         expected = old - 0.1 * (gradient + 0.5 * gradient * gradient * way)
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
@@ -178,9 +179,9 @@ def test_a_correction_is_weighed_as_its_gradient_is() -> None:
     for weight in (1.0, 0.25):
         ours = compensated("none")
         (fresh, late, *_) = shares(0, compressors("none"))
-        ours.apply(Step(version=1, shares=[fresh], base_version=0, bases=frozenset({0})))
+        apply(ours, version=1, shares=[fresh], base_version=0, bases=frozenset({0}))
         before = [value.clone() for value in ours.parameters]
-        ours.apply(Step(version=2, shares=[late], base_version=0, weight=weight))
+        apply(ours, version=2, shares=[late], base_version=0, weight=weight)
         moves.append([(now - old) / weight for now, old in zip(ours.parameters, before, strict=True)])
     for whole, weighed in zip(*moves, strict=True):
         torch.testing.assert_close(weighed, whole, rtol=1e-4, atol=1e-6)
@@ -189,8 +190,8 @@ def test_a_correction_is_weighed_as_its_gradient_is() -> None:
 def test_a_fresh_gradient_needs_no_correction() -> None:
     ours, plain = compensated("none"), store()
     for step, share in enumerate(shares(0, compressors("none"))):
-        ours.apply(Step(version=step + 1, shares=[share], base_version=step))
-        plain.apply(Step(version=step + 1, shares=[share], base_version=step))
+        apply(ours, version=step + 1, shares=[share], base_version=step)
+        apply(plain, version=step + 1, shares=[share], base_version=step)
     assert ours.sha256() == plain.sha256()
 
 
@@ -199,16 +200,16 @@ def test_only_versions_at_which_somebody_computes_are_kept() -> None:
     given = shares(0, compressors("none"))
     for step in range(20):
         bases = frozenset({step, 3} if step >= 3 else {step})
-        ours.apply(Step(version=step + 1, shares=given[:1], base_version=step, bases=bases))
+        apply(ours, version=step + 1, shares=given[:1], base_version=step, bases=bases)
         assert len(ours._bases) <= 4  # pyright: ignore[reportPrivateUsage]
-    ours.apply(Step(version=21, shares=given[:1], base_version=3))
+    apply(ours, version=21, shares=given[:1], base_version=3)
 
 
 def test_a_round_without_samples_changes_nothing() -> None:
     ours = store("sgd:momentum=0.9,weight_decay=0.1")
-    ours.apply(Step(version=1, shares=shares(0, compressors("none"))))
+    apply(ours, version=1, shares=shares(0, compressors("none")))
     before = ours.sha256()
-    broadcast = ours.apply(Step(version=2, shares=[Share(0, ())]))
+    broadcast = apply(ours, version=2, shares=[pushed(0, ())])
     assert ours.sha256() == before
     assert (ours.version, broadcast.version) == (2, 2)
 
@@ -240,7 +241,7 @@ def test_replicas_stay_alike_to_the_bit_also_the_late_ones(downlink: str) -> Non
     early, late = replica(), replica()
     early.apply(*receive(ours.snapshot()))
     for step in range(6):
-        broadcast = ours.apply(Step(version=step + 1, shares=shares(step, workers)))
+        broadcast = apply(ours, version=step + 1, shares=shares(step, workers))
         assert broadcast.content is (Content.VALUES if downlink == "none" else Content.DELTA)
         early.apply(*receive(broadcast))
         if step == 3:
@@ -258,11 +259,11 @@ def test_what_one_update_leaves_out_is_in_the_next(downlink: str) -> None:
     """The replica does not drift: after updates of nothing it is within one rounding of the parameters."""
     ours = store("sgd", downlink)
     for step in range(20):
-        ours.apply(Step(version=step + 1, shares=shares(step, compressors("none"))))
+        apply(ours, version=step + 1, shares=shares(step, compressors("none")))
     drift = max(float((p - r).abs().max()) for p, r in zip(ours.parameters, ours.replica, strict=True))
     assert 0 < drift < 1e-2
     for step in range(20, 24):
-        ours.apply(Step(version=step + 1, shares=[Share(0, ())]))
+        apply(ours, version=step + 1, shares=[pushed(0, ())])
     drift = max(float((p - r).abs().max()) for p, r in zip(ours.parameters, ours.replica, strict=True))
     assert drift < 1e-7
 
@@ -272,7 +273,7 @@ def test_a_lossy_update_takes_half_the_bytes() -> None:
         downlink: sum(
             map(
                 len,
-                store("sgd", downlink).apply(Step(version=1, shares=shares(0, compressors("none")))).messages,
+                apply(store("sgd", downlink), version=1, shares=shares(0, compressors("none"))).messages,
             )
         )
         for downlink in ("none", "bf16")
@@ -285,7 +286,7 @@ def test_a_lossy_update_takes_half_the_bytes() -> None:
 def test_an_update_that_was_applied_before_is_passed_over() -> None:
     ours, mine = store("sgd", "bf16"), replica()
     mine.apply(*receive(ours.snapshot()))
-    update = ours.apply(Step(version=1, shares=shares(0, compressors("none"))))
+    update = apply(ours, version=1, shares=shares(0, compressors("none")))
     mine.apply(*receive(update))
     once = bits(mine)
     mine.apply(*receive(update))
@@ -295,7 +296,7 @@ def test_an_update_that_was_applied_before_is_passed_over() -> None:
 def test_parameters_that_leave_the_range_of_floats_end_the_job() -> None:
     ours = store("sgd:weight_decay=100", rate=3e38)
     with pytest.raises(DivergedError, match=r"parameters of '.*' are no longer finite at version 1"):
-        ours.apply(Step(version=1, shares=shares(0, compressors("none"))))
+        apply(ours, version=1, shares=shares(0, compressors("none")))
 
 
 def test_the_saved_file_holds_the_parameters_and_their_digest(tmp_path: Path) -> None:
@@ -341,7 +342,7 @@ def wide_share(step: int) -> Share:
     generator = torch.Generator().manual_seed(100 + step)
     given = [torch.randn(spec.shape, generator=generator) for spec in WIDE_MANIFEST.specs]
     compressor = ModelCompressor(WIDE_MANIFEST.specs, "none", LayerRule(), 1, 0)
-    return Share(32, compressor.compress(given, 32, version=step))
+    return pushed(32, compressor.compress(given, 32, version=step))
 
 
 def take(replica: Replica, broadcast: Broadcast) -> None:
@@ -372,8 +373,8 @@ def test_compressed_updates_give_every_worker_the_servers_replica(downlink: str)
     for worker in (one, other):
         take(worker, ours.snapshot())
     for step in range(20):
-        shares = [wide_share(step)] if step % 7 != 4 else [Share(0, ())]
-        update = ours.apply(Step(version=step + 1, shares=shares))
+        shares = [wide_share(step)] if step % 7 != 4 else [pushed(0, ())]
+        update = apply(ours, version=step + 1, shares=shares)
         assert update.content is Content.DELTA
         for worker in (one, other):
             take(worker, update)
@@ -392,12 +393,12 @@ def test_compressed_updates_catch_up_when_nothing_is_added(downlink: str) -> Non
     ours = wide_store(downlink)
     start = [value.detach().clone() for value in ours.parameters]
     for step in range(8):
-        ours.apply(Step(version=step + 1, shares=[wide_share(step)]))
+        apply(ours, version=step + 1, shares=[wide_share(step)])
     way = sum(float(((p - s) ** 2).sum()) for p, s in zip(ours.parameters, start, strict=True)) ** 0.5
     first = drift(ours)
     assert 0 < first < way
     for step in range(8, 32):
-        ours.apply(Step(version=step + 1, shares=[Share(0, ())]))
+        apply(ours, version=step + 1, shares=[pushed(0, ())])
     # Of a hundredth in each update, 24 leave about four fifths.
     assert drift(ours) < (0.85 if DOWNLINKS[downlink] == 100 else 0.4) * first
 
@@ -410,7 +411,7 @@ def test_a_compressed_update_takes_the_bytes_that_its_compressor_promises(downli
         size = sum(
             map(
                 len,
-                ours.apply(Step(version=step + 1, shares=[wide_share(step)])).messages,
+                apply(ours, version=step + 1, shares=[wide_share(step)]).messages,
             )
         )
         # Scales and levels are a few in a hundred; the bias travels as bfloat16; and there are the headers.
@@ -420,10 +421,10 @@ def test_a_compressed_update_takes_the_bytes_that_its_compressor_promises(downli
 def test_an_update_of_nothing_is_tiny_and_changes_nothing() -> None:
     ours, worker = wide_store("none"), wide_replica()
     take(worker, ours.snapshot())
-    take(worker, ours.apply(Step(version=1, shares=[wide_share(0)])))
+    take(worker, apply(ours, version=1, shares=[wide_share(0)]))
     before = bits(worker)
-    for version, shares in ((2, []), (3, [Share(0, ())])):
-        update = ours.apply(Step(version=version, shares=shares))
+    for version, shares in ((2, []), (3, [pushed(0, ())])):
+        update = apply(ours, version=version, shares=shares)
         assert (update.version, update.content) == (version, Content.DELTA)
         assert sum(map(len, update.messages)) < 100
         take(worker, update)
@@ -437,7 +438,7 @@ def test_an_update_of_nothing_leaves_negative_zeros_alone() -> None:
     with torch.no_grad():
         ours.parameters[0][0, :5] = -0.0
     take(early, ours.snapshot())
-    take(early, ours.apply(Step(version=1, shares=[Share(0, ())])))
+    take(early, apply(ours, version=1, shares=[pushed(0, ())]))
     take(late, ours.snapshot())
     assert bits(early) == bits(late) == replica_bits(ours)
 
@@ -482,7 +483,7 @@ def test_a_step_that_fails_leaves_the_version_before_it(
     ours = Store(manifest(), values, downlink, lambda ps: build_optimizer(options, ps, 0.1), keep_last=True)
     workers = compressors("none")
     for number in range(2):
-        ours.apply(Step(version=number + 1, shares=shares(number, workers)))
+        apply(ours, version=number + 1, shares=shares(number, workers))
     before = [replica.clone() for replica in ours.replica]
     if fault == "raises":
 
@@ -490,8 +491,8 @@ def test_a_step_that_fails_leaves_the_version_before_it(
             raise ZeroDivisionError
 
         monkeypatch.setattr(ours, "_encode_update", fail)
-    step = Step(version=3, shares=shares(2, workers), rate_factor=3e39 if fault == "diverges" else 1.0)
+    given, rate_factor = shares(2, workers), 3e39 if fault == "diverges" else 1.0
     with pytest.raises(DivergedError if fault == "diverges" else ZeroDivisionError):
-        ours.apply(step)
+        apply(ours, version=3, shares=given, rate_factor=rate_factor)
     assert ours.version == 2
     assert all(map(torch.equal, ours.parameters, before))

@@ -308,9 +308,7 @@ class Coded(Mode):
         if self._damaged_by[member.id] <= MAX_DAMAGED:
             return []
         refusal = refusals.packet(member.worker, f"an exchange that succeeds, of {MAX_DAMAGED + 1}", why)
-        return [
-            e.Disconnect(worker=member.worker, incarnation=member.incarnation, refusal=refusal, final=True)
-        ]
+        return [e.Disconnect(*member.id, refusal=refusal, final=True)]
 
     def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
         round_ = self.round

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Sequence
 from typing import Any
 
-from gradwire.compressors import decode
+from gradwire.compressors import Payload, decode
 from gradwire.server.cli import main
+from gradwire.server.job.events import Apply
 from gradwire.server.shard import store
 
 
@@ -28,10 +30,13 @@ def record(path: str) -> None:
         build(self, *arguments, **named)
         write([value.detach().numpy().copy().reshape(-1) for value in self.parameters])
 
-    def recorded_apply(self: store.Store, step: store.Step) -> store.Broadcast:
-        shares = [(share.samples, [decode(payload) for payload in share.payloads]) for share in step.shares]
-        write((step.version, step.rate_factor, shares))
-        return apply(self, step)
+    def recorded_apply(
+        self: store.Store, order: Apply, pushes: Sequence[Sequence[Payload]]
+    ) -> store.Broadcast:
+        given = zip(order.contributions, pushes, strict=True)
+        shares = [(part.samples, [decode(payload) for payload in payloads]) for part, payloads in given]
+        write((order.version, order.rate_factor, shares))
+        return apply(self, order, pushes)
 
     store.Store.__init__ = recorded_build  # type: ignore[method-assign]
     store.Store.apply = recorded_apply  # type: ignore[method-assign]
