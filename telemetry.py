@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from socketserver import ThreadingMixIn
 from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, exposition
 
-from .configuration import UsageError
+from .configuration import Effective, UsageError
 
 # What a JSON line says of its process, and of a worker if the line is about one (`extra=` of the call).
 LOG_FIELDS = ("job", "worker", "rank", "version")
@@ -61,21 +62,14 @@ def add_log_fields(fields: LogFields) -> None:
             handler.formatter.fields = fields
 
 
-class _ThreadingServer(WSGIServer):
+class _ThreadingServer(ThreadingMixIn, WSGIServer):
     """One thread per request: a slow scrape does not hold up a probe."""
 
     daemon_threads = True
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        def serve() -> None:
-            try:
-                self.finish_request(request, client_address)
-            except OSError:
-                pass  # the peer went away
-            finally:
-                self.shutdown_request(request)
-
-        threading.Thread(target=serve, daemon=True, name="http-request").start()
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # the peer went away
+            super().handle_error(request, client_address)
 
 
 class _ThreadingServerV6(_ThreadingServer):
@@ -97,7 +91,7 @@ class HttpEndpoint:
     """Serves /metrics, /livez and /readyz on a thread of its own until `close`."""
 
     def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, *, alive: Probe, ready: Probe, fallback: bool
+        self, host: str, port: int, registry: CollectorRegistry, *, ready: Probe, fallback: bool
     ) -> None:
         """
         Args:
@@ -109,7 +103,7 @@ class HttpEndpoint:
         """
         untyped: Any = exposition
         metrics = untyped.make_wsgi_app(registry)
-        probes = {"/livez": alive, "/readyz": ready}
+        probes: dict[str, Probe] = {"/livez": lambda: (True, "alive"), "/readyz": ready}
 
         def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
             path = environ.get("PATH_INFO", "/")
@@ -143,3 +137,11 @@ class HttpEndpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def open_http(
+    effective: Effective[Any], host: str, registry: CollectorRegistry, ready: Probe
+) -> HttpEndpoint | None:
+    """The endpoint that the option `http_port` asks for. Raises UsageError."""
+    port, fallback = effective.settings.http_port, not effective.chosen("http_port")
+    return HttpEndpoint(host, port, registry, ready=ready, fallback=fallback) if port >= 0 else None

@@ -176,6 +176,16 @@ def announced_payloads(
     return payloads
 
 
+def values_assembly(transfer: int, manifest: Manifest, *, worker: str) -> Assembly:
+    """For the values of all tensors of a manifest, as float32."""
+    payloads: list[Payload] = [
+        DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=_NO_BYTES)
+        for spec in manifest.specs
+    ]
+    names = [spec.name for spec in manifest.specs]
+    return Assembly(transfer, payloads, chunk_bytes=CHUNK_BYTES, worker=worker, names=names)
+
+
 def _refused(error: PayloadError, worker: str, field: str) -> Refused:
     reason = Reason.NON_FINITE if "finite" in error.limit else Reason.PAYLOAD
     return refused(

@@ -46,14 +46,7 @@ def shortened(text: str) -> str:
 class Conductor:
     """Feeds events to the core and performs its actions. Belongs to one event loop."""
 
-    def __init__(
-        self,
-        core: Core,
-        metrics: Metrics,
-        *,
-        shard: Shard,
-        output: Path | None = None,
-    ) -> None:
+    def __init__(self, core: Core, metrics: Metrics, *, shard: Shard, output: Path | None = None) -> None:
         """
         Args:
             output: where the final parameters go. Those of a job that ends before it is finished go to a file
@@ -98,44 +91,41 @@ class Conductor:
 
     def perform(self, actions: Sequence[e.Action]) -> None:
         for action in actions:
-            self._perform_one(action)
-
-    def _perform_one(self, action: e.Action) -> None:
-        match action:
-            case e.RequestInitialize():
-                self._send(action.worker, m.InitializeRequest())
-            case e.Assign():
-                self._assign(action)
-            case e.Apply():
-                self._work(self._apply(action))
-            case e.Drop():
-                self.shard.drop(action.key)
-            case e.Closed():
-                self._ended_at = time.monotonic()
-                seconds = self._ended_at - action.opened_at
-                self.metrics.round_closed(seconds, action.samples, action.loss)
-                self.metrics.redundancy.set(action.redundancy)
-            case e.RequestCopy():
-                self._send(action.worker, m.SnapshotRequest(version=action.version, apply=action.apply))
-            case e.TakeCopy():
-                self._work(self._take_copy(action.key))
-            case e.Relabel():
-                self._snapshot = None
-                self._work(self.shard.relabel(action.version))
-            case e.Disconnect():
-                session = self.sessions.get(action.worker)
-                if session is not None and session.incarnation == action.incarnation:
-                    session.outbox.end(action.refusal, final=action.final)
-            case e.Report():
-                self._report(action)
-            case e.Lost():
-                self.metrics.lost_members.inc()
-                about = {"worker": action.worker, "rank": action.rank}
-                log.warning("%s is lost: %s", action.name, action.reason, extra=about)
-            case e.Note():
-                log.log(logging.WARNING if action.warning else logging.INFO, "%s", action.text)
-            case e.Finish():
-                self._work(self._finish())
+            match action:
+                case e.RequestInitialize():
+                    self._send(action.worker, m.InitializeRequest())
+                case e.Assign():
+                    self._assign(action)
+                case e.Apply():
+                    self._work(self._apply(action))
+                case e.Drop():
+                    self.shard.drop(action.key)
+                case e.Closed():
+                    self._ended_at = time.monotonic()
+                    seconds = self._ended_at - action.opened_at
+                    self.metrics.round_closed(seconds, action.samples, action.loss)
+                    self.metrics.redundancy.set(action.redundancy)
+                case e.RequestCopy():
+                    self._send(action.worker, m.SnapshotRequest(version=action.version, apply=action.apply))
+                case e.TakeCopy():
+                    self._work(self._take_copy(action.key))
+                case e.Relabel():
+                    self._snapshot = None
+                    self._work(self.shard.relabel(action.version))
+                case e.Disconnect():
+                    session = self.sessions.get(action.worker)
+                    if session is not None and session.incarnation == action.incarnation:
+                        session.outbox.end(action.refusal, final=action.final)
+                case e.Report():
+                    self._report(action)
+                case e.Lost():
+                    self.metrics.lost_members.inc()
+                    about = {"worker": action.worker, "rank": action.rank}
+                    log.warning("%s is lost: %s", action.name, action.reason, extra=about)
+                case e.Note():
+                    log.log(logging.WARNING if action.warning else logging.INFO, "%s", action.text)
+                case e.Finish():
+                    self._work(self._finish())
 
     def _report(self, action: e.Report) -> None:
         """Say whom a round waits for, unless it waits as long as every healthy round does."""
@@ -163,8 +153,8 @@ class Conductor:
             *missed, last = self._broadcasts(assignment.version, action.has)
             for broadcast in missed:  # uncompressed, the last alone would have done
                 assert isinstance(broadcast, Broadcast)
-                session.outbox.send_broadcast(replace(broadcast, raw_bytes=0))
-            session.outbox.send_broadcast(last)
+                session.outbox.put(replace(broadcast, raw_bytes=0))
+            session.outbox.put(last)
         session.outbox.send(assignment)
 
     def _broadcasts(self, version: int, has: int | None) -> Sequence[Broadcast | Awaitable[Broadcast]]:
@@ -248,7 +238,7 @@ class Conductor:
     async def _take_copy(self, key: e.CopyKey) -> None:
         await self.shard.load(key)
         assert self.shard.manifest is not None
-        self.metrics.copied(self.shard.manifest.raw_bytes)
+        self.metrics.received_raw(self.shard.manifest.raw_bytes)
         self._snapshot = None
         self.happen(e.Copied(version=key.version))
 

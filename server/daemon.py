@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -17,17 +16,15 @@ import uvloop
 
 from .. import __version__
 from ..compressors import set_threads
-from ..configuration import Effective, UsageError, shared
+from ..configuration import Effective, UsageError
 from ..exits import Exit
 from ..optimizer import build_optimizer
 from ..proto.channel import SERVER_OPTIONS
 from ..proto.health import Health
 from ..proto.manifest import Manifest
-from ..proto.messages import Limits
 from ..proto.service import generic_handler
-from ..proto.wire import CHUNK_BYTES
-from ..settings import JobSettings, JobTerms, ServerSettings
-from ..telemetry import HttpEndpoint, add_log_fields
+from ..settings import ServerSettings
+from ..telemetry import add_log_fields, open_http
 from .conductor import Conductor
 from .job.core import Core
 from .job.modes import registry
@@ -35,7 +32,7 @@ from .job.modes.options import ModeOptions
 from .job.schedule import parse_schedule
 from .job.state import Rules
 from .metrics import Metrics
-from .service import Service, Settings
+from .service import Service
 from .shard.aggregation import parse_aggregation
 from .shard.shard import Shard
 from .shard.store import Float32, Store
@@ -44,7 +41,6 @@ log = logging.getLogger("gradwire.server")
 
 GRACE_S = 5.0  # for calls and streams to end after the members were told
 LINGER_S = 5.0  # for the parameters to be fetched, and the status asked for, when the job is done
-HEARTBEATS_PER_LEASE = 5
 
 
 def run(effective: Effective[ServerSettings]) -> int:
@@ -54,20 +50,6 @@ def run(effective: Effective[ServerSettings]) -> int:
         torch.set_num_threads(options.threads)
         set_threads(options.threads)
     return uvloop.run(_serve(effective))
-
-
-def _settings(options: ServerSettings, mode: ModeOptions) -> Settings:
-    return Settings(
-        job=JobTerms(id=uuid.uuid4().hex[:12], work=mode.work, **shared(JobSettings, options)),
-        limits=Limits(
-            chunk_bytes=CHUNK_BYTES,
-            lease_seconds=options.lease_seconds,
-            heartbeat_seconds=options.lease_seconds / HEARTBEATS_PER_LEASE,
-        ),
-        max_model_bytes=options.max_model_bytes,
-        protected=not options.insecure,
-        software=__version__,
-    )
 
 
 def _shard(options: ServerSettings, mode: ModeOptions) -> Shard:
@@ -111,12 +93,11 @@ def _conductor(options: ServerSettings, mode: ModeOptions) -> Conductor:
 async def _serve(effective: Effective[ServerSettings]) -> int:
     options = effective.settings
     mode = registry.parse(options.mode)
-    settings = _settings(options, mode)
     conductor = _conductor(options, mode)
-    add_log_fields(lambda: {"job": settings.job.id, "version": conductor.core.version})
+    service = Service(conductor, options, mode)
+    add_log_fields(lambda: {"job": service.job.id, "version": conductor.core.version})
     metrics = conductor.metrics
-    metrics.info.labels(__version__, options.mode, settings.job.id).set(1)
-    service = Service(conductor, settings)
+    metrics.info.labels(__version__, options.mode, service.job.id).set(1)
     stopping = asyncio.Event()
 
     server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -124,23 +105,14 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     server.add_generic_rpc_handlers((handler,))
     health = Health(server)
     port = _listen(server, options)
-    http = None
-    if options.http_port >= 0:
-        http = HttpEndpoint(
-            options.host,
-            options.http_port,
-            metrics.registry,
-            alive=lambda: (True, "alive"),
-            ready=lambda: _readiness(conductor, stopping),
-            fallback=not effective.chosen("http_port"),
-        )
+    http = open_http(effective, options.host, metrics.registry, lambda: _readiness(conductor, stopping))
     await server.start()
     await health.serving()
 
     log.info(
         "gc-server %s listening on %s:%d; job %s: %s, mode %s",
         *(__version__, options.host, port),
-        *(settings.job.id, options.task, options.mode),
+        *(service.job.id, options.task, options.mode),
     )
     if not options.insecure:
         log.info("protected mode: only peers on this machine are answered (--insecure lifts it)")

@@ -6,6 +6,7 @@ Labels are bounded: directions, refusal reasons, and the names of built-in compr
 from __future__ import annotations
 
 import statistics
+from collections import Counter as Counts
 from collections import deque
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -112,8 +113,7 @@ class Metrics(MetricSet, prefix="gradwire_server"):
     def __init__(self, downlink: str) -> None:
         super().__init__()
         self._downlink = downlink
-        self._up = self._down = self._raw_up = self._raw_down = 0
-        self._payload = self._compressed = self._compressed_raw = 0
+        self._traffic: Counts[str] = Counts()  # by field of `Traffic`
         self._most_versions = self._most_clocks = 0
         self._followed: dict[Counter, int] = {}
         self._recent: deque[float] = deque(maxlen=32)  # seconds of the last rounds
@@ -124,31 +124,28 @@ class Metrics(MetricSet, prefix="gradwire_server"):
             self._wire_bytes.labels(direction, "unattributed" if direction == "up" else downlink)
 
     def received(self, wire_bytes: int) -> None:
-        self._up += wire_bytes
+        self._traffic["wire_bytes_up"] += wire_bytes
         self._wire_bytes.labels("up", SENDER.get()).inc(wire_bytes)
 
     def sent(self, wire_bytes: int) -> None:
-        self._down += wire_bytes
+        self._traffic["wire_bytes_down"] += wire_bytes
         self._wire_bytes.labels("down", self._downlink).inc(wire_bytes)
 
     def sent_raw(self, raw_bytes: int) -> None:
-        self._raw_down += raw_bytes
+        self._traffic["raw_bytes_down"] += raw_bytes
         self._raw_bytes.labels("down", self._downlink).inc(raw_bytes)
 
-    def copied(self, raw_bytes: int) -> None:
-        """All parameters have come from a worker."""
-        self._raw_up += raw_bytes
+    def received_raw(self, raw_bytes: int) -> None:
+        self._traffic["raw_bytes_up"] += raw_bytes
         self._raw_bytes.labels("up", SENDER.get()).inc(raw_bytes)
 
     def push_accepted(self, payloads: Sequence[Payload], versions_stale: int) -> None:
-        raw = sum(payload.elements for payload in payloads) * 4
         self.accepted += 1
-        self._raw_up += raw
-        self._payload += sum(int(payload.data.size) for payload in payloads)
+        self.received_raw(sum(payload.elements for payload in payloads) * 4)
+        self._traffic["payload_bytes_up"] += sum(int(payload.data.size) for payload in payloads)
         compressed, compressed_raw = compressed_bytes(payloads)
-        self._compressed += compressed
-        self._compressed_raw += compressed_raw
-        self._raw_bytes.labels("up", SENDER.get()).inc(raw)
+        self._traffic["compressed_payload_bytes_up"] += compressed
+        self._traffic["compressed_raw_bytes_up"] += compressed_raw
         self._pushes.labels(SENDER.get()).inc()
         self.staleness_versions.observe(versions_stale)
         self._most_versions = max(self._most_versions, versions_stale)
@@ -156,9 +153,8 @@ class Metrics(MetricSet, prefix="gradwire_server"):
 
     def relayed(self, payload_bytes: int, targets: int) -> None:
         """A coded packet has come, and has been handed on to so many."""
-        self._payload += payload_bytes
-        self._raw_up += payload_bytes
-        self._raw_bytes.labels("up", SENDER.get()).inc(payload_bytes)
+        self._traffic["payload_bytes_up"] += payload_bytes
+        self.received_raw(payload_bytes)
         self.sent_raw(payload_bytes * targets)
 
     def push_refused(self, reason: Reason) -> None:
@@ -202,12 +198,4 @@ class Metrics(MetricSet, prefix="gradwire_server"):
                 self.phase.labels(one.name.lower()).set(one is phase)
 
     def traffic(self) -> Traffic:
-        return Traffic(
-            wire_bytes_up=self._up,
-            wire_bytes_down=self._down,
-            raw_bytes_up=self._raw_up,
-            raw_bytes_down=self._raw_down,
-            payload_bytes_up=self._payload,
-            compressed_payload_bytes_up=self._compressed,
-            compressed_raw_bytes_up=self._compressed_raw,
-        )
+        return Traffic(**self._traffic)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import numpy as np
-
-from ..compressors import DenseFormat, DensePayload, Payload
 from ..proto.manifest import Manifest
 from ..proto.messages import Chunk, Packet, Snapshot
 from ..proto.refusal import Refusal, Refused, sentence
-from ..proto.transfer import Assembly, Passage, packet_transfer
-from ..proto.wire import CHUNK_BYTES, encode_chunk
+from ..proto.transfer import Assembly, Passage, packet_transfer, values_assembly
+from ..proto.wire import encode_chunk
 from .conductor import Conductor
 from .job import events as e
 from .job import refusals
@@ -41,7 +38,7 @@ class Relay:
         self._passage.add(chunk)
         message = encode_chunk(chunk.transfer, chunk.offset, (chunk.data,), chunk.crc32c)
         for target in self.targets:
-            target.send_encoded(message)
+            target.put(message)
 
 
 class Uploads:
@@ -101,17 +98,7 @@ class Uploads:
         if not snapshot.leaving and not mode.wants_copy(worker, snapshot.version):
             limit = "a snapshot of what was asked for, by whom it was"
             raise Refused(refusals.packet(worker, limit, f"one of version {snapshot.version}"))
-        payloads: list[Payload] = [
-            DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=np.empty(0, np.uint8))
-            for spec in manifest.specs
-        ]
-        assembly = Assembly(
-            *(snapshot.version, payloads),
-            chunk_bytes=CHUNK_BYTES,
-            worker=worker,
-            names=[spec.name for spec in manifest.specs],
-        )
-        self._arriving = snapshot, assembly
+        self._arriving = snapshot, values_assembly(snapshot.version, manifest, worker=worker)
 
     def add(self, chunk: Chunk) -> bool:
         """Take a chunk; False if it is of something else. Raises Refused where the stream cannot go on."""

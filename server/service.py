@@ -9,27 +9,28 @@ import asyncio
 import functools
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
-from ..compressors import DenseFormat, DensePayload, Payload, lossless
+from .. import __version__
+from ..compressors import lossless
+from ..configuration import shared
 from ..proto import messages as m
 from ..proto.job import job_message
 from ..proto.manifest import Manifest
 from ..proto.refusal import Reason, Refusal, Refused, refused
 from ..proto.service import Malformed, abort
-from ..proto.transfer import Assembly
+from ..proto.transfer import values_assembly
 from ..proto.wire import CHUNK_BYTES
-from ..settings import JobTerms
+from ..settings import JobSettings, JobTerms, ServerSettings
 from ..spec import SpecError
 from .conductor import Conductor
 from .exchange import Exchange, expect, unreadable
 from .fetching import Fetches
 from .job import events as e
 from .job import refusals
+from .job.modes.options import ModeOptions
 from .streams import Context
 
 log = logging.getLogger("gradwire.server")
@@ -37,24 +38,18 @@ T = TypeVar("T")
 Handler = Callable[[Any, Context], Awaitable[Any]]
 
 MAX_NAME_CHARACTERS = 128
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    job: JobTerms
-    limits: m.Limits
-    max_model_bytes: int
-    protected: bool  # answer only peers on this machine
-    software: str
+HEARTBEATS_PER_LEASE = 5
 
 
 class Service:
-    def __init__(self, conductor: Conductor, settings: Settings) -> None:
+    def __init__(self, conductor: Conductor, options: ServerSettings, mode: ModeOptions) -> None:
+        self.job = JobTerms(id=uuid.uuid4().hex[:12], work=mode.work, **shared(JobSettings, options))
         self._conductor = conductor
         self._core = conductor.core
         self._metrics = conductor.metrics
-        self._settings = settings
-        self._fetches = Fetches(settings.job.id)
+        self._options = options
+        self._lossless = mode.lossless
+        self._fetches = Fetches(self.job.id)
 
     def handlers(self) -> dict[str, Handler]:
         """For `proto.service.generic_handler`."""
@@ -73,7 +68,7 @@ class Service:
         @functools.wraps(handler)
         async def guarded(request: Any, context: Context) -> Any:
             try:
-                if self._settings.protected:
+                if not self._options.insecure:
                     check_loopback(context.peer())
                 if isinstance(request, Malformed):
                     raise Refused(unreadable(request))
@@ -96,7 +91,7 @@ class Service:
                     value=f"{len(value)} characters",
                     remedy=f"choose another --{field.replace(' ', '-')}",
                 )
-        if self._core.mode.lossless and not _known_lossless(request.compressor):
+        if self._lossless and not _known_lossless(request.compressor):
             raise Refused(refusals.lossy_compressor(request.worker, request.compressor))
         event = e.Joined(
             worker=request.worker,
@@ -105,12 +100,16 @@ class Service:
         )
         admission = self._conductor.happen(event)
         return m.JoinResponse(
-            job=job_message(self._settings.job),
-            limits=self._settings.limits,
+            job=job_message(self.job),
+            limits=m.Limits(
+                chunk_bytes=CHUNK_BYTES,
+                lease_seconds=self._options.lease_seconds,
+                heartbeat_seconds=self._options.lease_seconds / HEARTBEATS_PER_LEASE,
+            ),
             rank=admission.rank,
             version=admission.version,
             initialize=admission.initialize,
-            software=self._settings.software,
+            software=__version__,
         )
 
     async def _initialize(self, requests: AsyncIterator[Any], context: Context) -> m.InitializeResponse:
@@ -120,14 +119,9 @@ class Service:
         if why is not None:
             raise Refused(why)
         manifest = Manifest.from_message(
-            header.manifest, worker=header.worker, max_bytes=self._settings.max_model_bytes
+            header.manifest, worker=header.worker, max_bytes=self._options.max_model_bytes
         )
-        payloads: list[Payload] = [
-            DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=np.empty(0, np.uint8))
-            for spec in manifest.specs
-        ]
-        names = [spec.name for spec in manifest.specs]
-        assembly = Assembly(0, payloads, chunk_bytes=CHUNK_BYTES, worker=header.worker, names=names)
+        assembly = values_assembly(0, manifest, worker=header.worker)
         heard = e.Heard(header.worker, header.incarnation)
         while not assembly.complete:
             assembly.add(await self._next_in_time(requests, header.worker))
@@ -141,7 +135,7 @@ class Service:
         )
         shard = self._conductor.shard
         initialized = await shard.open(manifest, assembly, lambda: self._conductor.decide(event))
-        self._metrics.copied(manifest.raw_bytes)
+        self._metrics.received_raw(manifest.raw_bytes)
         log.info(
             "%d tensors, %d parameters, %d training samples from %s",
             *(manifest.parameters, manifest.gradient_elements, manifest.train_samples, header.worker),
@@ -151,7 +145,7 @@ class Service:
 
     async def _next_in_time(self, requests: AsyncIterator[Any], worker: str) -> m.Chunk:
         """The next chunk of an upload; whoever stops sending does not keep the memory."""
-        lease_s = self._settings.limits.lease_seconds
+        lease_s = self._options.lease_seconds
         try:
             return await asyncio.wait_for(expect(requests, m.Chunk), lease_s)
         except TimeoutError:
@@ -173,7 +167,7 @@ class Service:
         # The job is not over for anyone who asks before its last parameters are saved and hashed.
         saving = core.phase is m.Phase.FINISHED and not self._conductor.parameters_sha256
         return m.StatusResponse(
-            job=job_message(self._settings.job),
+            job=job_message(self.job),
             phase=m.Phase.FINISHING if saving else core.phase,
             waiting=core.waiting(now).text,
             version=core.version,
@@ -199,7 +193,7 @@ class Service:
             train_loss=self._metrics.train_loss,
             training_seconds=self._conductor.training_seconds,
             parameters_sha256=self._conductor.parameters_sha256,
-            software=self._settings.software,
+            software=__version__,
             local_steps=core.all_local_steps,
             largest_staleness=core.largest_staleness,
             repeated_samples=core.repeated_samples,
@@ -214,12 +208,12 @@ class Service:
         await Exchange(self._conductor).run(hello, requests, context)
 
     def _check_job(self, job: str, worker: str) -> None:
-        if job and job != self._settings.job.id:
+        if job and job != self.job.id:
             raise refused(
                 Reason.UNKNOWN_JOB,
                 worker=worker,
                 field="job",
-                limit=self._settings.job.id,
+                limit=self.job.id,
                 value=job,
                 remedy="the server was restarted or runs another job; start the worker anew",
             )

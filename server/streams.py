@@ -42,13 +42,11 @@ class Outbox:
         self.final = False
 
     def send(self, message: ServerMessage) -> None:
-        self._queue.put_nowait(encode_server(message))
+        self.put(encode_server(message))
 
-    def send_encoded(self, message: bytes) -> None:
-        self._queue.put_nowait(message)
-
-    def send_broadcast(self, broadcast: Broadcast | Awaitable[Broadcast]) -> None:
-        self._queue.put_nowait(broadcast)
+    def put(self, item: bytes | Broadcast | Awaitable[Broadcast]) -> None:
+        """Send what is encoded, or will be."""
+        self._queue.put_nowait(item)
 
     def end(self, why: Refusal, *, final: bool) -> None:
         """End the stream. final: the worker shall not come back, and gets what is queued first if it can."""

@@ -22,7 +22,7 @@ from ..proto.job import job_terms
 from ..proto.refusal import Reason, Refused
 from ..settings import WorkerSettings, names_in, parse_address
 from ..spec import SpecError
-from ..telemetry import HttpEndpoint, add_log_fields, set_up_logging
+from ..telemetry import add_log_fields, open_http, set_up_logging
 from .metrics import Metrics
 from .session.attempts import UnreachableError
 from .session.connection import Connection
@@ -92,7 +92,12 @@ def run(effective: Effective[WorkerSettings]) -> int:
     metrics = Metrics(settings.compressor.partition(":")[0])
     connection: Connection | None = None
     leaving = threading.Event()
-    http = _open_http(effective, metrics, leaving)
+    http = open_http(
+        effective,
+        "0.0.0.0",
+        metrics.registry,
+        lambda: (not leaving.is_set(), "shutting down" if leaving.is_set() else "running"),
+    )
     signals = _Signals(settings.leave_seconds)
     try:
         connection = Connection(
@@ -227,18 +232,3 @@ def _choose_device(name: str) -> torch.device:
     if name == "cuda" and not available:
         raise UsageError("--device cuda: this machine has no CUDA device that torch can use; try auto")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
-
-
-def _open_http(
-    effective: Effective[WorkerSettings], metrics: Metrics, leaving: threading.Event
-) -> HttpEndpoint | None:
-    if effective.settings.http_port < 0:
-        return None
-    return HttpEndpoint(
-        "0.0.0.0",
-        effective.settings.http_port,
-        metrics.registry,
-        alive=lambda: (True, "alive"),
-        ready=lambda: (not leaving.is_set(), "shutting down" if leaving.is_set() else "running"),
-        fallback=not effective.chosen("http_port"),
-    )

@@ -4,12 +4,13 @@ others may look."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ...proto.messages import Assignment, LostStatus, Phase
 from .evaluations import Asked, Evaluations
-from .events import Assign
-from .roster import Member, Roster
-from .samples import Samples
+from .events import Action, Assign
+from .roster import Member, Roster, Work
+from .samples import Drawn, Samples
 from .saving import DERIVED
 from .schedule import Constant
 
@@ -81,6 +82,28 @@ class JobState:
         """Number the assignment and have it sent. Afterwards the member's replica is at its version."""
         self.assignments += 1
         return self.send(member, replace(assignment, id=self.assignments))
+
+    def give(
+        self,
+        member: Member,
+        drawn: Drawn,
+        now: float,
+        *,
+        counted: int | None = None,
+        share: int = 0,
+        **terms: Any,
+    ) -> list[Action]:
+        """Give a member work at the current version. One that is reconnecting hears of it when it is back.
+
+        counted, share: as in `Work`. terms: the other fields of the assignment.
+        """
+        self.assignments += 1
+        assignment = Assignment(
+            id=self.assignments, version=self.version, epoch=drawn.epoch, ranges=drawn.ranges, **terms
+        )
+        work = Work(assignment=assignment, drawn=drawn, given_at=now, counted=counted, share=share)
+        self.roster.give(member, work)
+        return [self.send(member, assignment)] if member.listening else []
 
     def send(self, member: Member, assignment: Assignment) -> Assign:
         """Have an assignment sent that has its number."""

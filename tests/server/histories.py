@@ -538,7 +538,8 @@ class World:
         names = {label(each.key).split("/")[0] for each in apply.contributions}
         missing = self.given.get(apply.version - 1, set()) - names
         assert isinstance(self.core.mode, Rounds)
-        assert len(missing) <= self.core.mode.backup, f"version {apply.version} did not wait for {missing}"
+        backup = self.core.mode.wanted.backup
+        assert len(missing) <= backup, f"version {apply.version} did not wait for {missing}"
 
     def finish(self) -> None:
         """No more faults: the job has to come to its end, with every sample accounted for."""

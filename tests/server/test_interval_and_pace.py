@@ -7,8 +7,10 @@ import math
 import pytest
 from paced import BOUND, SECONDS_PER_SAMPLE, Job, even, one_slow
 
-from gradwire.server.job.modes.interval import Adaptive, Fixed, parse_local_steps
+from gradwire.server.job.modes.interval import Adaptive, Fixed
+from gradwire.server.job.modes.local import LocalOptions
 from gradwire.server.job.modes.pace import BEHIND, ENOUGH, Pace
+from gradwire.server.job.modes.registry import parse
 from gradwire.spec import SpecError
 
 # ---- local steps
@@ -38,27 +40,29 @@ def test_the_interval_follows_loss_and_rate(loss_ratio: float, rate_ratio: float
 @pytest.mark.parametrize(
     ("text", "steps"),
     [
-        ("8", Fixed(steps=8)),
-        ("adaptive", Adaptive(first=4, most=16)),
-        ("adaptive:first=8,most=64", Adaptive(first=8, most=64)),
+        ("steps=8", Fixed(steps=8)),
+        ("steps=adaptive", Adaptive(first=4, most=16)),
+        ("steps=adaptive,first=8,most=64", Adaptive(first=8, most=64)),
     ],
 )
 def test_what_can_be_typed(text: str, steps: object) -> None:
-    assert parse_local_steps(text) == steps
+    options = parse(f"local:{text}")
+    assert isinstance(options, LocalOptions)
+    assert options.interval == steps
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("0", "expected 1 to 10000 steps, got 0"),
-        ("often", "unknown local steps 'often'; expected a whole number, or adaptive"),
-        ("adaptive:first=9,most=8", "first: expected at most `most`, which is 8, got 9"),
-        ("adaptive:steps=9", "known keys: first, most"),
+        ("steps=0", "expected 1 to 10000 steps, got 0"),
+        ("steps=often", "expected a whole number, or adaptive, got 'often'"),
+        ("first=9,most=8", "first: expected at most `most`, which is 8, got 9"),
+        ("least=9", "known keys: correction, first, most"),
     ],
 )
 def test_what_cannot_is_refused(text: str, words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        parse_local_steps(text)
+        parse(f"local:{text}")
 
 
 # ---- shares

@@ -152,21 +152,15 @@ class Arrivals(Mode):
                 idle |= self._held_back
                 self._held_back = set()
                 break
-            assign = state.assign(
+            actions += state.give(
                 member,
-                Assignment(
-                    id=0,
-                    version=state.version,
-                    epoch=drawn.epoch,
-                    ranges=drawn.ranges,
-                    world=state.roster.ready_members,
-                    progress=state.samples.progress,
-                ),
+                drawn,
+                now,
+                share=member.pace.share,
+                world=state.roster.ready_members,
+                progress=state.samples.progress,
             )
-            work = Work(assignment=assign.assignment, drawn=drawn, given_at=now, share=member.pace.share)
-            state.roster.give(member, work)
             idle.discard(member.worker)
-            actions.append(assign)
         if not self._held_back:
             self._stuck_since = now
         return actions

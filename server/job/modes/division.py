@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from ....coding import parts_of, straggler_code
 from ....proto.shares import share
 from ..samples import Drawn, Samples
+from .sync import SyncOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,20 +120,7 @@ class StragglerCoded(Division):
         return {place: weight * self.parts[place].samples / total for place, weight in found}
 
 
-class Wanted(Protocol):
-    """How rounds are to be divided, as in `Rounds`."""
-
-    @property
-    def backup(self) -> int: ...
-
-    @property
-    def redundancy(self) -> int: ...
-
-    @property
-    def stragglers(self) -> int: ...
-
-
-def divide(wanted: Wanted, samples: Samples, each: int, idle: int, late: int) -> Division | None:
+def divide(wanted: SyncOptions, samples: Samples, each: int, idle: int, late: int) -> Division | None:
     """Draw a round's samples and divide them.
 
     each: samples for a member. idle: members that can take part. late: others, that are still busy with
@@ -143,13 +130,12 @@ def divide(wanted: Wanted, samples: Samples, each: int, idle: int, late: int) ->
     drawn = samples.draw(each * idle)
     if drawn is None:
         return None
-    redundancy = wanted.redundancy
-    slices = largest_divisor(idle, redundancy)
-    if slices > 1:
-        return _sliced(drawn, idle, slices, redundancy)
+    slices = largest_divisor(idle, wanted.redundancy)
     note = ""
-    if redundancy > 1:
-        note = _divided_otherwise(idle, redundancy, 1)
+    if slices != wanted.redundancy:
+        note = f"redundancy={wanted.redundancy}: a round of {idle} members is divided in groups of {slices}"
+    if slices > 1:
+        return _sliced(drawn, idle, slices, note)
     world = min(idle, drawn.count)
     stragglers = min(max(0, wanted.stragglers - late), world - 1)
     if stragglers:
@@ -161,7 +147,7 @@ def divide(wanted: Wanted, samples: Samples, each: int, idle: int, late: int) ->
     return Division(parts=parts, needed=max(1, min(world, world + late - wanted.backup)), note=note)
 
 
-def _sliced(drawn: Drawn, members: int, slices: int, asked: int) -> Sliced:
+def _sliced(drawn: Drawn, members: int, slices: int, note: str) -> Sliced:
     groups = drawn.divided(members // slices)
     parts = tuple(
         Part(
@@ -175,7 +161,6 @@ def _sliced(drawn: Drawn, members: int, slices: int, asked: int) -> Sliced:
         for position, part in enumerate(groups)
         for number in range(slices)
     )
-    note = "" if slices == asked else _divided_otherwise(members, asked, slices)
     return Sliced(parts=parts, needed=len(parts), note=note)
 
 
@@ -198,7 +183,3 @@ def _coded(drawn: Drawn, world: int, stragglers: int) -> StragglerCoded:
 def largest_divisor(number: int, most: int) -> int:
     """The largest divisor of `number` that is at most `most`."""
     return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
-
-
-def _divided_otherwise(members: int, asked: int, slices: int) -> str:
-    return f"redundancy={asked}: a round of {members} members is divided in groups of {slices}"

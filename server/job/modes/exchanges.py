@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ....coding import MAX_NODES, Choice, StepTimes, packet_elements, possible
-from ....proto.messages import Assignment, Coding
+from ....proto.messages import Coding
 from ....proto.refusal import Refused
 from .. import events as e
 from .. import refusals
@@ -173,15 +173,15 @@ class Coded(Mode):
         actions: list[e.Action] = []
         for node in round_.present:
             member = self._member(round_, node)
-            state.assignments += 1
-            asked = state.ask_for_evaluation(member, due, state.assignments, now)
+            asked = state.ask_for_evaluation(member, due, state.assignments + 1, now)
             if asked:
                 due, round_.irregular = 0, True
-            assignment = Assignment(
-                id=state.assignments,
-                version=round_.version,
-                epoch=round_.drawn.epoch,
-                ranges=round_.drawn.ranges,
+            if member.listening:
+                self._catch_up(member)
+            actions += state.give(
+                member,
+                round_.drawn,
+                now,
                 position=node,
                 world=len(round_.members),
                 progress=state.samples.progress,
@@ -190,9 +190,6 @@ class Coded(Mode):
                 coding=coding,
                 apply=state.applied,
             )
-            state.roster.give(member, Work(assignment=assignment, drawn=round_.drawn, given_at=now))
-            if member.listening:  # whoever is reconnecting hears of it when it is back
-                actions.append(self._send(member, assignment))
         return actions
 
     def _member(self, round_: CodedRound, node: int) -> Member:
@@ -201,10 +198,10 @@ class Coded(Mode):
         assert member is not None
         return member
 
-    def _send(self, member: Member, assignment: Assignment) -> e.Assign:
-        if self._is_current(member):  # it can get to the version by itself
-            member.version = assignment.version
-        return self._state.send(member, assignment)
+    def _catch_up(self, member: Member) -> None:
+        """A member is about to be told to get to the current version, which it may be able to by itself."""
+        if self._is_current(member):
+            member.version = self._state.version
 
     def _is_current(self, member: Member) -> bool:
         """Whether its replica is at the current version, or will be once it is told to apply its sum."""
@@ -225,7 +222,8 @@ class Coded(Mode):
         if assigned == work.assignment.id or missed:
             round_.fail(f"{member.name} has lost its stream")
             return []
-        return [self._send(member, work.assignment)]
+        self._catch_up(member)
+        return [self._state.send(member, work.assignment)]
 
     # ---- packets
 

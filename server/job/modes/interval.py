@@ -20,8 +20,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ....spec import SpecError, parse_options, parse_spec
-
 MOST_STEPS = 10_000
 
 
@@ -71,16 +69,3 @@ class Adaptive:
 
 
 LocalSteps = Fixed | Adaptive
-
-
-def parse_local_steps(text: str) -> LocalSteps:
-    """Raises SpecError, which lists what is known."""
-    if text.isascii() and text.isdigit():
-        try:
-            return Fixed(steps=int(text))
-        except ValueError as error:
-            raise SpecError(str(error)) from None
-    spec = parse_spec("local steps", text)
-    if spec.name != "adaptive":
-        raise SpecError(f"unknown local steps {spec.name!r}; expected a whole number, or adaptive")
-    return parse_options(Adaptive, spec)

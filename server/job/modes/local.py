@@ -10,6 +10,7 @@ from ....optimizer import OptimizerOptions, parse_optimizer
 from ....settings import ServerSettings
 from .interval import Adaptive, Fixed, LocalSteps
 from .options import ModeOptions, needs_workers
+from .sync import SyncOptions
 
 if TYPE_CHECKING:
     from ..state import JobState
@@ -61,7 +62,7 @@ class LocalOptions(ModeOptions):
     def mode(self, state: JobState) -> Rounds:
         from .rounds import Rounds  # late: options are read where there is no job, as for --help
 
-        return Rounds(state, interval=self.interval)
+        return Rounds(state, SyncOptions(), self.interval)
 
     def check(self, settings: ServerSettings) -> None:
         needs_workers(settings, 1)

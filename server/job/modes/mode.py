@@ -101,11 +101,6 @@ class Mode(ABC):
         return False
 
     @property
-    def lossless(self) -> bool:
-        """Whether workers may only use compressors without loss."""
-        return False
-
-    @property
     def exchanges(self) -> bool:
         """Whether pushes say what came of an exchange, and carry no payloads."""
         return False

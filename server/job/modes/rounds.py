@@ -18,6 +18,8 @@ A round's life:
 
     OPEN    its places are being answered
     CLOSED  what has come is handed over to be applied; once it is published there is no round
+
+Work that is not late has a place in the round, and the round is open: closing makes late what has not come.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from ....proto.messages import Assignment
 from .. import events as e
 from ..lives import move
 from ..roster import Member, Name, Work, WorkLife
@@ -38,6 +39,7 @@ from ..waiting import Waiting, describe
 from .division import Division, Part, Sliced, StragglerCoded, divide
 from .interval import LocalSteps
 from .mode import Mode
+from .sync import SyncOptions
 
 
 class RoundLife(Enum):
@@ -114,14 +116,10 @@ class Round:
 
 @dataclass
 class Rounds(Mode):
-    """backup: stragglers that a round does without. redundancy: members that compute the same samples, and
-    divide the tensors in slices. stragglers: members that a round can do without because others compute their
-    samples too. interval: of local steps; None for a gradient."""
+    """wanted: how rounds are divided. interval: of local steps; None for a gradient."""
 
     _state: JobState = field(metadata=DERIVED)
-    backup: int = field(default=0, metadata=DERIVED)
-    redundancy: int = field(default=1, metadata=DERIVED)
-    stragglers: int = field(default=0, metadata=DERIVED)
+    wanted: SyncOptions = field(metadata=DERIVED)
     interval: LocalSteps | None = field(default=None, metadata=DERIVED)
     round: Round | None = None
     _first_loss: float | None = None  # at the start of the first round
@@ -134,11 +132,7 @@ class Rounds(Mode):
 
     @property
     def shares_samples(self) -> bool:
-        return self.redundancy > 1 or self.stragglers > 0
-
-    @property
-    def lossless(self) -> bool:
-        return self.stragglers > 0  # decoding weights, which may be in the hundreds, magnify what is lost
+        return self.wanted.redundancy > 1 or self.wanted.stragglers > 0
 
     def advance(self, now: float) -> list[e.Action]:
         return [*self._offer(now), *self._close(now)]
@@ -157,7 +151,7 @@ class Rounds(Mode):
             return self._fill(self.round, idle, now)
         steps = self._steps()
         late = len(ready) - len(idle)
-        division = divide(self, state.samples, rules.batch_size * steps, len(idle), late)
+        division = divide(self.wanted, state.samples, rules.batch_size * steps, len(idle), late)
         if division is None:
             return []
         progress = state.samples.progress
@@ -185,34 +179,31 @@ class Rounds(Mode):
         self, round_: Round, number: int, member: Member, part: Part, now: float, *, evaluate_epoch: int = 0
     ) -> list[e.Action]:
         """Let a member have a place."""
-        state = self._state
-        state.assignments += 1
-        assignment = Assignment(
-            id=state.assignments,
-            version=round_.version,
-            epoch=part.drawn.epoch,
-            ranges=part.drawn.ranges,
+        actions = self._state.give(
+            member,
+            part.drawn,
+            now,
+            counted=part.samples,
             position=part.position,
             world=part.world,
             progress=round_.progress,
-            learning_rate=state.rules.learning_rate * round_.rate_factor,
+            learning_rate=self._state.rules.learning_rate * round_.rate_factor,
             evaluate_epoch=evaluate_epoch,
             slice=part.slice,
             slices=part.slices,
             stragglers=part.stragglers,
         )
-        work = Work(assignment=assignment, drawn=part.drawn, counted=part.samples, given_at=now)
-        state.roster.give(member, work)
-        round_.fill(number, member.rank, member.id, work.id)
-        # A member that is reconnecting hears of it when it is back.
-        return [state.send(member, assignment)] if member.listening else []
+        round_.fill(number, member.rank, member.id, self._state.assignments)
+        return actions
 
     def _fill(self, round_: Round, idle: Sequence[Member], now: float) -> list[e.Action]:
         """Give lost members' places, as far as the round needs them, to those who have nothing to do."""
         actions: list[e.Action] = []
         for number, member in zip(sorted(round_.vacant), idle, strict=False):
             place = round_.places[number]
-            self._relieve(place)
+            holder = self._holder(place)
+            if holder is not None:
+                self._state.roster.relieve(holder)
             who = f"rank {place.rank} ({place.member[0]}) is lost: {member.name} computes its part"
             actions.append(e.Note(text=f"{who} of version {round_.version + 1}"))
             rank = place.rank
@@ -220,13 +211,14 @@ class Rounds(Mode):
             round_.places[number].rank = rank  # contributions are in the order of the places
         return actions
 
-    def _relieve(self, place: Place) -> Member | None:
-        """The member of a place, if it still had the work of it, which it has no longer."""
+    def _holder(self, place: Place) -> Member | None:
+        """The member of a place, if it still has the work of it."""
         member = self._state.roster.get(place.member)
-        if member is None or member.work is None or member.work.id != place.work:
-            return None
-        self._state.roster.relieve(member)
-        return member
+        return (
+            member
+            if member is not None and member.work is not None and member.work.id == place.work
+            else None
+        )
 
     def _steps(self) -> int:
         planned = self.interval
@@ -243,25 +235,27 @@ class Rounds(Mode):
         if work is None:
             return []
         if not work.late:
-            # Its round is open: what it was told may not have arrived.
+            assert round_ is not None
+            # What it was told may not have arrived.
             assignment = work.assignment
-            number = round_.place_of.get(work.id) if round_ is not None else None
-            if round_ is not None and number is not None and work.shared:
+            if work.shared:
+                number = round_.place_of[work.id]
                 round_.lost.discard(number)  # nobody else has been given it
                 round_.open.add(number)
             state.ask_for_evaluation(member, assignment.evaluate_epoch, assignment.id, now)
             return [state.send(member, assignment)]
         if work.id != assigned:  # it never heard of it, and will not answer
-            self._void(member, settled=True)
+            self._void(member)
         return []
 
     # ---- taking pushes
 
     def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
-        round_ = self.round
-        number = round_.place_of.get(work.id) if round_ is not None else None
-        if round_ is None or number is None or work.late or round_.life is not RoundLife.OPEN:
+        if work.late:
             return None
+        round_ = self.round
+        assert round_ is not None
+        number = round_.place_of[work.id]
         part = round_.division.parts[number]
         contribution = e.Contribution(
             key=event.key,
@@ -287,11 +281,11 @@ class Rounds(Mode):
         round_, work = self.round, member.work
         if work is None:
             return
-        number = round_.place_of.get(work.id) if round_ is not None else None
-        if round_ is None or number is None or work.late:
-            self._void(member, settled=work.late)
+        if work.late:
+            self._void(member)
             return
-        round_.lose(number)
+        assert round_ is not None
+        round_.lose(round_.place_of[work.id])
         if self._state.roster.get(member.id) is None:  # another incarnation has replaced it
             self._state.roster.relieve(member)
         if not round_.contributions and not round_.open:
@@ -304,16 +298,15 @@ class Rounds(Mode):
         """Samples of which nothing has come go out again."""
         self._state.samples.give_back(drawn)
         for number in places:
-            place = round_.places[number]
-            member = self._state.roster.get(place.member)
-            if member is not None and member.work is not None and member.work.id == place.work:
+            member = self._holder(round_.places[number])
+            if member is not None:
                 self._keep_void(member)
 
-    def _void(self, member: Member, *, settled: bool) -> None:
-        """Take its work from a member; the samples go to somebody else, unless others have them anyway."""
+    def _void(self, member: Member) -> None:
+        """Take its late work from a member; somebody else gets the samples, unless others have them."""
         assert member.work is not None
         if not member.work.shared:
-            self._state.samples.give_back(member.work.drawn, settled=settled)
+            self._state.samples.give_back(member.work.drawn, settled=True)
         self._keep_void(member)
 
     def _keep_void(self, member: Member) -> None:
@@ -347,7 +340,6 @@ class Rounds(Mode):
 
     def _settle(self, round_: Round) -> None:
         """Account for the samples of a round that has closed."""
-        roster = self._state.roster
         for drawn, places in round_.division.portions():
             answered = any(number in round_.contributions for number in places)
             if not answered and all(number in round_.lost for number in places):
@@ -356,12 +348,10 @@ class Rounds(Mode):
             # A late member's gradient goes into its residual, or others have pushed it.
             self._state.samples.settle(drawn)
             for number in places:
-                place = round_.places[number]
-                if number in round_.lost:
-                    self._relieve(place)
-                    continue
-                member = roster.get(place.member)
-                if member is not None and member.work is not None and member.work.id == place.work:
+                member = self._holder(round_.places[number])
+                if member is not None and number in round_.lost:
+                    self._state.roster.relieve(member)
+                elif member is not None and member.work is not None:
                     member.work.become(WorkLife.LATE)
         given = [each for each in round_.contributions.values() if each.samples]
         samples = sum(each.samples for each in given)

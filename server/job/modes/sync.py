@@ -52,11 +52,11 @@ class SyncOptions(ModeOptions):
     def mode(self, state: JobState) -> Rounds:
         from .rounds import Rounds  # late: options are read where there is no job, as for --help
 
-        return Rounds(state, backup=self.backup, redundancy=self.redundancy, stragglers=self.stragglers)
+        return Rounds(state, self)
 
     @property
     def lossless(self) -> bool:
-        return self.stragglers > 0
+        return self.stragglers > 0  # decoding weights, which may be in the hundreds, magnify what is lost
 
     def check(self, settings: ServerSettings) -> None:
         if self.redundancy > 1 or self.stragglers:
