@@ -106,8 +106,8 @@ def run(effective: Effective[WorkerSettings]) -> int:
             incarnation=time.time_ns(),
             connect_s=settings.connect_seconds,
             give_up_s=settings.give_up_seconds,
-            sent=metrics.sent,
-            received=metrics.received,
+            sent=metrics.wire_up.inc,
+            received=metrics.wire_down.inc,
         )
         chosen = effective.chosen("compressor")
         code, reason = _train(connection, settings, metrics, signals, chosen=chosen)

@@ -44,17 +44,11 @@ class Metrics(MetricSet, prefix="gradwire_worker"):
     def __init__(self, compressor: str) -> None:
         """compressor: its name without options."""
         super().__init__()
-        self._wire_up = self._wire.labels("up", compressor)
-        self._wire_down = self._wire.labels("down", compressor)
+        self.wire_up = self._wire.labels("up", compressor)
+        self.wire_down = self._wire.labels("down", compressor)
         self.raw_up = self._raw.labels("up", compressor)
         self.raw_down = self._raw.labels("down", compressor)
         self._stepped_at: float | None = None
-
-    def sent(self, wire_bytes: int) -> None:
-        self._wire_up.inc(wire_bytes)
-
-    def received(self, wire_bytes: int) -> None:
-        self._wire_down.inc(wire_bytes)
 
     def step(self) -> None:
         """A step begins."""

@@ -42,13 +42,11 @@ class Core(JobState):
         """options: of the job's mode."""
         super().__init__(rules=rules, roster=Roster(lease_s=rules.lease_s))
         self.mode: Mode = options.mode(self)
-        self._answering: dict[type[Any], Callable[[Any, float], e.Result[Any]]] = {
+        self._handlers: dict[type[Any], Callable[[Any, float], e.Result[Any] | list[e.Action]]] = {
             e.Joined: self._joined,
             e.Attached: self._attached,
             e.Pushed: self._pushed,
             e.PacketBegun: self._packet_begun,
-        }
-        self._handlers: dict[type[Any], Callable[[Any, float], list[e.Action]]] = {
             e.Initialized: self._initialized,
             e.Prepared: self._prepared,
             e.Detached: self._detached,
@@ -70,11 +68,9 @@ class Core(JobState):
         Raises:
             Refused: nothing has changed but the lease of the member that the event came from.
         """
-        kind: type[Any] = type(event)
-        if kind in self._answering:
-            return self._answering[kind](event, now)
+        done = self._handlers[type(event)](event, now)
         nothing: Any = None
-        return e.Result(reply=nothing, actions=self._handlers[kind](event, now))
+        return done if isinstance(done, e.Result) else e.Result(reply=nothing, actions=done)
 
     def save(self) -> saving.Plain:
         """The whole state, as plain values that share nothing with it."""
@@ -171,6 +167,7 @@ class Core(JobState):
         self.phase = Phase.GATHERING
         self.fingerprint = event.fingerprint
         self.samples = Samples(event.train_samples, self.rules.epochs)
+        self.mode.restored()
         self.wait_from(now)
         actions: list[e.Action] = []
         for member in self.roster.ready():  # they said so before there was anything to compare with

@@ -13,6 +13,7 @@ import typing
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import cache
 from typing import Any
 
 Plain = Any
@@ -94,17 +95,9 @@ def _load_dataclass(kind: Any, plain: Plain) -> Any:
     return made
 
 
-_KNOWN: dict[Any, Mapping[str, Any]] = {}
-
-
+@cache
 def _fields(kind: Any) -> Mapping[str, Any]:
     """The saved fields of a dataclass, with their types."""
-    if kind not in _KNOWN:
-        _KNOWN[kind] = _find_fields(kind)
-    return _KNOWN[kind]
-
-
-def _find_fields(kind: Any) -> Mapping[str, Any]:
     hints = typing.get_type_hints(kind)
     saved = [each.name for each in dataclasses.fields(kind) if each.metadata.get("saved", True)]
     return {name: hints[name] for name in saved}

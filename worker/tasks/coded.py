@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -31,36 +32,33 @@ from ...proto.wire import crc32c
 from ..metrics import Metrics
 from ..session.receiving import ReceivedPacket
 from ..session.session import Session
-from .computation import Computation, SkippedSteps
+from .computation import Computation
+from .strategy import Strategy
 
 log = logging.getLogger("gradwire.worker")
 
 Words = npt.NDArray[np.uint32]
 
 
+@dataclass(slots=True, eq=False)
 class Step:
     """The gradients of this worker's blocks at one version, and the exchange of them."""
 
-    def __init__(self, assignment: m.Assignment, original: Plan) -> None:
-        self.assignment = assignment  # the last one of this version
-        self.original = original
-        self.blocks: dict[int, Words] = {}
-        self.checksums: dict[int, int] = {}  # of blocks that other workers compute, too
-        self.samples = 0  # of the worker's blocks
-        self.loss = 0.0
-        self.clipped = 0
-        self.unusable = ""  # why a block contributes nothing
-        self.computing_seconds = 0.0
-        self.exchange: Exchange | None = None
-        self.plan = original
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What its gradients depend on."""
-        return _key(self.assignment)
+    assignment: m.Assignment  # the last one of this version
+    original: Plan
+    plan: Plan
+    blocks: dict[int, Words] = field(default_factory=dict[int, Words])
+    checksums: dict[int, int] = field(default_factory=dict[int, int])  # of those that others compute, too
+    samples: int = 0  # of the worker's blocks
+    loss: float = 0.0
+    clipped: int = 0
+    unusable: str = ""  # why a block contributes nothing
+    computing_seconds: float = 0.0
+    exchange: Exchange | None = None
 
 
 def _key(assignment: m.Assignment) -> tuple[object, ...]:
+    """What gradients depend on."""
     coding = assignment.coding
     assert coding is not None
     return (
@@ -69,15 +67,13 @@ def _key(assignment: m.Assignment) -> tuple[object, ...]:
     )
 
 
-class ExchangeWork:
-    """Work `exchange`: a `Strategy`, and the `PacketHandler` of its session."""
+class ExchangeWork(Strategy):
+    """Work `exchange`; the `PacketHandler` of its session."""
 
     def __init__(self, session: Session, computation: Computation, optimizer: str, metrics: Metrics) -> None:
         """Makes what the optimizer remembers a part of the replica, so that a snapshot has it too."""
-        self._session = session
+        super().__init__(session, computation, metrics)
         self._replica = replica = session.replica
-        self._computation = computation
-        self._metrics = metrics
         self._optimizer = build_optimizer(parse_optimizer(optimizer), replica.parameters, 0.0)
         self._sizes = [parameter.numel() for parameter in replica.parameters]
         self._elements = sum(self._sizes)
@@ -87,7 +83,6 @@ class ExchangeWork:
         )
         self._step: Step | None = None
         self._clipped_steps = 0
-        self._skipped = SkippedSteps(metrics)
         session.handle_packets(self)
 
     @property
@@ -110,21 +105,19 @@ class ExchangeWork:
         if not self.busy:
             self._confirm(step)
 
-    def finish(self) -> None:
-        pass
-
     def hand_over(self) -> None:
         """Send the replica before leaving: perhaps no other worker has it."""
         self._session.send_snapshot(leaving=True)
 
     def _compute(self, assignment: m.Assignment) -> Step:
         """The gradient of each block that this worker holds, unless it has them already."""
-        if self._step is not None and self._step.key == _key(assignment):
+        if self._step is not None and _key(self._step.assignment) == _key(assignment):
             self._step.assignment = assignment
             return self._step
         coding = assignment.coding
         assert coding is not None
-        step = Step(assignment, plan(assignment.world, coding.redundancy))
+        whole = plan(assignment.world, coding.redundancy)
+        step = Step(assignment, original=whole, plan=whole)
         started = time.perf_counter()
         indices = self._computation.indices(assignment)
         blocks = len(step.original.holders)

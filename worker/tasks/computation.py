@@ -12,7 +12,7 @@ from ...proto import messages as m
 from ..metrics import Metrics
 from ..session.replica import Replica
 from . import Task
-from .sharding import CodedPart, Indices, coded_parts, epoch_order, shard
+from .sharding import Indices, coded_parts, epoch_order, shard
 
 MAX_SKIPPED_STEPS = 10
 
@@ -66,7 +66,7 @@ class Computation:
         place: what random numbers such as dropout's depend on, besides the job's seed.
         """
         self._draw(place)
-        return self._compute(lambda: self._backward(indices))
+        return self._backward(indices)
 
     def combined_loss(self, assignment: m.Assignment, indices: Indices) -> tuple[int, float]:
         """How many of the samples are this worker's in a round that is coded for stragglers, and the mean
@@ -77,28 +77,27 @@ class Computation:
         for place, part in enumerate(parts):
             # Whoever computes this part draws the same random numbers for it.
             self._draw((assignment.version, part.number))
-            total += self._part_loss(part, onto=place > 0) * len(part.indices) / samples
+            loss = self._backward(part.indices, weight=part.weight, onto=place > 0)
+            total += loss * len(part.indices) / samples
         return samples, total
-
-    def _part_loss(self, part: CodedPart, *, onto: bool) -> float:
-        return self._compute(lambda: self._backward(part.indices, weight=part.weight, onto=onto))
 
     def _draw(self, place: tuple[int, ...]) -> None:
         words = np.random.SeedSequence([self._seed, *place]).generate_state(1)
         torch.manual_seed(int(words[0]))
 
-    def _compute(self, backward: Callable[[], float]) -> float:
-        return float(guarded(f"task {self._task.name!r}", backward))
-
     def _backward(self, indices: Indices, *, weight: float | None = None, onto: bool = False) -> float:
         """weight: of the gradients. onto: add them to those that are there."""
-        model = self._replica.model
-        model.train()
-        for parameter in self._replica.parameters if not onto else ():
-            parameter.grad = None
-        loss = self._task.loss(model, to_device(self._task.batch(indices), self._device))
-        torch.autograd.backward(loss, None if weight is None else torch.full_like(loss, weight))
-        return float(loss.detach())
+
+        def compute() -> float:
+            model = self._replica.model
+            model.train()
+            for parameter in self._replica.parameters if not onto else ():
+                parameter.grad = None
+            loss = self._task.loss(model, to_device(self._task.batch(indices), self._device))
+            torch.autograd.backward(loss, None if weight is None else torch.full_like(loss, weight))
+            return float(loss.detach())
+
+        return float(guarded(f"task {self._task.name!r}", compute))
 
     def probe(self) -> None:
         """The loss of one sample, to see which operations it takes."""

@@ -11,14 +11,15 @@ from ...compressors import NonFiniteGradient
 from ...proto import messages as m
 from ..metrics import Metrics
 from ..session.session import Session
-from .computation import Computation, SkippedSteps
+from .computation import Computation
 from .sharding import Indices
+from .strategy import Strategy
 
 log = logging.getLogger("gradwire.worker")
 
 
-class GradientWork:
-    """A `Strategy`. Work that pushes something else in place of a gradient overrides `_compute`."""
+class GradientWork(Strategy):
+    """Work that pushes something else in place of a gradient overrides `_compute`."""
 
     def __init__(
         self, session: Session, computation: Computation, metrics: Metrics, *, single: bool = False
@@ -28,16 +29,9 @@ class GradientWork:
             single: whether gradients become versions one at a time, so that a worker may compute at one
                 version twice, or not at all.
         """
-        self._session = session
-        self._computation = computation
-        self._metrics = metrics
+        super().__init__(session, computation, metrics)
         self._single = single
-        self._skipped = SkippedSteps(metrics)
         self._held = 0  # steps since the last that was pushed
-
-    @property
-    def busy(self) -> bool:
-        return False
 
     def work(self, assignment: m.Assignment) -> None:
         session = self._session
@@ -66,9 +60,6 @@ class GradientWork:
                 "and are not in the parameters",
                 self._held,
             )
-
-    def hand_over(self) -> None:
-        pass
 
     def _compute(self, assignment: m.Assignment) -> tuple[int, float, list[torch.Tensor]]:
         """How many samples are this worker's, their mean loss at the base version, and what to push."""

@@ -26,7 +26,7 @@ from .sharding import Indices, batches
 
 
 class LocalWork(GradientWork):
-    """Work `local`: a `Strategy` that pushes the change of some local steps in place of a gradient."""
+    """Work `local`: pushes the change of some local steps in place of a gradient."""
 
     def __init__(
         self,

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 from ...proto.messages import Assignment
+from ..metrics import Metrics
+from ..session.session import Session
+from .computation import Computation, SkippedSteps
 
 
-class Strategy(Protocol):
-    """What the trainer asks of a strategy. It has a session, and answers assignments through it."""
+class Strategy(ABC):
+    """What the trainer asks of a strategy, which answers assignments through its session."""
+
+    def __init__(self, session: Session, computation: Computation, metrics: Metrics) -> None:
+        self._session = session
+        self._computation = computation
+        self._metrics = metrics
+        self._skipped = SkippedSteps(metrics)
 
     @property
     def busy(self) -> bool:
         """Whether other workers wait for this one although no push of it is open."""
-        ...
+        return False
 
+    @abstractmethod
     def work(self, assignment: Assignment) -> None:
         """Compute what the assignment asks for, and answer it.
 
         Raises:
             TaskFailedError: the task raised, or its gradients stay unusable.
         """
-        ...
 
     def finish(self) -> None:
         """The job is done."""
-        ...
+        return
 
     def hand_over(self) -> None:
         """The worker leaves: hand over what no push has carried."""
-        ...
+        return

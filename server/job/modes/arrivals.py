@@ -53,7 +53,7 @@ class Arrivals(Mode):
     _applying: Name | None = None  # the member whose push is being applied
     _stuck_since: float = 0.0  # when somebody began to wait for the slowest
     _epoch_version: int = 0  # the version with which the last epoch was complete
-    _idle: set[str] | None = field(default=None, metadata=DERIVED)
+    _idle: set[str] = field(default_factory=set[str], metadata=DERIVED)
     _held_back: set[str] = field(default_factory=set[str], metadata=DERIVED)
     _held_at: int = field(default=0, metadata=DERIVED)
     _clocks: Counter[int] = field(default_factory=Counter[int], metadata=DERIVED)
@@ -66,23 +66,17 @@ class Arrivals(Mode):
         return self._promised == self._state.version
 
     def restored(self) -> None:
-        self._idle = None
+        self._held_back, self._clocks, self._reached = set(), Counter(), {}
+        self._usual, self._timed = [], {}
+        for member in self._state.roster.members.values():
+            self._count(member)
+            self._time(member)
+        self._idle = {each.worker for each in self._state.roster.listening() if each.work is None}
 
     def advance(self, now: float) -> list[e.Action]:
         return [*self._offer(now), *self._apply()]
 
     # ---- what is kept up to date
-
-    def _know(self) -> set[str]:
-        """Those that may be given work; all is made anew when nothing is known yet."""
-        if self._idle is None:
-            self._held_back, self._clocks, self._reached = set(), Counter(), {}
-            self._usual, self._timed = [], {}
-            for member in self._state.roster.members.values():
-                self._count(member)
-                self._time(member)
-            self._idle = {each.worker for each in self._state.roster.listening() if each.work is None}
-        return self._idle
 
     def _count(self, member: Member) -> None:
         """The member's clock, as others can see it, has changed perhaps."""
@@ -119,7 +113,7 @@ class Arrivals(Mode):
         state = self._state
         if self._applying is not None:  # a snapshot would be of the version after this one
             return []
-        idle = self._know()
+        idle = self._idle
         if self._held_back and (self._slowest() != self._held_at or self._evaluation_due()):
             idle |= self._held_back
             self._held_back = set()
@@ -189,7 +183,7 @@ class Arrivals(Mode):
             self._state.roster.relieve(member)
         elif work is not None:
             work.interrupted = True
-        self._know().add(member.worker)
+        self._idle.add(member.worker)
         return []
 
     # ---- taking pushes
@@ -199,7 +193,7 @@ class Arrivals(Mode):
         clock = self._clock(member)
         epoch = state.epoch
         state.samples.settle(work.drawn)
-        self._know().add(member.worker)
+        self._idle.add(member.worker)
         clocks = max(0, self._newest - clock)
         if self.bound is not None and clocks > self.bound:
             member.clock = None  # it starts again beside the slowest
@@ -252,9 +246,8 @@ class Arrivals(Mode):
     def lost(self, member: Member, *, away: bool) -> None:
         member.clock = None
         member.pace = None
-        if self._idle is not None:
-            self._idle.discard(member.worker)
-            self._held_back.discard(member.worker)
+        self._idle.discard(member.worker)
+        self._held_back.discard(member.worker)
         self._count(member)
         self._untime(member.worker)
         work = self._state.roster.relieve(member)
@@ -281,19 +274,16 @@ class Arrivals(Mode):
         member = self._state.roster.present(self._applying)
         self._applying = None
         if member is not None:
-            self._know()
             self._count(member)
 
     # ---- what is waited for
 
     def _seen(self, member: Member) -> int | None:
         """The member's clock, without a push that others cannot see yet."""
-        self._know()
         return self._reached.get(member.worker)
 
     def _stuck(self) -> list[Member]:
         """Members that could compute if others were not so far behind."""
-        self._know()
         return [
             each
             for each in self._state.roster.listening()

@@ -74,7 +74,8 @@ class Mode(ABC):
         return False
 
     def restored(self) -> None:
-        """What was saved is in place; what follows from it is made anew."""
+        """The members are others: those of a job that can begin, or of one that was saved. Make anew what
+        follows from them."""
         return
 
     # ---- only where workers exchange packets, and the server has a copy of what they have
