@@ -266,7 +266,7 @@ class Conductor:
         metrics.members.set(len(core.roster.members))
         metrics.version.set(core.version)
         metrics.epoch.set(core.epoch + core.epoch_progress)
-        metrics.missing.set(len(core.mode.missing()))
+        metrics.missing.set(len(core.mode.waiting(time.monotonic()).ranks))
         metrics.local_steps.set(core.local_steps)
         metrics.follow(metrics.repeated_samples, core.repeated_samples)
         metrics.drifting.set(core.drifting)

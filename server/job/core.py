@@ -240,24 +240,19 @@ class Core(JobState):
         else:
             if event.samples > work.samples:
                 raise Refused(refusals.samples(member.worker, event.seq, event.samples, work.samples))
-            if event.slices and (event.slice, event.slices) != (
-                work.assignment.slice,
-                work.assignment.slices,
-            ):
-                raise Refused(refusals.slices(member.worker, event, work.assignment))
-            if event.base_version != work.assignment.version:
-                raise Refused(
-                    refusals.base_version(
-                        member.worker, event.seq, event.base_version, work.assignment.version
-                    )
-                )
+            asked, part = work.assignment, (event.slice, event.slices)
+            if event.slices and part != (asked.slice, asked.slices):
+                raise Refused(refusals.slice_of(member.worker, event.seq, part, asked))
+            if event.base_version != asked.version:
+                given = event.base_version
+                raise Refused(refusals.base_version(member.worker, event.seq, given, asked.version))
             self.roster.relieve(member)
             version = self.mode.take(member, work, event, now)
             redundant = version is None and work.assignment.stragglers > 0
         actions: list[e.Action] = []
         if version is None:
             self.stale_pushes += 1
-            actions.append(e.Drop(key=event.key))
+            actions = [e.Drop(key=event.key)]
             refuse = refusals.redundant if redundant else refusals.stale
             why = refuse(member.worker, event.seq, event.assignment, self.version)
             outcome = Outcome(seq=event.seq, decision=Decision.REFUSED, refusal=why)

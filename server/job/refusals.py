@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ...proto.messages import Assignment
 from ...proto.refusal import Reason, Refusal, refusal
-from .events import Pushed
 
 
 def fenced(worker: str, incarnation: int, newest: int) -> Refusal:
@@ -109,10 +108,6 @@ def redundant(worker: str, seq: int, assignment: int, version: int) -> Refusal:
         value=f"one for assignment {assignment}, whose samples others have pushed or are pushing",
         remedy="none needed: nothing of it is to be sent again",
     )
-
-
-def slices(worker: str, push: Pushed, assignment: Assignment) -> Refusal:
-    return slice_of(worker, push.seq, (push.slice, push.slices), assignment)
 
 
 def slice_of(worker: str, seq: int, given: tuple[int, int], assignment: Assignment | None) -> Refusal:

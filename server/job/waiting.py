@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...proto.messages import Phase
@@ -49,6 +50,14 @@ def describe_waiting(state: JobState, now: float) -> Waiting:
             return _of(f"{names} to come back and evaluate the last version", since)
         case _:
             return Waiting()
+
+
+def waiting_for(state: JobState, members: Sequence[tuple[int, Name]], now: float) -> Waiting:
+    """The next version waits for these members, given by rank and name."""
+    ranks = tuple(rank for rank, _ in members)
+    names = ", ".join(describe(state, name, rank, now) for rank, name in members)
+    text = f"version {state.version + 1} waits {state.waited(now)} for {names}"
+    return Waiting(ranks=ranks, subject=f"{ranks}", text=text)
 
 
 def describe(state: JobState, name: Name, rank: int, now: float) -> str:

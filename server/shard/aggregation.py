@@ -35,11 +35,6 @@ if TYPE_CHECKING:
 COLUMNS = 1 << 14
 
 
-def _check_wrong(wrong: int) -> None:
-    if not 1 <= wrong <= 1000:
-        raise ValueError(f"wrong: expected 1 to 1000 workers, got {wrong}")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mean:
     """fewest: contributions that it needs, here and below."""
@@ -63,7 +58,8 @@ class Trimmed:
     wrong: int = 1
 
     def __post_init__(self) -> None:
-        _check_wrong(self.wrong)
+        if not 1 <= self.wrong <= 1000:
+            raise ValueError(f"wrong: expected 1 to 1000 workers, got {self.wrong}")
 
     @property
     def fewest(self) -> int:
@@ -71,14 +67,7 @@ class Trimmed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Krum:
-    """wrong: Byzantine workers that it tolerates."""
-
-    wrong: int = 1
-
-    def __post_init__(self) -> None:
-        _check_wrong(self.wrong)
-
+class Krum(Trimmed):
     @property
     def fewest(self) -> int:
         return 2 * self.wrong + 3

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ....proto.messages import Assignment
@@ -28,7 +27,7 @@ from .. import events as e
 from ..roster import Member, Name, Work, WorkLife
 from ..saving import DERIVED
 from ..state import JobState
-from ..waiting import Waiting, describe
+from ..waiting import Waiting, describe, waiting_for
 from .mode import Mode
 from .pace import Pace
 
@@ -290,9 +289,6 @@ class Arrivals(Mode):
             if each.work is None and each.after <= self._state.version and self._held(each.clock or 0)
         ]
 
-    def missing(self) -> Sequence[int]:
-        return [each.rank for each in self._awaited()]
-
     def _awaited(self) -> list[Member]:
         """Whom others wait for: the slowest where some are stuck; everybody who has something to do where
         others have nothing, because all samples are out."""
@@ -312,21 +308,19 @@ class Arrivals(Mode):
 
     def waiting(self, now: float) -> Waiting:
         state, stuck = self._state, self._stuck()
-        awaited, since = self._awaited(), state.waited(now)
-        members = awaited or self._busy()
-        names = ", ".join(describe(state, each.id, each.rank, now) for each in members)
-        ranks = tuple(each.rank for each in awaited)
+        awaited = self._awaited()
+        names = ", ".join(describe(state, each.id, each.rank, now) for each in awaited or self._busy())
         if not awaited:  # nobody waits, and still it is good to know who has not been heard of
             who = names or "the server"
-            text = f"version {state.version + 1} is being computed {since} by {who}"
+            text = f"version {state.version + 1} is being computed {state.waited(now)} by {who}"
             return Waiting(subject="computed", text=text, for_others=False)
+        found = waiting_for(state, [(each.rank, each.id) for each in awaited], now)
         if not stuck:
-            text = f"version {state.version + 1} waits {since} for {names}"
-            return Waiting(ranks=ranks, subject=f"{ranks}", text=text)
-        since = f"since {now - self._stuck_since:.1f} s"
+            return found
+        seconds = now - self._stuck_since
         ahead = ", ".join(f"{each.name} at clock {each.clock}" for each in stuck)
         text = (
             f"{ahead}: a step begins at most {self.bound} ahead of the slowest, which is at clock "
-            f"{self._slowest()}; waits {since} for {names}"
+            f"{self._slowest()}; waits since {seconds:.1f} s for {names}"
         )
-        return Waiting(ranks=ranks, subject=f"{ranks}", text=text, seconds=now - self._stuck_since)
+        return replace(found, text=text, seconds=seconds)

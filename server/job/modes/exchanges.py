@@ -33,7 +33,7 @@ from .. import refusals
 from ..roster import Member, Name, Work
 from ..saving import DERIVED
 from ..state import JobState
-from ..waiting import Waiting, describe
+from ..waiting import Waiting, describe, waiting_for
 from .coded_round import CodedRound, ExchangeLife, ExchangeReport
 from .copies import Drift, ServerCopy
 from .mode import Mode
@@ -462,39 +462,24 @@ class Coded(Mode):
 
     # ---- what is waited for
 
-    def missing(self) -> Sequence[int]:
-        round_ = self.round
-        if round_ is None:
-            asked = self._asked()
-            return [asked.rank] if asked is not None else []
-        return sorted(self._member(round_, node).rank for node in round_.awaited)
-
-    def _asked(self) -> Member | None:
-        """The member that was asked for a copy."""
-        return self._state.roster.present(self._copy.asked) if self._copy.asked is not None else None
-
     def waiting(self, now: float) -> Waiting:
         state, round_ = self._state, self.round
         since = state.waited(now)
-        if round_ is None:
-            asked = self._asked()
-            if asked is None:
-                here = [each for each in state.roster.by_rank() if self._is_current(each)]
-                names = ", ".join(describe(state, each.id, each.rank, now) for each in here or self._away())
-                text = f"version {state.version} is waited for {since} from {names}, who have it"
-                if not here:
-                    wait_s = HOPE_LEASES * state.rules.lease_s
-                    text += (
-                        f"; when others have waited for {wait_s:g} s, training goes back to the server's "
-                        f"copy, version {self._copy.version}"
-                    )
-                return Waiting(subject="copy", text=text)
-            names = describe(state, asked.id, asked.rank, now)
-            text = f"the copy of version {state.version} is waited for {since} from {names}"
+        if round_ is not None:
+            awaited = [self._member(round_, node) for node in round_.awaited]
+            return waiting_for(state, sorted((each.rank, each.id) for each in awaited), now)
+        asked = state.roster.present(self._copy.asked) if self._copy.asked is not None else None
+        if asked is not None:
+            name = describe(state, asked.id, asked.rank, now)
+            text = f"the copy of version {state.version} is waited for {since} from {name}"
             return Waiting(ranks=(asked.rank,), subject="copy", text=text)
-        missing = [self._member(round_, node) for node in round_.awaited]
-        names = ", ".join(describe(state, member.id, member.rank, now) for member in missing)
-        ranks = tuple(sorted(member.rank for member in missing))
-        return Waiting(
-            ranks=ranks, subject=f"{ranks}", text=f"version {round_.version + 1} waits {since} for {names}"
-        )
+        here = [each for each in state.roster.by_rank() if self._is_current(each)]
+        names = ", ".join(describe(state, each.id, each.rank, now) for each in here or self._away())
+        text = f"version {state.version} is waited for {since} from {names}, who have it"
+        if not here:
+            wait_s = HOPE_LEASES * state.rules.lease_s
+            text += (
+                f"; when others have waited for {wait_s:g} s, training goes back to the server's "
+                f"copy, version {self._copy.version}"
+            )
+        return Waiting(subject="copy", text=text)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 from ....proto.refusal import Refused
 from .. import events as e
@@ -62,12 +61,10 @@ class Mode(ABC):
 
     @abstractmethod
     def waiting(self, now: float) -> Waiting:
-        """Whom the training waits for. Takes a look at every member."""
+        """Whom the training waits for. Takes a look at every member.
 
-    @abstractmethod
-    def missing(self) -> Sequence[int]:
-        """Ranks that have been given work and have not answered, where others wait for them. Takes a look at
-        every member."""
+        `ranks` are of those that have been given work and have not answered, where others wait for them.
+        """
 
     def due(self, now: float) -> bool:
         """Whether time alone has changed what can be done."""

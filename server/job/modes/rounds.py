@@ -35,7 +35,7 @@ from ..roster import Member, Name, Work, WorkLife
 from ..samples import Drawn
 from ..saving import DERIVED
 from ..state import JobState
-from ..waiting import Waiting, describe
+from ..waiting import Waiting, waiting_for
 from .division import Division, Part, Sliced, StragglerCoded, divide
 from .interval import LocalSteps
 from .mode import Mode
@@ -382,19 +382,11 @@ class Rounds(Mode):
         missing = [] if round_.complete else round_.missing
         return sorted((place.rank, place.member) for place in missing)
 
-    def missing(self) -> Sequence[int]:
-        return [rank for rank, _ in self._missing()]
-
     def waiting(self, now: float) -> Waiting:
-        since = self._state.waited(now)
         missing = self._missing()
-        ranks = tuple(rank for rank, _ in missing)
-        version = self._state.version + 1
-        if not missing:
-            if self.round is None:
-                return Waiting()
-            return Waiting(
-                subject="computed", text=f"version {version} is being computed {since}", for_others=False
-            )
-        names = ", ".join(describe(self._state, name, rank, now) for rank, name in missing)
-        return Waiting(ranks=ranks, subject=f"{ranks}", text=f"version {version} waits {since} for {names}")
+        if missing:
+            return waiting_for(self._state, missing, now)
+        if self.round is None:
+            return Waiting()
+        text = f"version {self._state.version + 1} is being computed {self._state.waited(now)}"
+        return Waiting(subject="computed", text=text, for_others=False)
