@@ -16,9 +16,10 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, NoReturn, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
-from .spec import SpecError, did_you_mean, parse_spec, unknown
+from . import __version__
+from .spec import did_you_mean, parse_one_of
 
 T = TypeVar("T")
 Parse = Callable[[str], object]
@@ -31,14 +32,8 @@ _LINK_NAME = re.compile(
 )
 _LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 _SWITCH = {
-    "1": True,
-    "true": True,
-    "yes": True,
-    "on": True,
-    "0": False,
-    "false": False,
-    "no": False,
-    "off": False,
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
 }
 
 
@@ -51,24 +46,26 @@ class Option:
     """One option, as it was declared.
 
     Attributes:
+        default: `REQUIRED` where there is none.
+        help: begins with a noun; unit, bounds and default are added to it.
+        least, most: bounds of a number, both included.
+        parse: raises ValueError that says everything about text that is not accepted.
         name: of the field; `batch_size` is `--batch-size`, `GC_BATCH_SIZE` and `batch-size` in a file.
         kind: bool, int, float or str.
-        default: `REQUIRED` where there is none.
         choices: the only values accepted, if not empty.
-        parse: raises ValueError for text that is not accepted.
     """
 
-    name: str
-    kind: type[Any]
     default: Any
     help: str
-    group: str
-    unit: str
-    least: float | None
-    most: float | None
-    metavar: str
-    choices: tuple[str, ...]
-    parse: Parse | None
+    group: str = ""
+    unit: str = ""
+    least: float | None = None
+    most: float | None = None
+    metavar: str = ""
+    parse: Parse | None = None
+    name: str = ""
+    kind: type[Any] = str
+    choices: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -100,56 +97,33 @@ class Option:
             return "on" if self.default else "off"
         return f"{self.default:g}" if self.kind is float else str(self.default)
 
-    def convert(self, raw: Any, name: str, parse: Parse | None = None) -> Any:
+    def convert(self, raw: Any, parse: Parse | None = None) -> Any:
         """The value that text, or a value of a TOML file, stands for.
 
         Raises:
-            ValueError: begins with `name`, and says what is accepted and what was got.
+            ValueError: says what is accepted and what was got.
         """
-
-        def wrong(expected: str) -> ValueError:
-            return ValueError(f"{name}: expected {expected}, got {raw!r}")
-
         value = _number_or_text(self.kind, raw)
+        low, high = self.least, self.most
+        expected = ""
         if value is None:
             words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
-            raise wrong(words[self.kind])
-        if self.choices and value not in self.choices:
-            raise wrong(f"one of {', '.join(self.choices)}{did_you_mean(str(value), self.choices)}")
-        low, high = self.least, self.most
-        if (low is not None and value < low) or (high is not None and value > high):
-            raise wrong(self.bounds)
-        for check in (self.parse, parse):
-            try:
-                if check is not None:
-                    check(value)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
+            expected = words[self.kind]
+        elif self.choices and value not in self.choices:
+            expected = f"one of {', '.join(self.choices)}{did_you_mean(str(value), self.choices)}"
+        elif (low is not None and value < low) or (high is not None and value > high):
+            expected = self.bounds
+        if expected:
+            raise ValueError(f"expected {expected}, got {raw!r}")
+        for check in filter(None, (self.parse, parse)):
+            check(value)
         return value
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    group: str = "",
-    unit: str = "",
-    least: float | None = None,
-    most: float | None = None,
-    metavar: str = "",
-    parse: Parse | None = None,
-) -> Any:
+def option(default: Any, help: str, **more: Any) -> Any:
     """A dataclass field that is an option, of the type that it is annotated with: bool, int, float, str or a
-    Literal of text.
-
-    Args:
-        default: `REQUIRED` for none.
-        help: begins with a noun; unit, bounds and default are added to it.
-        least, most: bounds of a number, both included.
-        parse: raises ValueError that says everything about text that is not accepted.
-    """
-    said = {"help": help, "group": group, "unit": unit, "least": least, "most": most}
-    return field(default=default, metadata={"option": {**said, "metavar": metavar, "parse": parse}})
+    Literal of text. more: further attributes of `Option`."""
+    return field(default=default, metadata={"option": Option(default=default, help=help, **more)})
 
 
 def options_of(cls: type[Any]) -> dict[str, Option]:
@@ -158,15 +132,10 @@ def options_of(cls: type[Any]) -> dict[str, Option]:
     found: dict[str, Option] = {}
     for each in dataclasses.fields(cls):
         if "option" in each.metadata:
-            hint = hints[each.name]
-            choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
-            found[each.name] = Option(
-                name=each.name,
-                kind=str if choices else hint,
-                default=each.default,
-                choices=choices,
-                **each.metadata["option"],
-            )
+            choices = typing.get_args(hints[each.name])  # of a Literal
+            kind = str if choices else hints[each.name]
+            declared: Option = each.metadata["option"]
+            found[each.name] = dataclasses.replace(declared, name=each.name, kind=kind, choices=choices)
     return found
 
 
@@ -203,23 +172,6 @@ class Effective(Generic[T]):
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Command:
-    """One command of the package.
-
-    Attributes:
-        name: such as gc-server; its table in a file is the last word, [server].
-        description: for --help.
-    """
-
-    name: str
-    description: str
-
-    @property
-    def table(self) -> str:
-        return self.name.removeprefix("gc-")
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
@@ -227,18 +179,18 @@ class _Parser(argparse.ArgumentParser):
 
 def read(
     cls: type[T],
-    commands: Mapping[type[Any], Command],
+    commands: Mapping[type[Any], str],
     *,
     argv: Sequence[str],
     environ: Mapping[str, str],
-    version: str,
     parsers: Mapping[str, Parse] | None = None,
     epilog: str = "",
 ) -> Effective[T]:
-    """Fill the dataclass of a command from the command line, the environment and the file.
+    """Fill the dataclass of a command, whose docstring describes it, from command line, environment and file.
 
     Args:
-        commands: all of them, by dataclass: what is set for another command is no mistake.
+        commands: the names of all of them, such as gc-server, by dataclass: what is set for another command
+            is no mistake. The last word of a name is the command's table in a file.
         parsers: by option, checks that the declaration cannot name because they live in a room.
         epilog: text for the end of --help.
 
@@ -247,7 +199,7 @@ def read(
         SystemExit: after --help or --version.
     """
     options = options_of(cls)
-    given = _parse_flags(commands[cls], options, argv, version, epilog)
+    given = _parse_flags(commands[cls], cls.__doc__, options, argv, epilog)
     print_config = given.pop("print_config")
     _check_variables(environ, commands)
     file = _read_file(given.pop("config") or environ.get("GC_CONFIG"), cls, commands)
@@ -264,13 +216,11 @@ def read(
         elif each.default is not REQUIRED:
             raw, origin = each.default, "default"
         else:
-            raise UsageError(
-                f"{each.flag} is required (or set {each.variable}; see {commands[cls].name} --help)"
-            )
+            raise UsageError(f"{each.flag} is required (or set {each.variable}; see {commands[cls]} --help)")
         try:
-            values[name] = each.convert(raw, f"{each.flag} ({origin})", (parsers or {}).get(name))
+            values[name] = each.convert(raw, (parsers or {}).get(name))
         except ValueError as error:
-            raise UsageError(str(error)) from None
+            raise UsageError(f"{each.flag} ({origin}): {error}") from None
         origins[name] = origin
     return Effective(settings=cls(**values), origins=origins, print_config=print_config)
 
@@ -294,49 +244,38 @@ def from_text(cls: type[T], texts: Mapping[str, str], **more: Any) -> T:
     Raises:
         ValueError: text that is not a value of its option.
     """
-    options = options_of(cls)
-    values = {name: each.convert(texts[name], name) for name, each in options.items() if name in texts}
+    values: dict[str, Any] = {}
+    for name, each in options_of(cls).items():
+        try:
+            if name in texts:
+                values[name] = each.convert(texts[name])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
     return cls(**values, **more)
 
 
 def parse_named(kind: str, text: str, classes: Mapping[str, type[T]]) -> T:
-    """The options of what `name[:key=value,...]` names, where each class declares its keys with `option`.
+    """As `parse_one_of`, where each class declares its keys with `option`."""
 
-    Raises:
-        SpecError: names what is wrong, and lists what is known.
-    """
-    spec = parse_spec(kind, text)
-    if spec.name not in classes:
-        raise SpecError(unknown(kind, spec.name, classes))
-    cls = classes[spec.name]
-    options = options_of(cls)
-    values: dict[str, Any] = {}
-    for key, given in spec.options.items():
-        if key not in options:
-            raise SpecError(f"{kind} {spec.name!r}: {unknown('key', key, options)}")
-        try:
-            values[key] = options[key].convert(given, key)
-        except ValueError as error:
-            raise SpecError(f"{kind} {spec.name!r}: {error}") from None
-    try:
-        return cls(**values)
-    except ValueError as error:
-        raise SpecError(f"{kind} {spec.name!r}: {error}") from None
+    def converters(cls: type[T]) -> dict[str, Parse]:
+        return {name: each.convert for name, each in options_of(cls).items()}
+
+    return parse_one_of(kind, text, classes, converters)
 
 
 def _parse_flags(
-    me: Command, options: Mapping[str, Option], argv: Sequence[str], version: str, epilog: str
+    command: str, description: str | None, options: Mapping[str, Option], argv: Sequence[str], epilog: str
 ) -> dict[str, Any]:
     """What was given on the command line, by name, `config` and `print_config` among them."""
     parser = _Parser(
-        prog=me.name,
-        description=me.description,
+        prog=command,
+        description=description,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Every option can also be set as GC_<OPTION> in the environment, or in the "
-        f"[{me.table}] table\nof the --config file.\n{epilog}",
+        f"[{_table(command)}] table\nof the --config file.\n{epilog}",
     )
-    parser.add_argument("--version", action="version", version=f"{me.name} {version}")
+    parser.add_argument("--version", action="version", version=f"{command} {__version__}")
     parser.add_argument("--config", metavar="FILE", help="TOML file with options")
     parser.add_argument(
         "--print-config",
@@ -352,8 +291,7 @@ def _parse_flags(
         how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         if each.kind is not bool:
             kind = {int: "N", float: "X"}.get(each.kind, "TEXT")
-            metavar = each.metavar or "|".join(each.choices) or each.unit.upper() or kind
-            how = {"metavar": metavar}
+            how = {"metavar": each.metavar or "|".join(each.choices) or each.unit.upper() or kind}
         group.add_argument(each.flag, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **how)
     found, unknown = parser.parse_known_args(list(argv))
     if unknown:
@@ -363,11 +301,15 @@ def _parse_flags(
     return vars(found)
 
 
+def _table(command: str) -> str:
+    return command.removeprefix("gc-")
+
+
 def _is_link(name: str, value: str) -> bool:
     return bool(_LINK_NAME.search(name) or _LINK_VALUE.match(value))
 
 
-def _check_variables(environ: Mapping[str, str], commands: Mapping[type[Any], Command]) -> None:
+def _check_variables(environ: Mapping[str, str], commands: Mapping[type[Any], str]) -> None:
     """Raise UsageError for a `GC_` variable that is no option of any command."""
     known = {"GC_CONFIG", *(each.variable for cls in commands for each in options_of(cls).values())}
     for name, value in sorted(environ.items()):
@@ -377,7 +319,7 @@ def _check_variables(environ: Mapping[str, str], commands: Mapping[type[Any], Co
             )
 
 
-def _read_file(path: str | None, cls: type[Any], commands: Mapping[type[Any], Command]) -> dict[str, Any]:
+def _read_file(path: str | None, cls: type[Any], commands: Mapping[type[Any], str]) -> dict[str, Any]:
     """The command's table, with underscores in its keys; those of other commands are checked too."""
     if path is None:
         return {}
@@ -387,7 +329,7 @@ def _read_file(path: str | None, cls: type[Any], commands: Mapping[type[Any], Co
         raise UsageError(f"--config {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path}: not TOML: {error}") from None
-    tables = {command.table: each for each, command in commands.items()}
+    tables = {_table(command): each for each, command in commands.items()}
     found: dict[str, Any] = {}
     for name, table in content.items():
         if name not in tables:

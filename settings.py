@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from .configuration import REQUIRED, Command, option
+from .configuration import REQUIRED, option
 from .optimizer import parse_optimizer
 from .spec import Spec, SpecError, parse_spec, unknown
 
@@ -182,7 +182,7 @@ class ProcessSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
-    """Options of gc-server."""
+    """Hold the parameters of a training job, aggregate the workers' gradients and apply the optimizer."""
 
     host: str = connection("0.0.0.0", "address to listen on; remote peers also need --insecure")
     port: int = connection(DEFAULT_PORT, "gRPC port; 0 for a free one", least=0, most=65535)
@@ -194,7 +194,7 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings(ProcessSettings, TrainingSettings):
-    """Options of gc-worker."""
+    """Join a training job: compute gradients, compress them, push them to the server."""
 
     http_port: int = process(9465, _HTTP_PORT, least=-1, most=65535)
     server: str = connection(
@@ -223,7 +223,7 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(TrainingSettings, ServingSettings, JobSettings):
-    """Options of gc-run: the daemons' own, and these."""
+    """Train with one server and several workers on this machine, and compare with an uncompressed run."""
 
     workers: int = training(4, "worker processes", least=1)
     http_port: int = process(
@@ -237,19 +237,9 @@ class RunSettings(TrainingSettings, ServingSettings, JobSettings):
     out: str = results("", "directory for logs, report and plot; empty for a new one in runs/", metavar="DIR")
 
 
-COMMANDS: Mapping[type[Any], Command] = {
-    ServerSettings: Command(
-        name="gc-server",
-        description="Hold the parameters of a training job, aggregate the workers' gradients and apply the "
-        "optimizer.",
-    ),
-    WorkerSettings: Command(
-        name="gc-worker",
-        description="Join a training job: compute gradients, compress them, push them to the server.",
-    ),
-    RunSettings: Command(
-        name="gc-run",
-        description="Train with one server and several workers on this machine, and compare with an "
-        "uncompressed run.",
-    ),
+# By the dataclass of a command's options, whose docstring --help shows.
+COMMANDS: Mapping[type[Any], str] = {
+    ServerSettings: "gc-server",
+    WorkerSettings: "gc-worker",
+    RunSettings: "gc-run",
 }

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import partial
 from typing import Any, TypeVar, cast, get_type_hints
 
 OptionsT = TypeVar("OptionsT")
+Converters = Mapping[str, Callable[[str], object]]  # by key; each raises ValueError for text that is none
 
 _KEY = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _FUNCTION = re.compile(r"[\w.:-]+")
@@ -93,26 +95,30 @@ def parse_options(
     options_type: type[OptionsT],
     spec: Spec,
     *,
+    converters: Converters | None = None,
     defaults: OptionsT | None = None,
     universal: Iterable[str] = (),
 ) -> OptionsT:
     """Make the options dataclass; a field is a bool (`on` or `off`), int, float, str or Enum (by value).
 
+    converters: of the keys, for a class whose fields do not say it.
     defaults: where what is not given comes from, instead of the class.
     universal: keys that are read elsewhere and only listed among the known ones.
     Raise `SpecError` that names the key and says what would have been accepted.
     """
-    types = option_types(options_type)
+    if converters is None:
+        types = option_types(options_type)
+        converters = {key: partial(_parse_value, value_type) for key, value_type in types.items()}
     values: dict[str, Any] = {}
     for key, text in spec.options.items():
-        if key not in types:
-            keys = [*types, *universal]
+        if key not in converters:
+            keys = [*converters, *universal]
             hint = f"known keys: {known(keys)}" if keys else "it has no keys"
             raise SpecError(
                 f"{spec.kind} {spec.name!r}: unknown key {key!r}{did_you_mean(key, keys)}; {hint}"
             )
         try:
-            values[key] = _parse_value(types[key], text)
+            values[key] = converters[key](text)
         except ValueError as error:
             raise SpecError(f"{spec.kind} {spec.name!r}: {key}: {error}") from None
     try:
@@ -123,12 +129,17 @@ def parse_options(
         raise SpecError(f"{spec.kind} {spec.name!r}: {error}") from None
 
 
-def parse_one_of(kind: str, text: str, types: Mapping[str, type[OptionsT]]) -> OptionsT:
+def parse_one_of(
+    kind: str,
+    text: str,
+    types: Mapping[str, type[OptionsT]],
+    converters: Callable[[type[OptionsT]], Converters | None] = lambda _: None,
+) -> OptionsT:
     """Make the options of whichever is named; raise `SpecError`, which lists what is known."""
     spec = parse_spec(kind, text)
     if spec.name not in types:
         raise SpecError(unknown(kind, spec.name, types))
-    return parse_options(types[spec.name], spec)
+    return parse_options(types[spec.name], spec, converters=converters(types[spec.name]))
 
 
 def option_types(options_type: type[Any]) -> dict[str, type[Any]]:

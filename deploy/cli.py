@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import __version__
 from ..configuration import Effective, UsageError, read
 from ..exits import Exit
 from ..server.checks import SPECS
@@ -36,7 +35,6 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             COMMANDS,
             argv=sys.argv[1:] if argv is None else argv,
             environ=environ,
-            version=__version__,
             parsers=SPECS,
             epilog=registry.describe(),
         )

@@ -28,7 +28,7 @@ _TABLE = re.compile(r"(<!-- ((?:options|metrics) of [\w-]+), by make docs -->\n)
 
 def page(text: str) -> str:
     """The page with the tables that its comments ask for."""
-    tables = {f"options of {command.name}": _of_command(cls) for cls, command in COMMANDS.items()}
+    tables = {f"options of {command}": _of_command(cls) for cls, command in COMMANDS.items()}
     tables["options of modes"] = _of_modes()
     tables["metrics of gc-server"] = _of_metrics(ServerMetrics)
     tables["metrics of gc-worker"] = _of_metrics(WorkerMetrics)

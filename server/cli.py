@@ -23,7 +23,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             COMMANDS,
             argv=sys.argv[1:] if argv is None else argv,
             environ=os.environ,
-            version=__version__,
             parsers=checks.PARSERS,
             epilog=registry.describe(),
         )

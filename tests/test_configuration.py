@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from gradwire.configuration import REQUIRED, Command, Effective, UsageError, option, read
+from gradwire.configuration import REQUIRED, Effective, UsageError, option, read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +23,11 @@ class Other:
     x: int = option(1, "number", group="one")
 
 
-COMMANDS: dict[type[Any], Command] = {
-    Config: Command(name="gc-test", description="d"),
-    Other: Command(name="gc-other", description="d"),
-}
+COMMANDS: dict[type[Any], str] = {Config: "gc-test", Other: "gc-other"}
 
 
 def get(*argv: str, environ: dict[str, str] | None = None) -> Effective[Config]:
-    return read(Config, COMMANDS, argv=argv, environ=environ or {}, version="1", epilog="the end")
+    return read(Config, COMMANDS, argv=argv, environ=environ or {}, epilog="the end")
 
 
 def test_each_source_beats_the_next(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def others(cls: type[Any]) -> dict[str, Any]:
 
 
 def as_told(cls: type[Any], argv: Sequence[str], **environ: str) -> Any:
-    return read(cls, COMMANDS, argv=argv, environ=environ, version="1").settings
+    return read(cls, COMMANDS, argv=argv, environ=environ).settings
 
 
 def test_the_job_message_holds_every_option_of_the_job() -> None:
@@ -121,7 +121,7 @@ def test_every_option_is_described(cls: type[Any]) -> None:
         assert each.group, name
         assert each.help, name
         if each.default is not REQUIRED:
-            assert each.convert(each.default, name) == each.default
+            assert each.convert(each.default) == each.default
 
 
 MAINS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -193,7 +193,7 @@ def test_help_lists_every_option_in_groups(capsys: pytest.CaptureFixture[str], c
     with pytest.raises(SystemExit):
         MAINS[command](["--help"])
     printed = capsys.readouterr().out
-    (cls,) = [cls for cls, each in COMMANDS.items() if each.name == command]
+    (cls,) = [cls for cls, each in COMMANDS.items() if each == command]
     for each in options_of(cls).values():
         assert f"\n  {each.flag}" in printed
         assert f"\n{each.group}:\n" in printed

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .. import __version__
 from ..configuration import UsageError, read
 from ..exits import Exit
 from ..settings import COMMANDS, WorkerSettings
@@ -20,7 +19,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             COMMANDS,
             argv=sys.argv[1:] if argv is None else argv,
             environ=os.environ,
-            version=__version__,
         )
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in our own messages
         from .daemon import check, run  # only now: it imports torch and grpc
