@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from ..deploy.engine import RunError
 from ..deploy.interrupt import Interrupted
+from ..deploy.processes import RunError
 from ..deploy.report import Result, ratio, to_plain, write_atomically
 from ..exits import Exit
 from ..settings import RunSettings

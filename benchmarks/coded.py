@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from ..coding import StepTimes, fastest, possible, step_seconds
+from ..deploy.plot import panels
 from ..exits import Exit
 from ..settings import RunSettings
 from . import output
@@ -255,16 +256,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plot(path: Path, rows: Sequence[Row], nodes: int) -> None:
     """Seconds per step over redundancy, a panel for each regime."""
-    figure, panels = output.panels(list(REGIMES))
-    for axes, seconds in zip(panels, REGIMES.values(), strict=True):
+    figure, drawn = panels(list(REGIMES))
+    for axes, seconds in zip(drawn, REGIMES.values(), strict=True):
         found = [row for row in rows if row.seconds_per_sample == seconds and row.redundancy != "auto"]
         r = [int(row.redundancy) for row in found]
         times = StepTimes(seconds * BATCH, found[0].step_seconds - seconds * BATCH)
         axes.plot(r, [row.step_seconds for row in found], "o-", label="measured")
         axes.plot(r, [step_seconds(times, nodes, each) for each in r], "x--", label="model, from r = 1")
         axes.set(xlabel="redundancy r", ylim=(0, None), xticks=r)
-    panels[0].set(ylabel="seconds per step")
-    panels[-1].legend(frameon=False)
+    drawn[0].set(ylabel="seconds per step")
+    drawn[-1].legend(frameon=False)
     figure.savefig(path, dpi=150)
 
 

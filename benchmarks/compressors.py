@@ -35,6 +35,7 @@ from ..compressors import (
 )
 from ..compressors.kernels import selection, sparse
 from ..compressors.registry import BUILT_IN, create, names
+from ..deploy.plot import panels
 from ..exits import Exit
 from ..spec import parse_spec
 from . import output
@@ -199,7 +200,7 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Bandwidth over achieved ratio, for the largest tensors."""
     largest = max(row.elements for row in rows)
-    figure, (axes,) = output.panels([f"{largest:,} elements"])
+    figure, (axes,) = panels([f"{largest:,} elements"])
     for row in rows:
         if row.elements == largest and row.dtype == rows[0].dtype:
             axes.plot(row.achieved_ratio, row.ratio_to_add, "o", color="tab:blue")

@@ -13,7 +13,7 @@ from ..deploy.engine import train as run_plan
 from ..deploy.interrupt import Interrupt
 from ..deploy.processes import Child, Children
 from ..deploy.report import Result, result_of
-from ..deploy.status import StatusClient
+from ..deploy.status import asking
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from .arguments import BenchError
@@ -66,9 +66,9 @@ def run_job(
         arguments = [*server_arguments(settings, port, directory / PARAMETERS), *remote, *server_options]
         daemon = start("server", server, arguments)
         workers = [start_worker(rank) for rank in range(settings.workers)]
-        with StatusClient(f"{host}:{port}") as client:
+        with asking(f"{host}:{port}") as ask:
             deadline = time.monotonic() + PATIENCE_S
-            while (status := client.ask()) is None or status.phase is not Phase.FINISHED:
+            while (status := ask()) is None or status.phase is not Phase.FINISHED:
                 if daemon.code is not None or time.monotonic() > deadline:
                     raise BenchError(f"the job did not end: {daemon.ending}: {daemon.last_lines()}")
                 time.sleep(0.1)

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ..deploy.plot import panels
 from ..deploy.report import Result, result_of
 from ..exits import Exit
 from ..proto.messages import Phase, StatusResponse
@@ -137,15 +138,15 @@ def table(rows: Sequence[Row]) -> str:
 def plot(path: Path, rows: Sequence[Row]) -> None:
     """Accuracy over time, one panel for each situation."""
     situations = list(dict.fromkeys(row.situation for row in rows))
-    figure, panels = output.panels(situations, sharey=True)
-    for axes, situation in zip(panels, situations, strict=True):
+    figure, found = panels(situations, sharey=True)
+    for axes, situation in zip(found, situations, strict=True):
         for row in rows:
             if row.situation == situation and row.curve:
                 axes.plot(*zip(*row.curve, strict=True), label=row.mode)
         axes.set(xlabel="seconds")
         axes.grid(alpha=0.25)
-    panels[0].set(ylabel="validation accuracy")
-    panels[-1].legend(loc="lower right", frameon=False)
+    found[0].set(ylabel="validation accuracy")
+    found[-1].legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=150)
 
 

@@ -30,15 +30,3 @@ def write_json(path: Path | None, rows: Any) -> None:
     """If a file was asked for."""
     if path is not None:
         write_atomically(path, json.dumps(rows, indent=2, allow_nan=False) + "\n")
-
-
-def panels(titles: Sequence[str], **shared: Any) -> tuple[Any, list[Any]]:
-    """A matplotlib figure and its axes, side by side."""
-    from matplotlib.figure import Figure
-
-    figure: Any = Figure(figsize=(5 * len(titles), 4), layout="constrained")
-    found = figure.subplots(1, len(titles), squeeze=False, **shared)[0]
-    for axes, title in zip(found, titles, strict=True):
-        axes.set(title=title)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure, list(found)

@@ -36,20 +36,16 @@ def worker_arguments(settings: RunSettings, port: int, index: int) -> list[str]:
 
 def check_together(settings: RunSettings) -> None:
     """Raise UsageError for options that do not go together, by the server's rules and for so many workers."""
-    mode = registry.parse(settings.mode)
-    if mode.work == "exchange" and settings.compressor != "none":
-        raise UsageError(
-            f"--compressor {settings.compressor}: --mode {settings.mode} exchanges gradients in fixed point; "
-            "use none"
-        )
-    if mode.lossless and settings.compressor != "none":
+    mode, compressor = registry.parse(settings.mode), settings.compressor
+    why = ""
+    if mode.work == "exchange" and compressor != "none":
+        why = "exchanges gradients in fixed point"
+    elif mode.lossless and compressor != "none":
         from ..compressors import lossless  # late: it imports torch
 
-        if not lossless(settings.compressor):
-            raise UsageError(
-                f"--compressor {settings.compressor}: --mode {settings.mode} multiplies what a compressor "
-                "loses; use none"
-            )
+        why = "" if lossless(compressor) else "multiplies what a compressor loses"
+    if why:
+        raise UsageError(f"--compressor {compressor}: --mode {settings.mode} {why}; use none")
     mode.check_workers(settings.mode, settings.workers)
     try:
         checks.check(_server_settings(settings, port=0, output=Path("parameters")))
@@ -58,15 +54,15 @@ def check_together(settings: RunSettings) -> None:
 
 
 def _server_settings(settings: RunSettings, port: int, output: Path) -> ServerSettings:
-    # It stays until gc-run has asked what the job came to, on a machine however busy.
-    own: dict[str, Any] = {
-        "stay": True,
-        "host": HOST,
-        "port": port,
-        "min_workers": settings.workers,
-        "output": str(output),
-    }
-    return ServerSettings(**shared(ServerSettings, settings), **_COMMON, **own)
+    return ServerSettings(
+        **shared(ServerSettings, settings),
+        **_COMMON,
+        stay=True,  # until gc-run has asked what the job came to, on a machine however busy
+        host=HOST,
+        port=port,
+        min_workers=settings.workers,
+        output=str(output),
+    )
 
 
 def _arguments(settings: ServerSettings | WorkerSettings) -> list[str]:

@@ -24,8 +24,8 @@ from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from .daemons import HOST, server_arguments, worker_arguments
 from .interrupt import Interrupt, Interrupted
-from .processes import Child, Children, wait
-from .status import StatusClient
+from .processes import Child, Children, RunError, wait
+from .status import Ask, asking
 
 POLL_SECONDS = 0.2
 START_SECONDS = 120.0  # for a server to answer; importing torch on a busy machine takes its time
@@ -41,33 +41,14 @@ PARAMETERS = "parameters.safetensors"
 FATAL = (Exit.USAGE, Exit.REFUSED, Exit.TASK)
 
 
-class RunError(Exception):
-    """A run that could not be finished: why, in words, and the exit code for it."""
-
-    def __init__(self, code: Exit, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class Stopped(Exception):
-    """A signal came when training had begun: which, and the job's last state."""
-
-    def __init__(self, number: signal.Signals, status: StatusResponse) -> None:
-        super().__init__(number.name)
-        self.number = number
-        self.status = status
-
-
 class Watcher(Protocol):
     """Who is told how a run goes."""
 
     def update(self, status: StatusResponse, alive: int) -> None:
         """The job's state, several times a second, and how many worker processes run."""
-        ...
 
     def note(self, text: str) -> None:
         """Something that a person should read."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,53 +72,39 @@ def train(plan: Plan, watcher: Watcher, interrupt: Interrupt) -> StatusResponse:
 
     Raises:
         RunError: the run stopped before the job was done.
-        Interrupted: a signal came before there was anything to report.
-        Stopped: a signal came later. The server has written the parameters of its last version.
+        Interrupted: a signal came. If it has a status, the server has written the parameters of its last
+            version.
     """
     with Children(plan.directory) as children:
         server, port = _start_server(plan, children, watcher, interrupt)
-        with StatusClient(f"{HOST}:{port}") as client:
+        with asking(f"{HOST}:{port}") as ask:
             workers = [
                 children.start(f"worker-{rank}", plan.worker, worker_arguments(plan.settings, port, rank))
                 for rank in range(plan.settings.workers)
             ]
             try:
-                final = _supervise(server, workers, client, watcher, interrupt)
+                final = _supervise(server, workers, ask, watcher, interrupt)
             except Interrupted as interrupted:
-                status = client.ask()
-                if status is None or not _has_begun(status):
-                    raise
-                server.send(signal.SIGTERM)
-                wait([server], seconds=SAVE_SECONDS)
-                raise Stopped(interrupted.number, status) from None
+                status = ask()
+                if status is not None and _has_begun(status):
+                    interrupted.status = status
+                    server.send(signal.SIGTERM)
+                    wait([server], seconds=SAVE_SECONDS)
+                raise
         wait(workers, seconds=LEAVE_SECONDS)
         return final
 
 
-def run_to_end(child: Child, interrupt: Interrupt) -> None:
-    """Wait for a process that ends by itself, ready to be interrupted."""
-    while child.code is None:
-        interrupt.pause(POLL_SECONDS / 4)
-
-
-class _Addresses:
-    """Tells people where the metrics of the processes are, once all of them have said so in their logs."""
-
-    def __init__(self, children: Sequence[Child], watcher: Watcher) -> None:
-        self._silent = list(children)
-        self._watcher = watcher
-        self._found: list[str] = []
-
-    def look(self) -> None:
-        for child in self._silent[:]:
-            said = re.search(r"metrics and probes on port (\d+)", child.log.read_text(errors="replace"))
-            if said or child.code is not None:
-                self._silent.remove(child)
-            if said:
-                self._found.append(f"{child.name} http://{HOST}:{said[1]}/metrics")
-        if self._found and not self._silent:
-            self._watcher.note(f"metrics: {', '.join(self._found)}")
-            self._found.clear()
+def _addresses(children: Sequence[Child]) -> str:
+    """Where the metrics of the processes are; empty until all have said so in their logs, or have ended."""
+    found: list[str] = []
+    for child in children:
+        said = re.search(r"metrics and probes on port (\d+)", child.log.read_text(errors="replace"))
+        if said:
+            found.append(f"{child.name} http://{HOST}:{said[1]}/metrics")
+        elif child.code is None:
+            return ""
+    return f"metrics: {', '.join(found)}" if found else ""
 
 
 class _Silence:
@@ -162,10 +129,10 @@ class _Silence:
 
 
 def _supervise(
-    server: Child, workers: list[Child], client: StatusClient, watcher: Watcher, interrupt: Interrupt
+    server: Child, workers: list[Child], ask: Ask, watcher: Watcher, interrupt: Interrupt
 ) -> StatusResponse:
     running, dead = list(workers), list[Child]()
-    silence, addresses = _Silence(server, watcher), _Addresses([server, *workers], watcher)
+    silence, addresses = _Silence(server, watcher), ""
     staffed_at = time.monotonic()
     while True:
         interrupt.pause(POLL_SECONDS)
@@ -173,8 +140,9 @@ def _supervise(
         ended = [worker for worker in running if worker.code is not None]
         running = [worker for worker in running if worker not in ended]
         dead += ended
-        addresses.look()
-        status = client.ask()
+        if not addresses and (addresses := _addresses([server, *workers])):
+            watcher.note(addresses)
+        status = ask()
         if status is not None:
             watcher.update(status, len(running))
             if status.phase is Phase.FINISHED:
@@ -233,10 +201,10 @@ def _start_server(
         arguments = server_arguments(plan.settings, port, plan.directory / PARAMETERS)
         server = children.start("server", plan.server, arguments)
         silence = _Silence(server, watcher)
-        with StatusClient(f"{HOST}:{port}") as client:
+        with asking(f"{HOST}:{port}") as ask:
             deadline = time.monotonic() + START_SECONDS
             while server.code is None and time.monotonic() < deadline:
-                answered = client.ask() is not None
+                answered = ask() is not None
                 silence.asked(answered=answered)
                 if answered:
                     return server, port

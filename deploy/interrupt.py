@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from ..proto.messages import StatusResponse
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
-    """A signal came."""
+    """A signal came.
+
+    Attributes:
+        status: the job's last state, if training had begun.
+    """
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
         self.number = number
+        self.status: StatusResponse | None = None
 
 
 class Interrupt:
@@ -47,8 +55,6 @@ class Interrupt:
             self._previous[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)

@@ -21,13 +21,11 @@ def write_plot(path: Path, runs: Sequence[Result]) -> None:
     Raises:
         PlotError: matplotlib is not installed.
     """
+    titles = "Accuracy over epochs", "Accuracy over bytes"
     try:
-        from matplotlib.figure import Figure
+        figure, (over_epochs, over_bytes) = panels(titles, sharey=True)
     except ImportError as error:
         raise PlotError(f"no plot, it needs matplotlib ({error}); pip install 'gradwire[run]'") from error
-    # A Figure made by hand belongs to no window system: nothing here looks for a display.
-    figure: Any = Figure(figsize=(10, 4), layout="constrained")
-    over_epochs, over_bytes = figure.subplots(1, 2, sharey=True)
     for run, color in zip(runs, _COLORS, strict=False):
         points = [
             (epoch, count / 1e6, accuracy)
@@ -39,11 +37,23 @@ def write_plot(path: Path, runs: Sequence[Result]) -> None:
         epochs, megabytes, accuracies = zip(*points, strict=True) if points else ((), (), ())
         over_epochs.plot(epochs, accuracies, color=color, label=heading(run))
         over_bytes.plot(megabytes, accuracies, color=color, label=heading(run))
-    over_epochs.set(xlabel="epoch", ylabel="validation accuracy", title="Accuracy over epochs")
-    over_bytes.set(xlabel="MB on the wire, both directions", title="Accuracy over bytes")
+    over_epochs.set(xlabel="epoch", ylabel="validation accuracy")
+    over_bytes.set(xlabel="MB on the wire, both directions")
     for axes in (over_epochs, over_bytes):
         axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
     over_epochs.legend(loc="lower right", frameon=False)
     figure.suptitle(f"{runs[0].task}: {runs[0].workers} workers, seed {runs[0].seed}")
     figure.savefig(path, dpi=150)
+
+
+def panels(titles: Sequence[str], **shared: Any) -> tuple[Any, list[Any]]:
+    """A matplotlib figure and its axes, side by side."""
+    from matplotlib.figure import Figure
+
+    # A Figure made by hand belongs to no window system: nothing here looks for a display.
+    figure: Any = Figure(figsize=(5 * len(titles), 4), layout="constrained")
+    found = figure.subplots(1, len(titles), squeeze=False, **shared)[0]
+    for axes, title in zip(found, titles, strict=True):
+        axes.set(title=title)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, list(found)

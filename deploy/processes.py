@@ -11,13 +11,20 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from ..exits import Exit
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 SHOWN_LOG_LINES = 8
+
+
+class RunError(Exception):
+    """A run that could not be finished: why, in words, and the exit code for it."""
+
+    def __init__(self, code: Exit, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Child:
@@ -82,19 +89,14 @@ class Child:
 
     def close(self) -> None:
         """Let go of it once it has ended."""
-        self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._process.communicate()
 
 
 class Children:
     """Every process of one run. Leaving the context ends those that still run, whatever happened."""
 
     def __init__(self, directory: Path) -> None:
-        """
-        Args:
-            directory: where the logs go; made if it does not exist.
-        """
+        """directory: where the logs go; made if it does not exist."""
         self._directory = directory
         self._all: list[Child] = []
 
@@ -108,22 +110,13 @@ class Children:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        stop(self._all)
+    def __exit__(self, *error: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for child in self._all:
+                child.send(number)
+            wait(self._all, seconds=GRACE_SECONDS)
         for child in self._all:
             child.close()
-
-
-def stop(children: Sequence[Child]) -> None:
-    """End all of them: SIGTERM, and SIGKILL for those that are still there when the grace is over."""
-    for child in children:
-        child.send(signal.SIGTERM)
-    wait(children, seconds=GRACE_SECONDS)
-    for child in children:
-        child.send(signal.SIGKILL)
-    wait(children, seconds=GRACE_SECONDS)
 
 
 def wait(children: Sequence[Child], *, seconds: float) -> bool:

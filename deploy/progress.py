@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -62,34 +61,24 @@ class LiveProgress:
         self._live = Live(Text(f"{label}: starting the server"), console=console, refresh_per_second=8)
 
     def update(self, status: StatusResponse, alive: int) -> None:
-        self._live.update(self._render(status, alive))
-
-    def note(self, text: str) -> None:
-        self._live.console.print(Text(text, style="yellow"))
-
-    def _render(self, status: StatusResponse, alive: int) -> RenderableType:
         epochs = job_terms(status.job).epochs
-        done = min(float(epochs), status.epoch + status.epoch_progress)
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             Text(self._label, style="bold"),
-            ProgressBar(total=epochs, completed=done, width=40),
+            ProgressBar(total=epochs, completed=status.epoch + status.epoch_progress, width=40),
             f"epoch {status.epoch}/{epochs}",
         )
-        return Group(
-            bar,
-            Text(f"  {headline(status)}"),
-            Text(f"  {traffic(status)}"),
-            Text(f"  {members(status, alive, self._workers)}"),
-        )
+        lines = headline(status), traffic(status), members(status, alive, self._workers)
+        self._live.update(Group(bar, *(Text(f"  {line}") for line in lines)))
+
+    def note(self, text: str) -> None:
+        self._live.console.print(Text(text, style="yellow"))
 
     def __enter__(self) -> Self:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
 
@@ -114,29 +103,24 @@ class LineProgress:
                 self._epoch = evaluation.epoch
                 epochs = job_terms(status.job).epochs
                 text = f"epoch {evaluation.epoch}/{epochs}  {metrics(evaluation)}"
-                self._print(f"{text}  {traffic(status)}")
+                self.note(f"{text}  {traffic(status)}")
         now, state = self._clock(), (int(status.phase), status.version)
         if state != self._state:
             self._state, self._wait = state, WAITING_SECONDS
             self._next_waiting = now + self._wait
         if status.waiting and now >= self._next_waiting:
-            self._print(members(status, alive, self._workers))
+            self.note(members(status, alive, self._workers))
             self._wait *= 2
             self._next_waiting = now + self._wait
 
     def note(self, text: str) -> None:
-        self._print(text)
-
-    def _print(self, text: str) -> None:
         # Not Console.print: nobody reads these lines at a certain width, so none is wrapped.
         self._console.out(f"{self._label}: {text}", highlight=False)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
 

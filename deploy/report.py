@@ -6,10 +6,10 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -87,42 +87,26 @@ def result_of(settings: RunSettings, status: StatusResponse) -> Result:
     metrics = {evaluation.epoch: evaluation.metrics for evaluation in status.evaluations}
     seconds = {evaluation.epoch: evaluation.seconds for evaluation in status.evaluations}
     final = metrics.get(status.epoch) or (metrics[max(metrics)] if metrics else {})
-    traffic, job = status.traffic, job_terms(status.job)
-    return Result(
-        task=job.task,
-        mode=job.mode,
-        compressor=settings.compressor,
-        downlink=job.downlink,
-        seed=job.seed,
-        workers=settings.workers,
-        steps=status.version,
-        epochs=status.epoch,
-        seconds=status.training_seconds,
-        validation_accuracy=final.get("accuracy"),
-        validation_loss=final.get("loss"),
-        wire_bytes_up=traffic.wire_bytes_up,
-        wire_bytes_down=traffic.wire_bytes_down,
-        raw_bytes_up=traffic.raw_bytes_up,
-        raw_bytes_down=traffic.raw_bytes_down,
-        payload_bytes_up=traffic.payload_bytes_up,
-        compressed_payload_bytes_up=traffic.compressed_payload_bytes_up,
-        compressed_raw_bytes_up=traffic.compressed_raw_bytes_up,
-        refused_pushes=status.refused_pushes,
-        lost_workers=tuple(lost.worker for lost in status.lost),
-        parameters_sha256=status.parameters_sha256,
-        finished=status.phase is Phase.FINISHED,
-        accuracy_by_epoch=tuple(
-            metrics.get(epoch, {}).get("accuracy") for epoch in range(1, status.epoch + 1)
-        ),
-        seconds_by_epoch=tuple(seconds.get(epoch) for epoch in range(1, status.epoch + 1)),
-        local_steps=status.local_steps,
-        largest_staleness=status.largest_staleness,
-        repeated_samples=status.repeated_samples,
-        redundancy=status.redundancy,
-        uncoded_exchanges=status.uncoded_exchanges,
-        clipped_elements=status.clipped_elements,
-        options=dataclasses.asdict(settings),
-    )
+    epochs = range(1, status.epoch + 1)
+    values: dict[str, Any] = {
+        field.name: getattr(source, field.name)
+        for source in (settings, job_terms(status.job), status.traffic, status)
+        for field in dataclasses.fields(Result)
+        if hasattr(source, field.name)
+    }
+    values |= {
+        "steps": status.version,
+        "epochs": status.epoch,
+        "seconds": status.training_seconds,
+        "validation_accuracy": final.get("accuracy"),
+        "validation_loss": final.get("loss"),
+        "lost_workers": tuple(lost.worker for lost in status.lost),
+        "finished": status.phase is Phase.FINISHED,
+        "accuracy_by_epoch": tuple(metrics.get(epoch, {}).get("accuracy") for epoch in epochs),
+        "seconds_by_epoch": tuple(seconds.get(epoch) for epoch in epochs),
+        "options": dataclasses.asdict(settings),
+    }
+    return Result(**values)
 
 
 def to_json(result: Result, baseline: Result | None) -> str:
@@ -160,62 +144,55 @@ def table_of(result: Result, baseline: Result | None) -> Table:
     end = "" if result.finished else ", stopped before its end"
     table = Table(title=Text(f"{result.task}: {workers}, {epochs}, seed {result.seed}{end}"))
     table.add_column("")
-    table.add_column(heading(result), justify="right")
+    runs = [result] if baseline is None else [result, baseline]
+    for run in runs:
+        table.add_column(heading(run), justify="right")
     if baseline is not None:
-        table.add_column(heading(baseline), justify="right")
         table.add_column("difference", justify="right")
 
-    def row(name: str, ours: str, theirs: str = "", difference: str = "") -> None:
-        table.add_row(name, *((ours, theirs, difference) if baseline is not None else (ours,)))
+    def row(
+        name: str,
+        figure: Callable[[Result], Any],
+        show: Callable[[Any], str] = str,
+        difference: Callable[[Any, Any], str] = lambda ours, theirs: "",
+    ) -> None:
+        figures = [figure(run) for run in runs]
+        table.add_row(name, *map(show, figures), *([difference(*figures)] if baseline is not None else []))
 
-    other = baseline or result
-    row(
-        "validation accuracy",
-        _number(result.validation_accuracy),
-        _number(other.validation_accuracy),
-        _difference(result.validation_accuracy, other.validation_accuracy),
-    )
-    row(
-        "validation loss",
-        _number(result.validation_loss),
-        _number(other.validation_loss),
-        _difference(result.validation_loss, other.validation_loss),
-    )
+    row("validation accuracy", lambda run: run.validation_accuracy, _number, _difference)
+    row("validation loss", lambda run: run.validation_loss, _number, _difference)
     row(
         "training time",
-        f"{result.seconds:.1f} s",
-        f"{other.seconds:.1f} s",
-        ratio(result.seconds, other.seconds) + " the time",
+        lambda run: run.seconds,
+        "{:.1f} s".format,
+        lambda ours, theirs: f"{ratio(ours, theirs)} the time",
     )
     table.add_section()
-    row("bytes up", size(result.wire_bytes_up), size(other.wire_bytes_up), _saving(result, other, "up"))
-    row("  against bare float32", _against_raw(result, "up"), _against_raw(other, "up"))
+    row("bytes up", lambda run: run.wire_bytes_up, size, _fewer)
+    row("  against bare float32", lambda run: _fewer(run.wire_bytes_up, run.raw_bytes_up))
     row(
         "  compressed tensors alone",
-        ratio(result.compressed_raw_bytes_up, result.compressed_payload_bytes_up),
-        ratio(other.compressed_raw_bytes_up, other.compressed_payload_bytes_up),
+        lambda run: ratio(run.compressed_raw_bytes_up, run.compressed_payload_bytes_up),
     )
-    row(
-        "bytes down",
-        size(result.wire_bytes_down),
-        size(other.wire_bytes_down),
-        _saving(result, other, "down"),
-    )
-    row("  against bare float32", _against_raw(result, "down"), _against_raw(other, "down"))
+    row("bytes down", lambda run: run.wire_bytes_down, size, _fewer)
+    row("  against bare float32", lambda run: _fewer(run.wire_bytes_down, run.raw_bytes_down))
     if result.local_steps:
-        row("rounds per local step", _per_step(result), _per_step(other))
+        row(
+            "rounds per local step",
+            lambda run: f"{run.steps / run.local_steps:.2f} ({run.steps} of {run.local_steps})",
+        )
     mode = _name_of_mode(result)
     if mode in ("stale", "async"):
         unit = "clocks" if mode == "stale" else "versions"
-        row(f"largest staleness, {unit}", str(result.largest_staleness), str(other.largest_staleness))
-    if mode == "coded":
-        row("redundancy, at the end", str(result.redundancy), "–")
-        row("exchanges replaced by uncoded ones", str(result.uncoded_exchanges), "–")
-        row("elements of gradients clipped", str(result.clipped_elements), "–")
-    if result.refused_pushes or other.refused_pushes:
-        row("refused pushes", str(result.refused_pushes), str(other.refused_pushes))
-    if result.lost_workers or other.lost_workers:
-        row("lost workers", ", ".join(result.lost_workers), ", ".join(other.lost_workers))
+        row(f"largest staleness, {unit}", lambda run: run.largest_staleness)
+    if mode == "coded":  # which the baseline is not
+        row("redundancy, at the end", lambda run: run.redundancy if run is result else "–")
+        row("exchanges replaced by uncoded ones", lambda run: run.uncoded_exchanges if run is result else "–")
+        row("elements of gradients clipped", lambda run: run.clipped_elements if run is result else "–")
+    if any(run.refused_pushes for run in runs):
+        row("refused pushes", lambda run: run.refused_pushes)
+    if any(run.lost_workers for run in runs):
+        row("lost workers", lambda run: ", ".join(run.lost_workers))
     return table
 
 
@@ -246,26 +223,12 @@ def _name_of_mode(result: Result) -> str:
     return result.mode.partition(":")[0]
 
 
-def _saving(ours: Result, theirs: Result, direction: Literal["up", "down"]) -> str:
-    name = f"wire_bytes_{direction}"
-    return _fewer(getattr(theirs, name), getattr(ours, name))
-
-
-def _against_raw(result: Result, direction: Literal["up", "down"]) -> str:
-    raw, wire = getattr(result, f"raw_bytes_{direction}"), getattr(result, f"wire_bytes_{direction}")
-    return _fewer(raw, wire)
-
-
-def _fewer(theirs: int, ours: int) -> str:
+def _fewer(ours: int, theirs: int) -> str:
     """How many times fewer ours are, or more."""
-    text, inverse = ratio(theirs, ours), ratio(ours, theirs)
+    text = ratio(theirs, ours)
     if text in ("1.00×", "–"):
         return "same" if text == "1.00×" else text
-    return f"{text} fewer" if ours < theirs else f"{inverse} more"
-
-
-def _per_step(result: Result) -> str:
-    return f"{result.steps / result.local_steps:.2f} ({result.steps} of {result.local_steps})"
+    return f"{text} fewer" if ours < theirs else f"{ratio(ours, theirs)} more"
 
 
 def _count(number: int, noun: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
-from typing import Any, Self
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Any
 
 import grpc.aio
 
@@ -14,38 +15,30 @@ from ..proto.service import Stub
 
 TIMEOUT_SECONDS = 2.0
 
+Ask = Callable[[], StatusResponse | None]
 
-class StatusClient:
-    """Asks one server, from a program that is not asynchronous itself. A context manager."""
 
-    def __init__(self, target: str) -> None:
-        """
-        Args:
-            target: host:port.
-        """
-        self._runner = asyncio.Runner()
-        self._channel: grpc.aio.Channel = self._runner.run(self._connect(target))
-        self._stub = Stub(self._channel, sent=lambda _: None, received=lambda _: None)
+@contextlib.contextmanager
+def asking(target: str) -> Generator[Ask]:
+    """A function that asks the server at `target`, host:port, from a program that is not asynchronous itself.
 
-    async def _connect(self, target: str) -> grpc.aio.Channel:
+    It returns the answer, or None when there is none within `TIMEOUT_SECONDS`.
+    """
+
+    async def connect() -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(target, options=CLIENT_OPTIONS)  # belongs to the running loop
 
-    def ask(self) -> StatusResponse | None:
-        """The server's answer, or None when there is none within `TIMEOUT_SECONDS`."""
-        return self._runner.run(self._ask())
-
-    async def _ask(self) -> StatusResponse | None:
+    async def ask() -> StatusResponse | None:
         try:
-            reply: Any = await self._stub.status(StatusRequest(), timeout=TIMEOUT_SECONDS)
+            reply: Any = await stub.status(StatusRequest(), timeout=TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError:
             return None
         return reply if isinstance(reply, StatusResponse) else None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._runner.run(self._channel.close(None))
-        self._runner.close()
+    with asyncio.Runner() as runner:
+        channel = runner.run(connect())
+        stub = Stub(channel, sent=lambda _: None, received=lambda _: None)
+        try:
+            yield lambda: runner.run(ask())
+        finally:
+            runner.run(channel.close(None))

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from gradwire.benchmarks.accuracy import MOST_SEEDS, ORDERS, area, check_order, estimate, main, markdown
-from gradwire.deploy.engine import RunError
+from gradwire.deploy.processes import RunError
 from gradwire.deploy.report import Result
 
 ORDER = ORDERS[0]
