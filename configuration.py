@@ -106,7 +106,7 @@ class Option:
         value = _number_or_text(self.kind, raw)
         low, high = self.least, self.most
         expected = ""
-        if value is None:
+        if not isinstance(value, self.kind):
             words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
             expected = words[self.kind]
         elif self.choices and value not in self.choices:
@@ -120,10 +120,11 @@ class Option:
         return value
 
 
-def option(default: Any, help: str, **more: Any) -> Any:
+def option(default: Any, help: str, *, parse: Parse | None = None, **more: Any) -> Any:
     """A dataclass field that is an option, of the type that it is annotated with: bool, int, float, str or a
     Literal of text. more: further attributes of `Option`."""
-    return field(default=default, metadata={"option": Option(default=default, help=help, **more)})
+    declared = Option(default=default, help=help, parse=parse, **more)
+    return field(default=default, metadata={"option": declared})
 
 
 def options_of(cls: type[Any]) -> dict[str, Option]:

@@ -30,7 +30,7 @@ from ..deploy.report import Result, ratio, to_plain, write_atomically
 from ..exits import Exit
 from ..settings import RunSettings
 from . import output
-from .arguments import program
+from .arguments import file_to_write, program
 from .jobs import train
 
 
@@ -226,8 +226,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seeds", type=seed_list, default="1,2,3,4,5", metavar="N,...")
     parser.add_argument("--compressors", nargs="+", default=list(COMPRESSORS), metavar="SPEC")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every run's report")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="what is printed")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="every run's report")
+    parser.add_argument("--markdown", type=file_to_write, metavar="FILE", help="what is printed")
     given = parser.parse_args(argv)
 
     settings = RunSettings(task=given.task, workers=given.workers, epochs=given.epochs)

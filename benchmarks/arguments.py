@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
-class BenchError(ValueError):
+class BenchError(argparse.ArgumentTypeError):
     """A command line that cannot be carried out; the message says what to change."""
 
 
@@ -25,7 +25,7 @@ def at_least_one(text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+        raise BenchError(f"expected a whole number from 1, got {text!r}")
     return number
 
 
@@ -39,7 +39,7 @@ def numbers(most: int) -> Callable[[str], list[int]]:
             found = [0]
         if not all(1 <= number <= most for number in found):
             message = f"expected whole numbers from 1 to {most:,}, separated by commas, got {text!r}"
-            raise argparse.ArgumentTypeError(message)
+            raise BenchError(message)
         return found
 
     return parse
@@ -51,21 +51,27 @@ def some_of(names: Sequence[str]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         chosen = text.split(",")
         if not set(chosen) <= set(names):
-            raise argparse.ArgumentTypeError(f"expected some of {','.join(names)}, got {text!r}")
+            raise BenchError(f"expected some of {','.join(names)}, got {text!r}")
         return chosen
 
     return parse
 
 
-def check_files(*paths: Path | None) -> None:
-    """Raise `BenchError` unless each can be written: now, and not when everything has been measured."""
-    for path in paths:
-        if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK | os.X_OK)):
-            raise BenchError(f"{path}: expected a file in a folder that exists and can be written to")
+def file_to_write(text: str) -> Path:
+    """A file that can be written: refused now, and not when everything has been measured."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        raise BenchError(f"{path}: expected a file in a folder that exists and can be written to")
+    return path
 
 
-def check_modules(*names: str) -> None:
-    """Raise `BenchError` unless these are installed; they come with the extra `run`."""
-    for name in names:
-        if find_spec(name) is None:
-            raise BenchError(f"{name} is not installed; it comes with pip install 'gradwire[run]'")
+def plot_to_write(text: str) -> Path:
+    """A file for a picture, which matplotlib draws."""
+    check_module("matplotlib")
+    return file_to_write(text)
+
+
+def check_module(name: str) -> None:
+    """Raise `BenchError` unless this one is installed; it comes with the extra `run`."""
+    if find_spec(name) is None:
+        raise BenchError(f"{name} is not installed; it comes with pip install 'gradwire[run]'")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import comb
 from pathlib import Path
@@ -27,8 +27,9 @@ from ..coding import StepTimes, fastest, possible, step_seconds
 from ..deploy.plot import panels
 from ..exits import Exit
 from ..settings import RunSettings
+from ..spec import parse_spec
 from . import output
-from .arguments import BenchError, at_least_one, check_files, check_modules, numbers, some_of
+from .arguments import BenchError, at_least_one, file_to_write, numbers, plot_to_write, some_of
 from .jobs import run_job, train
 from .schemes import SCHEMES
 from .star import Star, check_network
@@ -70,7 +71,7 @@ class Row:
 
 def measure(
     name: str,
-    options: Mapping[str, Any],
+    mode: str,
     *,
     workers: int,
     seconds: float,
@@ -80,9 +81,9 @@ def measure(
 ) -> Row:
     """One job of so many steps to its end. Raises BenchError when it does not come to one.
 
+    steps: of all workers; in async mode one push of each.
     scheme: of coded mode, a name of `SCHEMES`.
     """
-    pushes = steps * workers if options.get("mode") == "async" else steps
     samples = BATCH * steps * workers
     run = RunSettings(
         task=f"gradwire.benchmarks.paced:still:elements={ELEMENTS},seconds={seconds},samples={samples}",
@@ -90,7 +91,7 @@ def measure(
         compressor="none",
         epochs=1,
         batch_size=BATCH,
-        mode=mode_of(options),
+        mode=mode,
     )
     program = "gradwire.benchmarks.schemes", scheme
     nodes = ["server", *(f"worker-{rank}" for rank in range(workers))]
@@ -103,26 +104,21 @@ def measure(
             star=star,
         )
         up, down = star.carried("server")
+    spec = parse_spec("mode", mode)
     block_bytes = 4 * ELEMENTS * status.version
     parameters = 4 * ELEMENTS  # one worker brings them, the others get them; a copy goes up at the end
     return Row(
         name=name,
         workers=workers,
-        redundancy=str(options.get("redundancy", "1")) if options.get("mode") == "coded" else "",
+        redundancy=spec.options.get("redundancy", "1") if spec.name == "coded" else "",
         seconds_per_sample=seconds,
-        step_seconds=status.training_seconds / pushes * (workers if options.get("mode") == "async" else 1),
+        step_seconds=status.training_seconds / steps,
         blocks_up=status.traffic.payload_bytes_up / block_bytes,
         blocks_down=(status.traffic.raw_bytes_down - (workers - 1) * parameters) / block_bytes,
         link_up=(up - 2 * parameters) / block_bytes,
         link_down=(down - (workers - 1) * parameters) / block_bytes,
         ended_with=status.redundancy,
     )
-
-
-def mode_of(options: Mapping[str, Any]) -> str:
-    """The spec: `mode` with the other options."""
-    own = ",".join(f"{key}={value}" for key, value in options.items() if key != "mode")
-    return f"{options['mode']}:{own}" if own else options["mode"]
 
 
 # ---- bytes
@@ -138,7 +134,7 @@ def bytes_part(workers: Sequence[int], mbit: float) -> list[Row]:
             for r in possible(nodes) if scheme in ("coded", "uncoded") else [1]:
                 row = measure(
                     f"{scheme} {nodes} {r}",
-                    {"mode": "coded", "redundancy": str(r)},
+                    f"coded:redundancy={r}",
                     workers=nodes,
                     seconds=0.0,
                     mbit=mbit,
@@ -158,20 +154,14 @@ def bytes_part(workers: Sequence[int], mbit: float) -> list[Row]:
 
 def formula(scheme: str, nodes: int, r: int) -> tuple[float, float]:
     """Block gradients that come to the server and go from it, as the paper has them and times the targets."""
-    match scheme:
-        case "coded":
-            up = comb(nodes, r + 1) * (r + 1) / r
-            return up, up * r
-        case "uncoded":
-            up = (nodes - r) * comb(nodes, r)
-            return up, up
-        case "unicast":
-            up = (nodes - 1) * comb(nodes, r)
-            return up, up
-        case "multicast":
-            return comb(nodes, r), comb(nodes, r) * (nodes - 1)
-        case _:
-            return nodes, nodes * (nodes - 1)
+    up, targets = {
+        "coded": (comb(nodes, r + 1) * (r + 1) / r, r),
+        "uncoded": (comb(nodes, r) * (nodes - r), 1),
+        "unicast": (comb(nodes, r) * (nodes - 1), 1),
+        "multicast": (comb(nodes, r), nodes - 1),
+        "summed": (nodes, nodes - 1),
+    }[scheme]
+    return up, up * targets
 
 
 # ---- time
@@ -184,8 +174,8 @@ def time_part(nodes: int, mbit: float) -> list[Row]:
     for regime, seconds in REGIMES.items():
 
         def job(redundancy: str, steps: int, regime: str = regime, seconds: float = seconds) -> Row:
-            name, options = f"{regime}, r = {redundancy}", {"mode": "coded", "redundancy": redundancy}
-            return measure(name, options, workers=nodes, seconds=seconds, mbit=mbit, steps=steps)
+            name, mode = f"{regime}, r = {redundancy}", f"coded:redundancy={redundancy}"
+            return measure(name, mode, workers=nodes, seconds=seconds, mbit=mbit, steps=steps)
 
         found = {r: job(str(r), STEPS) for r in possible(nodes)}
         times = StepTimes(seconds * BATCH, found[1].step_seconds - seconds * BATCH)
@@ -216,9 +206,9 @@ def accuracy_part(workers: Sequence[int], seed: int, mbit: float, directory: Pat
         base = 0.0
         for name, (mode, scheme) in COMPETITORS.items():
             coded = name == "CSSGD"
-            options = {"mode": mode, **({"redundancy": str(max(1, nodes - 1))} if coded else {})}
+            spec = f"coded:redundancy={max(1, nodes - 1)}" if coded else mode
             seconds = REGIMES["exchanging takes long"]
-            row = measure(name, options, workers=nodes, seconds=seconds, mbit=mbit, scheme=scheme)
+            row = measure(name, spec, workers=nodes, seconds=seconds, mbit=mbit, scheme=scheme)
             # A step of ASGD is one push of each worker.
             steps = asynchronous / nodes if mode == "async" else synchronous
             product = steps * row.step_seconds
@@ -250,8 +240,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=numbers(16), default=[2, 4, 8], help="in bytes and accuracy: 2,4,8")
     parser.add_argument("--nodes", type=at_least_one, default=4, help="in time")
     parser.add_argument("--seed", type=at_least_one, default=1, help="of the trainings")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="of the times, as PNG or SVG")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="also write the rows here")
+    parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help="of the times, as PNG or SVG")
 
 
 def plot(path: Path, rows: Sequence[Row], nodes: int) -> None:
@@ -274,13 +264,10 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def run(given: argparse.Namespace) -> int:
-    check_files(given.json, given.plot)
     check_network()
     signal.signal(signal.SIGTERM, _end)
-    if given.plot:
-        check_modules("matplotlib")
-        if "time" not in given.parts:
-            raise BenchError("--plot: shows the part time, which is not among --parts")
+    if given.plot and "time" not in given.parts:
+        raise BenchError("--plot: shows the part time, which is not among --parts")
     plain: dict[str, Any] = {}
     if "bytes" in given.parts:
         plain["bytes"] = [asdict(row) for row in bytes_part(given.workers, given.mbit)]

@@ -16,7 +16,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..compressors import create
@@ -24,7 +23,7 @@ from ..deploy.report import write_atomically
 from ..exits import Exit
 from . import output
 from .accuracy import Estimate, estimate, seed_list
-from .arguments import at_least_one, check_files, check_modules, some_of
+from .arguments import at_least_one, check_module, file_to_write, some_of
 from .simulation import Run, train
 
 # The cheapest control is still Top-K: with fewer bytes than its biases take there is none.
@@ -48,46 +47,38 @@ class Setup:
         return self.compressor if self.optimizer == "sgd" else f"{self.compressor} ({self.optimizer})"
 
 
+EVERY_ELEMENT = (
+    *("bf16", "fp16", "8bit", "qsgd:bits=8", "4bit", "qsgd", "2bit", "terngrad"),
+    *("qsgd:bits=2", "1bit", "signsgd", "threshold"),
+)
+SOME_ELEMENTS = (  # at each ratio
+    "topk:ratio={}",
+    "gcac:ratio={}",
+    "krngc:ratio={}",
+    "krngc:ratio={},delay=3",
+    "krngc:ratio={},momentum=0,warmup=0",
+    "krngc:ratio={},momentum=0,warmup=0,reading=literal",
+    "dgc:ratio={}",
+    "randk:ratio={}",
+    "l1:ratio={}",
+    "topk:ratio={},values=4bit",
+)
+WITHIN = {
+    **dict.fromkeys(("4bit", "topk:ratio=10", "gcac:ratio=10", "krngc:ratio=10", "dgc:ratio=10"), 0.01),
+    **dict.fromkeys(("krngc:ratio=100", "dgc:ratio=100"), 0.02),
+}
+BELOW = {f"krngc:ratio={ratio},momentum=0,warmup=0,reading=literal": 0.5 for ratio in (10, 100)}
+COMPRESSORS = (
+    *EVERY_ELEMENT,
+    *(spec.format(ratio) for ratio in (10, 100) for spec in SOME_ELEMENTS),
+    "topk:ratio=100,values=1bit",
+)
+
 BASELINE = Setup(compressor="none")
 SETUPS = (
     BASELINE,
     Setup(compressor="none", optimizer="sgd:momentum=0.9"),
-    # Every element.
-    Setup(compressor="bf16"),
-    Setup(compressor="fp16"),
-    Setup(compressor="8bit"),
-    Setup(compressor="qsgd:bits=8"),
-    Setup(compressor="4bit", within=0.01),
-    Setup(compressor="qsgd"),
-    Setup(compressor="2bit"),
-    Setup(compressor="terngrad"),
-    Setup(compressor="qsgd:bits=2"),
-    Setup(compressor="1bit"),
-    Setup(compressor="signsgd"),
-    Setup(compressor="threshold"),
-    # Some elements: 10 x.
-    Setup(compressor="topk:ratio=10", within=0.01),
-    Setup(compressor="gcac:ratio=10", within=0.01),
-    Setup(compressor="krngc:ratio=10", within=0.01),
-    Setup(compressor="krngc:ratio=10,delay=3"),
-    Setup(compressor="krngc:ratio=10,momentum=0,warmup=0"),
-    Setup(compressor="krngc:ratio=10,momentum=0,warmup=0,reading=literal", below=0.5),
-    Setup(compressor="dgc:ratio=10", within=0.01),
-    Setup(compressor="randk:ratio=10"),
-    Setup(compressor="l1:ratio=10"),
-    Setup(compressor="topk:ratio=10,values=4bit"),
-    # 100 x.
-    Setup(compressor="topk:ratio=100"),
-    Setup(compressor="gcac:ratio=100"),
-    Setup(compressor="krngc:ratio=100", within=0.02),
-    Setup(compressor="krngc:ratio=100,delay=3"),
-    Setup(compressor="krngc:ratio=100,momentum=0,warmup=0"),
-    Setup(compressor="krngc:ratio=100,momentum=0,warmup=0,reading=literal", below=0.5),
-    Setup(compressor="dgc:ratio=100", within=0.02),
-    Setup(compressor="randk:ratio=100"),
-    Setup(compressor="l1:ratio=100"),
-    Setup(compressor="topk:ratio=100,values=4bit"),
-    Setup(compressor="topk:ratio=100,values=1bit"),
+    *(Setup(compressor=spec, within=WITHIN.get(spec), below=BELOW.get(spec)) for spec in COMPRESSORS),
 )
 
 
@@ -250,14 +241,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "only these, with plain SGD (default: all)"
     parser.add_argument("--compressors", nargs="+", metavar="SPEC", help=text)
     parser.add_argument("--jobs", type=at_least_one, default=2, help="runs at a time (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every run")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="what is printed")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="every run")
+    parser.add_argument("--markdown", type=file_to_write, metavar="FILE", help="what is printed")
 
 
 def run(given: argparse.Namespace) -> int:
     """Returns 1 when a claim does not hold."""
-    check_files(given.json, given.markdown)
-    check_modules("sklearn")
+    check_module("sklearn")
     for spec in given.compressors or ():
         create(spec)
     setups: Sequence[Setup] = SETUPS

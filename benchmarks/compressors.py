@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,13 +22,10 @@ import numpy as np
 import torch
 
 from ..compressors import (
-    LayerRule,
     LinearPayload,
-    ModelCompressor,
     Payload,
     QuantizedPayload,
     SparsePayload,
-    TensorSpec,
     decode,
     warm_up,
     wire_bytes,
@@ -39,8 +36,9 @@ from ..deploy.plot import panels
 from ..exits import Exit
 from ..spec import parse_spec
 from . import output
-from .arguments import at_least_one, check_files, check_modules, numbers, some_of
-from .timing import interleaved
+from .arguments import at_least_one, file_to_write, numbers, plot_to_write, some_of
+from .kernels import model_compressor
+from .timing import interleaved, wall
 
 ADD_BYTES = 12.0
 MOST_ELEMENTS = 1_000_000_000
@@ -100,8 +98,7 @@ class _Subject:
     """One compressor on one matrix of random values, going on from step to step."""
 
     def __init__(self, spec: str, elements: int, dtype: str) -> None:
-        tensor = TensorSpec(name="w", shape=(1, elements))
-        self._compressor = ModelCompressor([tensor], spec, LayerRule(), seed=0, rank=0)
+        self._compressor = model_compressor(spec, elements)
         generator = torch.Generator().manual_seed(0)
         self._gradients = [
             (torch.randn(1, elements, generator=generator) * 0.02).to(DTYPES[dtype]) for _ in range(2)
@@ -121,17 +118,17 @@ class _Subject:
         return self._compressor.compress([gradient], SAMPLES, version=self._version)[0]
 
 
-def calls_a_turn(elements: int) -> int:
-    return max(1, ELEMENTS_A_TURN // max(1, elements))
+def in_turn(tasks: Sequence[Callable[[], object]], elements: int, repeats: int) -> list[float]:
+    """Median seconds of a call of each, on so many elements; several calls a turn where they are few."""
+    calls = max(1, ELEMENTS_A_TURN // elements)
+    return interleaved(tasks, repeats, lambda task: wall(task, calls))
 
 
 def measure(spec: str, elements: int, dtype: str, repeats: int) -> Row:
     """One row."""
     subject = _Subject(spec, elements, dtype)
     one, other = torch.ones(elements), torch.ones(elements)
-    seconds, add_seconds = interleaved(
-        [subject.step, lambda: one.add_(other)], repeats, calls_a_turn(elements)
-    )
+    seconds, add_seconds = in_turn([subject.step, lambda: one.add_(other)], elements, repeats)
     sent = wire_bytes(subject.payload)
     moved = ADD_BYTES * elements + sent
     return Row(
@@ -155,15 +152,15 @@ def selection_ratios(elements: int, repeats: int) -> Mapping[str, float]:
     tensor = torch.randn(elements, generator=torch.Generator().manual_seed(0)) * 0.02
     values, keep = tensor.numpy(), max(1, elements // TOP)
     residual = np.zeros_like(values)
-    ours, fused, topk, partition = interleaved(
+    ours, fused, topk, partition = in_turn(
         [
             lambda: selection.select(values, keep),
             lambda: selection.add_and_select(values, residual, keep),
             lambda: torch.topk(tensor.abs(), keep),
             lambda: np.argpartition(np.abs(values), elements - keep),
         ],
+        elements,
         repeats,
-        calls_a_turn(elements),
     )
     return {
         "torch.topk": topk / ours,
@@ -219,15 +216,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtypes", type=dtypes, default="float32", metavar="NAME,...", help=text)
     parser.add_argument("--compressors", nargs="+", metavar="SPEC", help="only these (default: all)")
     parser.add_argument("--repeats", type=at_least_one, default=7, help="of a median (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="all rows")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="bandwidth over ratio, as SVG, PNG or PDF")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="all rows")
+    parser.add_argument(
+        "--plot", type=plot_to_write, metavar="FILE", help="bandwidth over ratio, as SVG, PNG or PDF"
+    )
 
 
 def run(given: argparse.Namespace) -> int:
     """Returns the exit code."""
-    check_files(given.json, given.plot)
-    if given.plot is not None:
-        check_modules("matplotlib")
     specs = given.compressors or default_specs()
     for spec in specs:
         create(spec)  # a bad one is refused before the others take their time

@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import itertools
 import os
-import statistics
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from ..compressors import LayerRule, ModelCompressor, Payload, TensorSpec
+from ..compressors import Payload
 from ..compressors.kernels import reference, selection_reference
 from ..compressors.payload import CodeFormat, Float32
 from . import output
-from .arguments import program
+from .arguments import file_to_write, program
+from .kernels import model_compressor
+from .timing import interleaved
 
 COPY_BYTES = 8
 TOP = 100  # one element in so many
@@ -63,24 +63,18 @@ def check(gradient: Float32, residual: Float32, device: torch.device) -> None:
 
 def caller(spec: str, gradient: torch.Tensor) -> Callable[[], Payload]:
     """One step after the other of a worker with this gradient."""
-    tensor, versions = TensorSpec(name="w", shape=(1, gradient.numel())), itertools.count()
-    compressor = ModelCompressor([tensor], spec, LayerRule(), seed=0, rank=0)
+    compressor, versions = model_compressor(spec, gradient.numel()), itertools.count()
     return lambda: compressor.compress([gradient.view(1, -1)], 32, version=next(versions))[0]
 
 
-def interleaved(tasks: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """Median seconds of each on the GPU, run in turn after a first time that compiles."""
-    seconds: list[list[float]] = [[] for _ in tasks]
-    for repeat in range(repeats + 1):
-        for task, taken in zip(tasks, seconds, strict=True):
-            started, ended = (torch.Event("cuda", enable_timing=True) for _ in range(2))
-            started.record()
-            task()
-            ended.record()
-            torch.cuda.synchronize()
-            if repeat:
-                taken.append(started.elapsed_time(ended) / 1e3)
-    return [statistics.median(taken) for taken in seconds]
+def on_gpu(task: Callable[[], object]) -> float:
+    """Seconds of a call on the GPU."""
+    started, ended = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+    started.record()
+    task()
+    ended.record()
+    torch.cuda.synchronize()
+    return started.elapsed_time(ended) / 1e3
 
 
 def measure(gradient: torch.Tensor, residual: torch.Tensor, repeats: int) -> list[dict[str, object]]:
@@ -107,7 +101,7 @@ def measure(gradient: torch.Tensor, residual: torch.Tensor, repeats: int) -> lis
         lambda: other.copy_(gradient),
         lambda: torch.topk(gradient.abs(), keep),
     ]
-    copy_s, topk_s, *taken = interleaved([*peers, *(task for task, _ in tasks.values())], repeats)
+    copy_s, topk_s, *taken = interleaved([*peers, *(task for task, _ in tasks.values())], repeats, on_gpu)
     bandwidth = COPY_BYTES * elements / copy_s
     return [
         {
@@ -127,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = program(__doc__)
     parser.add_argument("--elements", type=int, default=25_000_000)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE")
     options = parser.parse_args(argv)
 
     if find_spec("triton") is None:

@@ -20,6 +20,7 @@ from .arguments import BenchError
 from .star import Star
 
 PATIENCE_S = 600.0
+DIGITS_SAMPLES = 1408  # in an epoch
 Program = Sequence[str]  # a module, and arguments that come first
 
 
@@ -75,6 +76,11 @@ def run_job(
                 if watch is not None and status is not None:
                     watch(status, restart)
     return status
+
+
+def one_slower(workers: int, factor: float) -> Callable[[int], Program]:
+    """Workers of `paced` tasks for `run_job`, of which the last one is so much slower."""
+    return lambda rank: ("gradwire.benchmarks.paced", str(factor if rank == workers - 1 else 1))
 
 
 class _Quiet:

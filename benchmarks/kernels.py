@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from ..compressors import (
     warm_up,
 )
 from . import output
-from .arguments import program
+from .arguments import file_to_write, program
 from .timing import interleaved
 
 PUSHES = 16
@@ -43,35 +43,17 @@ ADD_BYTES = 12.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One row: what is run, and what it is compared with.
+    """What is run, and what it is compared with.
 
-    moved: bytes per element to count; compared as bandwidth with `add_`, one row for each count.
-    summed: float32 tensors that the peer adds up with `add_`; compared as time, if given.
+    moved: bytes per element to count; compared as bandwidth with `add_`, one row for each count. Without any,
+        compared as time with adding up `PUSHES` float32 tensors.
     goal: the ratio to reach, if there is one; in every row of it.
     """
 
     name: str
     run: Callable[[], object]
     moved: tuple[float, ...] = ()
-    summed: int | None = None
     goal: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A measured case.
-
-    peer: what it is compared with, and as what.
-    ratio: above 1 is better than the peer.
-    time_ms, peer_ms: medians.
-    """
-
-    name: str
-    peer: str
-    ratio: float
-    goal: float | None
-    time_ms: float
-    peer_ms: float
 
 
 def payload_of(spec: str, gradient: torch.Tensor) -> Payload:
@@ -112,6 +94,7 @@ def make_cases(elements: int, seed: int) -> list[Case]:
 
     whole = model_compressor("4bit", elements)
     four = payload_of("4bit:levels=groups", gradient)
+    reduced = {"4bit": "4bit:levels=groups", "2bit": "2bit", "bf16": "bf16", "none": "none"}
     return [
         Case(
             name="4bit with feedback, one pass", run=quantize("4bit:levels=groups"), moved=(12.5,), goal=0.9
@@ -131,17 +114,24 @@ def make_cases(elements: int, seed: int) -> list[Case]:
         Case(name="fp16 with feedback", run=encode("fp16"), moved=(14,)),
         Case(name="4bit decode", run=lambda: reduce_payloads([four], [1.0], out), moved=(4.5,)),
         Case(name="4bit validate", run=lambda: validate(four), moved=(0.5,)),
-        Case(
-            name=f"reduce {PUSHES} pushes of 4bit", run=reduce("4bit:levels=groups"), summed=PUSHES, goal=10
+        *(
+            Case(
+                name=f"reduce {PUSHES} pushes of {name}",
+                run=reduce(spec),
+                goal=10 if name == "4bit" else None,
+            )
+            for name, spec in reduced.items()
         ),
-        Case(name=f"reduce {PUSHES} pushes of 2bit", run=reduce("2bit"), summed=PUSHES),
-        Case(name=f"reduce {PUSHES} pushes of bf16", run=reduce("bf16"), summed=PUSHES),
-        Case(name=f"reduce {PUSHES} pushes of none", run=reduce("none"), summed=PUSHES),
     ]
 
 
-def measure(cases: Sequence[Case], elements: int, repeats: int, seed: int) -> list[Row]:
-    """Each repetition runs both peers and every case once."""
+def measure(cases: Sequence[Case], elements: int, repeats: int, seed: int) -> list[dict[str, Any]]:
+    """Each repetition runs both peers and every case once.
+
+    Returns:
+        A row for each case and count: name; peer, as words; ratio, above 1 is better than the peer; goal or
+        None; medians time_ms and peer_ms.
+    """
     generator = torch.Generator().manual_seed(seed)
     total = torch.zeros(elements)
     push = torch.randn(elements, generator=generator)
@@ -156,17 +146,15 @@ def measure(cases: Sequence[Case], elements: int, repeats: int, seed: int) -> li
     add, add_each, *taken = interleaved(
         [lambda: total.add_(push), add_all, *(case.run for case in cases)], repeats
     )
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     for case, seconds in zip(cases, taken, strict=True):
         peers = {
             f"add_, as bandwidth at {moved:g} B/element": add * moved / ADD_BYTES for moved in case.moved
-        }
-        if case.summed is not None:
-            peers = {f"add_ of {case.summed} decoded tensors": add_each}
+        } or {f"add_ of {PUSHES} decoded tensors": add_each}
+        peer_ms = 1e3 * (add if case.moved else add_each)
         for peer, expected in peers.items():
-            peer_ms = 1e3 * (add if case.moved else add_each)
-            times = {"ratio": expected / seconds, "time_ms": 1e3 * seconds, "peer_ms": peer_ms}
-            rows.append(Row(name=case.name, peer=peer, goal=case.goal, **times))
+            row = {"name": case.name, "peer": peer, "ratio": expected / seconds, "goal": case.goal}
+            rows.append({**row, "time_ms": 1e3 * seconds, "peer_ms": peer_ms})
     return rows
 
 
@@ -177,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=7, help=f"interleaved repetitions {shown}")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both sides")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="also write the rows here")
     options = parser.parse_args(argv)
 
     torch.set_num_threads(options.threads)
@@ -191,13 +179,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     conditions |= {"machine": platform.machine(), "torch": str(torch.__version__), "numpy": np.__version__}
     print("  ".join(f"{key} {value}" for key, value in conditions.items()))
     # Which rows are limited by memory and which by arithmetic depends on it.
-    print(f"add_ moves {ADD_BYTES * options.elements / rows[0].peer_ms / 1e6:.0f} GB/s")
+    print(f"add_ moves {ADD_BYTES * options.elements / rows[0]['peer_ms'] / 1e6:.0f} GB/s")
     print(f"{'':32} {'ratio':>6}  {'goal':>5}  peer")
     for row in rows:
-        goal = "" if row.goal is None else f"{row.goal:.2f}"
-        times = f"{row.time_ms:.1f} : {row.peer_ms:.1f} ms"
-        print(f"{row.name:32} {row.ratio:6.2f}  {goal:>5}  {row.peer} ({times})")
-    output.write_json(options.json, {"conditions": conditions, "rows": [asdict(row) for row in rows]})
+        goal = "" if row["goal"] is None else f"{row['goal']:.2f}"
+        times = f"{row['time_ms']:.1f} : {row['peer_ms']:.1f} ms"
+        print(f"{row['name']:32} {row['ratio']:6.2f}  {goal:>5}  {row['peer']} ({times})")
+    output.write_json(options.json, {"conditions": conditions, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -28,15 +28,14 @@ from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from . import output
 from .accuracy import estimate, seed_list
-from .arguments import BenchError, at_least_one, check_files, check_modules
-from .jobs import Program, run_job, train
+from .arguments import BenchError, at_least_one, file_to_write, plot_to_write
+from .jobs import DIGITS_SAMPLES, one_slower, run_job, train
 
 WORKERS = 4
 SLOWER = 10
 SECONDS_PER_SAMPLE = 0.001
 LEASE_S = 1.0
 KILL_EVERY_S = 3.0
-SAMPLES = 1408  # of digits, in an epoch
 MODES = ("sync", "sync:backup=1", "stale:bound=4", "async:rate=inverse", "local")
 SITUATIONS = ("even", "one slow", "come and go")
 LOCAL = (
@@ -77,10 +76,6 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
     )
     chance, kills, killed_at = random.Random(seed), 0, time.monotonic()
 
-    def worker(rank: int) -> Program:
-        slow = situation == "one slow" and rank == WORKERS - 1
-        return "gradwire.benchmarks.paced", str(SLOWER if slow else 1)
-
     def watch(status: StatusResponse, restart: Callable[[int], None]) -> None:
         nonlocal kills, killed_at
         whole = sum(member.attached and member.pushes > 0 for member in status.members) == WORKERS
@@ -93,7 +88,7 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
     status = run_job(
         settings,
         directory,
-        worker=worker,
+        worker=one_slower(WORKERS, SLOWER if situation == "one slow" else 1),
         server_options=[f"--lease-seconds={LEASE_S}"],
         watch=watch if situation == "come and go" else None,
     )
@@ -103,7 +98,7 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
         mode=mode,
         situation=situation,
         seconds=result.seconds,
-        samples_per_second=status.epoch * SAMPLES / result.seconds,
+        samples_per_second=status.epoch * DIGITS_SAMPLES / result.seconds,
         accuracy=result.validation_accuracy or 0.0,
         refused_pushes=result.refused_pushes,
         largest_staleness=result.largest_staleness,
@@ -176,16 +171,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=at_least_one, default=1, help="of the runs by situation")
     parser.add_argument("--local", action="store_true", help="compare numbers of local steps")
     parser.add_argument("--seeds", type=seed_list, default=[1, 2, 3, 4, 5], help="with --local: 1,2,3,…")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="accuracy over time, as PNG or SVG")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="also write the rows here")
+    parser.add_argument(
+        "--plot", type=plot_to_write, metavar="FILE", help="accuracy over time, as PNG or SVG"
+    )
 
 
 def run(given: argparse.Namespace) -> int:
-    check_files(given.json, given.plot)
-    if given.plot:
-        check_modules("matplotlib")
-        if given.local:
-            raise BenchError("--plot: there is none with --local")
+    if given.plot and given.local:
+        raise BenchError("--plot: there is none with --local")
     with tempfile.TemporaryDirectory() as name:
         if given.local:
             text, plain = local_table(given.seeds, given.epochs or 30, Path(name))

@@ -27,7 +27,6 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -40,11 +39,12 @@ from ..proto import gradwire_pb2 as pb
 from ..proto.channel import CLIENT_OPTIONS, SERVER_OPTIONS
 from ..proto.wire import CHUNK_BYTES
 from . import output
-from .arguments import program
+from .arguments import file_to_write, program
 from .pusher import Pusher, start_server
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 METHOD = "/peer/Push"
+untyped: Any = grpc  # annotates its handlers only in part
 
 
 def tcp_peer(port: Any, size: int) -> None:
@@ -66,7 +66,6 @@ def tcp_peer(port: Any, size: int) -> None:
 async def serve(port: Any, handler: Any, options: Any) -> None:
     """A server with this one method."""
     server = grpc.aio.server(options=options)
-    untyped: Any = grpc
     server.add_generic_rpc_handlers((untyped.method_handlers_generic_handler("peer", {"Push": handler}),))
     port.put(server.add_insecure_port("127.0.0.1:0"))
     await server.start()
@@ -79,7 +78,6 @@ def unary_peer(port: Any, size: int) -> None:
     async def push(request: pb.Chunk, context: Any) -> pb.Chunk:
         return pb.Chunk(offset=len(request.data))
 
-    untyped: Any = grpc
     handler = untyped.unary_unary_rpc_method_handler(push, pb.Chunk.FromString, pb.Chunk.SerializeToString)
     asyncio.run(serve(port, handler, UNLIMITED))
 
@@ -95,7 +93,6 @@ def stream_peer(port: Any, size: int) -> None:
                 await context.write(b"!")
                 got = 0
 
-    untyped: Any = grpc
     uvloop.run(serve(port, untyped.stream_stream_rpc_method_handler(push), SERVER_OPTIONS))
 
 
@@ -187,7 +184,7 @@ def main() -> None:
     parser = program(__doc__)
     parser.add_argument("--mebibytes", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE")
     arguments = parser.parse_args()
     size = arguments.mebibytes << 20
     seconds = measure(size, arguments.repeats)

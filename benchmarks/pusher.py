@@ -35,21 +35,19 @@ class Pusher:
             sent=lambda size: None,
             received=lambda size: None,
         )
+        self.close = self._connection.close
         self._payload = payload
         self._seq = 0
+        tensor = m.Tensor(name="weight", shape=(payload.elements,), dtype="float32")
+        manifest = Manifest((tensor,), 1 << 40)
         try:
-            self._begin()
+            self._connection.join("benchmark", "none", ())
+            self._connection.initialize(manifest, [np.zeros(payload.elements * 4, np.uint8)])
+            self._connection.ready(manifest)
+            self._next_assignment()
         except BaseException:
             self.close()
             raise
-
-    def _begin(self) -> None:
-        self._connection.join("benchmark", "none", ())
-        elements = self._payload.elements
-        manifest = Manifest((m.Tensor(name="weight", shape=(elements,), dtype="float32"),), 1 << 40)
-        self._connection.initialize(manifest, [np.zeros(elements * 4, np.uint8)])
-        self._connection.ready(manifest)
-        self._next_assignment()
 
     def push(self) -> None:
         """Push, and wait until the server's answer is here."""
@@ -79,9 +77,6 @@ class Pusher:
             assert message is not None, f"no {kind.__name__} within a minute"
             if isinstance(message, kind):
                 return message
-
-    def close(self) -> None:
-        self._connection.close()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from .arguments import BenchError
@@ -81,7 +80,7 @@ class Star:
             for node in self._nodes:
                 self._attach(node)
         except BaseException:
-            self._remove()
+            self.__exit__()
             raise
         return self
 
@@ -99,12 +98,7 @@ class Star:
         _run("tc", "qdisc", "add", "dev", link, *shape)
         _run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", "eth0", *shape)
 
-    def _remove(self) -> None:
+    def __exit__(self, *error: object) -> None:
         for node in self._nodes:
             subprocess.run(["ip", "netns", "delete", self._space(node)], capture_output=True)
         subprocess.run(["ip", "link", "delete", self._bridge], capture_output=True)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._remove()

@@ -10,15 +10,15 @@ and `import torch`. Tests forbid imports instead, because a time fails on a busy
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
+
+from .pusher import start_server
 
 COMMANDS = {
     "empty Python": ("-c", "pass"),
@@ -37,12 +37,13 @@ def wall_seconds(arguments: Sequence[str]) -> float:
 
 
 # A daemon, with what it says when it is ready.
-SERVER = ("-m", "gradwire.server.cli", "--host=127.0.0.1", "--http-port=-1")
-WORKER = ("-m", "gradwire.worker.cli", "--http-port=-1")
 DAEMONS = {
     "import torch": (("-c", "import torch, time; print('ready', flush=True); time.sleep(60)"), "ready"),
-    "gc-server": ((*SERVER, "--port=0"), "listening on"),
-    "gc-worker": (WORKER, "ready for work"),
+    "gc-server": (
+        ("-m", "gradwire.server.cli", "--host=127.0.0.1", "--http-port=-1", "--port=0"),
+        "listening on",
+    ),
+    "gc-worker": (("-m", "gradwire.worker.cli", "--http-port=-1"), "ready for work"),
 }
 
 
@@ -62,21 +63,6 @@ def cpu_seconds(arguments: Sequence[str], ready: str) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-@contextlib.contextmanager
-def idle_server() -> Generator[str]:
-    """The address of a server that takes workers and never has enough of them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = (sys.executable, *SERVER, f"--port={port}", "--task=digits", "--min-workers=1000")
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
 def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 9
     # In turn, so that whatever else the machine does meets all of them alike.
@@ -85,8 +71,8 @@ def main() -> None:
         seconds = statistics.median(one[name] for one in rounds)
         ratio = statistics.median(one[name] / one["empty Python"] for one in rounds)
         print(f"{name:<18}{seconds * 1e3:7.0f} ms{ratio:6.1f} x")
-    with idle_server() as address:
-        os.environ["GC_SERVER"] = address
+    with start_server("--host=127.0.0.1", "--min-workers=1000") as port:  # it never has enough of them
+        os.environ["GC_SERVER"] = f"127.0.0.1:{port}"
         starts = [{name: cpu_seconds(*daemon) for name, daemon in DAEMONS.items()} for _ in range(runs)]
     for name in DAEMONS:
         seconds = statistics.median(one[name] for one in starts)

@@ -11,20 +11,23 @@ from collections.abc import Callable, Sequence
 REST_S = 0.02
 
 
-def interleaved(tasks: Sequence[Callable[[], object]], repeats: int, calls: int = 1) -> list[float]:
-    """Median seconds of a call of each, run in turn; the first round touches memory and is not counted.
+def wall(task: Callable[[], object], calls: int = 1) -> float:
+    """Seconds of a call. calls: of the task in a row; several for short ones."""
+    time.sleep(REST_S)
+    if calls > 1:
+        task()  # which wakes the threads up
+    started = time.perf_counter()
+    for _ in range(calls):
+        task()
+    return (time.perf_counter() - started) / calls
 
-    calls: of a task in each turn; several for short ones.
+
+def interleaved(
+    tasks: Sequence[Callable[[], object]], repeats: int, timed: Callable[[Callable[[], object]], float] = wall
+) -> list[float]:
+    """Median seconds of each, run in turn; the first round, which touches memory or compiles, is not counted.
+
+    timed: runs a task and says how long that took.
     """
-    seconds: list[list[float]] = [[] for _ in tasks]
-    for repeat in range(repeats + 1):
-        for task, taken in zip(tasks, seconds, strict=True):
-            time.sleep(REST_S)
-            if calls > 1:
-                task()  # which wakes the threads up
-            started = time.perf_counter()
-            for _ in range(calls):
-                task()
-            if repeat:
-                taken.append((time.perf_counter() - started) / calls)
-    return [statistics.median(taken) for taken in seconds]
+    _, *rounds = [[timed(task) for task in tasks] for _ in range(repeats + 1)]
+    return [statistics.median(taken) for taken in zip(*rounds, strict=True)]

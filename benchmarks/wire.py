@@ -17,38 +17,17 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..compressors import LayerRule, ModelCompressor, Payload, SparsePayload, TensorSpec, wire_bytes
 from . import output
-from .arguments import program
+from .arguments import file_to_write, program
 from .pusher import Pusher, start_server
 from .star import Star, check_network
 
 SPECS = ["4bit", "topk:ratio=10", "topk:ratio=100", "topk:ratio=1000"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """least_bytes: see the head of this file. interface_bytes: of each push."""
-
-    compressor: str
-    elements: int
-    payload_bytes: int
-    least_bytes: float
-    goal: float
-    interface_bytes: list[int]
-
-    def __str__(self) -> str:
-        mean = statistics.fmean(self.interface_bytes)
-        return (
-            f"{self.compressor}: {len(self.interface_bytes)} pushes of {self.payload_bytes} payload bytes, "
-            f"{mean:.0f} each on the interface: {mean / self.least_bytes:.4f} of the least "
-            f"(goal {self.goal:.2f}), 1/{4 * self.elements / mean:.2f} of float32"
-        )
 
 
 def least_bytes(payload: Payload) -> float:
@@ -60,8 +39,11 @@ def least_bytes(payload: Payload) -> float:
     return wire_bytes(payload) - payload.index_bytes + entropy_bits / 8
 
 
-def measure(compressor_spec: str, elements: int, pushes: int) -> Row:
-    """Push a random gradient so many times, to a server of its own."""
+def measure(compressor_spec: str, elements: int, pushes: int) -> dict[str, Any]:
+    """Push a random gradient so many times, to a server of its own.
+
+    least_bytes: see the head of this file. interface_bytes: of each push.
+    """
     spec = TensorSpec(name="weight", shape=(elements // 1000, 1000))
     compressor = ModelCompressor([spec], compressor_spec, LayerRule(), 1, 0)
     gradient = torch.randn(spec.shape, generator=torch.Generator().manual_seed(1))
@@ -77,14 +59,14 @@ def measure(compressor_spec: str, elements: int, pushes: int) -> Row:
             pusher.push()
             counts.append(star.carried("server")[0] - before)
             pusher.settle()
-    return Row(
-        compressor=compressor_spec,
-        elements=spec.elements,
-        payload_bytes=wire_bytes(payload),
-        least_bytes=least_bytes(payload),
-        goal=1.10 if isinstance(payload, SparsePayload) else 1.02,
-        interface_bytes=counts,
-    )
+    return {
+        "compressor": compressor_spec,
+        "elements": spec.elements,
+        "payload_bytes": wire_bytes(payload),
+        "least_bytes": least_bytes(payload),
+        "goal": 1.10 if isinstance(payload, SparsePayload) else 1.02,
+        "interface_bytes": counts,
+    }
 
 
 def main() -> None:
@@ -92,14 +74,21 @@ def main() -> None:
     parser.add_argument("compressors", nargs="*", metavar="SPEC", default=SPECS)
     parser.add_argument("--elements", type=int, default=16_000_000)
     parser.add_argument("--pushes", type=int, default=10)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE")
     given = parser.parse_args()
     check_network()
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     for compressor in given.compressors:
-        rows.append(measure(compressor, given.elements, given.pushes))
-        print(rows[-1], flush=True)
-    output.write_json(given.json, [asdict(row) for row in rows])
+        row = measure(compressor, given.elements, given.pushes)
+        mean = statistics.fmean(row["interface_bytes"])
+        print(
+            f"{compressor}: {given.pushes} pushes of {row['payload_bytes']} payload bytes, "
+            f"{mean:.0f} each on the interface: {mean / row['least_bytes']:.4f} of the least "
+            f"(goal {row['goal']:.2f}), 1/{4 * row['elements'] / mean:.2f} of float32",
+            flush=True,
+        )
+        rows.append(row)
+    output.write_json(given.json, rows)
 
 
 if __name__ == "__main__":

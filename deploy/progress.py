@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Generator
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -53,12 +53,12 @@ def members(status: StatusResponse, alive: int, workers: int) -> str:
 
 
 class LiveProgress:
-    """Draws one run on a terminal. A context manager; also the engine's watcher."""
+    """Draws one run on a terminal."""
 
-    def __init__(self, console: Console, label: str, workers: int) -> None:
+    def __init__(self, live: Live, label: str, workers: int) -> None:
+        self._live = live
         self._label = label
         self._workers = workers
-        self._live = Live(Text(f"{label}: starting the server"), console=console, refresh_per_second=8)
 
     def update(self, status: StatusResponse, alive: int) -> None:
         epochs = job_terms(status.job).epochs
@@ -74,16 +74,9 @@ class LiveProgress:
     def note(self, text: str) -> None:
         self._live.console.print(Text(text, style="yellow"))
 
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._live.stop()
-
 
 class LineProgress:
-    """Prints a line per epoch, and whom the job waits for. A context manager; also the engine's watcher."""
+    """Prints a line per epoch, and whom the job waits for."""
 
     def __init__(
         self, console: Console, label: str, workers: int, clock: Callable[[], float] = time.monotonic
@@ -117,13 +110,12 @@ class LineProgress:
         # Not Console.print: nobody reads these lines at a certain width, so none is wrapped.
         self._console.out(f"{self._label}: {text}", highlight=False)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-def progress(console: Console, label: str, workers: int) -> LiveProgress | LineProgress:
-    """What suits the console."""
-    return (LiveProgress if console.is_terminal else LineProgress)(console, label, workers)
+@contextlib.contextmanager
+def progress(console: Console, label: str, workers: int) -> Generator[LiveProgress | LineProgress]:
+    """The engine's watcher that suits the console."""
+    if console.is_terminal:
+        with Live(Text(f"{label}: starting the server"), console=console, refresh_per_second=8) as live:
+            yield LiveProgress(live, label, workers)
+    else:
+        yield LineProgress(console, label, workers)

@@ -11,7 +11,8 @@ import torch
 
 from gradwire.benchmarks import paced
 from gradwire.benchmarks.cli import main
-from gradwire.benchmarks.modes import SAMPLES, Row, measure, plot, table
+from gradwire.benchmarks.jobs import DIGITS_SAMPLES
+from gradwire.benchmarks.modes import Row, measure, plot, table
 from gradwire.exits import Exit
 from gradwire.worker.tasks import load
 
@@ -51,7 +52,7 @@ def test_a_slow_worker_is_measured_with_real_processes(tmp_path: Path) -> None:
     row = measure("stale:bound=4", "one slow", 1, 1, tmp_path)
     assert 0.1 < row.accuracy < 1
     assert row.largest_staleness <= 4
-    assert row.samples_per_second == pytest.approx(SAMPLES / row.seconds)
+    assert row.samples_per_second == pytest.approx(DIGITS_SAMPLES / row.seconds)
     assert len(row.curve) == 1
 
 

@@ -203,13 +203,15 @@ def test_plot_without_matplotlib_names_the_remedy(tmp_path: Path, monkeypatch: p
 
 
 def test_a_terminal_gets_a_display_and_a_pipe_gets_lines() -> None:
-    assert isinstance(progress(Console(force_terminal=True), "4bit", 4), LiveProgress)
-    assert isinstance(progress(Console(force_terminal=False), "4bit", 4), LineProgress)
+    with progress(Console(force_terminal=True, file=io.StringIO()), "4bit", 4) as display:
+        assert isinstance(display, LiveProgress)
+    with progress(Console(force_terminal=False), "4bit", 4) as lines:
+        assert isinstance(lines, LineProgress)
 
 
 def test_live_progress_shows_epoch_accuracy_bytes_and_workers() -> None:
     console = Console(record=True, force_terminal=True, width=100, file=io.StringIO())
-    with LiveProgress(console, "4bit", 4) as display:
+    with progress(console, "4bit", 4) as display:
         display.update(status(phase=Phase.RUNNING, waiting="waiting for worker-2 since 3.1 s"), 3)
         display.note("worker-3 ended: SIGKILL")
     text = console.export_text()
@@ -230,12 +232,11 @@ def test_lines_come_once_per_epoch_and_waiting_is_repeated_slowly(capsys: pytest
     now = 0.0
     lines = LineProgress(Console(), "4bit", 4, clock=lambda: now)
     waiting = status(waiting="waiting for worker-2")
-    with lines:
-        for now in range(17):  # noqa: B007, the clock reads it
-            lines.update(waiting, 4)
-        for now in range(17, 60):
-            lines.update(status(waiting="waiting for worker-2", version=now), 4)  # it goes on: no news
-        lines.note("worker-3 ended: SIGKILL")
+    for now in range(17):  # noqa: B007, the clock reads it
+        lines.update(waiting, 4)
+    for now in range(17, 60):
+        lines.update(status(waiting="waiting for worker-2", version=now), 4)  # it goes on: no news
+    lines.note("worker-3 ended: SIGKILL")
     printed = capsys.readouterr().out.splitlines()
     assert [line.startswith("4bit: epoch 3/3") for line in printed].count(True) == 1
     assert printed.count("4bit: workers 4/4  waiting for worker-2") == 2
@@ -247,7 +248,7 @@ def test_a_job_that_has_not_begun_can_be_shown(capsys: pytest.CaptureFixture[str
         phase=Phase.EMPTY, version=0, epoch=0, evaluations=(), traffic=Traffic(), waiting="waiting"
     )
     times = iter((0.0, 5.0))
-    with LineProgress(Console(), "4bit", 4, clock=lambda: next(times)) as lines:
-        lines.update(empty, 4)
-        lines.update(empty, 4)
+    lines = LineProgress(Console(), "4bit", 4, clock=lambda: next(times))
+    lines.update(empty, 4)
+    lines.update(empty, 4)
     assert capsys.readouterr().out == "4bit: workers 4/4  waiting\n"
