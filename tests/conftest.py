@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Generator
+
 import pytest
 
 # Fixtures that take long to make: all tests of a group run where they have been made.
 GROUPS = {"built": "packages", "image": "packages", "ran": "one run"}
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # before xdist, which reads the groups in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     for item in items:
         names: list[str] = getattr(item, "fixturenames", [])
         for group in {GROUPS[name] for name in names if name in GROUPS}:
             item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)  # the long ones begin at once
+    return (yield)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """More processes than cores: tests of daemons mostly wait."""
+    return 2 * (os.cpu_count() or 1)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -458,56 +455,3 @@ def test_what_machine_code_would_misread_is_refused(case: str) -> None:
     call, message = MISFITS[case]
     with pytest.raises(ValueError, match=message):
         call()
-
-
-NARROW = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2"}
-AVX2 = {
-    "NUMBA_CPU_NAME": "haswell",
-    "NUMBA_CPU_FEATURES": "+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+avx,+avx2,+fma,+f16c",
-}
-X86 = os.uname().machine == "x86_64"
-
-
-def run_script(script: str, cache: Path, processor: dict[str, str]) -> None:
-    """In another process, with an empty cache. It finds this module as `t`."""
-    head = "import sys; sys.path.insert(0, sys.argv[1]); import test_linear_kernels as t\n"
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)} | processor
-    command = [sys.executable, "-c", head + script, str(Path(__file__).parent)]
-    subprocess.run(command, env=environment, check=True, timeout=110)
-
-
-@pytest.mark.skipif(not X86, reason="names an x86 processor")
-def test_a_processor_with_narrow_vectors_computes_the_same_bits(tmp_path: Path) -> None:
-    script = """
-for elements in (1, 33, 2500):
-    for bits in t.BITS:
-        t.check_add_linear(bits, 96, elements)
-        t.check_quantize_linear(bits, 96, elements, None)
-        t.check_quantize_linear(bits, 96, elements, 7)
-    t.check_binary(elements)
-"""
-    run_script(script, tmp_path, NARROW)
-
-
-def test_warm_up_leaves_nothing_to_compile(tmp_path: Path) -> None:
-    """With an empty cache, or what `warm_up` forgot might be loaded from it instead of being compiled.
-
-    And for a processor with vectors of another width, which has to compute the same bits, too.
-    """
-    script = """
-from numba.core import event
-t.linear.warm_up()
-with event.install_recorder("numba:compile") as compiled:
-    for elements in (1, 33, 2500):
-        t.check_scales(elements, 96)
-        t.test_side_sums(elements)
-        for bits in t.BITS:
-            t.check_quantize_linear(bits, 96, elements, None)
-            t.check_quantize_linear(bits, 96, elements, 1)
-            t.check_add_linear(bits, 96, elements)
-            t.linear.has_forbidden_linear(bits, 64, t.raw(8 * bits))
-        t.check_binary(elements)
-        t.check_ternary(elements, 1.0)
-assert not compiled.buffer, compiled.buffer
-"""
-    run_script(script, tmp_path, AVX2 if X86 else {})

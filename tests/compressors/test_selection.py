@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -169,37 +166,3 @@ def test_what_cannot_be_selected_is_refused() -> None:
         selection.median(values[:0])
     with pytest.raises(ValueError, match="expected contiguous float32"):
         selection.select(np.zeros(10, np.float32)[::2], 1)
-
-
-PROCESSORS = {
-    "vectors of 8": {
-        "NUMBA_CPU_NAME": "haswell",
-        "NUMBA_CPU_FEATURES": "+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+avx,+avx2,+fma,+f16c",
-    },
-    "no vectors wider than 4": {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2"},
-}
-
-
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="names x86 processors")
-@pytest.mark.parametrize("processor", PROCESSORS)
-def test_other_processors_select_the_same_and_warm_up_compiles_everything(
-    processor: str, tmp_path: Path
-) -> None:
-    """With an empty cache, or what `warm_up` forgot might be loaded from it instead of being compiled."""
-    script = """
-import sys; sys.path.insert(0, sys.argv[1])
-import test_selection as t
-from numba.core import event
-t.selection.warm_up()
-with event.install_recorder("numba:compile") as compiled:
-    for score in t.Score:
-        t.test_select_is_exact(t.SMALL + 1, score)
-    t.test_add_and_select_leaves_the_saturating_sum(t.SMALL + 1)
-    t.test_median_is_the_lower_one_in_the_middle(t.SMALL + 1)
-    t.test_at_least_includes_the_threshold(t.SMALL + 1)
-    t.test_put()
-assert not compiled.buffer, compiled.buffer
-"""
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)} | PROCESSORS[processor]
-    command = [sys.executable, "-c", script, str(Path(__file__).parent)]
-    subprocess.run(command, env=environment, check=True, timeout=110)

@@ -297,11 +297,10 @@ class Daemons:
 
     def start(self, name: str, manifest: Manifest, variables: Mapping[str, str]) -> None:
         (command,) = container(manifest)["command"]
-        kernels = str(ROOT / ".cache" / "kernels")  # kept between runs: compiling takes longer than training
         with (self._folder / name).open("wb") as log:
             self._running[name] = subprocess.Popen(
                 [Path(sys.executable).parent / command],
-                env={**variables, "HOME": str(self._folder), "NUMBA_CACHE_DIR": kernels},
+                env={**variables, "HOME": str(self._folder)},
                 cwd=self._folder,
                 stderr=log,
             )

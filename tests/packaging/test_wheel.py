@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 import zipfile
 from pathlib import Path
@@ -65,3 +66,8 @@ def test_no_test_code_is_shipped(built: Built) -> None:
 def test_licence_is_shipped(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         assert [name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+
+
+def test_one_process_makes_the_wheel_for_all_tests(built: Built, request: pytest.FixtureRequest) -> None:
+    """With a pytest that pytest-xdist does not know, groups of tests are ignored and all is made twice."""
+    assert "PYTEST_XDIST_WORKER" not in os.environ or request.node.nodeid.endswith("@packages")

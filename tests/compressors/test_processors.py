@@ -1,0 +1,96 @@
+"""Compiled for other processors that this one includes, with an empty cache: the same bits.
+
+Each kind has its own lookup and compaction. `warm_up` comes first, and then nothing may be left to compile.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ANY = "this processor"
+PROCESSORS: dict[str, dict[str, str]] = {
+    "vectors of 8": {
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+avx,+avx2,+fma,+f16c",
+    },
+    "no vectors wider than 4": {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2"},
+}
+# Numba then leaves out what this processor has: an instruction of it would abort the process.
+AVX_FORBIDDEN = {"NUMBA_ENABLE_AVX": "0"}
+X86 = os.uname().machine == "x86_64"
+
+CODES = """
+import sys; sys.path.insert(0, sys.argv[1])
+import numpy as np
+import test_kernels as k, test_linear_kernels as l, test_selection as s, test_sparse_kernels as p
+from gradwire.compressors import CodeFormat, DenseFormat, warm_up
+from gradwire.compressors.kernels import cpu
+
+def codes_and_selection():
+    for elements in (17, 40_003):
+        s.test_add_and_select_leaves_the_saturating_sum(elements)
+        s.test_median_is_the_lower_one_in_the_middle(elements)
+    for elements in (1, 16, 17, 257, 8193):
+        k.test_magnitudes(elements)
+        for format in k.SIGNED:
+            k.test_quantize(format, elements)
+            k.test_add_quantized(format, elements, False)
+            k.test_add_quantized(format, elements, True)
+        k.test_encode_dense(DenseFormat.FLOAT16, elements)
+"""
+EVERYTHING = """
+from numba.core import event
+warm_up()
+with event.install_recorder("numba:compile") as compiled:
+    codes_and_selection()
+    for format in k.SIGNED:
+        cpu.has_forbidden_code(format, np.zeros(format.code_bytes(300), np.uint8))
+    for format in DenseFormat:
+        values, data = np.ones(300, np.float32), np.zeros(300 * format.element_bytes, np.uint8)
+        if format is not DenseFormat.FLOAT32:
+            cpu.encode_dense(format, values, values.copy(), data)
+        cpu.add_dense(format, [data], values[:1], values.copy(), keep=False)
+        cpu.decode_dense(format, data, values)
+        cpu.all_finite(format, data)
+    for score in s.Score:
+        s.test_select_is_exact(s.SMALL + 1, score)
+    s.test_at_least_includes_the_threshold(s.SMALL + 1)
+    s.test_put()
+    for elements in (1, 33, 2500):
+        l.check_scales(elements, 96)
+        l.test_side_sums(elements)
+        for bits in l.BITS:
+            for seed in (None, 1):
+                l.check_quantize_linear(bits, 96, elements, seed)
+            l.check_add_linear(bits, 96, elements)
+            l.linear.has_forbidden_linear(bits, 64, l.raw(8 * bits))
+        l.check_binary(elements)
+        l.check_ternary(elements, 1.0)
+    p.test_gaps(5000, 50, 6)
+    p.test_drawn_indices(5000, 50)
+    for keep in (False, True):
+        p.test_sums(5000, keep)
+assert not compiled.buffer, compiled.buffer
+"""
+
+
+def run(script: str, cache: Path, processor: dict[str, str]) -> None:
+    environ = os.environ | {"NUMBA_CACHE_DIR": str(cache)} | processor
+    subprocess.run(
+        [sys.executable, "-c", script, str(Path(__file__).parent)], env=environ, check=True, timeout=200
+    )
+
+
+@pytest.mark.parametrize("processor", PROCESSORS if X86 else [ANY])
+def test_bits_are_the_same_and_warm_up_leaves_nothing_to_compile(processor: str, tmp_path: Path) -> None:
+    run(CODES + EVERYTHING, tmp_path, PROCESSORS.get(processor, {}))
+
+
+@pytest.mark.skipif(not X86, reason="names what x86 processors have")
+def test_without_avx_the_bits_are_the_same(tmp_path: Path) -> None:
+    run(CODES + "codes_and_selection()", tmp_path, AVX_FORBIDDEN)
