@@ -72,7 +72,7 @@ $(TOOLS)/.installed:
 	@touch $@
 
 # `make test` sees the newest protobuf and grpc that we admit. This is the oldest, laid over .venv.
-OLDEST := $(shell sed -n 's/^    "\(grpcio\|grpcio-health-checking\|protobuf\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml)
+OLDEST := $(shell sed -n 's/^    "\(grpcio[a-z-]*\|protobuf\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml)
 OVERLAY := PYTHONPATH=$(CURDIR)/$(CACHE)/oldest
 
 check-protobuf: $(CACHE)/oldest/.installed ## test the wire, and train, with the oldest protobuf and grpc admitted

@@ -20,9 +20,9 @@ from ..configuration import Effective, UsageError
 from ..exits import Exit
 from ..optimizer import build_optimizer
 from ..proto.channel import SERVER_OPTIONS
-from ..proto.health import Health
 from ..proto.manifest import Manifest
 from ..proto.service import generic_handler
+from ..proto.standard import Health, reflect
 from ..settings import ServerSettings
 from ..telemetry import add_log_fields, open_http
 from .conductor import Conductor
@@ -104,6 +104,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     handler = generic_handler(service.handlers(), sent=metrics.sent, received=metrics.received)
     server.add_generic_rpc_handlers((handler,))
     health = Health(server)
+    reflect(server)
     port = _listen(server, options)
     http = open_http(effective, options.host, metrics.registry, lambda: _readiness(conductor, stopping))
     await server.start()

@@ -8,9 +8,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from daemons import Daemons, Server, poll, status, stop, talk
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from safetensors import safe_open
 
 from gradwire.proto import messages as m
@@ -75,3 +79,17 @@ def test_a_server_that_stays_ends_with_0_when_it_is_told_to(daemons: Daemons, tm
     server.wait_for("the job is finished")
     assert worker.wait() == 0
     assert stop(server, signal.SIGINT) == 0
+
+
+def test_standard_tools_learn_what_the_server_offers_and_that_it_serves(daemons: Daemons) -> None:
+    server = daemons.server("--task", SLOW)
+    service = "gradwire.v2.ParameterServer"
+    with grpc.insecure_channel(server.address) as channel:
+        described = ProtoReflectionDescriptorDatabase(channel)
+        found = DescriptorPool(described).FindServiceByName(service)
+        assert {"grpc.health.v1.Health", service} <= set(described.get_services())
+        assert {method.name for method in found.methods} >= {"Join", "Initialize", "Exchange", "Fetch"}
+        for name in ("", service):
+            asked = health_pb2.HealthCheckRequest(service=name)
+            reply = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=20)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING

@@ -1,9 +1,10 @@
-"""The standard grpc.health.v1 service, for probes that speak gRPC."""
+"""The standard gRPC services: grpc.health.v1 for probes, and reflection for tools such as grpcurl."""
 
 from __future__ import annotations
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from .service import SERVICE
 
@@ -22,3 +23,9 @@ class Health:
     async def stopping(self) -> None:
         """Not serving, for good."""
         await self._servicer.enter_graceful_shutdown()
+
+
+def reflect(server: grpc.aio.Server) -> None:
+    """Tell who asks which services there are, and what their messages look like."""
+    names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
