@@ -145,7 +145,7 @@ def test_workers_come_and_go_in_every_mode(daemons: Daemons, mode: str) -> None:
     """One is killed, one is told to leave, two come; every sample is trained on."""
     server = small_job(
         daemons,
-        *("--lease-seconds", "1", "--epochs", "30", "--downlink", "4bit", *MODES[mode]),
+        *("--lease-seconds", "1", "--epochs", "20", "--downlink", "4bit", *MODES[mode]),
         workers=2,
         task=f"{SMALL}:slow=0.02,samples=400",
     )
@@ -159,7 +159,7 @@ def test_workers_come_and_go_in_every_mode(daemons: Daemons, mode: str) -> None:
     workers[1].wait_for("leaving, with everything handed over")
     reply = finished(server)
     assert [worker.wait() for worker in (workers[2], *late)] == [0, 0, 0]
-    assert reply.epoch == 30
+    assert reply.epoch == 20
     assert np.isfinite(reply.train_loss)
 
 

@@ -89,7 +89,7 @@ def test_workers_come_and_go_while_tensors_are_cut_into_slices(daemons: Daemons,
     """Slices change all the time; some tensors have fewer elements than slices."""
     server = small_job(
         daemons,
-        *("--lease-seconds", "1", "--epochs", "30", "--mode", "sync:redundancy=4"),
+        *("--lease-seconds", "1", "--epochs", "20", "--mode", "sync:redundancy=4"),
         workers=4,
         task=f"{SMALL}:slow=0.02,samples=400,width=3",
     )
@@ -104,7 +104,7 @@ def test_workers_come_and_go_while_tensors_are_cut_into_slices(daemons: Daemons,
     workers[1].wait_for("leaving, with everything handed over")
     reply = finished(server)
     assert [worker.wait() for worker in (*workers[2:], *late)] == [0] * 4
-    assert reply.epoch == 30
+    assert reply.epoch == 20
     assert reply.repeated_samples == 0
 
 
@@ -193,7 +193,7 @@ def test_workers_come_and_go_in_coded_rounds(daemons: Daemons) -> None:
     """More are lost at a time than the code does without."""
     server = small_job(
         daemons,
-        *("--lease-seconds", "1", "--epochs", "30", "--mode", "sync:stragglers=1"),
+        *("--lease-seconds", "1", "--epochs", "20", "--mode", "sync:stragglers=1"),
         workers=4,
         task=f"{SMALL}:slow=0.02,samples=400",
     )
@@ -207,5 +207,5 @@ def test_workers_come_and_go_in_coded_rounds(daemons: Daemons) -> None:
     assert workers[2].wait() == 143
     reply = finished(server)
     assert [worker.wait() for worker in (workers[3], late)] == [0, 0]
-    assert reply.epoch == 30
+    assert reply.epoch == 20
     assert reply.repeated_samples == 0
