@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pushes import apply, pushed
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from gradwire.compressors import LayerRule, ModelCompressor, Payload, check_downlink
@@ -21,8 +22,6 @@ from gradwire.server.shard.mean import Share
 from gradwire.server.shard.store import Broadcast, DivergedError, Store
 from gradwire.spec import SpecError
 from gradwire.worker.session.replica import Replica
-
-from .pushes import apply, pushed
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
 

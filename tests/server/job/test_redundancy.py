@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pushes import pushed
 
 from gradwire.compressors import DenseFormat, DensePayload, Payload
 from gradwire.configuration import UsageError
@@ -24,8 +25,6 @@ from gradwire.server.shard.inbox import Inbox
 from gradwire.server.shard.mean import mean
 from gradwire.settings import ServerSettings
 from gradwire.spec import SpecError
-
-from .pushes import pushed
 
 SHAPES = ((5, 3), (2,), ())
 MANIFEST = Manifest(

@@ -1,0 +1,190 @@
+"""Joining, and rounds from their samples to their version, by the sentences of their promises."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from jobs import Job
+from stepping import state
+
+from gradwire.proto.messages import Decision, Phase
+from gradwire.proto.refusal import Reason
+from gradwire.proto.shares import assigned_samples
+from gradwire.server.job import events as e
+
+# ---- joining
+
+
+def test_the_first_worker_to_join_initialises_the_parameters() -> None:
+    job = Job()
+    job.join("a")
+    assert job.one(e.Admission) == e.Admission(rank=0, version=0, initialize=True)
+    job.join("b")
+    assert job.one(e.Admission) == e.Admission(rank=1, version=0, initialize=False)
+
+
+def test_a_repeated_join_gets_the_same_answer() -> None:
+    job = Job()
+    job.join("a")
+    first = job.one(e.Admission)
+    job.join("a")
+    assert job.one(e.Admission) == first
+    assert len(job.core.roster.members) == 1
+
+
+def test_when_the_initialiser_is_lost_another_is_asked() -> None:
+    job = Job()
+    for worker in ("a", "b"):
+        job.join(worker)
+        job.attach(worker)
+    job.ready("b")
+    job.step(e.Left(worker="a", incarnation=1, failed=True, reason="crashed"))
+    assert job.one(e.RequestInitialize).worker == "b"
+    assert job.core.check_initialize("b", 1) is None
+    refused = job.core.check_initialize("a", 1)
+    assert refused is not None
+    assert refused.reason is Reason.NOT_A_MEMBER
+
+
+def test_who_gets_ready_is_asked_for_the_parameters_if_nobody_else_is() -> None:
+    job = Job()
+    for worker in ("a", "b"):
+        job.join(worker)
+    job.attach("a")
+    job.step(e.Left(worker="a", incarnation=1, failed=True, reason="crashed"))
+    assert not job.all(e.RequestInitialize)  # nobody to ask yet
+    job.attach("b")
+    job.ready("b")
+    assert job.one(e.RequestInitialize).worker == "b"
+    job.ready("b")  # its stream broke before it heard
+    assert job.one(e.RequestInitialize).worker == "b"
+
+
+def test_parameters_are_initialised_once() -> None:
+    job = Job(2)
+    before = state(job.core)
+    job.initialize("w1")
+    assert job.refused().reason is Reason.ALREADY_INITIALIZED
+    assert state(job.core) == before
+
+
+def test_a_worker_with_another_model_is_refused_and_nothing_changes() -> None:
+    job = Job(2)
+    job.join("x")
+    job.attach("x")
+    before = state(job.core)
+    job.ready("x", model=b"other")
+    assert job.refused().reason is Reason.MODEL
+    assert state(job.core) == before
+
+
+def test_a_model_that_was_announced_before_the_first_is_checked_afterwards() -> None:
+    job = Job()
+    for worker in ("a", "b"):
+        job.join(worker)
+        job.attach(worker)
+    job.ready("b", model=b"other")
+    job.initialize("a")
+    gone = job.one(e.Disconnect)
+    assert (gone.worker, gone.final, gone.refusal.reason) == ("b", True, Reason.MODEL)
+
+
+def test_the_first_round_waits_for_enough_workers_and_says_so() -> None:
+    job = Job(2, min_workers=3)
+    assert job.phase() is Phase.GATHERING
+    job.tick(1.5)
+    assert "have 2 of 3" in job.one(e.Report).text
+    job.bring("w2")
+    assert job.phase() is Phase.RUNNING
+    assert set(job.assignments) == {"w0", "w1", "w2"}
+
+
+# ---- rounds
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["w0", "w1", "w2"])))
+def test_contributions_are_applied_in_rank_order_whatever_order_they_came_in(order: tuple[str, ...]) -> None:
+    job = Job(3)
+    apply = job.round(order)
+    assert [contribution.key.worker for contribution in apply.contributions] == ["w0", "w1", "w2"]
+    assert apply.version == 1
+
+
+def test_a_round_closes_when_every_member_has_pushed_and_not_before() -> None:
+    job = Job(3)
+    job.push("w2")
+    assert not job.all(e.Apply)
+    job.push("w0")
+    assert not job.all(e.Apply)
+    job.push("w1")
+    assert job.one(e.Apply).version == 1
+
+
+def test_the_next_round_opens_when_the_version_is_published() -> None:
+    job = Job(2)
+    job.round(["w0", "w1"])
+    assert {assignment.version for assignment in job.assignments.values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("samples", "workers", "batch"), [(40, 3, 4), (41, 3, 4), (7, 4, 2), (5, 2, 50), (3, 5, 1)]
+)
+def test_an_epoch_uses_every_sample_once(samples: int, workers: int, batch: int) -> None:
+    job = Job(workers, epochs=1, samples=samples, batch=batch)
+    assert job.assignments
+    covered: list[int] = []
+    while job.phase() is Phase.RUNNING:
+        given = job.assignments
+        for assignment in given.values():
+            assert 0 < assigned_samples(assignment) <= batch
+            covered += [each.start + i for each in assignment.ranges for i in range(each.count)]
+        job.round(given)
+    assert covered == list(range(samples))
+
+
+def test_a_push_counts_no_more_samples_than_its_worker_was_given() -> None:
+    """They are its weight in the mean: with any number, one worker could outweigh all others."""
+    job = Job(2, batch=4)
+    job.push("w0", samples=5)
+    refusal = job.refused()
+    assert (refusal.reason, refusal.worker) == (Reason.MALFORMED, "w0")
+    assert "at most 4" in refusal.message
+    assert "5" in refusal.message
+    job.push("w0", seq=1, samples=0)  # less is allowed: a step that was skipped
+    assert job.outcome().decision is Decision.ACCEPTED
+    job.push("w1")
+    assert [c.samples for c in job.one(e.Apply).contributions] == [0, 4]
+
+
+def test_who_comes_back_while_its_round_is_applied_is_told_the_next_one() -> None:
+    """A snapshot for the round that closes would be taken after it was applied, of the next version."""
+    job = Job(2)
+    job.push("w0")
+    job.push("w1")
+    assert job.all(e.Apply)
+    job.step(e.Detached(worker="w1", incarnation=1))
+    job.attach("w1")
+    job.ready("w1", version=None)
+    assert not job.assignments
+    job.publish()
+    assert {name: a.version for name, a in job.assignments.items()} == {"w0": 1, "w1": 1}
+
+
+def test_who_joins_during_a_round_takes_part_from_the_next_one_on() -> None:
+    job = Job(2)
+    job.bring("late")
+    assert not job.assignments
+    job.push("late")
+    assert job.outcome().decision is Decision.REFUSED
+    job.round(["w0", "w1"])
+    assert set(job.assignments) == {"w0", "w1", "late"}
+    assert [a.position for a in job.assignments.values()] == [0, 1, 2]
+    assert next(a for a in job.all(e.Assign) if a.worker == "late").has is None
+
+
+def test_a_push_without_samples_counts_as_having_pushed() -> None:
+    job = Job(2)
+    job.push("w0", samples=0)
+    job.push("w1")
+    assert [c.samples for c in job.one(e.Apply).contributions] == [0, 4]

@@ -1,0 +1,206 @@
+"""Whom a round waits for, evaluations, and the end of a job."""
+
+from __future__ import annotations
+
+import pytest
+from jobs import Job
+from stepping import core_of, state
+
+from gradwire.proto.messages import EpochStatus, Phase
+from gradwire.proto.refusal import Reason
+from gradwire.server.job import events as e
+from gradwire.server.job.schedule import parse_schedule
+
+# ---- saying whom it waits for
+
+
+def test_a_round_names_whom_it_waits_for_within_two_seconds() -> None:
+    job = Job(3)
+    job.push("w1")
+    job.step(e.Heard(worker="w2", incarnation=1, activity="computing"))
+    reports: list[list[e.Report]] = []
+    for _ in range(8):
+        job.tick(0.25)
+        reports.append(job.all(e.Report))
+    first = next(report for found in reports for report in found)
+    assert first.ranks == (0, 2)
+    assert first.seconds <= 2
+    assert "rank 0 (w0" in first.text
+    assert "rank 2 (w2, connected, heard" in first.text
+    assert "computing" in first.text
+
+
+def test_a_round_that_takes_long_to_apply_is_said() -> None:
+    job = Job(1)
+    job.push("w0")
+    job.heartbeat("w0")
+    job.tick(5)
+    assert not job.all(e.Report)
+    job.heartbeat("w0")
+    job.tick(5.5)
+    assert "version 1 is being computed since 10.5 s" in job.one(e.Report).text
+
+
+def test_a_new_reason_to_wait_is_said_within_two_seconds_of_its_beginning() -> None:
+    job = Job(2, epochs=1, samples=8)
+    job.push("w1")
+    job.tick(1.5)
+    assert job.one(e.Report).ranks == (0,)
+    job.push("w0")
+    job.publish()
+    job.tick(1.5)
+    assert "w0) to evaluate the last version" in job.one(e.Report).text
+    job.step(e.Detached(worker="w0", incarnation=1))
+    job.step(e.Left(worker="w0", incarnation=1, failed=True, reason="x"))
+    job.step(e.Detached(worker="w1", incarnation=1))
+    job.tick(1.5)
+    assert "to evaluate the last version" in job.one(e.Report).text
+
+
+def test_it_is_said_again_when_it_changes_and_every_ten_seconds() -> None:
+    job = Job(3)
+    job.tick(1.5)
+    assert len(job.all(e.Report)) == 1
+    job.tick(1)
+    assert not job.all(e.Report)
+    job.push("w1")
+    job.tick(0.25)
+    assert job.one(e.Report).ranks == (0, 2)
+    said = 0
+    for _ in range(84):
+        job.heartbeat("w0", "w2")
+        job.tick(0.25)
+        said += len(job.all(e.Report))
+    assert said == 2
+
+
+# ---- the end
+
+
+def test_after_the_last_epoch_rank_0_evaluates_and_then_everybody_may_go() -> None:
+    job = Job(2, epochs=1, samples=8)
+    job.round(["w0", "w1"])
+    assert job.phase() is Phase.FINISHING
+    told = job.assignments
+    assert set(told) == {"w0"}
+    assert (told["w0"].evaluate_epoch, told["w0"].finished, told["w0"].ranges) == (1, False, ())
+    job.step(e.Evaluated(worker="w0", incarnation=1, version=1, epoch=1, metrics={"accuracy": 0.5}))
+    assert job.all(e.Finish)
+    assert job.phase() is Phase.FINISHED
+    assert {worker: a.finished for worker, a in job.assignments.items()} == {"w0": True, "w1": True}
+    job.join("w9")
+    assert job.refused().reason is Reason.JOB_FINISHED
+
+
+def test_who_gets_ready_when_the_job_is_over_may_go() -> None:
+    job = Job(1, epochs=1, samples=4)
+    job.join("slow")
+    job.attach("slow")
+    job.round(["w0"])
+    job.step(e.Evaluated(worker="w0", incarnation=1, version=1, epoch=1, metrics={}))
+    job.ready("slow")
+    assert job.assignments["slow"].finished
+
+
+def test_an_epoch_whose_evaluator_is_lost_is_evaluated_in_the_next_round() -> None:
+    job = Job(2, epochs=3, samples=16)
+    job.round(["w0", "w1"])
+    job.round(["w0", "w1"])
+    assert job.assignments["w0"].evaluate_epoch == 1
+    job.step(e.Left(worker="w0", incarnation=1, failed=True, reason="crashed"))
+    job.push("w1")
+    job.publish()
+    assert job.assignments["w1"].evaluate_epoch == 1
+    job.step(e.Evaluated(worker="w1", incarnation=1, version=3, epoch=1, metrics={"loss": 1.0}))
+    assert [done.epoch for done in job.core.evaluations.done] == [1]
+
+
+@pytest.mark.parametrize(("worker", "version", "epoch"), [("w1", 1, 1), ("w0", 2, 1), ("w0", 1, 3)])
+def test_an_evaluation_that_was_not_asked_for_changes_nothing(worker: str, version: int, epoch: int) -> None:
+    job = Job(2, epochs=3, samples=8)
+    job.round(["w0", "w1"])
+    before = state(job.core)
+    job.step(e.Evaluated(worker=worker, incarnation=1, version=version, epoch=epoch, metrics={"loss": 1.0}))
+    assert state(job.core) == before
+    assert "not asked for" in job.one(e.Note).text
+
+
+def test_an_epochs_evaluation_is_asked_of_the_first_position_at_its_start() -> None:
+    job = Job(2, epochs=2, samples=8)
+    job.round(["w0", "w1"])
+    assert [a.evaluate_epoch for a in job.assignments.values()] == [1, 0]
+
+
+def test_when_the_evaluator_is_lost_the_next_one_evaluates() -> None:
+    job = Job(2, epochs=1, samples=8)
+    job.round(["w0", "w1"])
+    job.step(e.Left(worker="w0", incarnation=1, failed=True, reason="crashed"))
+    assert job.assignments["w1"].evaluate_epoch == 1
+    job.step(e.Left(worker="w1", incarnation=1, failed=True, reason="crashed"))
+    assert job.all(e.Finish)
+
+
+def test_an_evaluator_that_reconnects_is_told_again() -> None:
+    job = Job(2, epochs=1, samples=8)
+    job.round(["w0", "w1"])
+    job.step(e.Detached(worker="w0", incarnation=1))
+    job.attach("w0")
+    job.ready("w0", version=1)
+    assert job.assignments["w0"].evaluate_epoch == 1
+    assert job.one(e.Assign).has == 1
+    assert not job.core.lost
+
+
+def test_a_repeated_evaluation_counts_once() -> None:
+    job = Job(1, epochs=2, samples=4)
+    job.round(["w0"])
+    for _ in range(2):
+        job.step(e.Evaluated(worker="w0", incarnation=1, version=1, epoch=1, metrics={"loss": 1.0}))
+    assert len(job.core.evaluations.done) == 1
+
+
+def test_stopping_sends_everybody_home_and_takes_no_more_pushes() -> None:
+    job = Job(2)
+    job.step(e.Stopping(reason="maintenance"))
+    job.push("w0")
+    assert job.refused().reason is Reason.STOPPING
+    job.step(e.Stopping(reason="maintenance"))
+    assert {action.worker for action in job.all(e.Disconnect)} == {"w0", "w1"}
+    assert all(action.refusal.reason is Reason.STOPPING for action in job.all(e.Disconnect))
+    job.join("w3")
+    assert job.refused().reason is Reason.STOPPING
+
+
+def test_adaptive_local_steps_rise_as_the_rate_decays_and_begin_at_the_base_rate() -> None:
+    """Formula (1), √((η₀/η) · (F/F₀)) · first, with the base rate as η₀. With the rate of the first round,
+    which a warm-up makes next to nothing, there was one step for ever (finding F12)."""
+
+    def steps(schedule: str, epochs: int) -> list[int]:
+        core = core_of("local:first=4,most=16", epochs=epochs, schedule=parse_schedule(schedule))
+        job = Job(core=core, samples=64)
+        job.bring("w0")
+        found: list[int] = []
+        while job.core.phase is Phase.RUNNING:
+            found.append(job.core.local_steps)
+            job.round(["w0"])
+        return found
+
+    warm = steps("constant:warmup=1", 8)
+    assert warm[0] == 4
+    assert max(warm[1:3]) > 4  # the rate is below the base rate
+    assert set(warm[len(warm) // 2 :]) == {4}
+    decaying = steps("step:every=2,gamma=0.25", 8)
+    assert decaying[0] == 4
+    assert max(decaying) == 16
+    assert decaying == sorted(decaying)
+
+
+def test_an_epoch_is_evaluated_once_though_later_ones_have_been() -> None:
+    """A member that comes back with an old assignment would be asked again, and its answer ignored."""
+    job = Job(1)
+    job.core.evaluations.done += [
+        EpochStatus(epoch=epoch, version=epoch, metrics={}, seconds=1.0) for epoch in (1, 2)
+    ]
+    assert not job.core.evaluations.wants(1)
+    assert not job.core.evaluations.wants(2)
+    assert job.core.evaluations.wants(3)
