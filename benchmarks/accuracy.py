@@ -24,17 +24,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from ..deploy.interrupt import Interrupted
 from ..deploy.processes import RunError
 from ..deploy.report import Result, ratio, to_plain, write_atomically
 from ..exits import Exit
 from ..settings import RunSettings
 from . import output
 from .arguments import file_to_write, program
+from .cli import exit_code
 from .jobs import train
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Order:
     """Compressors from the best expected accuracy to the worst.
 
@@ -48,23 +48,18 @@ class Order:
 
 ORDERS = (
     Order(
-        name="thresholds as printed, on the mean gradient",
-        compressors=(
-            "none",
-            "4bit:levels=groups,scale=mean",
-            "4bit:levels=group1,scale=mean",
-            "2bit:scale=mean",
-        ),
+        "thresholds as printed, on the mean gradient",
+        ("none", "4bit:levels=groups,scale=mean", "4bit:levels=group1,scale=mean", "2bit:scale=mean"),
         claimed=True,
     ),
     Order(
-        name="thresholds scaled to the summed gradient",
-        compressors=("none", "4bit:levels=groups", "4bit:levels=group1", "2bit"),
+        "thresholds scaled to the summed gradient",
+        ("none", "4bit:levels=groups", "4bit:levels=group1", "2bit"),
         claimed=False,
     ),
     Order(
-        name="levels that follow the gradient, against the paper's groups",
-        compressors=("none", "4bit:levels=running", "4bit:levels=groups"),
+        "levels that follow the gradient, against the paper's groups",
+        ("none", "4bit:levels=running", "4bit:levels=groups"),
         claimed=True,
     ),
 )
@@ -228,17 +223,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--compressors", nargs="+", default=list(COMPRESSORS), metavar="SPEC")
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help="every run's report")
     parser.add_argument("--markdown", type=file_to_write, metavar="FILE", help="what is printed")
-    given = parser.parse_args(argv)
+    return exit_code("accuracy", lambda: run(parser.parse_args(argv)))
 
+
+def run(given: argparse.Namespace) -> int:
     settings = RunSettings(task=given.task, workers=given.workers, epochs=given.epochs)
-    try:
-        runs = measure(settings, given.seeds, given.compressors)
-        text = markdown(runs)
-    except RunError as error:
-        print(error, file=sys.stderr)
-        return error.code
-    except Interrupted as interrupted:
-        return 128 + interrupted.number
+    runs = measure(settings, given.seeds, given.compressors)
+    text = markdown(runs)
     print(text)
     if given.markdown is not None:
         write_atomically(given.markdown, text)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .. import __version__
+from ..deploy.interrupt import Interrupted
+from ..deploy.processes import RunError
 from ..exits import Exit
 from ..spec import SpecError
 from .arguments import BenchError
@@ -38,14 +40,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             chosen.add_arguments(command)
             command.set_defaults(run=chosen.run)
     given = parser.parse_args(arguments)
+    return exit_code(f"gc-bench {given.command}", lambda: given.run(given))
+
+
+def exit_code(program: str, run: Callable[[], int]) -> int:
+    """What `run` returns, or what stands for the error that it raises, which standard error tells."""
     try:
-        code: int = given.run(given)
-    except (BenchError, SpecError) as error:
-        print(f"gc-bench {given.command}: {error}", file=sys.stderr)
-        return Exit.USAGE
+        return run()
+    except (BenchError, SpecError, RunError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return error.code if isinstance(error, RunError) else Exit.USAGE
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
-    return code
+    except Interrupted as interrupted:
+        return 128 + interrupted.number
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ import argparse
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,26 +50,6 @@ DENSITIES = (0.1, 0.01, 0.001)
 TOP = 100  # one element in so many
 SPARSIFIERS = ("dgc", "gcac", "krngc", "l1", "randk", "topk")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """seconds: median of a call. ratio_to_add: its bandwidth, as a part of `torch.add_`'s in the same run.
-    error_norm: what the first payload misses of its gradient, as a part of it; Euclidean norms.
-    promised_ratio: of float32 to the payload, by the spec; None where it depends on the gradient."""
-
-    name: str
-    device: str
-    dtype: str
-    elements: int
-    seconds: float
-    bytes_moved: float
-    ratio_to_add: float
-    wire_bytes: int
-    raw_bytes: int
-    promised_ratio: float | None
-    achieved_ratio: float
-    error_norm: float
 
 
 def default_specs() -> list[str]:
@@ -124,27 +104,32 @@ def in_turn(tasks: Sequence[Callable[[], object]], elements: int, repeats: int) 
     return interleaved(tasks, repeats, lambda task: wall(task, calls))
 
 
-def measure(spec: str, elements: int, dtype: str, repeats: int) -> Row:
-    """One row."""
+def measure(spec: str, elements: int, dtype: str, repeats: int) -> dict[str, Any]:
+    """A row.
+
+    seconds: median of a call. ratio_to_add: its bandwidth, as a part of `torch.add_`'s in the same run.
+    error_norm: what the first payload misses of its gradient, as a part of it; Euclidean norms.
+    promised_ratio: of float32 to the payload, by the spec; None where it depends on the gradient.
+    """
     subject = _Subject(spec, elements, dtype)
     one, other = torch.ones(elements), torch.ones(elements)
     seconds, add_seconds = in_turn([subject.step, lambda: one.add_(other)], elements, repeats)
     sent = wire_bytes(subject.payload)
     moved = ADD_BYTES * elements + sent
-    return Row(
-        name=spec,
-        device="cpu",
-        dtype=dtype,
-        elements=elements,
-        seconds=seconds,
-        bytes_moved=moved,
-        ratio_to_add=moved / seconds / (ADD_BYTES * elements / add_seconds),
-        wire_bytes=sent,
-        raw_bytes=4 * elements,
-        promised_ratio=promised_ratio(spec, subject.payload),
-        achieved_ratio=4 * elements / sent,
-        error_norm=subject.error_norm,
-    )
+    return {
+        "name": spec,
+        "device": "cpu",
+        "dtype": dtype,
+        "elements": elements,
+        "seconds": seconds,
+        "bytes_moved": moved,
+        "ratio_to_add": moved / seconds / (ADD_BYTES * elements / add_seconds),
+        "wire_bytes": sent,
+        "raw_bytes": 4 * elements,
+        "promised_ratio": promised_ratio(spec, subject.payload),
+        "achieved_ratio": 4 * elements / sent,
+        "error_norm": subject.error_norm,
+    }
 
 
 def selection_ratios(elements: int, repeats: int) -> Mapping[str, float]:
@@ -180,28 +165,28 @@ def index_ratio(density: float, elements: int) -> float:
     return bits / entropy
 
 
-def tables(rows: Sequence[Row]) -> Iterator[str]:
+def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """One for each size and dtype."""
 
-    def cells(row: Row) -> Iterator[str]:
-        yield from (f"`{row.name}`", f"{row.seconds * 1e3:.2f}", f"{row.ratio_to_add:.2f}")
-        yield "–" if row.promised_ratio is None else f"{row.promised_ratio:g} x"
-        yield from (f"{row.achieved_ratio:.2f} x", f"{row.error_norm:.3f}")
+    def cells(row: Mapping[str, Any]) -> Iterator[str]:
+        yield from (f"`{row['name']}`", f"{row['seconds'] * 1e3:.2f}", f"{row['ratio_to_add']:.2f}")
+        yield "–" if row["promised_ratio"] is None else f"{row['promised_ratio']:g} x"
+        yield from (f"{row['achieved_ratio']:.2f} x", f"{row['error_norm']:.3f}")
 
     headings = "compressor", "ms", "of add_", "promised", "achieved", "error"
-    for (elements, dtype), group in itertools.groupby(rows, lambda row: (row.elements, row.dtype)):
+    for (elements, dtype), group in itertools.groupby(rows, lambda row: (row["elements"], row["dtype"])):
         yield f"{elements:,} elements, {dtype}: whole call with error feedback\n"
         yield output.table(headings, map(cells, group)) + "\n"
 
 
-def plot(rows: Sequence[Row], path: Path) -> None:
+def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Bandwidth over achieved ratio, for the largest tensors."""
-    largest = max(row.elements for row in rows)
+    largest = max(row["elements"] for row in rows)
     figure, (axes,) = panels([f"{largest:,} elements"])
     for row in rows:
-        if row.elements == largest and row.dtype == rows[0].dtype:
-            axes.plot(row.achieved_ratio, row.ratio_to_add, "o", color="tab:blue")
-            axes.annotate(row.name, (row.achieved_ratio, row.ratio_to_add), fontsize=7)
+        if row["elements"] == largest and row["dtype"] == rows[0]["dtype"]:
+            axes.plot(row["achieved_ratio"], row["ratio_to_add"], "o", color="tab:blue")
+            axes.annotate(row["name"], (row["achieved_ratio"], row["ratio_to_add"]), fontsize=7)
     axes.set(xscale="log", xlabel="float32 bytes / bytes on the wire", ylabel="bandwidth / torch.add_")
     axes.axhline(1.0, color="grey", linewidth=0.5)
     figure.savefig(path, dpi=150)
@@ -228,7 +213,7 @@ def run(given: argparse.Namespace) -> int:
     for spec in specs:
         create(spec)  # a bad one is refused before the others take their time
     warm_up()
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     failed: list[str] = []
     for elements, dtype, spec in itertools.product(given.elements, given.dtypes, specs):
         output.say(f"{spec}: {elements:,} elements, {dtype}")
@@ -248,7 +233,7 @@ def run(given: argparse.Namespace) -> int:
     print("bits per index / entropy, random places in 1,000,000:")
     for density in DENSITIES:
         print(f"  {density:.1%}: {index_ratio(density, 1_000_000):.3f}")
-    output.write_json(given.json, [asdict(row) for row in rows])
+    output.write_json(given.json, rows)
     if given.plot is not None:
         plot(rows, given.plot)
     for what in failed:

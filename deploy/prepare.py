@@ -30,14 +30,8 @@ def main(argv: Sequence[str]) -> int:
         create(compressor)
         check_downlink(downlink)
         load(task)
-    except (SpecError, TaskSpecError) as error:
-        return _fail(Exit.USAGE, error)
-    except TaskError as error:
-        return _fail(Exit.TASK, error)
+    except (SpecError, TaskError) as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return Exit.USAGE if isinstance(error, SpecError | TaskSpecError) else Exit.TASK
     warm_up()
     return Exit.DONE
-
-
-def _fail(code: Exit, error: Exception) -> int:
-    print(" ".join(str(error).split()), file=sys.stderr)
-    return code
