@@ -29,7 +29,7 @@ from ..deploy.report import Result, ratio, to_plain, write_atomically
 from ..exits import Exit
 from ..settings import RunSettings
 from . import output
-from .arguments import file_to_write, program
+from .arguments import file_to_write, program, whole_numbers
 from .cli import exit_code
 from .jobs import train
 
@@ -202,10 +202,7 @@ def measure(
 
 def seed_list(text: str) -> list[int]:
     """Read `1,2,3`: distinct numbers, and no more of them than there are quantiles for."""
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        seeds = []
+    seeds = whole_numbers(text)
     if not 1 <= len(set(seeds)) == len(seeds) <= MOST_SEEDS or min(seeds) < 0:
         raise argparse.ArgumentTypeError(
             f"expected 1 to {MOST_SEEDS} distinct numbers with commas between, from 0 on, got {text!r}"

@@ -18,26 +18,29 @@ def program(text: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
+def whole_numbers(text: str) -> list[int]:
+    """Read `1,2,3`; nothing if one of them is no whole number."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        return []
+
+
 def at_least_one(text: str) -> int:
     """A whole number from 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise BenchError(f"expected a whole number from 1, got {text!r}")
-    return number
+    match whole_numbers(text):
+        case [number] if number >= 1:
+            return number
+        case _:
+            raise BenchError(f"expected a whole number from 1, got {text!r}")
 
 
 def numbers(most: int) -> Callable[[str], list[int]]:
     """Whole numbers from 1 to `most`, separated by commas."""
 
     def parse(text: str) -> list[int]:
-        try:
-            found = [int(part) for part in text.split(",")]
-        except ValueError:
-            found = [0]
-        if not all(1 <= number <= most for number in found):
+        found = whole_numbers(text)
+        if not found or not all(1 <= number <= most for number in found):
             message = f"expected whole numbers from 1 to {most:,}, separated by commas, got {text!r}"
             raise BenchError(message)
         return found

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..deploy.daemons import HOST, server_arguments, worker_arguments
-from ..deploy.engine import PARAMETERS, Plan, free_port
+from ..deploy.engine import PARAMETERS, Plan, Watcher, free_port
 from ..deploy.engine import train as run_plan
 from ..deploy.interrupt import Interrupt
 from ..deploy.processes import Child, Children
@@ -83,16 +83,8 @@ def one_slower(workers: int, factor: float) -> Callable[[int], Program]:
     return lambda rank: ("gradwire.benchmarks.paced", str(factor if rank == workers - 1 else 1))
 
 
-class _Quiet:
-    """Nobody is watching."""
-
-    def update(self, status: StatusResponse, alive: int) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-
 def train(settings: RunSettings, directory: Path) -> Result:
     """One job as gc-run trains it. Raises RunError and Interrupted."""
     with Interrupt() as interrupt:
         plan = Plan(settings=settings, directory=directory)
-        return result_of(settings, run_plan(plan, _Quiet(), interrupt))
+        return result_of(settings, run_plan(plan, Watcher(), interrupt))

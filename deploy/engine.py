@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from ..exits import Exit
 from ..proto.messages import Phase, StatusResponse
@@ -41,8 +40,8 @@ PARAMETERS = "parameters.safetensors"
 FATAL = (Exit.USAGE, Exit.REFUSED, Exit.TASK)
 
 
-class Watcher(Protocol):
-    """Who is told how a run goes."""
+class Watcher:
+    """Is told how a run goes; this one keeps it to itself."""
 
     def update(self, status: StatusResponse, alive: int) -> None:
         """The job's state, several times a second, and how many worker processes run."""

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ..proto.job import job_terms
 from ..proto.messages import EpochStatus, StatusResponse
+from .engine import Watcher
 from .report import ratio, size
 
 WAITING_SECONDS = 5.0  # without a new version, before whom the job waits for is worth a line
@@ -52,7 +53,7 @@ def members(status: StatusResponse, alive: int, workers: int) -> str:
     return f"{text}  {status.waiting}" if status.waiting else text
 
 
-class LiveProgress:
+class LiveProgress(Watcher):
     """Draws one run on a terminal."""
 
     def __init__(self, live: Live, label: str, workers: int) -> None:
@@ -75,7 +76,7 @@ class LiveProgress:
         self._live.console.print(Text(text, style="yellow"))
 
 
-class LineProgress:
+class LineProgress(Watcher):
     """Prints a line per epoch, and whom the job waits for."""
 
     def __init__(
@@ -112,7 +113,7 @@ class LineProgress:
 
 
 @contextlib.contextmanager
-def progress(console: Console, label: str, workers: int) -> Generator[LiveProgress | LineProgress]:
+def progress(console: Console, label: str, workers: int) -> Generator[Watcher]:
     """The engine's watcher that suits the console."""
     if console.is_terminal:
         with Live(Text(f"{label}: starting the server"), console=console, refresh_per_second=8) as live:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.deploy import engine, processes
-from gradwire.deploy.engine import Plan, train
+from gradwire.deploy.engine import Plan, Watcher, train
 from gradwire.deploy.interrupt import Interrupt, Interrupted
 from gradwire.deploy.processes import Child, Children, RunError
 from gradwire.exits import Exit
@@ -28,7 +28,7 @@ WaitUntilGone = Callable[[list[int], float], None]  # the fixture in conftest.py
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-class Notes:
+class Notes(Watcher):
     """A watcher that remembers."""
 
     def __init__(self) -> None:
