@@ -19,7 +19,7 @@ from ..proto.messages import Assignment, Exchanged
 from ..server.job import events as e
 from ..server.job.core import Core
 from ..server.job.modes.registry import parse
-from ..server.job.state import Rules
+from ..settings import ServerSettings
 from . import output
 
 MODES = ("sync", "sync:backup=1", "sync:redundancy=2", "sync:stragglers=1", "stale:bound=4", "async", "local")
@@ -33,7 +33,7 @@ class Job:
     """A core with as many members, which answer whatever they are told."""
 
     def __init__(self, mode: str, members: int) -> None:
-        rules = Rules(min_workers=members, batch_size=BATCH, epochs=1, lease_s=1e6)
+        rules = ServerSettings(min_workers=members, batch_size=BATCH, epochs=1, lease_seconds=1e6)
         self.core = Core(rules, parse(mode))
         self.names = [f"w{index}" for index in range(members)]
         self.told: deque[tuple[str, Assignment]] = deque()

@@ -29,8 +29,6 @@ from .conductor import Conductor
 from .job.core import Core
 from .job.modes import registry
 from .job.modes.options import ModeOptions
-from .job.schedule import parse_schedule
-from .job.state import Rules
 from .metrics import Metrics
 from .service import Service
 from .shard.aggregation import parse_aggregation
@@ -70,24 +68,13 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> Shard:
     return Shard(build)
 
 
-def _rules(options: ServerSettings) -> Rules:
-    return Rules(
-        min_workers=options.min_workers,
-        batch_size=options.batch_size,
-        epochs=options.epochs,
-        lease_s=options.lease_seconds,
-        learning_rate=options.learning_rate,
-        schedule=parse_schedule(options.schedule),
-    )
-
-
 def _conductor(options: ServerSettings, mode: ModeOptions) -> Conductor:
     metrics = Metrics(options.downlink)
     if mode.staleness_bound is not None:
         metrics.staleness_bound.set(mode.staleness_bound)
 
     output = Path(options.output) if options.output else None
-    return Conductor(Core(_rules(options), mode), metrics, shard=_shard(options, mode), output=output)
+    return Conductor(Core(options, mode), metrics, shard=_shard(options, mode), output=output)
 
 
 async def _serve(effective: Effective[ServerSettings]) -> int:

@@ -27,6 +27,7 @@ from .metrics import Metrics
 from .session.attempts import UnreachableError
 from .session.connection import Connection
 from .session.replica import ModelError, Replica
+from .session.session import Session
 from .tasks import Task, TaskError, load_allowed
 from .tasks.computation import TaskFailedError, guarded
 from .tasks.trainer import Trainer
@@ -49,7 +50,7 @@ class _Signals:
     def __init__(self, leave_s: float) -> None:
         self._leave_s = leave_s
         self.received: int | None = None
-        self.trainer: Trainer | None = None
+        self.session: Session | None = None
         assert threading.current_thread() is threading.main_thread()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -59,9 +60,9 @@ class _Signals:
         for again in (signal.SIGTERM, signal.SIGINT):
             signal.signal(again, lambda n, _: os._exit(128 + n))
         self.received = number
-        if self.trainer is None or not self._leave_s:
+        if self.session is None or not self._leave_s:
             raise _Signalled(number)
-        self.trainer.leave()
+        self.session.leave()
         signal.setitimer(signal.ITIMER_REAL, self._leave_s)
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> NoReturn:
@@ -118,7 +119,7 @@ def run(effective: Effective[WorkerSettings]) -> int:
         signals.settled()
         leaving.set()
         name = signal.Signals(signalled.number).name
-        held_back = signals.trainer.held_back if signals.trainer else 0.0
+        held_back = signals.session.held_back if signals.session else 0.0
         if held_back:
             log.warning(
                 "%s: leaving after %g s with gradients of norm %.3g that the server has not got",
@@ -177,7 +178,7 @@ def _train(
             ),
             metrics=metrics,
         )
-        signals.trainer = trainer
+        signals.session = trainer.session
         done = trainer.run()
         if not done:
             assert signals.received is not None

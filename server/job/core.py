@@ -20,13 +20,15 @@ from typing import Any, TypeVar
 
 from ...proto.messages import Assignment, Decision, LostStatus, Outcome, Phase, Welcome
 from ...proto.refusal import Refusal, Refused
+from ...settings import ServerSettings
 from . import events as e
 from . import refusals, saving
 from .modes.mode import Mode
 from .modes.options import ModeOptions
 from .roster import BROKEN, OPENED, Life, Member, Roster, WorkLife
 from .samples import Samples
-from .state import LOST_REMEMBERED, JobState, Rules
+from .schedule import parse_schedule
+from .state import LOST_REMEMBERED, JobState
 from .waiting import Waiting, describe_waiting
 
 R = TypeVar("R")
@@ -38,9 +40,10 @@ REPORT_EVERY_S = 10.0  # and says so again
 class Core(JobState):
     """The state of one job and the one function that changes it."""
 
-    def __init__(self, rules: Rules, options: ModeOptions) -> None:
+    def __init__(self, rules: ServerSettings, options: ModeOptions) -> None:
         """options: of the job's mode."""
-        super().__init__(rules=rules, roster=Roster(lease_s=rules.lease_s))
+        roster = Roster(lease_s=rules.lease_seconds)
+        super().__init__(rules=rules, schedule=parse_schedule(rules.schedule), roster=roster)
         self.mode: Mode = options.mode(self)
         self._handlers: dict[type[Any], Callable[[Any, float], e.Result[Any] | list[e.Action]]] = {
             e.Joined: self._joined,
@@ -374,8 +377,8 @@ class Core(JobState):
         actions: list[e.Action] = []
         for member in self.roster.expired(now):
             silent = now - member.heard_at
-            reason = f"not heard of for {silent:.1f} s (lease {self.rules.lease_s:g} s)"
-            why = refusals.lease_over(member.worker, silent, self.rules.lease_s)
+            reason = f"not heard of for {silent:.1f} s (lease {self.rules.lease_seconds:g} s)"
+            why = refusals.lease_over(member.worker, silent, self.rules.lease_seconds)
             if member.attached:
                 actions.append(e.Disconnect(*member.id, refusal=why, final=False))
             actions += self._give_up(member, reason, now, expected=self.phase is Phase.FINISHED, away=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...proto.messages import Assignment, LostStatus, Phase
+from ...settings import ServerSettings
 from .evaluations import Asked, Evaluations
 from .events import Action, Assign
 from .roster import Member, Roster, Work
@@ -15,30 +16,14 @@ from .saving import DERIVED
 from .schedule import Constant
 
 LOST_REMEMBERED = 256
-CONSTANT = Constant()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rules:
-    """What the job's configuration means for decisions, whatever the mode."""
-
-    min_workers: int
-    batch_size: int
-    epochs: int
-    lease_s: float
-    learning_rate: float = 0.1
-    schedule: Constant = CONSTANT
-
-    def rate_factor(self, progress: float) -> float:
-        """What the base learning rate is multiplied with after so many epochs."""
-        return self.schedule.factor(progress, self.epochs)
 
 
 @dataclass(kw_only=True)
 class JobState:
-    """One job. All of it but the rules is saved."""
+    """One job. All of it but the rules and the schedule, which is one of them, is saved."""
 
-    rules: Rules = field(metadata=DERIVED)
+    rules: ServerSettings = field(metadata=DERIVED)
+    schedule: Constant = field(metadata=DERIVED)
     roster: Roster
     phase: Phase = Phase.EMPTY
     initializer: tuple[str, int] | None = None  # (worker, incarnation) that was asked for the parameters
@@ -62,6 +47,10 @@ class JobState:
     largest_staleness: int = 0  # of accepted pushes: in clocks in stale mode, else in versions
     waiting_since: float | None = None  # when whatever is waited for began
     reported: tuple[str, float] | None = None  # what was last told of it, and when
+
+    def rate_factor(self, progress: float) -> float:
+        """What the base learning rate is multiplied with after so many epochs."""
+        return self.schedule.factor(progress, self.rules.epochs)
 
     @property
     def epoch(self) -> int:

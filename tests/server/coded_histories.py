@@ -90,7 +90,7 @@ class Cluster:
         min_workers = chance.randint(1, self.members)
         self.mode = f"coded:redundancy={chance.choice(['auto', 1, 2, 3])}"
         self.core = core_of(
-            self.mode, min_workers=min_workers, batch_size=BATCH, epochs=EPOCHS, lease_s=LEASE_S
+            self.mode, min_workers=min_workers, batch_size=BATCH, epochs=EPOCHS, lease_seconds=LEASE_S
         )
         self.now = 0.0
         self.workers: dict[str, Worker] = {}

@@ -101,7 +101,7 @@ class World:
         **rules: Any,
     ) -> None:
         self.pick = pick
-        self.core = core_of(mode, batch_size=batch, epochs=epochs, lease_s=LEASE_S, **rules)
+        self.core = core_of(mode, batch_size=batch, epochs=epochs, lease_seconds=LEASE_S, **rules)
         self.given_mode, self.rules = mode, self.core.rules
         self.now = 0.0
         self.samples, self.epochs = samples, epochs

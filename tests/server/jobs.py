@@ -33,7 +33,7 @@ class Job:
     ) -> None:
         needed = workers if min_workers is None else min_workers
         self.core = core or core_of(
-            min_workers=max(1, needed), batch_size=batch, epochs=epochs, lease_s=LEASE_S
+            min_workers=max(1, needed), batch_size=batch, epochs=epochs, lease_seconds=LEASE_S
         )
         self.now = 100.0
         self.actions: list[Any] = []

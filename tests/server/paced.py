@@ -57,7 +57,7 @@ class Job:
             min_workers=len(self.slower),
             batch_size=BATCH,
             epochs=self.epochs,
-            lease_s=1e9,
+            lease_seconds=1e9,
         )
         self._now = 0.0
         self._chance = random.Random(1)

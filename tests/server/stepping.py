@@ -10,7 +10,7 @@ from gradwire.proto.refusal import Refusal, Refused
 from gradwire.server.job import events as e
 from gradwire.server.job.core import Core
 from gradwire.server.job.modes.registry import parse
-from gradwire.server.job.state import Rules
+from gradwire.settings import ServerSettings
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Relay:
 
 def core_of(mode: str = "sync", **rules: Any) -> Core:
     """Of a job; rules beside those that tests seldom care for."""
-    fields: dict[str, Any] = {"min_workers": 1, "batch_size": 4, "epochs": 2, "lease_s": 10.0}
-    return Core(Rules(**{**fields, **rules}), parse(mode))
+    fields: dict[str, Any] = {"min_workers": 1, "batch_size": 4, "epochs": 2, "lease_seconds": 10.0}
+    return Core(ServerSettings(**{**fields, **rules}), parse(mode))
 
 
 def step(core: Core, event: e.Event[Any], now: float) -> list[Any]:

@@ -27,7 +27,6 @@ from gradwire.coding import parts_of
 from gradwire.proto.messages import Assignment, Decision
 from gradwire.proto.shares import assigned_samples, share
 from gradwire.server.job import events as e
-from gradwire.server.job.schedule import parse_schedule
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 MODEL = b"model"
@@ -39,7 +38,7 @@ class Story:
         workers = int(options.pop("workers", "0"))
         given: dict[str, Any] = {"batch_size": int(options.pop("batch", "4"))}
         if "schedule" in options:
-            given["schedule"] = parse_schedule(options.pop("schedule"))
+            given["schedule"] = options.pop("schedule")
         self.core = core_of(options.pop("mode"), min_workers=max(1, workers), **given)
         assert not options, f"no options of a story: {options}"
         self.now = 100.0

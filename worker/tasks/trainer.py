@@ -38,7 +38,7 @@ POLL_S = 1.0
 
 
 class Trainer:
-    """One worker's training. Not for several threads."""
+    """One worker's training, with its part in the job, `session`. Not for several threads."""
 
     def __init__(
         self,
@@ -59,22 +59,13 @@ class Trainer:
         specs = _measured(self._computation, replica, task.name) if model_wide(compressor) else None
         specs = specs or replica.manifest.specs
         compression = Compression(specs, ModelCompressor(specs, compressor, rule, job.seed, reply.rank))
-        self._session = Session(connection, replica, compression, metrics, initialize=reply.initialize)
-        self._strategy = _strategy(work, job, self._session, self._computation, metrics)
+        self.session = Session(connection, replica, compression, metrics, initialize=reply.initialize)
+        self._strategy = _strategy(work, job, self.session, self._computation, metrics)
         self._evaluation: m.Evaluation | None = None  # the last one
         _warn_of_momentum(compressor, work, job)
 
-    @property
-    def held_back(self) -> float:
-        """Euclidean norm of what this worker has computed and the server has not got."""
-        return self._session.held_back
-
-    def leave(self) -> None:
-        """Make the next push the last, and whole. Only sets a flag, so that a signal handler may call it."""
-        self._session.leave()
-
     def run(self) -> bool:
-        """Train until the job is done, or `leave` was called and everything is handed over.
+        """Train until the job is done, or `session.leave` was called and everything is handed over.
 
         Returns:
             Whether the job is done.
@@ -83,16 +74,16 @@ class Trainer:
             Refused, UnreachableError: from the session.
             TaskFailedError: the task raised, or its gradients stay unusable.
         """
-        self._session.begin()
-        while not (self._session.finished_leaving and not self._strategy.busy):
-            assignment = self._session.next(POLL_S)
+        self.session.begin()
+        while not (self.session.finished_leaving and not self._strategy.busy):
+            assignment = self.session.next(POLL_S)
             if assignment is None:
                 continue
             if assignment.finished:
                 self._strategy.finish()
                 return True
             self._evaluate(assignment)
-            if self._session.is_new(assignment):
+            if self.session.is_new(assignment):
                 self._metrics.step()
                 self._strategy.work(assignment)
         self._strategy.hand_over()
@@ -104,13 +95,13 @@ class Trainer:
         if epoch == 0:
             return
         if self._evaluation is not None and epoch <= self._evaluation.epoch:
-            self._session.report(self._evaluation)  # told again: the report may not have been heard
-        elif not (self._session.leaving and assignment.ranges):  # a last push matters more
+            self.session.report(self._evaluation)  # told again: the report may not have been heard
+        elif not (self.session.leaving and assignment.ranges):  # a last push matters more
             self._evaluation = self._measure(assignment)
-            self._session.report(self._evaluation)
+            self.session.report(self._evaluation)
 
     def _measure(self, assignment: m.Assignment) -> m.Evaluation:
-        self._session.doing("evaluating")
+        self.session.doing("evaluating")
         with self._metrics.during("evaluating"):
             metrics = self._computation.evaluate()
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))

@@ -188,7 +188,7 @@ class Arrivals(Mode):
     # ---- taking pushes
 
     def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
-        state, rules = self._state, self._state.rules
+        state = self._state
         clock = self._clock(member)
         epoch = state.epoch
         state.samples.settle(work.drawn)
@@ -210,13 +210,13 @@ class Arrivals(Mode):
             self._epoch_version = self._promised
         self._judge(member, work, now)
         middle = state.samples.progress - work.drawn.count / 2 / state.samples.per_epoch
-        weight = work.share / rules.batch_size
+        weight = work.share / state.rules.batch_size
         contribution = e.Contribution(key=event.key, rank=member.rank, samples=event.samples, loss=event.loss)
         self._queue.append(
             e.Apply(
                 version=self._promised,
                 contributions=(contribution,),
-                rate_factor=rules.rate_factor(middle),
+                rate_factor=state.rate_factor(middle),
                 weight=weight / (max(1, versions) if self.inverse else 1),
                 opened_at=work.given_at,
                 base_version=base_version,

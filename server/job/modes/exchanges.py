@@ -85,7 +85,7 @@ class Coded(Mode):
 
     def due(self, now: float) -> bool:
         since = self._hoping_since
-        return since is not None and now - since > HOPE_LEASES * self._state.rules.lease_s
+        return since is not None and now - since > HOPE_LEASES * self._state.rules.lease_seconds
 
     # ---- giving out work
 
@@ -167,7 +167,7 @@ class Coded(Mode):
 
     def _assign(self, round_: CodedRound, coding: Coding, now: float, *, evaluate: bool) -> list[e.Action]:
         """Tell every member that is present what to do in the running exchange."""
-        state, rules = self._state, self._state.rules
+        state = self._state
         due = state.epoch_to_evaluate if evaluate else 0
         middle = state.samples.progress + round_.drawn.count / 2 / state.samples.per_epoch
         actions: list[e.Action] = []
@@ -185,7 +185,7 @@ class Coded(Mode):
                 position=node,
                 world=len(round_.members),
                 progress=state.samples.progress,
-                learning_rate=rules.learning_rate * rules.rate_factor(middle),
+                learning_rate=state.rules.learning_rate * state.rate_factor(middle),
                 evaluate_epoch=state.epoch_to_evaluate if asked else 0,
                 coding=coding,
                 apply=state.applied,
@@ -477,7 +477,7 @@ class Coded(Mode):
         names = ", ".join(describe(state, each.id, each.rank, now) for each in here or self._away())
         text = f"version {state.version} is waited for {since} from {names}, who have it"
         if not here:
-            wait_s = HOPE_LEASES * state.rules.lease_s
+            wait_s = HOPE_LEASES * state.rules.lease_seconds
             text += (
                 f"; when others have waited for {wait_s:g} s, training goes back to the server's "
                 f"copy, version {self._copy.version}"

@@ -140,7 +140,7 @@ class Rounds(Mode):
     # ---- giving out work
 
     def _offer(self, now: float) -> list[e.Action]:
-        state, rules = self._state, self._state.rules
+        state = self._state
         if self.round is not None and not self.round.vacant:
             return []
         ready = state.roster.ready()
@@ -151,7 +151,7 @@ class Rounds(Mode):
             return self._fill(self.round, idle, now)
         steps = self._steps()
         late = len(ready) - len(idle)
-        division = divide(self.wanted, state.samples, rules.batch_size * steps, len(idle), late)
+        division = divide(self.wanted, state.samples, state.rules.batch_size * steps, len(idle), late)
         if division is None:
             return []
         progress = state.samples.progress
@@ -160,7 +160,7 @@ class Rounds(Mode):
             version=state.version,
             opened_at=now,
             progress=progress,
-            rate_factor=rules.rate_factor(progress + count / 2 / state.samples.per_epoch),
+            rate_factor=state.rate_factor(progress + count / 2 / state.samples.per_epoch),
             division=division,
         )
         actions: list[e.Action] = []
@@ -226,7 +226,7 @@ class Rounds(Mode):
             return 1
         if self._first_loss is None:
             return planned.first
-        factor = self._state.rules.rate_factor(self._state.samples.progress)
+        factor = self._state.rate_factor(self._state.samples.progress)
         ratio = self._loss / self._first_loss if self._first_loss else math.nan
         return planned.following(ratio, 1 / factor if factor else math.inf)
 

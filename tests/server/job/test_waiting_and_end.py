@@ -9,7 +9,6 @@ from stepping import core_of, state
 from gradwire.proto.messages import EpochStatus, Phase
 from gradwire.proto.refusal import Reason
 from gradwire.server.job import events as e
-from gradwire.server.job.schedule import parse_schedule
 
 # ---- saying whom it waits for
 
@@ -176,7 +175,7 @@ def test_adaptive_local_steps_rise_as_the_rate_decays_and_begin_at_the_base_rate
     which a warm-up makes next to nothing, there was one step for ever (finding F12)."""
 
     def steps(schedule: str, epochs: int) -> list[int]:
-        core = core_of("local:first=4,most=16", epochs=epochs, schedule=parse_schedule(schedule))
+        core = core_of("local:first=4,most=16", epochs=epochs, schedule=schedule)
         job = Job(core=core, samples=64)
         job.bring("w0")
         found: list[int] = []

@@ -143,7 +143,7 @@ def test_a_stale_push_goes_back_into_the_residual_whatever_is_heard_first(answer
 
 
 def residual(subject: Trainer) -> np.ndarray[Any, Any]:
-    return subject._session._compression.ledger.residual.numpy().copy()  # pyright: ignore[reportPrivateUsage]
+    return subject.session._compression.ledger.residual.numpy().copy()  # pyright: ignore[reportPrivateUsage]
 
 
 def gradient_of(script: Script, seq: int) -> np.ndarray[Any, Any]:
@@ -286,7 +286,7 @@ def leaving(subject: Trainer) -> Any:
     """The answer to the first push, and the worker is told to stop before it comes."""
 
     def answer() -> m.Outcome:
-        subject.leave()
+        subject.session.leave()
         return accepted(1)
 
     return answer
@@ -301,7 +301,7 @@ def test_a_worker_that_leaves_hands_over_its_residual_with_its_next_push() -> No
     ((_, first), (header, last)) = script.pushed
     assert all(isinstance(payload, DensePayload) for payload in last)
     assert header.samples == 4
-    assert subject.held_back == 0.0
+    assert subject.session.held_back == 0.0
     # Both steps were at the same parameters: what was sent is the two gradients, nothing more or less.
     total = np.concatenate([decode(payload) for payload in first]) + sent(script, 2)
     np.testing.assert_allclose(total, gradient_at(0) + gradient_at(1), rtol=1e-5, atol=1e-6)
@@ -351,7 +351,7 @@ def test_a_refused_gradient_without_a_residual_goes_out_with_the_next(compressor
     if compressor == "none":
         np.testing.assert_allclose(sent(script, 2), sent(script, 1) + sent(alone, 1), rtol=1e-6)
     assert not np.array_equal(sent(script, 2), sent(alone, 1))
-    assert subject.held_back == 0.0
+    assert subject.session.held_back == 0.0
 
 
 @pytest.mark.parametrize(
