@@ -83,36 +83,43 @@ class _QuietHandler(WSGIRequestHandler):
         logging.getLogger("gradwire.http").debug(format, *args)
 
 
-# A probe answers with (healthy, what a person wants to know).
-Probe = Callable[[], tuple[bool, str]]
-
-
 class HttpEndpoint:
     """Serves /metrics, /livez and /readyz on a thread of its own until `close`."""
 
     def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, *, ready: Probe, fallback: bool
+        self,
+        effective: Effective[Any],
+        host: str,
+        registry: CollectorRegistry,
+        stopping: Callable[[], bool],
+        state: Callable[[], str],
     ) -> None:
         """
         Args:
-            port: 0 for a free one.
-            fallback: when the port is taken, use any free one; for a default that nobody chose.
+            effective: its option `http_port` is 0 for a free port and below for no endpoint. When the port is
+                taken that is its default, which nobody chose, any free one is used.
+            stopping, state: /readyz says whether the daemon is stopping, and otherwise its state in words.
 
         Raises:
             UsageError: the port cannot be listened on.
         """
+        self._server: WSGIServer | None = None
+        port = effective.settings.http_port
+        if port < 0:
+            return
         untyped: Any = exposition
         metrics = untyped.make_wsgi_app(registry)
-        probes: dict[str, Probe] = {"/livez": lambda: (True, "alive"), "/readyz": ready}
 
         def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
             path = environ.get("PATH_INFO", "/")
             if path == "/metrics":
                 return cast("Iterable[bytes]", metrics(environ, start_response))
-            if path in probes:
-                healthy, text = probes[path]()
-                status = "200 OK" if healthy else "503 Service Unavailable"
-            else:
+            status, text = "200 OK", "alive"
+            if path == "/readyz" and stopping():
+                status, text = "503 Service Unavailable", "shutting down"
+            elif path == "/readyz":
+                text = state()
+            elif path != "/livez":
                 status, text = "404 Not Found", "try /metrics, /livez or /readyz"
             start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
             return [f"{text}\n".encode()]
@@ -121,27 +128,19 @@ class HttpEndpoint:
         try:
             self._server = make_server(host, port, app, kind, _QuietHandler)
         except OSError as error:
-            if not fallback or error.errno != errno.EADDRINUSE:
+            if effective.chosen("http_port") or error.errno != errno.EADDRINUSE:
                 raise UsageError(
                     f"--http-port {port} on {host}: {error.strerror}; choose another port, 0 for a "
                     "free one, or -1 for none"
                 ) from None
             self._server = make_server(host, 0, app, kind, _QuietHandler)
             logging.getLogger("gradwire.http").warning("port %d is taken", port)
-        self.port: int = self._server.server_port
-        logging.getLogger("gradwire.http").info("metrics and probes on port %d", self.port)
+        logging.getLogger("gradwire.http").info("metrics and probes on port %d", self._server.server_port)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="http")
         self._thread.start()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-def open_http(
-    effective: Effective[Any], host: str, registry: CollectorRegistry, ready: Probe
-) -> HttpEndpoint | None:
-    """The endpoint that the option `http_port` asks for. Raises UsageError."""
-    port, fallback = effective.settings.http_port, not effective.chosen("http_port")
-    return HttpEndpoint(host, port, registry, ready=ready, fallback=fallback) if port >= 0 else None
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()

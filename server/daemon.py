@@ -24,7 +24,7 @@ from ..proto.manifest import Manifest
 from ..proto.service import generic_handler
 from ..proto.standard import Health, reflect
 from ..settings import ServerSettings
-from ..telemetry import add_log_fields, open_http
+from ..telemetry import HttpEndpoint, add_log_fields
 from .conductor import Conductor
 from .job.core import Core
 from .job.modes import registry
@@ -93,7 +93,11 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     health = Health(server)
     reflect(server)
     port = _listen(server, options)
-    http = open_http(effective, options.host, metrics.registry, lambda: _readiness(conductor, stopping))
+    http = HttpEndpoint(
+        *(effective, options.host, metrics.registry),
+        stopping=stopping.is_set,
+        state=lambda: conductor.core.phase.name.lower(),
+    )
     await server.start()
     await health.serving()
 
@@ -112,8 +116,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     if conductor.unsaved and code == Exit.DONE:
         code = Exit.INTERNAL
     await server.stop(GRACE_S)
-    if http is not None:
-        http.close()
+    http.close()
     log.info("stopped at version %d", conductor.core.version)
     return code
 
@@ -130,13 +133,6 @@ def _listen(server: grpc.aio.Server, options: ServerSettings) -> int:
             "of this machine, and the port free? Choose another port, or 0 for a free one"
         )
     return port
-
-
-def _readiness(conductor: Conductor, stopping: asyncio.Event) -> tuple[bool, str]:
-    """For /readyz: whether workers may come."""
-    if stopping.is_set():
-        return False, "shutting down"
-    return True, conductor.core.phase.name.lower()
 
 
 async def _until_stopped(conductor: Conductor, stopping: asyncio.Event, *, stay: bool) -> int:

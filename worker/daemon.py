@@ -22,7 +22,7 @@ from ..proto.job import job_terms
 from ..proto.refusal import Reason, Refused
 from ..settings import WorkerSettings, names_in, parse_address
 from ..spec import SpecError
-from ..telemetry import add_log_fields, open_http, set_up_logging
+from ..telemetry import HttpEndpoint, add_log_fields, set_up_logging
 from .metrics import Metrics
 from .session.attempts import UnreachableError
 from .session.connection import Connection
@@ -93,12 +93,7 @@ def run(effective: Effective[WorkerSettings]) -> int:
     metrics = Metrics(settings.compressor.partition(":")[0])
     connection: Connection | None = None
     leaving = threading.Event()
-    http = open_http(
-        effective,
-        "0.0.0.0",
-        metrics.registry,
-        lambda: (not leaving.is_set(), "shutting down" if leaving.is_set() else "running"),
-    )
+    http = HttpEndpoint(effective, "0.0.0.0", metrics.registry, leaving.is_set, lambda: "running")
     signals = _Signals(settings.leave_seconds)
     try:
         connection = Connection(
@@ -133,8 +128,7 @@ def run(effective: Effective[WorkerSettings]) -> int:
     finally:
         if connection is not None:
             connection.close()
-        if http is not None:
-            http.close()
+        http.close()
 
 
 def _train(

@@ -4,20 +4,7 @@ One live member per worker id. A new incarnation fences the old one. A member wh
 set aside with its outcomes, so that the same incarnation may come back and hear what became of its last
 push. Outcomes and set-aside members are bounded.
 
-A member's life:
-
-    JOINED     admitted; no stream is open, and it has no model yet
-    LOADING    its stream is open, and it loads its model and data
-    LISTENING  it has said which version it has, and can be told what to do
-    AWAY       its stream broke; rounds count on it for as long as it keeps its lease
-    RETURNING  it has opened another stream, and has not said yet what it has got
-    GONE       its lease is over, it left, or another incarnation has replaced it
-
-and that of the work it is given, until a push answers it:
-
-    GIVEN   a push for it can be part of a version
-    LATE    its round has closed without it: its push will be refused
-    VOID    it was taken from a member that was lost; others get its samples
+ARCHITECTURE.md says what the states of a member and of its work mean.
 """
 
 from __future__ import annotations
@@ -255,15 +242,13 @@ class Roster:
             Refused: FENCED or NOT_A_MEMBER.
         """
         member = self.members.get(worker)
-        if member is None and revive:
-            departed = self.departed.get(worker)
-            if departed is not None and departed.incarnation == incarnation:
-                member = self._revive(departed, now)
         if member is None:
-            departed = self.departed.get(worker)
-            if departed is not None and departed.incarnation == incarnation:
+            departed = self.get((worker, incarnation))
+            if departed is None:
+                raise Refused(refusals.not_a_member(worker))
+            if not revive:
                 raise Refused(refusals.lease_over(worker, now - departed.heard_at, self.lease_s))
-            raise Refused(refusals.not_a_member(worker))
+            member = self._revive(departed, now)
         if member.incarnation != incarnation:
             raise Refused(refusals.fenced(worker, incarnation, member.incarnation))
         member.heard_at = now

@@ -1,10 +1,4 @@
-"""One round of coded mode: who takes part, which packets have come, and who has the sum.
-
-A round's life, exchange after exchange:
-
-    EXCHANGING  packets are handed on, and members say when they have the sum
-    BROKEN      the exchange cannot end; another one replaces it
-"""
+"""One round of coded mode: who takes part, which packets have come, and who has the sum."""
 
 from __future__ import annotations
 

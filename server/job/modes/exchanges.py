@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ....coding import MAX_NODES, Choice, StepTimes, packet_elements, possible
@@ -291,16 +290,12 @@ class Coded(Mode):
         )
 
     def _damaged(self, member: Member, event: e.PacketDamaged) -> list[e.Action]:
+        """The exchange is void because of a member, which is sent away if that goes on."""
         round_ = self.round
         node = round_.node_of(member.id) if round_ is not None else None
         if round_ is None or node is None or round_.exchange != event.exchange:
             return []
-        return self._broken_by(
-            round_, member, f"a packet of {member.name} was refused ({event.refusal.message})"
-        )
-
-    def _broken_by(self, round_: CodedRound, member: Member, why: str) -> list[e.Action]:
-        """The exchange is void because of a member, which is sent away if that goes on."""
+        why = f"a packet of {member.name} was refused ({event.refusal.message})"
         round_.fail(why)
         self._damaged_by[member.id] += 1
         if self._damaged_by[member.id] <= MAX_DAMAGED:
@@ -417,7 +412,11 @@ class Coded(Mode):
             actions += self._warn_of_clipping(clipped)
         state.drifting = len(self._drift.names)
         if self._copy.due or self._drift.is_due(state.version):
-            self._bring_together(members)
+            for member in members:  # whoever has drifted gets the parameters anew before the next round
+                if member.id in self._drift.names:
+                    self._have_sum.discard(member.id)
+                    member.version = None
+            self._drift.names = set()
         return actions
 
     def _warn_of_clipping(self, clipped: int) -> list[e.Action]:
@@ -430,14 +429,6 @@ class Coded(Mode):
             "block: use a smaller --batch-size, more redundancy, or another mode"
         )
         return [e.Note(text=text, warning=True)]
-
-    def _bring_together(self, members: Sequence[Member]) -> None:
-        """Whoever has drifted gets the parameters anew before the next round."""
-        for member in members:
-            if member.id in self._drift.names:
-                self._have_sum.discard(member.id)
-                member.version = None
-        self._drift.names = set()
 
     def wants_copy(self, worker: str, version: int, *, leaving: bool = False) -> bool:
         asked = self._copy.asked

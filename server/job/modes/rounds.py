@@ -14,11 +14,6 @@ forgets it.
 
 In local mode the parts are larger: enough samples for as many local steps as `interval` says.
 
-A round's life:
-
-    OPEN    its places are being answered
-    CLOSED  what has come is handed over to be applied; once it is published there is no round
-
 Work that is not late has a place in the round, and the round is open: closing makes late what has not come.
 """
 
