@@ -265,7 +265,8 @@ class Apply:
     rate_factor: what the base learning rate is multiplied with. weight: what the mean gradient is.
     opened_at: when the work was given out.
     base_version: at which the gradient of a single contribution was computed, if pushes are applied singly.
-    bases: other versions at which gradients are being computed, besides those not yet published.
+    bases: other versions at which gradients are being computed, besides those not yet published, if the
+    shard has to keep them.
     clocks_stale: clocks that it is behind the newest push, where they are bounded.
     """
 

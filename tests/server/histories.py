@@ -62,6 +62,7 @@ MODES: dict[str, dict[str, Any]] = {
     "stale:bound=0": {},
     "stale:bound=2": {},
     "async:rate=inverse": {},
+    "async:compensation=0.1": {},
     "local:first=2,most=3": {},
 }
 

@@ -24,7 +24,7 @@ from gradwire.server.shard.store import Store
 from .histories import MODES, World, run
 
 STORE_APPLY = Store.apply
-STEPS = 20_000  # of each mode, 200,000 together
+STEPS = 20_000  # of each mode, 220,000 together
 
 
 @pytest.mark.parametrize("mode", MODES)

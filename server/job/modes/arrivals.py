@@ -37,15 +37,17 @@ class Arrivals(Mode):
     """Nothing that happens with every push looks at all members: the fields marked DERIVED, which are by
     worker, are kept up to date instead.
 
-    bound: in clocks, None for no bound. inverse: whether a gradient is divided by its staleness. _idle: may
-    be given work. _held_back: were too far ahead of the slowest when it was at the clock _held_at. _reached:
-    the clock that others can see, and _clocks: how many have reached which. _timed: seconds for a whole
-    share, and _usual: the same in order.
+    bound: in clocks, None for no bound. inverse: whether a gradient is divided by its staleness. compensated:
+    whether the shard keeps the versions at which gradients are being computed. _idle: may be given work.
+    _held_back: were too far ahead of the slowest when it was at the clock _held_at. _reached: the clock that
+    others can see, and _clocks: how many have reached which. _timed: seconds for a whole share, and _usual:
+    the same in order.
     """
 
     _state: JobState = field(metadata=DERIVED)
     bound: int | None = field(metadata=DERIVED)
     inverse: bool = field(metadata=DERIVED)
+    compensated: bool = field(metadata=DERIVED)
     _promised: int = 0  # the last version that a push was told it will be
     _newest: int = -1  # clock of the newest push accepted
     _queue: deque[e.Apply] = field(default_factory=deque[e.Apply])
@@ -178,7 +180,7 @@ class Arrivals(Mode):
         work = member.work
         if work is not None and work.id != assigned:
             # It never heard of it, and is given work anew, at the version that there is then.
-            self._state.samples.give_back(work.drawn)
+            self._state.samples.give_back(work.drawn, settled=work.late)
             self._state.roster.relieve(member)
         elif work is not None:
             work.interrupted = True
@@ -189,6 +191,9 @@ class Arrivals(Mode):
 
     def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
         state = self._state
+        if work.late:  # the version that it began with is kept no longer
+            self._idle.add(member.worker)
+            return None
         clock = self._clock(member)
         epoch = state.epoch
         state.samples.settle(work.drawn)
@@ -240,7 +245,7 @@ class Arrivals(Mode):
         return any(each.contributions[0].key == key for each in self._queue)
 
     def too_late(self, work: Work) -> bool:
-        return False
+        return self.compensated
 
     def lost(self, member: Member, *, away: bool) -> None:
         member.clock = None
@@ -251,7 +256,7 @@ class Arrivals(Mode):
         self._untime(member.worker)
         work = self._state.roster.relieve(member)
         if work is not None:
-            self._state.samples.give_back(work.drawn)
+            self._state.samples.give_back(work.drawn, settled=work.late)
             work.become(WorkLife.VOID)
             member.void = work
 
@@ -263,6 +268,8 @@ class Arrivals(Mode):
         following = self._queue.popleft()
         key = following.contributions[0].key
         self._applying = key.worker, key.incarnation
+        if not self.compensated:
+            return [following]
         bases = {each.base_version for each in (following, *self._queue) if each.base_version is not None}
         return [replace(following, bases=frozenset(bases | self._state.roster.computing.keys()))]
 

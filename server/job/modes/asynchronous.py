@@ -35,7 +35,8 @@ class AsyncOptions(ModeOptions):
     def mode(self, state: JobState) -> Arrivals:
         from .arrivals import Arrivals  # late: options are read where there is no job, as for --help
 
-        return Arrivals(state, bound=self.staleness_bound, inverse=self.rate == "inverse")
+        inverse, compensated = self.rate == "inverse", self.compensation > 0
+        return Arrivals(state, bound=self.staleness_bound, inverse=inverse, compensated=compensated)
 
     def check(self, settings: ServerSettings) -> None:
         needs_mean(settings)

@@ -230,3 +230,31 @@ def test_a_lease_that_ran_out_while_the_round_is_applied_does_no_harm() -> None:
     job.publish()
     assert job.core.version == 1
     assert job.phase() is Phase.GATHERING
+
+
+@pytest.mark.parametrize("mode", ["async:compensation=0.1", "stale:bound=9,compensation=0.1"])
+def test_work_taken_back_after_a_lease_needs_no_version_that_the_shard_has_forgotten(mode: str) -> None:
+    """Three are lost; what one of them began with is kept no longer when it comes back two versions later."""
+    job = Job(core=core_of(mode, lease_seconds=LEASE_S))
+    workers = ("w0", "w1", "w2", "w3")
+    for worker in workers:
+        job.bring(worker)
+    began = job.told["w3"]
+    for worker in workers[1:]:
+        job.step(e.Detached(worker=worker, incarnation=1))
+    job.tick(LEASE_S / 2)
+    job.heartbeat("w0")
+    job.tick(LEASE_S / 2 + 1)
+    for _ in range(2):
+        job.push("w0")
+        job.publish()
+    job.attach("w3")
+    job.step(
+        e.Prepared(worker="w3", incarnation=1, fingerprint=MODEL, version=began.version, assigned=began.id)
+    )
+    job.push("w3", to=began)
+    why = job.outcome().refusal
+    assert why is not None
+    assert why.reason is Reason.STALE
+    assert not job.all(e.Apply)
+    assert job.told["w3"].version == 2, "it goes on with the current version"
