@@ -188,12 +188,9 @@ def _train(
         log.error("refused: %s", refused)
         stopped = refused.refusal.reason is Reason.STOPPING
         return (Exit.STOPPED if stopped else Exit.REFUSED), f"refused: {refused.refusal.message}"
-    except UnreachableError as error:
+    except (UnreachableError, UsageError) as error:
         log.error("%s", error)
-        return Exit.UNREACHABLE, str(error)
-    except UsageError as error:
-        log.error("%s", error)
-        return Exit.USAGE, str(error)
+        return (Exit.USAGE if isinstance(error, UsageError) else Exit.UNREACHABLE), str(error)
     except SpecError as error:  # of what the server asks for; the worker's own were checked before
         log.error("%s; install the same release of gradwire on both sides", error)
         return Exit.REFUSED, str(error)

@@ -76,7 +76,7 @@ class Connection:
         self._thread = threading.Thread(target=self._loop.run_forever, name="connection", daemon=True)
         self._thread.start()
         self._stub: Stub = self._call(self._open())
-        self._reply: m.JoinResponse | None = None
+        self._reply: m.JoinResponse  # from `join` on
         self._outgoing = Outgoing()
         self._streaming: asyncio.Task[None] | None = None
         self._left = False
@@ -111,7 +111,6 @@ class Connection:
         Raises:
             Refused, UnreachableError.
         """
-        assert self._reply is not None
         header = m.InitializeHeader(
             job=self._reply.job.id,
             worker=self.worker,
@@ -232,7 +231,6 @@ class Connection:
         number: int,
         data: Sequence[npt.NDArray[np.uint8]],
     ) -> Transfer:
-        assert self._reply is not None
         return Transfer(header, number, data, self._reply.limits.chunk_bytes)
 
     async def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -287,7 +285,6 @@ class Connection:
 
     async def _one_stream(self, progress: asyncio.Event) -> None:
         """One Exchange call from Hello to its end. Raises BrokenError or Refused."""
-        assert self._reply is not None
         call = self._stub.exchange()
         outgoing = self._outgoing
         outgoing.begin(m.Hello(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation))
@@ -298,7 +295,6 @@ class Connection:
                     await call.write(message)
 
         async def beat() -> None:
-            assert self._reply is not None
             while True:
                 await asyncio.sleep(self._reply.limits.heartbeat_seconds)
                 outgoing.beat(self.activity)
@@ -319,7 +315,6 @@ class Connection:
             call.cancel()
 
     async def _read(self, call: AsyncIterator[m.ServerMessage | Malformed], progress: asyncio.Event) -> None:
-        assert self._reply is not None
         receiver, outgoing = Receiver(self.worker, self._reply.limits.chunk_bytes), self._outgoing
         async for message in call:
             arrived: Incoming | None = None

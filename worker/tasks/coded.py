@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -75,8 +76,7 @@ class ExchangeWork(Strategy):
         super().__init__(session, computation, metrics)
         self._replica = replica = session.replica
         self._optimizer = build_optimizer(parse_optimizer(optimizer), replica.parameters, 0.0)
-        self._sizes = [parameter.numel() for parameter in replica.parameters]
-        self._elements = sum(self._sizes)
+        *self._cuts, self._elements = accumulate(parameter.numel() for parameter in replica.parameters)
         names = [tensor.name for tensor in replica.manifest.tensors]
         replica.include(
             [(f"{what} of {names[place]}", tensor) for what, place, tensor in self._optimizer.state()]
@@ -133,7 +133,9 @@ class ExchangeWork(Strategy):
                 elif not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
                     step.unusable = "the gradient has an infinity or a NaN"
                 else:
-                    step.clipped += self._to_words(gradients, end - start, words)
+                    for gradient, part in zip(gradients, np.split(words, self._cuts), strict=True):
+                        values = gradient.detach().reshape(-1).cpu().numpy()
+                        step.clipped += to_fixed_point(values, part, float(end - start))
                     step.loss += loss * (end - start)
                     step.samples += end - start
             step.blocks[block] = words
@@ -144,15 +146,6 @@ class ExchangeWork(Strategy):
         self._step = step
         self._watch(step)
         return step
-
-    def _to_words(self, gradients: list[torch.Tensor], samples: int, out: Words) -> int:
-        """The sum over the samples in fixed point; returns how many elements were clipped."""
-        clipped = at = 0
-        for gradient, size in zip(gradients, self._sizes, strict=True):
-            values = gradient.detach().reshape(-1).cpu().numpy()
-            clipped += to_fixed_point(values, out[at : at + size], float(samples))
-            at += size
-        return clipped
 
     def _watch(self, step: Step) -> None:
         """Say what is wrong with the gradients of a step."""
@@ -225,11 +218,8 @@ class ExchangeWork(Strategy):
         samples = sum(end - start for start, end in bounds)
         mean = np.empty(self._elements, np.float32)
         from_fixed_point(step.exchange.sums(), mean, 1.0 / samples if samples else 0.0)
-        at = 0
-        for parameter, size in zip(replica.parameters, self._sizes, strict=True):
-            values = torch.from_numpy(mean[at : at + size]).view(parameter.shape)
-            parameter.grad = values.to(parameter.device)
-            at += size
+        for parameter, values in zip(replica.parameters, np.split(mean, self._cuts), strict=True):
+            parameter.grad = torch.from_numpy(values).view(parameter.shape).to(parameter.device)
         self._optimizer.learning_rate = step.assignment.learning_rate
         self._optimizer.step()
         self._step = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ....coding import NOBODY, Plan, plan, resent
-from ....proto.messages import Exchanged
+from ....proto.messages import Coding, Exchanged
 from ..lives import move
 from ..roster import Name
 from ..samples import Drawn
@@ -39,22 +39,19 @@ class ExchangeReport:
 class CodedRound:
     """Its members, by node, are frozen when it opens.
 
-    senders: of each block, where blocks are sent whole; present: the nodes that an exchange of whole blocks
-    is among. begun: packets of the exchange that have begun to come. relayed: those handed on whole. reports:
-    by node, of the exchange. broken: why it cannot end. disagreed: whether members had computed the same
-    block differently. checksums: of blocks, each with the node that was the first to send it. irregular: its
-    time says nothing, because an exchange was replaced or somebody evaluates. _plan: of the running exchange,
-    once it was needed; _unsent: packets that each node has still to send in it.
+    coding: of the running exchange, as workers are told it. begun: packets of the exchange that have
+    begun to come. relayed: those handed on whole. reports: by node, of the exchange. broken: why it
+    cannot end. disagreed: whether members had computed the same block differently. checksums: of blocks,
+    each with the node that was the first to send it. irregular: its time says nothing, because an
+    exchange was replaced or somebody evaluates. _plan: of the running exchange, once it was needed;
+    _unsent: packets that each node has still to send in it.
     """
 
     version: int
     opened_at: float
     drawn: Drawn
-    redundancy: int
-    exchange: int
+    coding: Coding
     members: dict[int, Name]
-    senders: tuple[int, ...] = ()
-    there: tuple[int, ...] = ()
     life: ExchangeLife = ExchangeLife.EXCHANGING
     broken: str = ""
     disagreed: bool = False
@@ -73,7 +70,8 @@ class CodedRound:
         """Of the running exchange."""
         if not self._plan:
             whole = self.original
-            made = resent(whole, self.senders, self.there) if self.senders else whole
+            coding = self.coding
+            made = resent(whole, coding.senders, coding.present) if coding.senders else whole
             self._plan.append(made)
             self._unsent = dict.fromkeys(self.members, 0)
             for index, packet in enumerate(made.packets):
@@ -83,7 +81,7 @@ class CodedRound:
     @property
     def original(self) -> Plan:
         """Of the first exchange."""
-        return plan(len(self.members), self.redundancy)
+        return plan(len(self.members), self.coding.redundancy)
 
     def fail(self, why: str) -> None:
         """The exchange cannot end."""
@@ -93,7 +91,7 @@ class CodedRound:
     @property
     def compares(self) -> bool:
         """Whether packets of the exchange have checksums of blocks that several nodes compute."""
-        return self.redundancy > 1 and not self.senders
+        return self.coding.redundancy > 1 and not self.coding.senders
 
     def differing(self, node: int, index: int, checksums: Sequence[int]) -> tuple[int, int] | None:
         """Take note of the blocks in a packet of this node: the first that another node has computed
@@ -159,7 +157,8 @@ class CodedRound:
             if able:
                 sends[able[0]] += 1
         self.life = move(self.life, ExchangeLife.EXCHANGING, _LIVES)
-        self.exchange, self.senders, self.there, self.broken = exchange, tuple(senders), tuple(present), ""
+        self.coding = replace(self.coding, exchange=exchange, senders=tuple(senders), present=tuple(present))
+        self.broken = ""
         self.irregular = True
         self._plan = []
         self.begun, self.relayed, self.reports = set(), set(), {}

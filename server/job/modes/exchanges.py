@@ -142,13 +142,11 @@ class Coded(Mode):
             version=state.version,
             opened_at=now,
             drawn=drawn,
-            redundancy=redundancy,
-            exchange=self._exchanges,
+            coding=Coding(exchange=self._exchanges, redundancy=redundancy),
             members={node: member.id for node, member in enumerate(ready)},
         )
-        coding = Coding(exchange=self._exchanges, redundancy=redundancy)
         state.wait_from(now)
-        return actions + self._assign(round_, coding, now, evaluate=True)
+        return actions + self._assign(round_, now, evaluate=True)
 
     def _redundancy_for(self, nodes: int) -> int:
         if self.redundancy is None:
@@ -164,7 +162,7 @@ class Coded(Mode):
         times = f"{typical.computing:.3g} s and exchanging {typical.exchanging:.3g} s"
         return f": without it a step would take {times}, and the fastest is looked for"
 
-    def _assign(self, round_: CodedRound, coding: Coding, now: float, *, evaluate: bool) -> list[e.Action]:
+    def _assign(self, round_: CodedRound, now: float, *, evaluate: bool) -> list[e.Action]:
         """Tell every member that is present what to do in the running exchange."""
         state = self._state
         due = state.epoch_to_evaluate if evaluate else 0
@@ -186,7 +184,7 @@ class Coded(Mode):
                 progress=state.samples.progress,
                 learning_rate=state.rules.learning_rate * state.rate_factor(middle),
                 evaluate_epoch=state.epoch_to_evaluate if asked else 0,
-                coding=coding,
+                coding=round_.coding,
                 apply=state.applied,
             )
         return actions
@@ -229,7 +227,7 @@ class Coded(Mode):
     def happened(self, member: Member, event: e.OfExchange) -> list[e.Action]:
         match event:
             case e.PacketRelayed():
-                if self.round is not None and self.round.exchange == event.exchange:
+                if self.round is not None and self.round.coding.exchange == event.exchange:
                     self.round.relay(event.index)
             case e.PacketDamaged():
                 return self._damaged(member, event)
@@ -245,7 +243,7 @@ class Coded(Mode):
 
     def packet_elements(self, exchange: int, elements: int) -> int | None:
         round_ = self.round
-        if round_ is None or round_.exchange != exchange:
+        if round_ is None or round_.coding.exchange != exchange:
             return None
         return packet_elements(elements, round_.plan.slices)
 
@@ -255,7 +253,7 @@ class Coded(Mode):
         if event.exchange > self._exchanges:
             limit = f"an exchange up to {self._exchanges}"
             raise Refused(refusals.packet(member.worker, limit, str(event.exchange)))
-        if round_ is None or event.exchange != round_.exchange:
+        if round_ is None or event.exchange != round_.coding.exchange:
             return None
         node = round_.node_of(member.id)
         packets = round_.plan.packets
@@ -293,7 +291,7 @@ class Coded(Mode):
         """The exchange is void because of a member, which is sent away if that goes on."""
         round_ = self.round
         node = round_.node_of(member.id) if round_ is not None else None
-        if round_ is None or node is None or round_.exchange != event.exchange:
+        if round_ is None or node is None or round_.coding.exchange != event.exchange:
             return []
         why = f"a packet of {member.name} was refused ({event.refusal.message})"
         round_.fail(why)
@@ -354,12 +352,6 @@ class Coded(Mode):
         listening = [node for node in round_.present if self._member(round_, node).listening]
         round_.begin_again(self._exchanges, listening)
         text = f"version {round_.version + 1}: {broken}; the gradients are sent uncoded instead"
-        coding = Coding(
-            exchange=round_.exchange,
-            redundancy=round_.redundancy,
-            senders=round_.senders,
-            present=round_.there,
-        )
         self._state.uncoded_exchanges += 1
         often = self._disagreements if round_.disagreed else 0
         if often >= SAID_DISAGREEMENTS:
@@ -370,7 +362,7 @@ class Coded(Mode):
         notes: list[e.Action] = []
         if not often & (often - 1):  # the 1st, 2nd, 4th, 8th, …
             notes.append(e.Note(text=text, warning=True))
-        return [*notes, *self._assign(round_, coding, now, evaluate=False)]
+        return [*notes, *self._assign(round_, now, evaluate=False)]
 
     # ---- closing
 
@@ -386,7 +378,7 @@ class Coded(Mode):
         if not round_.disagreed:
             self._disagreements = 0
         state.version += 1
-        state.applied = round_.exchange
+        state.applied = round_.coding.exchange
         members = [self._member(round_, node) for node in round_.present]
         for member in members:
             member.version = state.version  # it gets there by itself when it is told to
@@ -396,14 +388,14 @@ class Coded(Mode):
         computing = max(report.exchanged.computing_seconds for report in reports)
         if not round_.irregular and not round_.lost and math.isfinite(computing) and computing >= 0:
             measured = StepTimes(computing, max(0.0, now - round_.opened_at - computing))
-            self._choice.note(len(reports), round_.redundancy, measured)
+            self._choice.note(len(reports), round_.coding.redundancy, measured)
         closed = e.Closed(
             samples=sum(part.count for part in round_.parts),
             loss=round_.loss,
             opened_at=round_.opened_at,
-            redundancy=round_.redundancy,
+            redundancy=round_.coding.redundancy,
         )
-        state.last_redundancy = round_.redundancy
+        state.last_redundancy = round_.coding.redundancy
         clipped = sum(report.exchanged.clipped for report in reports)
         state.clipped += clipped
         checksums = [report.exchanged.crc32c for report in reports]

@@ -477,10 +477,10 @@ def test_packets_without_the_checksums_of_their_blocks_are_refused() -> None:
 def test_redundancy_is_what_the_members_can_have() -> None:
     job = Job(3, redundancy=5)
     assert job.mode.round is not None
-    assert job.mode.round.redundancy == 2
+    assert job.mode.round.coding.redundancy == 2
     alone = Job(1, redundancy=5)
     assert alone.mode.round is not None
-    assert alone.mode.round.redundancy == 1
+    assert alone.mode.round.coding.redundancy == 1
     alone.round()
     assert alone.core.version == 1
 
@@ -490,12 +490,12 @@ def test_auto_chooses_redundancy_where_exchanging_takes_long() -> None:
     for _ in range(6):
         slow.round(seconds=0.1, after=1.0)
     assert slow.mode.round is not None
-    assert slow.mode.round.redundancy == 2
+    assert slow.mode.round.coding.redundancy == 2
     fast = Job(3, redundancy=None)
     for _ in range(6):
         fast.round(seconds=0.1, after=0.04)
     assert fast.mode.round is not None
-    assert fast.mode.round.redundancy == 1
+    assert fast.mode.round.coding.redundancy == 1
 
 
 def test_the_job_ends_with_a_copy_of_the_last_version() -> None:
