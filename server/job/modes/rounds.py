@@ -209,11 +209,9 @@ class Rounds(Mode):
     def _holder(self, place: Place) -> Member | None:
         """The member of a place, if it still has the work of it."""
         member = self._state.roster.get(place.member)
-        return (
-            member
-            if member is not None and member.work is not None and member.work.id == place.work
-            else None
-        )
+        if member is None or member.work is None or member.work.id != place.work:
+            return None
+        return member
 
     def _steps(self) -> int:
         planned = self.interval
