@@ -1,14 +1,29 @@
-"""The mode `local`: rounds (`rounds`) of as many local steps as `interval` says."""
+"""The mode `local`: rounds (`rounds`) of several local steps: `local:steps=8`, or as many as are due.
+
+Adaptive (`local:steps=adaptive,first=4,most=16`), for round s:
+
+    H_s = ceil(sqrt((η_0 / η_s) · (F_s / F_0)) · H_0), at least 1 and at most H_max
+
+F is the training loss, η_0 the base learning rate and η_s that of the schedule when the round begins. So H
+falls when the loss falls, and rises when the rate falls: workers drift apart by about H times the rate.
+Source: the multi-step paper, formula (1), with H_0 outside the root as in the work that it cites; under the
+root, as printed, H would be the root of H_0 at s = 0. Its text says that H falls with the rate; its formula
+says what is done here.
+
+Three things are ours. The values of H_0 and H_max, 4 and 16. The first round has H_0 steps whatever a warm-up
+makes of its rate. And nobody knows the loss at the start of a round before workers have begun it: F_s is the
+loss at the start of the last round that has closed, the mean over the first local step of each member.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ....configuration import option
 from ....optimizer import OptimizerOptions, parse_optimizer
 from ....settings import ServerSettings
-from .interval import Adaptive, Fixed, LocalSteps
 from .options import ModeOptions, needs_workers
 from .sync import SyncOptions
 
@@ -17,11 +32,19 @@ if TYPE_CHECKING:
     from .rounds import Rounds
 
 
+MOST_STEPS = 10_000
+
+
+def _check_steps(name: str, steps: int) -> None:
+    if not 1 <= steps <= MOST_STEPS:
+        raise ValueError(f"{name}: expected 1 to {MOST_STEPS} steps, got {steps}")
+
+
 def _parse_steps(text: str) -> None:
     if text != "adaptive":
         if not (text.isascii() and text.isdigit()):
             raise ValueError(f"expected a whole number, or adaptive, got {text!r}")
-        Fixed(steps=int(text))
+        _check_steps("local steps", int(text))
 
 
 def _parse_outer(text: str) -> OptimizerOptions:
@@ -47,22 +70,33 @@ class LocalOptions(ModeOptions):
     outer_rate: float = option(1.0, "learning rate of the outer optimizer", least=0)
 
     def __post_init__(self) -> None:
-        Adaptive(first=self.first, most=self.most)  # raises for numbers that do not go together
+        _check_steps("first", self.first)
+        _check_steps("most", self.most)
+        if self.first > self.most:
+            raise ValueError(f"first: expected at most `most`, which is {self.most}, got {self.first}")
 
     @property
     def work(self) -> str:
         return f"local:correction={self.correction!r}"
 
-    @property
-    def interval(self) -> LocalSteps:
-        if self.steps == "adaptive":
-            return Adaptive(first=self.first, most=self.most)
-        return Fixed(steps=int(self.steps))
+    def following(self, loss_ratio: float, rate_ratio: float) -> int:
+        """H_s, of the next round.
+
+        loss_ratio: F_s / F_0, NaN before the first. rate_ratio: η_0 / η_s, infinite where η_s is 0.
+        """
+        if self.steps != "adaptive":
+            return int(self.steps)
+        ratio = loss_ratio * rate_ratio
+        if not ratio >= 0:  # no number, or a loss below zero: nothing to go by
+            return self.first
+        wanted = math.sqrt(ratio) * self.first
+        # The product of two roundings may lie a little above a whole number that it should be.
+        return max(1, min(self.most, math.ceil(min(wanted, MOST_STEPS) * (1 - 1e-12))))
 
     def mode(self, state: JobState) -> Rounds:
         from .rounds import Rounds  # late: options are read where there is no job, as for --help
 
-        return Rounds(state, SyncOptions(), self.interval)
+        return Rounds(state, SyncOptions(), self)
 
     def check(self, settings: ServerSettings) -> None:
         needs_workers(settings, 1)

@@ -12,7 +12,7 @@ round after that. Until then it counts among those that `backup` allows to be mi
 straggler code the others have pushed its gradient too: there it is refused as redundant, and its worker
 forgets it.
 
-In local mode the parts are larger: enough samples for as many local steps as `interval` says.
+In local mode the parts are larger: enough samples for as many local steps as `local` says.
 
 Work that is not late has a place in the round, and the round is open: closing makes late what has not come.
 """
@@ -32,7 +32,7 @@ from ..saving import DERIVED
 from ..state import JobState
 from ..waiting import Waiting, waiting_for
 from .division import Division, Part, Sliced, StragglerCoded, divide
-from .interval import LocalSteps
+from .local import LocalOptions
 from .mode import Mode
 from .sync import SyncOptions
 
@@ -111,11 +111,11 @@ class Round:
 
 @dataclass
 class Rounds(Mode):
-    """wanted: how rounds are divided. interval: of local steps; None for a gradient."""
+    """wanted: how rounds are divided. local: the steps of local mode; None for a gradient."""
 
     _state: JobState = field(metadata=DERIVED)
     wanted: SyncOptions = field(metadata=DERIVED)
-    interval: LocalSteps | None = field(default=None, metadata=DERIVED)
+    local: LocalOptions | None = field(default=None, metadata=DERIVED)
     round: Round | None = None
     _first_loss: float | None = None  # at the start of the first round
     _loss: float = math.nan  # at the start of the last round that has closed
@@ -214,14 +214,11 @@ class Rounds(Mode):
         return member
 
     def _steps(self) -> int:
-        planned = self.interval
-        if planned is None:
+        if self.local is None:
             return 1
-        if self._first_loss is None:
-            return planned.first
         factor = self._state.rate_factor(self._state.samples.progress)
         ratio = self._loss / self._first_loss if self._first_loss else math.nan
-        return planned.following(ratio, 1 / factor if factor else math.inf)
+        return self.local.following(ratio, 1 / factor if factor else math.inf)
 
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
         state, work, round_ = self._state, member.work, self.round
@@ -326,7 +323,7 @@ class Rounds(Mode):
             e.Apply(
                 version=round_.version + 1,
                 contributions=tuple(in_rank_order),
-                rate_factor=1.0 if self.interval is not None else round_.rate_factor,
+                rate_factor=1.0 if self.local is not None else round_.rate_factor,
                 opened_at=round_.opened_at,
             )
         ]
@@ -352,7 +349,7 @@ class Rounds(Mode):
             self._loss = sum(each.loss * each.samples for each in given) / samples
             if self._first_loss is None:
                 self._first_loss = self._loss
-            if self.interval is not None:
+            if self.local is not None:
                 most = max(part.samples for part in round_.division.parts)
                 self._state.all_local_steps += -(-most // self._state.rules.batch_size)
 

@@ -7,7 +7,6 @@ import math
 import pytest
 from paced import BOUND, SECONDS_PER_SAMPLE, Job, even, one_slow
 
-from gradwire.server.job.modes.interval import Adaptive, Fixed
 from gradwire.server.job.modes.local import LocalOptions
 from gradwire.server.job.modes.pace import BEHIND, ENOUGH, Pace
 from gradwire.server.job.modes.registry import parse
@@ -33,22 +32,20 @@ from gradwire.spec import SpecError
     ],
 )
 def test_the_interval_follows_loss_and_rate(loss_ratio: float, rate_ratio: float, steps: int) -> None:
-    assert Adaptive(first=4, most=16).following(loss_ratio, rate_ratio) == steps
-    assert Fixed(steps=7).following(loss_ratio, rate_ratio) == 7
+    assert LocalOptions(first=4, most=16).following(loss_ratio, rate_ratio) == steps
+    assert LocalOptions(steps="7").following(loss_ratio, rate_ratio) == 7
 
 
 @pytest.mark.parametrize(
     ("text", "steps"),
     [
-        ("steps=8", Fixed(steps=8)),
-        ("steps=adaptive", Adaptive(first=4, most=16)),
-        ("steps=adaptive,first=8,most=64", Adaptive(first=8, most=64)),
+        ("steps=8", LocalOptions(steps="8")),
+        ("steps=adaptive", LocalOptions(first=4, most=16)),
+        ("steps=adaptive,first=8,most=64", LocalOptions(first=8, most=64)),
     ],
 )
 def test_what_can_be_typed(text: str, steps: object) -> None:
-    options = parse(f"local:{text}")
-    assert isinstance(options, LocalOptions)
-    assert options.interval == steps
+    assert parse(f"local:{text}") == steps
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from jobs import LEASE_S, Job
-from stepping import state
+import pytest
+from jobs import LEASE_S, MODEL, Job
+from stepping import core_of, state
 
 from gradwire.proto.messages import Decision, Phase, Range, Welcome
 from gradwire.proto.refusal import Reason
