@@ -30,7 +30,6 @@ def run_job(
     *,
     server: Program = ("gradwire.server.cli",),
     worker: Callable[[int], Program] = lambda rank: ("gradwire.worker.cli",),
-    server_options: Sequence[str] = (),
     star: Star | None = None,
     watch: Callable[[StatusResponse, Callable[[int], None]], None] | None = None,
 ) -> StatusResponse:
@@ -41,7 +40,6 @@ def run_job(
         directory: for logs and parameters.
         server: run instead of gc-server.
         worker: run instead of gc-worker, by rank.
-        server_options: more options of gc-server.
         star: the network, with the nodes `server` and `worker-0` on; None for this machine alone.
         watch: called with every status, and with a function that kills a worker and starts it again.
 
@@ -64,7 +62,7 @@ def run_job(
             workers[rank] = start_worker(rank)
 
         remote = ("--host=0.0.0.0", "--insecure") if star else ()
-        arguments = [*server_arguments(settings, port, directory / PARAMETERS), *remote, *server_options]
+        arguments = [*server_arguments(settings, port, directory / PARAMETERS), *remote]
         daemon = start("server", server, arguments)
         workers = [start_worker(rank) for rank in range(settings.workers)]
         with asking(f"{host}:{port}") as ask:

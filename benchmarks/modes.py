@@ -73,6 +73,7 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
         epochs=epochs,
         seed=seed,
         mode=mode,
+        lease_seconds=LEASE_S,
     )
     chance, kills, killed_at = random.Random(seed), 0, time.monotonic()
 
@@ -89,7 +90,6 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
         settings,
         directory,
         worker=one_slower(WORKERS, SLOWER if situation == "one slow" else 1),
-        server_options=[f"--lease-seconds={LEASE_S}"],
         watch=watch if situation == "come and go" else None,
     )
     result = result_of(settings, status)
