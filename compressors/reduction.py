@@ -121,10 +121,7 @@ def _add_run(kind: _Kind, payloads: Sequence[Payload], weights: Float32, out: Fl
             _add_votes(datas, np.concatenate(levels), weights, out, keep=keep)
             return
         tables = np.stack([kind.table(each) for each in levels]) * weights[:, None]
-        if kind is CodeFormat.BINARY:
-            kernels.linear.add_binary(datas, tables, out, keep=keep)
-        else:
-            kernels.add_quantized(kind, datas, tables, out, keep=keep)
+        kernels.add_quantized(kind, datas, tables, out, keep=keep)
     elif isinstance(kind, tuple):
         linear = [payload for payload in payloads if isinstance(payload, LinearPayload)]
         codes, scales = [payload.codes() for payload in linear], [payload.scales() for payload in linear]
@@ -144,9 +141,8 @@ def _add_votes(
 ) -> None:
     # Counted as whole numbers, which float32 holds exactly, so that a draw is one.
     count = out if not keep else np.empty_like(out)
-    kernels.linear.add_binary(
-        datas, np.tile(np.array([-1, 1], np.float32), (len(datas), 1)), count, keep=False
-    )
+    signs = np.tile(np.array([-1, 1], np.float32), (len(datas), 1))
+    kernels.add_quantized(CodeFormat.VOTE, datas, signs, count, keep=False)
     np.sign(count, out=count)
     level = math.fsum(weights.astype(np.float64) * levels)
     count *= np.float32(min(level, float(kernels.FLOAT32_MAX)))

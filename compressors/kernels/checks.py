@@ -51,6 +51,11 @@ def code_addresses(datas: Sequence[Bytes], size: int) -> npt.NDArray[np.uint64]:
     return addresses(datas)
 
 
+def check_keep(keep: int, elements: int) -> None:
+    if not 0 <= keep <= elements:
+        raise ValueError(f"keep: expected 0 to {elements}, got {keep}")
+
+
 def check_signed(format: CodeFormat) -> None:
     if format not in (CodeFormat.SIGNED_4BIT, CodeFormat.SIGNED_2BIT):
         raise ValueError(f"format: expected signed codes of 4 or 2 bits, got {format.value}")

@@ -7,33 +7,20 @@ that it is given, so every array is checked on this side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..payload import Bytes, CodeFormat, DenseFormat, Float32
 from .checks import address, check, check_signed, checked_pair, code_addresses, in_order
-from .late import LANES, Late
+from .late import LANES, codes, dense, linear_sums
 from .reference import SUM_BLOCK, Magnitudes
 from .threads import run
-
-if TYPE_CHECKING:
-    from . import codes, dense
-else:
-    codes, dense = Late("codes"), Late("dense")
 
 # Sums at least this large bypass the cache: nothing of them would be left in it when they are read.
 STREAM_ELEMENTS = 1 << 22
 
-
-def _number(format: DenseFormat) -> int:
-    """Of a format, as the kernels know it."""
-    numbers = {
-        DenseFormat.FLOAT32: dense.FLOAT32,
-        DenseFormat.BFLOAT16: dense.BFLOAT16,
-        DenseFormat.FLOAT16: dense.FLOAT16,
-    }
-    return int(numbers[format])
+# Of a format, as the kernels know it.
+_NUMBERS = {format: number for number, format in enumerate(DenseFormat)}
 
 
 def magnitudes(values: Float32) -> Magnitudes:
@@ -76,10 +63,13 @@ def add_quantized(
     format: CodeFormat, datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True
 ) -> None:
     """See `reference.add_quantized`."""
-    check_signed(format)
+    flat = tables.reshape(-1)
     check("out", out, np.float32, out.size, written=True)
-    check("tables", tables.reshape(-1), np.float32, len(datas) * 2**format.bits)
+    check("tables", flat, np.float32, len(datas) * 2**format.bits)
     codes_at = code_addresses(datas, format.code_bytes(out.size))
+    if format.bits == 1:
+        run(linear_sums.add_binary, out.size, codes_at, flat, out, keep)
+        return
     kernel = codes.sum_4bit if format is CodeFormat.SIGNED_4BIT else codes.sum_2bit
     stream = not keep and out.size >= STREAM_ELEMENTS and address(out) % 64 == 0
     run(kernel, out.size, codes_at, _table_of_16(tables, format), out, keep, stream)
@@ -92,7 +82,7 @@ def add_dense(
     check("out", out, np.float32, out.size, written=True)
     check("weights", weights, np.float32, len(datas))
     codes_at = code_addresses(datas, format.element_bytes * out.size)
-    run(dense.sum_dense, out.size, _number(format), codes_at, weights, out, keep)
+    run(dense.sum_dense, out.size, _NUMBERS[format], codes_at, weights, out, keep)
 
 
 def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32 | None, data: Bytes) -> None:
@@ -101,14 +91,14 @@ def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32 | Non
         raise ValueError("format: expected one of 16 bits, float32 has nothing to round")
     check("data", data, np.uint8, format.element_bytes * gradient.size, written=True)
     left = checked_pair(gradient, residual)
-    run(dense.round_dense, gradient.size, _number(format), gradient, left, data.view(np.uint16))
+    run(dense.round_dense, gradient.size, _NUMBERS[format], gradient, left, data.view(np.uint16))
 
 
 def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
     """See `reference.decode_dense`."""
     check("out", out, np.float32, out.size, written=True)
     check("data", data, np.uint8, format.element_bytes * out.size)
-    run(dense.widen, out.size, _number(format), address(data), out)
+    run(dense.widen, out.size, _NUMBERS[format], address(data), out)
 
 
 def has_forbidden_code(format: CodeFormat, data: Bytes) -> bool:
@@ -126,7 +116,7 @@ def all_finite(format: DenseFormat, data: Bytes) -> bool:
     elements = data.size // format.element_bytes
     check("data", data, np.uint8, elements * format.element_bytes)
     found = np.zeros(1, np.uint8)
-    run(dense.find_non_finite, elements, _number(format), address(data), elements, found)
+    run(dense.find_non_finite, elements, _NUMBERS[format], address(data), elements, found)
     return not found[0]
 
 
@@ -140,6 +130,8 @@ def warm_up() -> None:
         quantize(code_format, ones, np.zeros_like(ones), levels, data)
         add_quantized(code_format, [data], code_format.table(levels)[None], np.zeros_like(ones))
         has_forbidden_code(code_format, data)
+    data, tables = np.zeros(CodeFormat.BINARY.code_bytes(ones.size), np.uint8), np.ones((1, 2), np.float32)
+    add_quantized(CodeFormat.BINARY, [data], tables, np.zeros_like(ones))
     for format in DenseFormat:
         data = np.zeros(format.element_bytes * ones.size, np.uint8)
         if format is not DenseFormat.FLOAT32:

@@ -14,7 +14,7 @@ import torch
 
 from ..payload import CodeFormat, Float32
 from . import triton_loops as loops
-from .checks import check_signed
+from .checks import check_keep, check_signed
 
 QUANTIZE_BLOCK = 1024
 SELECT_BLOCK = 2048
@@ -38,8 +38,7 @@ def quantize(
     _launch(
         *(loops.quantize, -(-elements // QUANTIZE_BLOCK)),
         *(gradient, residual, table, data.view(torch.int32), elements),
-        FOUR_BITS=format is CodeFormat.SIGNED_4BIT,
-        PER_WORD=32 // format.bits,
+        BITS=format.bits,
         BLOCK=QUANTIZE_BLOCK,
     )
 
@@ -50,8 +49,7 @@ def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> torch.Ten
     Of equal scores the lower index is taken. Three passes find the threshold, two write the indices.
     """
     _check("values", values, torch.float32, values.numel())
-    if not 0 <= keep <= values.numel():
-        raise ValueError(f"keep: expected 0 to {values.numel()}, got {keep}")
+    check_keep(keep, values.numel())
     indices = torch.empty(keep, dtype=torch.int32, device=values.device)
     if not keep:
         return indices

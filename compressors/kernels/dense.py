@@ -3,7 +3,7 @@
 """Kernels over dense values and over raw bytes: mostly plain loops, which LLVM vectorizes well.
 
 Received data is read through addresses, because a payload may lie anywhere in a message: read-only, at any
-alignment. `FLOAT32`, `BFLOAT16` and `FLOAT16` are their numbers in here.
+alignment. `FLOAT32`, `BFLOAT16` and `FLOAT16` are the places of the formats in `DenseFormat`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from .compiling import kernel, take
 from .late import CHUNK, LANES
 from .reference import BFLOAT16_MAX, FLOAT16_MAX, FLOAT32_MAX, SUM_BLOCK
 from .vectors import (
+    I32,
     add,
-    add_nonzero,
+    add_set,
     add_widened,
     all_floats,
     all_words,
@@ -28,6 +29,7 @@ from .vectors import (
     magnitude,
     multiply,
     no_doubles,
+    nonzero,
     prefetch,
     store,
     sum_doubles,
@@ -39,11 +41,11 @@ FLOAT32, BFLOAT16, FLOAT16 = range(3)
 BLOCK = 2048
 
 
-def _reader(numba_type, bits):
+def _reader(numba_type, llvm):
     @intrinsic
     def read(typingctx, address, index):
         def codegen(context, builder, signature, args):
-            pointer = builder.inttoptr(args[0], ir.IntType(bits).as_pointer())
+            pointer = builder.inttoptr(args[0], llvm.as_pointer())
             return builder.load(builder.gep(pointer, [args[1]]), align=1)
 
         return numba_type(types.uint64, types.int64), codegen
@@ -51,8 +53,9 @@ def _reader(numba_type, bits):
     return read
 
 
-read_uint16 = _reader(types.uint16, 16)
-read_uint32 = _reader(types.uint32, 32)
+read_uint16 = _reader(types.uint16, ir.IntType(16))
+read_uint32 = _reader(types.uint32, I32)
+read_float32 = _reader(types.float32, ir.FloatType())
 
 
 def _bitcast(source, target, llvm):
@@ -63,7 +66,7 @@ def _bitcast(source, target, llvm):
     return cast
 
 
-bits_of = _bitcast(types.float32, types.uint32, ir.IntType(32))
+bits_of = _bitcast(types.float32, types.uint32, I32)
 float_of = _bitcast(types.uint32, types.float32, ir.FloatType())
 
 
@@ -76,18 +79,18 @@ def magnitudes(cursor, values, sums, counts):
         for first in range(start, min(start + CHUNK, values.size), SUM_BLOCK):
             last = min(first + SUM_BLOCK, values.size)
             whole = first + (last - first) // LANES * LANES
-            lanes, nonzero = no_doubles(), all_words(0)
+            lanes, count = no_doubles(), all_words(0)
             for i in range(first, whole, LANES):
                 prefetch(address, np.uint64(4 * (i + SUM_BLOCK)))
                 here = load(values, i)
-                lanes, nonzero = add_widened(lanes, magnitude(here)), add_nonzero(nonzero, here)
+                lanes, count = add_widened(lanes, magnitude(here)), add_set(count, nonzero(here))
             if whole < last:
                 padded[:] = np.float32(0.0)
                 padded[: last - whole] = values[whole:last]
                 here = load(padded, 0)
-                lanes, nonzero = add_widened(lanes, magnitude(here)), add_nonzero(nonzero, here)
+                lanes, count = add_widened(lanes, magnitude(here)), add_set(count, nonzero(here))
             sums[first // SUM_BLOCK] = sum_doubles(lanes)
-            counts[first // SUM_BLOCK] = sum_words(nonzero)
+            counts[first // SUM_BLOCK] = sum_words(count)
         start = take(cursor, CHUNK)
 
 
@@ -146,7 +149,7 @@ def _from_float16(bits):
 def _read(format, address, i):
     """Element i as float32."""
     if format == FLOAT32:
-        return float_of(read_uint32(address, i))
+        return read_float32(address, i)
     if format == BFLOAT16:
         return _from_bfloat16(read_uint16(address, i))
     return _from_float16(read_uint16(address, i))

@@ -27,3 +27,7 @@ class Late:
         value = getattr(import_module(f".{self._module}", __package__), name)
         setattr(self, name, value)
         return value
+
+
+codes, dense, selecting, sparse_loops = Late("codes"), Late("dense"), Late("selecting"), Late("sparse_loops")
+linear_loops, linear_sums = Late("linear_loops"), Late("linear_sums")

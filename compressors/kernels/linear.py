@@ -6,20 +6,14 @@ As in `cpu`, everything that machine code would trust is checked on this side of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..payload import BUCKET_STEP, Bytes, CodeFormat, Float32, check_linear, code_bytes
 from .checks import address, addresses, check, checked_pair, code_addresses, in_order
-from .late import Late
+from .late import linear_loops, linear_sums
 from .reference import FLOAT32_MAX, SUM_BLOCK
 from .threads import run
-
-if TYPE_CHECKING:
-    from . import linear_loops, linear_sums
-else:
-    linear_loops, linear_sums = Late("linear_loops"), Late("linear_sums")
 
 
 def bucket_maxima(gradient: Float32, residual: Float32 | None, bucket: int) -> Float32:
@@ -58,19 +52,9 @@ def quantize_linear(
     left = checked_pair(gradient, residual)
     check("scales", scales, np.float32, _buckets(bucket, gradient.size, bits))
     check("data", data, np.uint8, code_bytes(bits, gradient.size), written=True)
-    at_random, start = seed is not None, _word(seed or 0)
-    run(
-        linear_loops.quantize_linear,
-        gradient.size,
-        bits,
-        bucket,
-        gradient,
-        left,
-        scales,
-        data,
-        at_random,
-        start,
-    )
+    rounding = seed is not None, _word(seed or 0)
+    arguments = bits, bucket, gradient, left, scales, data
+    run(linear_loops.quantize_linear, gradient.size, *arguments, *rounding)
 
 
 def add_linear(
@@ -91,9 +75,8 @@ def add_linear(
     size, buckets = code_bytes(bits, out.size), _buckets(bucket, out.size, bits)
     for scale in scales:
         check("scales", scale, np.float32, buckets)
-    codes_at = code_addresses(datas, size)
-    scales_at = addresses(scales)
-    run(linear_sums.add_linear, out.size, bits, bucket, codes_at, size, scales_at, weights, out, keep)
+    at = code_addresses(datas, size), size, addresses(scales)
+    run(linear_sums.add_linear, out.size, bits, bucket, *at, weights, out, keep)
 
 
 def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
@@ -126,15 +109,6 @@ def quantize_binary(
     run(linear_loops.quantize_binary, gradient.size, gradient, left, lower, upper, data)
 
 
-def add_binary(datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True) -> None:
-    """See `linear_reference.add_binary`."""
-    check("out", out, np.float32, out.size, written=True)
-    flat = tables.reshape(-1)
-    check("tables", flat, np.float32, 2 * len(datas))
-    codes_at = code_addresses(datas, code_bytes(1, out.size))
-    run(linear_sums.add_binary, out.size, codes_at, flat, out, keep)
-
-
 def quantize_ternary(
     gradient: Float32, residual: Float32 | None, level: float, data: Bytes, *, seed: int
 ) -> None:
@@ -157,7 +131,6 @@ def warm_up() -> None:
     data = np.zeros(code_bytes(1, ones.size), np.uint8)
     side_sums(ones, ones)
     quantize_binary(ones, np.zeros_like(ones), -1.0, 1.0, data)
-    add_binary([data], np.array([[-1.0, 1.0]], np.float32), np.zeros_like(ones))
     data = np.zeros(CodeFormat.SIGNED_2BIT.code_bytes(ones.size), np.uint8)
     quantize_ternary(ones, np.zeros_like(ones), 1.0, data, seed=0)
 

@@ -24,12 +24,14 @@ from .linear_reference import MULTIPLIERS, STEP
 from .reference import FLOAT32_MAX, SUM_BLOCK
 from .vectors import (
     I64,
-    WORDS,
+    add_set,
     add_widened,
     all_floats,
     all_words,
     at_least,
+    binary,
     load,
+    load_at,
     no_doubles,
     saturated_sum,
     sum_doubles,
@@ -43,62 +45,28 @@ BLOCK = 2048
 # the integer's two's complement in the lowest bits; subtracting it gives the integer as a float32.
 INTEGERS = np.float32(1.5 * 2**23)
 
-_DOUBLES_16 = ir.VectorType(ir.DoubleType(), LANES)
-
-
-def _reader(numba_type, llvm):
-    @intrinsic
-    def read(typingctx, address):
-        def codegen(context, builder, signature, args):
-            return builder.load(builder.inttoptr(args[0], llvm.as_pointer()), align=1)
-
-        return numba_type(types.uint64), codegen
-
-    return read
-
-
-def _writer(numba_type, llvm):
-    @intrinsic
-    def write(typingctx, address, value):
-        def codegen(context, builder, signature, args):
-            builder.store(args[1], builder.inttoptr(args[0], llvm.as_pointer()), align=1)
-
-        return types.void(types.uint64, numba_type), codegen
-
-    return write
-
-
-# At any alignment.
-read_uint64 = _reader(types.uint64, I64)
-read_float32 = _reader(types.float32, ir.FloatType())
-write_uint64 = _writer(types.uint64, I64)
+load_uint64 = load_at(types.uint64, I64)
 
 
 @intrinsic
-def divide(typingctx, a, b):
-    """a / b of float32, without numba's check for zero: it raises, so that LLVM could not vectorize."""
-    return a(a, b), lambda context, builder, signature, args: builder.fdiv(*args)
-
-
-@intrinsic
-def add_set(typingctx, counts, mask):
-    """counts + 1 in every lane where the mask is set."""
+def store_uint64(typingctx, address, offset, value):
+    """To `offset` bytes after an address, however aligned."""
 
     def codegen(context, builder, signature, args):
-        return builder.add(args[0], builder.zext(args[1], WORDS.llvm))
+        builder.store(args[2], builder.inttoptr(builder.add(*args[:2]), I64.as_pointer()), align=1)
 
-    return counts(counts, mask), codegen
+    return types.void(types.uint64, types.uint64, types.uint64), codegen
 
 
-@intrinsic
-def add_squares(typingctx, sums, a):
+def _add_squares(builder, sums, a):
     """sums + a * a in float64, where the square is exact."""
+    wide = builder.fpext(a, sums.type)
+    return builder.fadd(sums, builder.fmul(wide, wide))
 
-    def codegen(context, builder, signature, args):
-        wide = builder.fpext(args[1], _DOUBLES_16)
-        return builder.fadd(args[0], builder.fmul(wide, wide))
 
-    return sums(sums, a), codegen
+add_squares = binary(_add_squares)
+# a / b of float32, without numba's check for zero: it raises, so that LLVM could not vectorize.
+divide = binary(ir.IRBuilder.fdiv)
 
 
 @njit
@@ -120,12 +88,12 @@ def _pack(bits, codes, packed):
     # Neighbouring bytes are moved together, then pairs of codes, then fours.
     single, pair, four = np.uint64(8 - bits), np.uint64(16 - 2 * bits), np.uint64(32 - 4 * bits)
     for k in range(codes.size // 8):
-        x = read_uint64(source + np.uint64(8 * k))
+        x = load_uint64(source, np.uint64(8 * k))
         x = (x & np.uint64(0x00FF00FF00FF00FF)) | ((x & np.uint64(0xFF00FF00FF00FF00)) >> single)
         x = (x & np.uint64(0x0000FFFF0000FFFF)) | ((x & np.uint64(0xFFFF0000FFFF0000)) >> pair)
         x = (x & np.uint64(0x00000000FFFFFFFF)) | ((x & np.uint64(0xFFFFFFFF00000000)) >> four)
         # Eight bytes, of which the next ones overwrite all but the first `bits`.
-        write_uint64(target + np.uint64(bits * k), x)
+        store_uint64(target, np.uint64(bits * k), x)
 
 
 @njit

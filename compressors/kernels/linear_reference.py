@@ -7,8 +7,7 @@ Linear codes are two's-complement integers of 2 to 8 bits; a code is worth its i
 of its bucket: a fixed number of consecutive elements, a multiple of 32; the last bucket may be short. The
 most negative integer is never sent, so that both signs reach equally far. Binary codes are one bit.
 
-Both are packed without gaps: element i begins at bit i * bits, bits count from the lowest of the first byte,
-and zeros fill the last 32-bit word.
+Both are packed without gaps, as by `reference.pack`.
 """
 
 from __future__ import annotations
@@ -18,31 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..payload import Bytes, CodeFormat, Float32, code_bytes
-from .reference import FLOAT32_MAX, LANES, SUM_BLOCK, add_saturating
-from .reference import pack as pack_codes
+from ..payload import Bytes, Float32
+from .reference import FLOAT32_MAX, add_saturating, ordered_sum, pack, unpack
 
 # splitmix64: the n-th state is n times this odd number on from the seed, all modulo 2**64.
 STEP = 0x9E3779B97F4A7C15
 MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
-def pack(bits: int, codes: npt.NDArray[np.int32]) -> Bytes:
-    """The low `bits` bits of every code, one after the other."""
-    separate = (codes[:, None] >> np.arange(bits)) & 1
-    packed = np.zeros(code_bytes(bits, codes.size), np.uint8)
-    filled = np.packbits(separate.astype(np.uint8).reshape(-1), bitorder="little")
-    packed[: filled.size] = filled
-    return packed
-
-
-def unpack(bits: int, data: Bytes, elements: int) -> npt.NDArray[np.int32]:
-    """The inverse of `pack`; codes from 0 to 2**bits - 1."""
-    separate = np.unpackbits(data, count=elements * bits, bitorder="little").reshape(-1, bits)
-    codes: npt.NDArray[np.int32] = (separate.astype(np.int32) << np.arange(bits, dtype=np.int32)).sum(
-        axis=1, dtype=np.int32
-    )
-    return codes
 
 
 def unpack_signed(bits: int, data: Bytes, elements: int) -> npt.NDArray[np.int32]:
@@ -80,27 +60,13 @@ def bucket_maxima(gradient: Float32, residual: Float32, bucket: int) -> Float32:
 def bucket_norms(gradient: Float32, residual: Float32, bucket: int) -> Float32:
     """The Euclidean norm of gradient + residual in every bucket, at most the largest float32.
 
-    Summed in float64, in the order of `reference.magnitudes` from the beginning of each bucket.
+    Summed in float64, by `reference.ordered_sum` from the beginning of each bucket.
     """
     squares = add_saturating(gradient, residual).astype(np.float64) ** 2
-    norms = [np.sqrt(_sum(squares[start : start + bucket])) for start in range(0, squares.size, bucket)]
+    norms = [
+        np.sqrt(ordered_sum(squares[start : start + bucket])) for start in range(0, squares.size, bucket)
+    ]
     return np.minimum(np.array(norms, np.float64), np.float64(FLOAT32_MAX)).astype(np.float32)
-
-
-def _sum(values: npt.NDArray[np.float64]) -> float:
-    """By blocks of `SUM_BLOCK`: lane j adds elements j, j + 16, …; then lanes are added up, then blocks."""
-    total = 0.0
-    for start in range(0, values.size, SUM_BLOCK):
-        block = np.zeros(SUM_BLOCK)
-        block[: min(SUM_BLOCK, values.size - start)] = values[start : start + SUM_BLOCK]
-        lanes = np.zeros(LANES)
-        for row in block.reshape(-1, LANES):
-            lanes += row
-        block_sum = 0.0
-        for lane in lanes:
-            block_sum += float(lane)
-        total += block_sum
-    return total
 
 
 def quantize_linear(
@@ -159,12 +125,13 @@ def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
 def side_sums(gradient: Float32, residual: Float32) -> tuple[float, int, float, int]:
     """Of r = gradient + residual: the sum of what is not negative, how many; the sum of the others, how many.
 
-    Float64, in the order of additions of `reference.magnitudes`: the other side's elements add zeros.
+    By `reference.ordered_sum`: the other side's elements add zeros.
     """
     total = add_saturating(gradient, residual).astype(np.float64)
     upper = total >= 0
     count = int(upper.sum())
-    return _sum(np.where(upper, total, 0.0)), count, _sum(np.where(upper, 0.0, total)), total.size - count
+    positive, negative = ordered_sum(np.where(upper, total, 0.0)), ordered_sum(np.where(upper, 0.0, total))
+    return positive, count, negative, total.size - count
 
 
 def quantize_binary(gradient: Float32, residual: Float32, low: float, high: float, data: Bytes) -> None:
@@ -173,14 +140,6 @@ def quantize_binary(gradient: Float32, residual: Float32, low: float, high: floa
     upper = total >= 0
     residual[:] = add_saturating(total, -np.where(upper, np.float32(high), np.float32(low)))
     data[:] = pack(1, upper.astype(np.int32))
-
-
-def add_binary(datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True) -> None:
-    """As `reference.add_quantized`. tables: shape (len(datas), 2), what 0 and 1 are worth with the weight."""
-    if not keep:
-        out[:] = 0.0
-    for data, table in zip(datas, tables, strict=True):
-        out += table[unpack(1, data, out.size)]
 
 
 def quantize_ternary(gradient: Float32, residual: Float32, level: float, data: Bytes, *, seed: int) -> None:
@@ -193,4 +152,4 @@ def quantize_ternary(gradient: Float32, residual: Float32, level: float, data: B
         sent = (uniform(seed, total.size) < np.abs(total) / size) & (size > 0)
     codes = np.where(sent, np.where(total > 0, 3, 2), 0)
     residual[:] = total - np.array([0, 0, -size, size], np.float32)[codes]
-    data[:] = pack_codes(CodeFormat.SIGNED_2BIT, codes)
+    data[:] = pack(2, codes)

@@ -13,8 +13,9 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from .compiling import kernel, take
+from .dense import read_float32
 from .late import CHUNK, LANES
-from .linear_loops import BLOCK, read_float32, read_uint64
+from .linear_loops import BLOCK, load_uint64
 from .vectors import (
     FLOATS,
     I8,
@@ -23,25 +24,21 @@ from .vectors import (
     WORDS,
     add,
     all_floats,
+    broadcast,
     load,
+    load_at,
     load_byte,
     multiply,
     prefetch,
     store,
 )
 
-_BYTES_16 = ir.VectorType(I8, LANES)
-
-
-@intrinsic
-def load_integers(typingctx, address, offset):
-    """Sixteen signed bytes from `offset` bytes after an address, as float32."""
-
-    def codegen(context, builder, signature, args):
-        loaded = builder.load(builder.inttoptr(builder.add(*args), _BYTES_16.as_pointer()), align=1)
-        return builder.sitofp(builder.sext(loaded, WORDS.llvm), FLOATS.llvm)
-
-    return FLOATS(types.uint64, types.uint64), codegen
+# Sixteen signed bytes, as float32.
+load_integers = load_at(
+    FLOATS,
+    ir.VectorType(I8, LANES),
+    lambda builder, loaded: builder.sitofp(builder.sext(loaded, WORDS.llvm), FLOATS.llvm),
+)
 
 
 @intrinsic
@@ -61,8 +58,7 @@ def load_codes(typingctx, address, offset, bits):
             word = builder.load(builder.inttoptr(place, I64.as_pointer()), align=1)
             halves = builder.insert_element(halves, word, I32(half))
         words = builder.shuffle_vector(halves, halves, ir.Constant(WORDS.llvm, [0] * 8 + [1] * 8))
-        every = builder.insert_element(ir.Constant(lanes, ir.Undefined), bits, I32(0))
-        every = builder.shuffle_vector(every, every, WORDS.constant(0))
+        every = broadcast(builder, bits)
         down = builder.mul(every, ir.Constant(lanes, [*range(8)] * 2))
         codes = builder.trunc(builder.lshr(words, down), WORDS.llvm)
         # Up and down again: what stood above is gone, the sign is everywhere above.
@@ -103,7 +99,7 @@ def _add_codes(bits, bucket, address, size, scales, weight, out, first, end):
     whole = min(end, (size if bits == 8 else size - 6) * 8 // bits) // LANES * LANES
     while start < end:
         stop = min((index + 1) * bucket, end)
-        worth = weight * read_float32(scales + np.uint64(4 * index))
+        worth = weight * read_float32(scales, index)
         worths = all_floats(worth)
         # Two roundings: LLVM may not fuse them unless told to.
         if bits == 8:
@@ -141,7 +137,10 @@ def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep
 
 @kernel
 def add_binary(cursor, addresses, tables, out, keep):
-    """`linear_reference.add_binary`. addresses: uint64 (payloads,), where codes begin. tables: flat."""
+    """`reference.add_quantized` of codes of one bit.
+
+    addresses: uint64 (payloads,), where codes begin. tables: flat.
+    """
     start = take(cursor, CHUNK)
     while start < out.size:
         stop = min(start + CHUNK, out.size)
@@ -152,7 +151,7 @@ def add_binary(cursor, addresses, tables, out, keep):
             else:
                 a = b = c = d = all_floats(np.float32(0.0))
             for w in range(addresses.size):
-                word = read_uint64(addresses[w] + np.uint64(i // 8))
+                word = load_uint64(addresses[w], np.uint64(i // 8))
                 low, high = all_floats(tables[2 * w]), all_floats(tables[2 * w + 1])
                 a = add(a, choose(word, np.uint64(0), high, low))
                 b = add(b, choose(word, np.uint64(16), high, low))
@@ -176,7 +175,7 @@ def _read_codes(bits, address, size, group):
     """A word with the eight codes of group `group` in its low bits. size: of all codes, in bytes."""
     offset = group * bits
     if offset + 8 <= size:
-        return read_uint64(address + np.uint64(offset))
+        return load_uint64(address, np.uint64(offset))
     x = np.uint64(0)
     for k in range(size - offset):
         x |= np.uint64(load_byte(address, np.uint64(offset + k))) << np.uint64(8 * k)
@@ -189,11 +188,9 @@ def find_code(cursor, bits, address, elements, size, found):
 
     Eight codes of a word at once: adding ones to all but the top bit carries into it unless they were 0.
     """
-    tops = np.uint64(0)
+    tops = ones = np.uint64(0)
     for k in range(8):
         tops |= np.uint64(1) << np.uint64(bits * k + bits - 1)
-    ones = np.uint64(0)
-    for k in range(8):
         ones |= np.uint64(2 ** (bits - 1) - 1) << np.uint64(bits * k)
     groups = elements // 8
     start = take(cursor, CHUNK // 8)

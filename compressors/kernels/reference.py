@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..payload import Bytes, CodeFormat, DenseFormat, Float32
+from ..payload import Bytes, CodeFormat, DenseFormat, Float32, code_bytes
 
 # The mean magnitude decides which thresholds a layer gets, so its sum must not depend on how many threads
 # or vector lanes took part. It is defined over blocks of 256 rows by 16 lanes.
@@ -40,14 +40,20 @@ class Magnitudes(NamedTuple):
 
 
 def magnitudes(values: Float32) -> Magnitudes:
-    """See `Magnitudes`; the total is a float64, by a fixed order of additions.
+    """See `Magnitudes`."""
+    return Magnitudes(ordered_sum(np.abs(values)), int(np.count_nonzero(values)))
 
-    Within a block, lane j adds elements j, j + 16, j + 32, …; then lanes are added in order, then blocks.
+
+def ordered_sum(values: npt.NDArray[np.floating]) -> float:
+    """The sum as a float64, by a fixed order of additions.
+
+    Within a block of `SUM_BLOCK`, lane j adds elements j, j + 16, j + 32, …; then lanes are added in order,
+    then blocks.
     """
     total = 0.0
     for start in range(0, values.size, SUM_BLOCK):
         block = np.zeros(SUM_BLOCK)
-        block[: min(SUM_BLOCK, values.size - start)] = np.abs(values[start : start + SUM_BLOCK])
+        block[: min(SUM_BLOCK, values.size - start)] = values[start : start + SUM_BLOCK]
         lanes = np.zeros(LANES)
         for row in block.reshape(-1, LANES):
             lanes += row
@@ -55,7 +61,7 @@ def magnitudes(values: Float32) -> Magnitudes:
         for lane in lanes:
             block_sum += float(lane)
         total += block_sum
-    return Magnitudes(total, int(np.count_nonzero(values)))
+    return total
 
 
 def add_saturating(gradient: Float32, residual: Float32) -> Float32:
@@ -79,24 +85,26 @@ def quantize(format: CodeFormat, gradient: Float32, residual: Float32, levels: F
         index = (magnitude >= levels[0]).astype(np.uint8)
         codes = 2 * index + ((total > 0) & (index > 0))
     residual[:] = total - format.table(levels)[codes]
-    data[:] = pack(format, codes)
+    data[:] = pack(format.bits, codes)
 
 
-def pack(format: CodeFormat, codes: npt.NDArray[np.integer]) -> Bytes:
-    """Codes to bytes, the lowest index in the lowest bits, padded with 0 to whole 32-bit words."""
-    per_byte = 8 // format.bits
-    padded = np.zeros(format.code_bytes(codes.size) * per_byte, np.uint8)
-    padded[: codes.size] = codes
-    shifts = np.arange(per_byte, dtype=np.uint8) * format.bits
-    packed: Bytes = np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1)
+def pack(bits: int, codes: npt.NDArray[np.integer]) -> Bytes:
+    """The low `bits` bits of every code, one after the other, the lowest bit of a byte first; zeros fill the
+    last 32-bit word."""
+    separate = (codes[:, None] >> np.arange(bits)) & 1
+    packed = np.zeros(code_bytes(bits, codes.size), np.uint8)
+    filled = np.packbits(separate.astype(np.uint8).reshape(-1), bitorder="little")
+    packed[: filled.size] = filled
     return packed
 
 
-def unpack(format: CodeFormat, data: Bytes, elements: int) -> npt.NDArray[np.uint8]:
-    """The inverse of `pack`."""
-    shifts = np.arange(8 // format.bits, dtype=np.uint8) * format.bits
-    mask = np.uint8(2**format.bits - 1)
-    return ((data[:, None] >> shifts) & mask).reshape(-1)[:elements]
+def unpack(bits: int, data: Bytes, elements: int) -> npt.NDArray[np.int32]:
+    """The inverse of `pack`; codes from 0 to 2**bits - 1."""
+    separate = np.unpackbits(data, count=elements * bits, bitorder="little").reshape(-1, bits)
+    codes: npt.NDArray[np.int32] = (separate.astype(np.int32) << np.arange(bits, dtype=np.int32)).sum(
+        axis=1, dtype=np.int32
+    )
+    return codes
 
 
 def add_quantized(
@@ -110,7 +118,7 @@ def add_quantized(
     if not keep:
         out[:] = 0.0
     for data, table in zip(datas, tables, strict=True):
-        out += table[unpack(format, data, out.size)]
+        out += table[unpack(format.bits, data, out.size)]
 
 
 def add_dense(
@@ -153,7 +161,7 @@ def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
 
 def has_forbidden_code(format: CodeFormat, data: Bytes) -> bool:
     """Whether any code, padding included, is the one that is never sent."""
-    codes = unpack(format, data, data.size * 8 // format.bits)
+    codes = unpack(format.bits, data, data.size * 8 // format.bits)
     return bool((codes == format.forbidden_code).any())
 
 

@@ -45,10 +45,14 @@ def _score(values, score, center):
 
 
 @njit
-def _hand_over(indices, values, count, chunk, found, found_values, places, total):
-    """Copy what a chunk gave to the common output, if there is room. places: int64 (chunks, 2), of each chunk
-    where it begins there and how many it has."""
-    at = take(total, count)
+def _hand_over(indices, values, count, start, stop, found, found_values, places, total):
+    """Copy what the chunk from `start` to `stop` gave to the common output, if there is room.
+
+    places: int64 (chunks, 2), of each chunk where it begins there and how many it has.
+    """
+    while count > 0 and indices[count - 1] >= stop:  # what the padding gave
+        count -= 1
+    chunk, at = start // CHUNK, take(total, count)
     places[chunk, 0], places[chunk, 1] = at, count
     if at + count <= found.size:
         found[at : at + count] = indices[:count]
@@ -83,9 +87,7 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
             scored = _score(here, score, centers)
             chosen = without(at_least(scored, lows), at_least(scored, highs))
             at += store_chosen(indices, taken, at, words_from(whole), here, chosen)
-            while at > 0 and indices[at - 1] >= stop:  # what the padding gave
-                at -= 1
-        _hand_over(indices, taken, at, start // CHUNK, found, found_values, places, total)
+        _hand_over(indices, taken, at, start, stop, found, found_values, places, total)
         start = take(cursor, CHUNK)
 
 
@@ -114,9 +116,7 @@ def add_and_collect(cursor, gradient, residual, lowest, found, found_values, pla
             residual[whole:stop] = padded[1, :rest]
             chosen = at_least(magnitude(summed), lows)
             at += store_chosen(indices, taken, at, words_from(whole), summed, chosen)
-            while at > 0 and indices[at - 1] >= stop:  # what the padding gave
-                at -= 1
-        _hand_over(indices, taken, at, start // CHUNK, found, found_values, places, total)
+        _hand_over(indices, taken, at, start, stop, found, found_values, places, total)
         start = take(cursor, CHUNK)
 
 

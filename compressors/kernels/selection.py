@@ -15,22 +15,18 @@ Of equal scores the lower index is taken, and -0 equals 0. Inputs are finite.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..payload import Float32
-from .checks import check
-from .late import BINS, CHUNK, LANES, Late
+from .checks import check, check_keep
+from .late import BINS, CHUNK, LANES
+from .late import selecting as loops
 from .reference import add_saturating
 from .selection_reference import Indices, Score, Selection
 from .threads import Scratch, run
-
-if TYPE_CHECKING:
-    from . import selecting as loops
-else:
-    loops = Late("selecting")
 
 __all__ = [
     "Score",
@@ -77,7 +73,7 @@ _scratch = Scratch(LARGEST_SCRATCH)
 def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center: float = 0.0) -> Selection:
     """The `keep` elements of highest score."""
     check("values", values, np.float32, values.size)
-    _check_keep(keep, values.size)
+    check_keep(keep, values.size)
 
     lowest = _guess(sample(values), values.size, keep, score, center)
     candidates = _collect(values, score, center, lowest, room=_room(keep, values.size))
@@ -93,7 +89,7 @@ def add_and_select(gradient: Float32, residual: Float32, keep: int) -> Selection
     """Leave the saturating sum of both in `residual`, in place, and select from it by magnitude."""
     check("gradient", gradient, np.float32, gradient.size)
     check("residual", residual, np.float32, gradient.size, written=True)
-    _check_keep(keep, gradient.size)
+    check_keep(keep, gradient.size)
 
     few = add_saturating(sample(gradient), sample(residual))
     lowest = _guess(few, gradient.size, keep, Score.MAGNITUDE, 0.0)
@@ -165,11 +161,6 @@ def warm_up() -> None:
     found = add_and_select(values, np.zeros_like(values), 5)
     put(values, found.indices, found.values)
     median(values)
-
-
-def _check_keep(keep: int, elements: int) -> None:
-    if not 0 <= keep <= elements:
-        raise ValueError(f"keep: expected 0 to {elements}, got {keep}")
 
 
 def _guess(few: Float32, elements: int, keep: int, score: Score, center: float) -> float:

@@ -12,20 +12,14 @@ SEEDED: index i lies in part i of `count` parts as equal as possible, at a place
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..payload import Bytes, Float32
 from .checks import addresses, check
-from .late import Late
+from .late import sparse_loops as loops
 from .sparse_reference import Indices
 from .threads import run
-
-if TYPE_CHECKING:
-    from . import sparse_loops as loops
-else:
-    loops = Late("sparse_loops")
 
 
 def gaps_low_bits(elements: int, count: int) -> int:
@@ -73,13 +67,8 @@ def decode_gaps(data: Bytes, elements: int, count: int, low_bits: int) -> Indice
     indices, status = np.empty(count, np.uint32), np.zeros(2, np.int64)
     low, unary = data[:low_bytes], data[low_bytes:]
     loops.read_gaps(low, unary, low_bits, elements, loops.LOWEST_SET_BIT, indices, status)
-    if status[0] != loops.VALID:
-        wrong = {
-            loops.TOO_MANY: "more of them",
-            loops.OUT_OF_RANGE: "an index beyond the last element",
-            loops.PADDING: "padding that is not zero",
-        }
-        raise ValueError(wrong[int(status[0])])
+    if status[0]:
+        raise ValueError(loops.WRONG[status[0]])
     if status[1] != count:
         raise ValueError("fewer of them")
     return indices
@@ -126,9 +115,7 @@ def add_sparse(
         if where.size and where[-1] >= out.size:
             raise ValueError(f"indices: expected ascending ones below {out.size}, got {where[-1]}")
     counts = np.array([where.size for where in indices], np.int64)
-    index_addresses = addresses(indices)
-    value_addresses = addresses(values)
-    run(loops.sum_sparse, out.size, index_addresses, value_addresses, counts, weights, out, keep)
+    run(loops.sum_sparse, out.size, addresses(indices), addresses(values), counts, weights, out, keep)
 
 
 def warm_up() -> None:

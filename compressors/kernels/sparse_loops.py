@@ -8,18 +8,16 @@ import numpy as np
 from numba import njit
 
 from .compiling import kernel, take
-from .dense import float_of, read_uint32
+from .dense import read_float32, read_uint32
 from .late import CHUNK
 
-# What is wrong with encoded gaps, in status[0].
-VALID, TOO_MANY, OUT_OF_RANGE, PADDING = range(4)
+# What is wrong with encoded gaps, by status[0].
+WRONG = "", "more of them", "an index beyond the last element", "padding that is not zero"
+TOO_MANY, OUT_OF_RANGE, PADDING = 1, 2, 3
 
 
-def _lowest_set_bits():
-    return np.array([next((k for k in range(8) if byte >> k & 1), 0) for byte in range(256)], np.uint8)
-
-
-LOWEST_SET_BIT = _lowest_set_bits()
+# Of each byte.
+LOWEST_SET_BIT = np.array([max((byte & -byte).bit_length() - 1, 0) for byte in range(256)], np.uint8)
 
 
 @kernel
@@ -136,6 +134,6 @@ def sum_sparse(cursor, indices, values, counts, weights, out, keep):
                 i = np.int64(read_uint32(indices[w], k))
                 if i >= stop:
                     break
-                out[i] += weights[w] * float_of(read_uint32(values[w], k))
+                out[i] += weights[w] * read_float32(values[w], k)
                 k += 1
         start = take(cursor, CHUNK)

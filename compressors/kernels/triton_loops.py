@@ -18,23 +18,15 @@ BINS = 2048
 
 
 @triton.jit
-def quantize(
-    gradient,
-    residual,
-    levels,
-    words,
-    elements,
-    FOUR_BITS: tl.constexpr,
-    PER_WORD: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def quantize(gradient, residual, levels, words, elements, BITS: tl.constexpr, BLOCK: tl.constexpr):
     """`reference.quantize`. levels: float32 pointer; words: int32 pointer to the packed codes."""
+    PER_WORD: tl.constexpr = 32 // BITS
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
     total = tl.load(gradient + at, mask=inside, other=0.0) + tl.load(residual + at, mask=inside, other=0.0)
     total = tl.minimum(tl.maximum(total, -LARGEST), LARGEST)
     size = tl.abs(total)
-    if FOUR_BITS:
+    if BITS == 4:
         index = tl.zeros((BLOCK,), tl.int32)
         value = tl.zeros((BLOCK,), tl.float32)
         for k in tl.static_range(7):
@@ -50,8 +42,7 @@ def quantize(
         code = tl.where(beyond, tl.where(total > 0, 3, 2), 0)
     code = tl.where(inside, code, 0)
     tl.store(residual + at, total - tl.where(total < 0, -value, value), mask=inside)
-    bits: tl.constexpr = 32 // PER_WORD
-    shifts = tl.arange(0, PER_WORD) * bits
+    shifts = tl.arange(0, PER_WORD) * BITS
     packed = tl.sum(tl.reshape(code, (BLOCK // PER_WORD, PER_WORD)) << shifts[None, :], axis=1)
     place = tl.program_id(0) * (BLOCK // PER_WORD) + tl.arange(0, BLOCK // PER_WORD)
     tl.store(words + place, packed, mask=place < (elements + PER_WORD - 1) // PER_WORD)

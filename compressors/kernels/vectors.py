@@ -47,7 +47,19 @@ MASK = _Vector("bool16", ir.IntType(1))
 # ---- arithmetic: each lane on its own, rounded to float32 after every operation ----
 
 
-def _binary(emit, result=None):
+def unary(emit, result=None):
+    """An operation on one value: `emit` takes the builder and the operand. result: its type, if another."""
+
+    @intrinsic
+    def operation(typingctx, a):
+        return (result or a)(a), lambda context, builder, signature, args: emit(builder, *args)
+
+    return operation
+
+
+def binary(emit, result=None):
+    """As `unary`, on two values; the result is of the first one's type unless `result` says otherwise."""
+
     @intrinsic
     def operation(typingctx, a, b):
         return (result or a)(a, b), lambda context, builder, signature, args: emit(builder, *args)
@@ -55,33 +67,27 @@ def _binary(emit, result=None):
     return operation
 
 
-add = _binary(lambda builder, a, b: builder.fadd(a, b))
-multiply = _binary(lambda builder, a, b: builder.fmul(a, b))
-subtract = _binary(lambda builder, a, b: builder.fsub(a, b))
-above = _binary(lambda builder, a, b: builder.fcmp_ordered(">", a, b), MASK)
-at_least = _binary(lambda builder, a, b: builder.fcmp_ordered(">=", a, b), MASK)
-either = _binary(lambda builder, a, b: builder.or_(a, b))
+add = binary(ir.IRBuilder.fadd)
+multiply = binary(ir.IRBuilder.fmul)
+subtract = binary(ir.IRBuilder.fsub)
+above = binary(lambda builder, a, b: builder.fcmp_ordered(">", a, b), MASK)
+at_least = binary(lambda builder, a, b: builder.fcmp_ordered(">=", a, b), MASK)
+either = binary(ir.IRBuilder.or_)
+magnitude = unary(lambda builder, a: _call(builder, "llvm.fabs.v16f32", a.type, a))
+# sums + a in float64, exact as far as a is concerned.
+add_widened = binary(lambda builder, sums, a: builder.fadd(sums, builder.fpext(a, sums.type)))
+# counts + 1 in every lane where the mask is set.
+add_set = binary(lambda builder, counts, mask: builder.add(counts, builder.zext(mask, counts.type)))
+# Where a number is not zero; a NaN is not.
+nonzero = unary(lambda builder, a: builder.fcmp_unordered("!=", a, FLOATS.constant(0.0)), MASK)
+# Where the one mask is set and the other is not.
+without = binary(lambda builder, mask, other: builder.and_(mask, builder.not_(other)))
 
 
-@intrinsic
-def magnitude(typingctx, a):
-    """|a|."""
-
-    def codegen(context, builder, signature, args):
-        fabs = ir.FunctionType(FLOATS.llvm, [FLOATS.llvm])
-        return builder.call(cgutils.get_or_insert_function(builder.module, fabs, "llvm.fabs.v16f32"), args)
-
-    return FLOATS(a), codegen
-
-
-@intrinsic
-def add_widened(typingctx, sums, a):
-    """sums + a in float64, exact as far as a is concerned."""
-
-    def codegen(context, builder, signature, args):
-        return builder.fadd(args[0], builder.fpext(args[1], DOUBLES.llvm))
-
-    return DOUBLES(sums, a), codegen
+def _call(builder, name, result, *args):
+    """Call a function of LLVM's own."""
+    signature = ir.FunctionType(result, [each.type for each in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), args)
 
 
 @intrinsic
@@ -91,35 +97,18 @@ def no_doubles(typingctx):
 
 
 def _sum_lanes(result, zero, add):
-    @intrinsic
-    def operation(typingctx, a):
-        def codegen(context, builder, signature, args):
-            total = zero
-            for lane in range(LANES):
-                total = add(builder, total, builder.extract_element(args[0], I32(lane)))
-            return total
+    def emit(builder, a):
+        total = zero
+        for lane in range(LANES):
+            total = add(builder, total, builder.extract_element(a, I32(lane)))
+        return total
 
-        return result(a), codegen
-
-    return operation
+    return unary(emit, result)
 
 
 # The lanes added up in their order, from zero.
-sum_doubles = _sum_lanes(
-    types.float64, ir.Constant(ir.DoubleType(), 0.0), lambda builder, a, b: builder.fadd(a, b)
-)
-sum_words = _sum_lanes(types.uint32, I32(0), lambda builder, a, b: builder.add(a, b))
-
-
-@intrinsic
-def add_nonzero(typingctx, counts, a):
-    """counts + 1 in every lane where `a` is not zero; a NaN is not."""
-
-    def codegen(context, builder, signature, args):
-        nonzero = builder.fcmp_unordered("!=", args[1], FLOATS.constant(0.0))
-        return builder.add(args[0], builder.zext(nonzero, WORDS.llvm))
-
-    return WORDS(counts, a), codegen
+sum_doubles = _sum_lanes(types.float64, ir.Constant(ir.DoubleType(), 0.0), ir.IRBuilder.fadd)
+sum_words = _sum_lanes(types.uint32, I32(0), ir.IRBuilder.add)
 
 
 @intrinsic
@@ -128,14 +117,17 @@ def where(typingctx, mask, a, b):
     return a(mask, a, b), lambda context, builder, signature, args: builder.select(*args)
 
 
+def broadcast(builder, value):
+    """`value` in every lane."""
+    lanes = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+    first = builder.insert_element(lanes, value, I32(0))
+    return builder.shuffle_vector(first, first, WORDS.constant(0))
+
+
 def _broadcast(vector, scalar):
     @intrinsic
     def operation(typingctx, value):
-        def codegen(context, builder, signature, args):
-            first = builder.insert_element(ir.Constant(vector.llvm, ir.Undefined), args[0], I32(0))
-            return builder.shuffle_vector(first, first, WORDS.constant(0))
-
-        return vector(scalar), codegen
+        return vector(scalar), lambda context, builder, signature, args: broadcast(builder, *args)
 
     return operation
 
@@ -172,34 +164,31 @@ def store(typingctx, array, index, vector):
     return types.void(array, index, vector), codegen
 
 
-def _load_at(result, target):
+def load_at(result, target, convert=None):
+    """A load from `offset` bytes after an address, however aligned. target: what lies there, and `convert`
+    makes of it what is returned."""
+
     @intrinsic
     def operation(typingctx, address, offset):
         def codegen(context, builder, signature, args):
-            return builder.load(builder.inttoptr(builder.add(*args), target.as_pointer()), align=1)
+            loaded = builder.load(builder.inttoptr(builder.add(*args), target.as_pointer()), align=1)
+            return convert(builder, loaded) if convert else loaded
 
         return result(types.uint64, types.uint64), codegen
 
     return operation
 
 
-# From `offset` bytes after an address, however aligned: sixteen 32-bit words, sixteen float32, a byte.
-load_words = _load_at(WORDS, WORDS.llvm)
-load_floats = _load_at(FLOATS, FLOATS.llvm)
-load_byte = _load_at(types.uint8, I8)
+def _from_bfloats(builder, halves):
+    """A bfloat16 is the upper half of a float32."""
+    words = builder.shl(builder.zext(halves, WORDS.llvm), WORDS.constant(16))
+    return builder.bitcast(words, FLOATS.llvm)
 
 
-@intrinsic
-def load_bfloats(typingctx, address, offset):
-    """As `load_floats`, from bfloat16, which is the upper half of a float32."""
-    halves = ir.VectorType(ir.IntType(16), LANES)
-
-    def codegen(context, builder, signature, args):
-        loaded = builder.load(builder.inttoptr(builder.add(*args), halves.as_pointer()), align=1)
-        words = builder.shl(builder.zext(loaded, WORDS.llvm), WORDS.constant(16))
-        return builder.bitcast(words, FLOATS.llvm)
-
-    return FLOATS(types.uint64, types.uint64), codegen
+load_words = load_at(WORDS, WORDS.llvm)
+load_floats = load_at(FLOATS, FLOATS.llvm)
+load_bfloats = load_at(FLOATS, ir.VectorType(ir.IntType(16), LANES), _from_bfloats)
+load_byte = load_at(types.uint8, I8)
 
 
 @intrinsic
@@ -207,11 +196,9 @@ def prefetch(typingctx, address, offset):
     """Ask for a cache line. An address beyond the end is ignored by the processor."""
 
     def codegen(context, builder, signature, args):
-        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         pointer = builder.inttoptr(builder.add(*args), I8.as_pointer())
         read, keep_in_all_caches, data = I32(0), I32(3), I32(1)
-        builder.call(function, [pointer, read, keep_in_all_caches, data])
+        _call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, read, keep_in_all_caches, data)
 
     return types.void(types.uint64, types.uint64), codegen
 
@@ -235,7 +222,7 @@ def _target_has(feature):
 def _lookup(builder, table, index):
     """`table[index & 15]` for every lane of `index`."""
     if _target_has("avx512f"):
-        return _permute(builder, "llvm.x86.avx512.permvar.sf.512", table, index)
+        return _call(builder, "llvm.x86.avx512.permvar.sf.512", table.type, table, index)
     if _target_has("avx2"):
         return _lookup_avx2(builder, table, index)
     memory = cgutils.alloca_once(builder, FLOATS.llvm)
@@ -259,18 +246,14 @@ def _lookup_avx2(builder, table, index):
         part = builder.shuffle_vector(index, index, half)
         bit = builder.and_(part, ir.Constant(eight, [8] * 8))
         in_high = builder.icmp_unsigned("!=", bit, ir.Constant(eight, [0] * 8))
-        from_high = _permute(builder, "llvm.x86.avx2.permps", high, part)
-        from_low = _permute(builder, "llvm.x86.avx2.permps", low, part)
+        from_high, from_low = (
+            _call(builder, "llvm.x86.avx2.permps", table.type, table, part) for table in (high, low)
+        )
         found.append(builder.select(in_high, from_high, from_low))
     return builder.shuffle_vector(*found, ir.Constant(WORDS.llvm, list(range(LANES))))
 
 
-def _permute(builder, name, table, index):
-    signature = ir.FunctionType(table.type, [table.type, index.type])
-    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), [table, index])
-
-
-lookup = _binary(_lookup)
+lookup = binary(_lookup)
 
 
 @intrinsic(prefer_literal=True)
@@ -301,10 +284,7 @@ def words_from(typingctx, first):
     """first + lane."""
 
     def codegen(context, builder, signature, args):
-        words = builder.insert_element(
-            ir.Constant(WORDS.llvm, ir.Undefined), builder.trunc(args[0], I32), I32(0)
-        )
-        words = builder.shuffle_vector(words, words, WORDS.constant(0))
+        words = broadcast(builder, builder.trunc(args[0], I32))
         return builder.add(words, ir.Constant(WORDS.llvm, list(range(LANES))))
 
     return WORDS(types.int64), codegen
@@ -317,12 +297,8 @@ def store_chosen(typingctx, indices, values, at, words, floats, mask):
 
     def codegen(context, builder, signature, args):
         at, words, floats, mask = args[2:]
-        places = [
-            _pointer(context, builder, kind, array, at, lanes.type)
-            for kind, array, lanes in zip(signature.args[:2], args[:2], (words, floats), strict=True)
-        ]
-        for pointer, lanes in zip(places, (words, floats), strict=True):
-            _store_compressed(builder, lanes, mask, pointer)
+        for kind, array, lanes in zip(signature.args[:2], args[:2], (words, floats), strict=True):
+            _store_compressed(builder, lanes, mask, _pointer(context, builder, kind, array, at, lanes.type))
         bits = builder.bitcast(mask, ir.IntType(LANES))
         return builder.zext(builder.ctpop(bits), I64)
 
@@ -331,41 +307,22 @@ def store_chosen(typingctx, indices, values, at, words, floats, mask):
 
 def _store_compressed(builder, values, mask, pointer):
     """The lanes that are set, without gaps."""
+    lanes = "v16i32" if values.type == WORDS.llvm else "v16f32"
     if _target_has("avx512f"):
         # Not the form that stores only those lanes: on some processors that one takes a hundred cycles.
-        suffix = "i32" if values.type == WORDS.llvm else "f32"
-        signature = ir.FunctionType(values.type, [values.type, values.type, mask.type])
-        name = f"llvm.x86.avx512.mask.compress.v16{suffix}"
-        function = cgutils.get_or_insert_function(builder.module, signature, name)
-        builder.store(builder.call(function, [values, values, mask]), pointer, align=4)
+        name = f"llvm.x86.avx512.mask.compress.{lanes}"
+        builder.store(_call(builder, name, values.type, values, values, mask), pointer, align=4)
         return
-    signature = ir.FunctionType(ir.VoidType(), [values.type, values.type.element.as_pointer(), mask.type])
-    suffix = "v16i32.p0" if values.type == WORDS.llvm else "v16f32.p0"
-    function = cgutils.get_or_insert_function(
-        builder.module, signature, f"llvm.masked.compressstore.{suffix}"
-    )
-    builder.call(function, [values, builder.bitcast(pointer, values.type.element.as_pointer()), mask])
+    place = builder.bitcast(pointer, values.type.element.as_pointer())
+    _call(builder, f"llvm.masked.compressstore.{lanes}.p0", ir.VoidType(), values, place, mask)
 
 
-@intrinsic
-def without(typingctx, mask, other):
-    """Where the one mask is set and the other is not."""
-
-    def codegen(context, builder, signature, args):
-        return builder.and_(args[0], builder.not_(args[1]))
-
-    return mask(mask, other), codegen
+def _any_lane(builder, mask):
+    bits = builder.bitcast(mask, ir.IntType(LANES))
+    return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
 
 
-@intrinsic
-def any_lane(typingctx, mask):
-    """Whether the mask is set anywhere."""
-
-    def codegen(context, builder, signature, args):
-        bits = builder.bitcast(args[0], ir.IntType(LANES))
-        return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
-
-    return types.boolean(mask), codegen
+any_lane = unary(_any_lane, types.boolean)
 
 
 # ---- sums: as many vectors as a word has codes; vector j holds code j of sixteen words ----

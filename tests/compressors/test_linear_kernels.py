@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.compressors import CodeFormat, set_threads
-from gradwire.compressors.kernels import linear
+from gradwire.compressors.kernels import cpu, linear
 from gradwire.compressors.kernels import linear_reference as reference
 from gradwire.compressors.kernels import reference as codes_reference
 from gradwire.compressors.kernels.late import CHUNK
@@ -127,8 +127,8 @@ def check_binary(elements: int) -> None:
     tables = np.random.default_rng(0).random((3, 2), np.float32)
     for keep in (False, True):
         sums = [np.full(elements, 0.3, np.float32) for _ in range(2)]
-        linear.add_binary(datas, tables, sums[0], keep=keep)
-        reference.add_binary(datas, tables, sums[1], keep=keep)
+        cpu.add_quantized(CodeFormat.BINARY, datas, tables, sums[0], keep=keep)
+        codes_reference.add_quantized(CodeFormat.BINARY, datas, tables, sums[1], keep=keep)
         assert same_bits(*sums)
 
 
@@ -244,7 +244,7 @@ def test_ternary_is_unbiased() -> None:
     table = CodeFormat.SIGNED_2BIT.table(np.ones(1, np.float32))
     for seed in range(draws):
         linear.quantize_ternary(values, np.zeros(97, np.float32), 1.0, data, seed=seed)
-        mean += table[codes_reference.unpack(CodeFormat.SIGNED_2BIT, data, 97)] / draws
+        mean += table[codes_reference.unpack(2, data, 97)] / draws
     assert np.abs(mean - values).max() < 2.5 / draws**0.5
     assert abs((mean - values).mean()) < 2.5 / (97 * draws) ** 0.5
 
@@ -298,7 +298,7 @@ def test_the_forbidden_code_is_found_wherever_it_stands(bits: int) -> None:
     allowed = np.array([code for code in range(2**bits) if code != forbidden], np.int32)
     for elements in (1, 8, 9, 31, 1000, CHUNK + 3, 2 * CHUNK):
         codes = np.random.default_rng(0).choice(allowed, elements)
-        packed = reference.pack(bits, codes)
+        packed = codes_reference.pack(bits, codes)
         # Padding is not looked at.
         packed[-1] |= 0x80 if elements * bits % 32 else 0
         assert not linear.has_forbidden_linear(bits, elements, unaligned(packed))
@@ -351,14 +351,14 @@ def test_binary_and_ternary_codes_leave_what_they_do_not_send(values: list[float
     sent, residual = np.zeros_like(whole), np.zeros_like(whole)
     data = np.zeros(code_bytes(1, whole.size), np.uint8)
     linear.quantize_binary(whole, residual, -level, level, data)
-    linear.add_binary([data], np.array([[-level, level]], np.float32), sent)
+    cpu.add_quantized(CodeFormat.BINARY, [data], np.array([[-level, level]], np.float32), sent)
     assert same_bits(sent, np.where(whole >= 0, np.float32(level), np.float32(-level)))
     assert same_bits(residual, whole - sent)
     data = np.zeros(CodeFormat.SIGNED_2BIT.code_bytes(whole.size), np.uint8)
     residual[:] = 0.0
     linear.quantize_ternary(whole, residual, level, data, seed=1)
     assert not codes_reference.has_forbidden_code(CodeFormat.SIGNED_2BIT, data)
-    codes = codes_reference.unpack(CodeFormat.SIGNED_2BIT, data, whole.size)
+    codes = codes_reference.unpack(2, data, whole.size)
     sent = CodeFormat.SIGNED_2BIT.table(np.array([level], np.float32))[codes]
     assert np.array_equal(residual, whole - sent)
     assert (np.sign(sent) * np.sign(whole) >= 0).all()
@@ -378,7 +378,7 @@ def test_the_number_of_threads_does_not_show() -> None:
         linear.quantize_binary(values, residuals, -1.0, 1.0, datas[2])
         out, one = zeros(elements), np.ones(1, np.float32)
         linear.add_linear(5, bucket, datas[:1], [scales], one, out)
-        linear.add_binary(datas[2:], np.array([[-1.0, 1.0]], np.float32), out)
+        cpu.add_quantized(CodeFormat.BINARY, datas[2:], np.array([[-1.0, 1.0]], np.float32), out)
         norms, sides = (
             linear.bucket_norms(values, None, bucket),
             np.array(linear.side_sums(values, residuals)),
@@ -445,7 +445,10 @@ MISFITS: dict[str, tuple[Callable[[], object], str]] = {
     "codes to scan": (lambda: linear.has_forbidden_linear(4, 40, raw(16)), "data: "),
     "residual of sides": (lambda: linear.side_sums(zeros(40), zeros(39)), "residual: "),
     "long bits": (lambda: linear.quantize_binary(zeros(40), zeros(40), 0, 1, raw(12)), "data: "),
-    "few tables": (lambda: linear.add_binary([raw(8)] * 2, zeros(2).reshape(1, 2), zeros(40)), "tables: "),
+    "few tables": (
+        lambda: cpu.add_quantized(CodeFormat.BINARY, [raw(8)] * 2, zeros(2).reshape(1, 2), zeros(40)),
+        "tables: ",
+    ),
     "short trits": (lambda: linear.quantize_ternary(zeros(40), zeros(40), 1, raw(8), seed=0), "data: "),
 }
 

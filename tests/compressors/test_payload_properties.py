@@ -43,7 +43,7 @@ from gradwire.proto.convert import encode as to_wire
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.transfer import Assembly, announced_payloads, encode_chunks, tensor_header
-from gradwire.proto.wire import decode_worker
+from gradwire.proto.wire import decode_envelope
 
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[np.float32]
@@ -71,7 +71,7 @@ def values_of(kind: str, elements: int, rng: np.random.Generator) -> ValuePayloa
         bits, bucket = LINEAR[kind], 32 * int(rng.integers(1, 3))
         most = 2 ** (bits - 1) - 1
         scales = rng.random(-(-elements // bucket)).astype(np.float32)
-        codes = linear_reference.pack(bits, rng.integers(-most, most + 1, elements).astype(np.int32))
+        codes = reference.pack(bits, rng.integers(-most, most + 1, elements).astype(np.int32))
         data = np.concatenate([scales.view(np.uint8), codes])
         return LinearPayload(elements=elements, bits=bits, bucket=bucket, data=data)
     format = CODES.get(kind, CodeFormat.VOTE)
@@ -84,7 +84,7 @@ def values_of(kind: str, elements: int, rng: np.random.Generator) -> ValuePayloa
 
 
 def pack(format: CodeFormat, codes: npt.NDArray[np.integer]) -> Bytes:
-    return linear_reference.pack(format.bits, codes.astype(np.int32))
+    return reference.pack(format.bits, codes.astype(np.int32))
 
 
 def payload_of(kind: str, elements: int, seed: int) -> Payload:
@@ -124,13 +124,13 @@ def encoded_again(payload: Payload) -> bytes:
             return (words >> 16).astype(np.uint16).tobytes() if short else words.tobytes()
         case QuantizedPayload():
             bits = payload.format.bits
-            codes = linear_reference.unpack(bits, payload.data, payload.elements)
+            codes = reference.unpack(bits, payload.data, payload.elements)
             assert payload.format.forbidden_code not in codes.tolist()
-            return linear_reference.pack(bits, codes).tobytes()
+            return reference.pack(bits, codes).tobytes()
         case LinearPayload():
             codes = linear_reference.unpack_signed(payload.bits, payload.codes(), payload.elements)
             assert -(2 ** (payload.bits - 1)) not in codes.tolist()
-            return payload.scales().tobytes() + linear_reference.pack(payload.bits, codes).tobytes()
+            return payload.scales().tobytes() + reference.pack(payload.bits, codes).tobytes()
         case SparsePayload():
             where = decode_indices(payload)
             assert (np.diff(where.astype(np.int64), prepend=-1) > 0).all()
@@ -164,7 +164,7 @@ def receive(header: m.TensorHeader, data: Bytes) -> Payload:
     whole[: min(size, data.size)] = data[:size]
     assembly = Assembly(1, announced, chunk_bytes=CHUNK, worker="w", names=["w"])
     for message in encode_chunks(1, [whole], CHUNK):
-        chunk = decode_worker(message)
+        chunk = decode_envelope(message, "WorkerMessage")
         assert isinstance(chunk, m.Chunk)
         assembly.add(chunk)
     (payload,) = assembly.finish()
