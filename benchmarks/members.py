@@ -97,7 +97,7 @@ class Job:
     def exchange(self, name: str, to: Assignment) -> None:
         assert to.coding is not None
         made = plan(to.world, to.coding.redundancy)
-        for index in made.sent_by(to.position):
+        for index in made.sent_by[to.position]:
             terms = made.packets[index].terms if to.coding.redundancy > 1 else ()
             checksums = [block for block, _ in terms]
             names: dict[str, Any] = {"worker": name, "incarnation": 1, "exchange": to.coding.exchange}

@@ -3,42 +3,25 @@
 Pure functions and numpy: both sides of the wire call them with the same numbers and get the same plan.
 """
 
-from .exchange import Exchange, packet_elements
-from .fixed_point import FIXED_POINT_LIMIT, from_fixed_point, to_fixed_point
-from .plan import (
-    MAX_BLOCKS,
-    MAX_NODES,
-    NOBODY,
-    Packet,
-    Plan,
-    plan,
-    planning_with,
-    resent,
-)
-from .redundancy import Choice, StepTimes, fastest, possible, step_seconds, without_redundancy
-from .straggler import StragglerCode, parts_of, straggler_code
-
-__all__ = [
-    "FIXED_POINT_LIMIT",
-    "MAX_BLOCKS",
-    "MAX_NODES",
-    "NOBODY",
-    "Choice",
-    "Exchange",
-    "Packet",
-    "Plan",
-    "StepTimes",
-    "StragglerCode",
-    "fastest",
-    "from_fixed_point",
-    "packet_elements",
-    "parts_of",
-    "plan",
-    "planning_with",
-    "possible",
-    "resent",
-    "step_seconds",
-    "straggler_code",
-    "to_fixed_point",
-    "without_redundancy",
-]
+from .exchange import Exchange as Exchange
+from .exchange import packet_elements as packet_elements
+from .fixed_point import FIXED_POINT_LIMIT as FIXED_POINT_LIMIT
+from .fixed_point import from_fixed_point as from_fixed_point
+from .fixed_point import to_fixed_point as to_fixed_point
+from .plan import MAX_BLOCKS as MAX_BLOCKS
+from .plan import MAX_NODES as MAX_NODES
+from .plan import NOBODY as NOBODY
+from .plan import Packet as Packet
+from .plan import Plan as Plan
+from .plan import plan as plan
+from .plan import planning_with as planning_with
+from .plan import resent as resent
+from .redundancy import Choice as Choice
+from .redundancy import StepTimes as StepTimes
+from .redundancy import fastest as fastest
+from .redundancy import possible as possible
+from .redundancy import step_seconds as step_seconds
+from .redundancy import without_redundancy as without_redundancy
+from .straggler import StragglerCode as StragglerCode
+from .straggler import parts_of as parts_of
+from .straggler import straggler_code as straggler_code

@@ -16,14 +16,11 @@ class Exchange:
     """Packets can be encoded in any order and taken in any order, each once; the result is the same."""
 
     def __init__(self, plan: Plan, node: int, blocks: Mapping[int, Words], elements: int) -> None:
-        """
-        blocks: the gradient of each block that this node has computed, in fixed point, shape (elements,).
-            Those that the plan has come from another node are not used.
-        """
+        """blocks: the gradient of each block that this node has computed, in fixed point, shape (elements,).
+        Those that the plan has come from another node are not used."""
         self._plan = plan
         self._node = node
         self._blocks = {block: words for block, words in blocks.items() if node in plan.holders[block]}
-        self._elements = elements
         self._width = packet_elements(elements, plan.slices)
         self.missing = set(plan.sent_to(node))  # indices of the packets that have not come
         self._sum = np.zeros(elements, np.int64)

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import combinations
 from math import comb
@@ -57,31 +56,17 @@ class Plan:
             for node in range(self.nodes)
         )
 
-    def sent_by(self, node: int) -> tuple[int, ...]:
-        """Indices of the packets that a node sends."""
-        return self._sent[node]
-
     @cached_property
-    def _sent(self) -> tuple[tuple[int, ...], ...]:
+    def sent_by(self) -> list[list[int]]:
+        """Of each node: indices of the packets that it sends."""
         sent: list[list[int]] = [[] for _ in range(self.nodes)]
         for index, packet in enumerate(self.packets):
             sent[packet.sender].append(index)
-        return tuple(map(tuple, sent))
+        return sent
 
     def sent_to(self, node: int) -> list[int]:
         """Indices of the packets that a node receives."""
         return [index for index, packet in enumerate(self.packets) if node in packet.targets]
-
-    @property
-    def uplink(self) -> Fraction:
-        """Block gradients that all nodes send together, each packet counted once however many it is for: the
-        load as the paper counts it, and what goes up to a server that relays packets."""
-        return Fraction(len(self.packets), self.slices)
-
-    @property
-    def downlink(self) -> Fraction:
-        """Block gradients that all nodes receive together: what comes down from a server that relays."""
-        return Fraction(sum(len(packet.targets) for packet in self.packets), self.slices)
 
 
 def is_possible(nodes: int, redundancy: int) -> bool:
@@ -118,13 +103,12 @@ def resent(original: Plan, senders: Sequence[int], present: Iterable[int]) -> Pl
     `present`, also those that have computed it, as they may have got something else; or not at all, where its
     sender is `NOBODY`, and it is left out of the sum."""
     there = tuple(present)
-    packets: list[Packet] = []
-    for block, sender in enumerate(senders):
-        targets = tuple(node for node in there if node != sender)
-        if sender != NOBODY and targets:
-            packets.append(Packet(sender, targets, ((block, 0),)))
     holders = tuple(() if sender == NOBODY else (sender,) for sender in senders)
     blocks = tuple(block for block, sender in enumerate(senders) if sender != NOBODY)
+    packets: list[Packet] = []
+    for block in blocks:
+        if targets := tuple(node for node in there if node != senders[block]):
+            packets.append(Packet(senders[block], targets, ((block, 0),)))
     return Plan(original.nodes, 1, holders, blocks, tuple(packets))
 
 

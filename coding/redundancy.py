@@ -17,7 +17,6 @@ n - 1 the load only rises and falls again, so that one of these two is the faste
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from fractions import Fraction
 from math import comb
 from statistics import median
 from typing import ClassVar
@@ -56,8 +55,8 @@ def fastest(times: StepTimes, nodes: int) -> int:
 
 def without_redundancy(nodes: int, redundancy: int, measured: StepTimes) -> StepTimes:
     """What a step at some redundancy says about one at 1."""
-    factor = Fraction(load(nodes, 1), load(nodes, redundancy)) if nodes > 1 else Fraction(1)
-    return StepTimes(measured.computing / redundancy, measured.exchanging * float(factor))
+    factor = load(nodes, 1) / load(nodes, redundancy) if nodes > 1 else 1.0
+    return StepTimes(measured.computing / redundancy, measured.exchanging * factor)
 
 
 @dataclass
@@ -68,22 +67,17 @@ class Choice:
     FEWEST: ClassVar[int] = 3  # before anything is concluded from them
     GAIN: ClassVar[float] = 0.9  # a change has to promise a step as short as this, or it is not worth it
 
-    _nodes: int = 0
+    nodes: int = 0  # that the measurements are of
     _times: list[StepTimes] = field(default_factory=list[StepTimes])
     _chosen: int = 1
 
     def note(self, nodes: int, redundancy: int, measured: StepTimes) -> None:
         """A step is over. The first of a number of nodes is not representative."""
-        if nodes != self._nodes:
-            self._nodes = nodes
+        if nodes != self.nodes:
+            self.nodes = nodes
             self._times.clear()
             return
         self._times = [*self._times, without_redundancy(nodes, redundancy, measured)][-self.REMEMBERED :]
-
-    @property
-    def nodes(self) -> int:
-        """That the measurements are of."""
-        return self._nodes
 
     @property
     def typical(self) -> StepTimes | None:
@@ -95,7 +89,7 @@ class Choice:
         )
 
     def next(self, nodes: int) -> int:
-        typical = self.typical if nodes == self._nodes else None
+        typical = self.typical if nodes == self.nodes else None
         if self._chosen not in possible(nodes):
             self._chosen = 1
         if typical is not None:

@@ -290,7 +290,7 @@ class Cluster:
                 worker.blocks[block] = total
         worker.plan = resent(original, coding.senders, coding.present) if coding.senders else original
         worker.exchange = Exchange(worker.plan, assignment.position, worker.blocks, ELEMENTS)
-        for index in worker.plan.sent_by(assignment.position):
+        for index in worker.plan.sent_by[assignment.position]:
             terms = worker.plan.packets[index].terms if coding.redundancy > 1 and not coding.senders else ()
             checksums = [zlib.crc32(worker.blocks[block].tobytes()) for block, _ in terms]
             worker.up.append(("begin", coding.exchange, index, checksums))

@@ -173,7 +173,7 @@ class ExchangeWork(Strategy):
         step.plan = resent(step.original, coding.senders, coding.present) if coding.senders else step.original
         step.exchange = Exchange(step.plan, position, step.blocks, self._elements)
         width = packet_elements(self._elements, step.plan.slices)
-        for index in step.plan.sent_by(position):
+        for index in step.plan.sent_by[position]:
             terms = () if coding.senders else step.plan.packets[index].terms
             checksums = tuple(step.checksums[block] for block, _ in terms if block in step.checksums)
             header = m.Packet(exchange=coding.exchange, index=index, elements=width, checksums=checksums)

@@ -57,7 +57,7 @@ class Job:
         assignment = self.assigned[name].assignment
         assert assignment.coding is not None
         assert self.mode.round is not None
-        for index in self.mode.round.plan.sent_by(assignment.position):
+        for index in self.mode.round.plan.sent_by[assignment.position]:
             exchange = assignment.coding.exchange
             terms = self.mode.round.plan.packets[index].terms if self.mode.round.compares else ()
             checksums = [differing.get(f"block{block}", block) for block, _ in terms]
@@ -140,7 +140,7 @@ def test_a_packet_that_is_not_ones_own_is_refused_and_changes_nothing() -> None:
     job = Job(3)
     assert job.mode.round is not None
     before = state(job.core)
-    (theirs, *_) = job.mode.round.plan.sent_by(1)
+    (theirs, *_) = job.mode.round.plan.sent_by[1]
     for exchange, index in ((1, theirs), (1, 99), (2, 0)):
         begun = e.PacketBegun(worker="a", incarnation=1, exchange=exchange, index=index)
         why = refusal(job.step(begun))
@@ -467,7 +467,7 @@ def test_packets_without_the_checksums_of_their_blocks_are_refused() -> None:
     job = Job(3)
     assert job.mode.round is not None
     before = state(job.core)
-    (own, *_) = job.mode.round.plan.sent_by(0)
+    (own, *_) = job.mode.round.plan.sent_by[0]
     why = refusal(job.step(e.PacketBegun(worker="a", incarnation=1, exchange=1, index=own)))
     assert why.reason is Reason.PACKET
     assert "2 checksums" in why.message
