@@ -13,6 +13,7 @@ The generated code must not be newer than the oldest protobuf runtime that pypro
 from __future__ import annotations
 
 import argparse
+import filecmp
 import importlib.metadata
 import re
 import subprocess
@@ -89,11 +90,11 @@ class Messages:
         parts += ["\n".join(self._enum(i, enum)) for i, enum in enumerate(self._file.enum_type)]
         unions: list[str] = []
         for i, message in enumerate(self._file.message_type):
-            if [oneof.name for oneof in message.oneof_decl][:1] == [ENVELOPE]:
+            if message.oneof_decl and message.oneof_decl[0].name == ENVELOPE:
                 unions.append(self._union(message))
             else:
                 parts.append("\n".join(self._message(i, message)))
-        return "\n\n".join([*parts, "\n".join(unions)])
+        return "\n\n".join([*parts, "\n".join(unions) + "\n"])
 
     def _enum(self, place: int, enum: EnumDescriptorProto) -> Iterator[str]:
         prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", enum.name).upper() + "_"
@@ -153,9 +154,8 @@ class Messages:
     def _union(self, message: DescriptorProto) -> str:
         line = f"{message.name} = {_members(message, 0)}"
         if len(line) > WIDTH:
-            name, _, members = line.partition(" = ")
-            line = f"{name} = (\n    {members}\n)"
-        return line + "\n" if message is self._file.message_type[-1] else line
+            line = line.replace(" = ", " = (\n    ") + "\n)"
+        return line
 
     def _docstring(self, path: Sequence[int]) -> Iterator[str]:
         comment = self._comments.get(tuple(path), "")
@@ -202,11 +202,8 @@ def drifted() -> list[str]:
     """Generated files whose committed text is not what the generator writes today."""
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
-        return [
-            file
-            for file in GENERATED
-            if (Path(folder) / "gradwire" / file).read_text() != (ROOT / file).read_text()
-        ]
+        _, stale, missing = filecmp.cmpfiles(Path(folder) / "gradwire", ROOT, GENERATED, shallow=False)
+        return stale + missing
 
 
 def main() -> int:

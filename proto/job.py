@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..configuration import from_text, to_text
 from ..settings import JobSettings, JobTerms
 from .messages import Job
-from .refusal import Reason, Refused, refusal
+from .refusal import Reason, refused
 
 
 def job_message(terms: JobTerms) -> Job:
@@ -25,12 +25,10 @@ def job_terms(message: Job) -> JobTerms:
             raise ValueError("work: expected a kind of work, got none")
         return from_text(JobTerms, message.settings, id=message.id, work=work)
     except ValueError as error:
-        raise Refused(
-            refusal(
-                Reason.MALFORMED,
-                field="job",
-                limit="settings that this release knows",
-                value=str(error),
-                remedy="install the same release of gradwire on both sides",
-            )
+        raise refused(
+            Reason.MALFORMED,
+            field="job",
+            limit="settings that this release knows",
+            value=str(error),
+            remedy="install the same release of gradwire on both sides",
         ) from None

@@ -24,12 +24,31 @@ from . import messages as m
 from . import wire
 from .convert import MalformedError, decode, encode
 from .refusal import Reason, Refusal, Refused, refusal, sentence
-from .status import status_code
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServer"]
 REFUSAL_KEY = "gradwire-refusal-bin"
 DETAILS_KEY = "grpc-status-details-bin"  # where gRPC's own tools look for a google.rpc.Status
 FRAME_BYTES = 16384  # HTTP/2's default, which gRPC keeps for DATA frames
+
+# The gRPC status under which a call is aborted. Never UNAVAILABLE: a refusal is not worth a retry.
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+_PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
+STATUS = {
+    Reason.UNKNOWN_JOB: grpc.StatusCode.NOT_FOUND,
+    Reason.JOB_FINISHED: _PRECONDITION,
+    Reason.PROTOCOL_VERSION: _PRECONDITION,
+    Reason.MODEL: _PRECONDITION,
+    Reason.FENCED: grpc.StatusCode.ABORTED,
+    Reason.DUPLICATE_WORKER: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.NOT_A_MEMBER: _PRECONDITION,
+    Reason.NOT_INITIALIZED: _PRECONDITION,
+    Reason.ALREADY_INITIALIZED: _PRECONDITION,
+    Reason.CHECKSUM: grpc.StatusCode.DATA_LOSS,
+    Reason.SIZE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.STALE: grpc.StatusCode.ABORTED,
+    Reason.PROTECTED: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.STOPPING: _PRECONDITION,
+}
 
 log = logging.getLogger("gradwire.server")
 
@@ -163,7 +182,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], refused: Refusal) -
 
     Once bare, for our workers; and in a google.rpc.Status, for every other tool.
     """
-    code, text, message = status_code(refused.reason), sentence(refused), encode(refused)
+    code, text, message = STATUS.get(refused.reason, INVALID), sentence(refused), encode(refused)
     metadata = ((REFUSAL_KEY, message), (DETAILS_KEY, _status(int(code.value[0]), text, message)))
     await context.abort(code, text, metadata)
 

@@ -1,4 +1,4 @@
-"""Messages <-> bytes, one pair of functions per stream.
+"""Messages of the streams <-> bytes.
 
 Chunks carry nearly all bytes, so they are framed by hand: one copy when written and none when read, where
 protobuf would make two of each. The frame is the protobuf encoding of WorkerMessage{chunk} (field 1 in
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -136,21 +136,11 @@ def decode_envelope(data: bytes, envelope: str) -> Any:
     """
     if data and data[0] == _TAG_BODY_CHUNK:
         with suppress(IndexError):  # cut short: let protobuf say so
-            fast = _fast_chunk(data)
-            if fast is not None:
+            if fast := _fast_chunk(data):
                 return fast
     elif data[-TRAILER_BYTES:] != _trailer(data[:-TRAILER_BYTES]):
         raise DamagedError(f"a {envelope} whose checksum is not that of its bytes")
-    message: Any = parse(data, envelope)
-    if message.WhichOneof("body") == "chunk":
-        chunk: pb.Chunk = message.chunk
-        return m.Chunk(
-            transfer=chunk.transfer,
-            offset=chunk.offset,
-            crc32c=chunk.crc32c,
-            data=np.frombuffer(chunk.data, np.uint8),
-        )
-    body = member_of(message, "body")
+    body = member_of(parse(data, envelope), "body")
     if body is None:
         raise MalformedError(f"{envelope} without a body that this version knows")
     return body
@@ -160,15 +150,5 @@ def encode_worker(value: m.WorkerMessage) -> bytes:
     return encode_envelope(value, "WorkerMessage")
 
 
-def decode_worker(data: bytes) -> m.WorkerMessage:
-    """Raises MalformedError."""
-    return cast("m.WorkerMessage", decode_envelope(data, "WorkerMessage"))
-
-
 def encode_server(value: m.ServerMessage) -> bytes:
     return encode_envelope(value, "ServerMessage")
-
-
-def decode_server(data: bytes) -> m.ServerMessage:
-    """Raises MalformedError."""
-    return cast("m.ServerMessage", decode_envelope(data, "ServerMessage"))

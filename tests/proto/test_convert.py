@@ -13,7 +13,7 @@ from gradwire.proto import gradwire_pb2 as pb
 from gradwire.proto import messages as m
 from gradwire.proto.convert import MalformedError, decode, encode
 from gradwire.proto.refusal import Reason, Refusal
-from gradwire.proto.status import status_code
+from gradwire.proto.service import INVALID, STATUS
 
 EXAMPLES: list[Any] = [
     m.JoinRequest(worker="w", incarnation=2**63, compressors=("none", "4bit")),
@@ -92,7 +92,7 @@ def test_a_missing_message_is_malformed() -> None:
 
 
 def test_every_refusal_has_a_status_that_is_not_worth_a_retry() -> None:
-    assert all(status_code(reason).name != "UNAVAILABLE" for reason in Reason)
+    assert all(STATUS.get(reason, INVALID).name != "UNAVAILABLE" for reason in Reason)
 
 
 def test_every_field_of_the_protocol_is_commented() -> None:

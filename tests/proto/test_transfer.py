@@ -14,7 +14,7 @@ from gradwire.proto.convert import MalformedError
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.transfer import Assembly, announced_payloads, encode_chunks, tensor_header
-from gradwire.proto.wire import CHUNK_BYTES, crc32c, decode_worker
+from gradwire.proto.wire import CHUNK_BYTES, crc32c, decode_envelope
 
 MANIFEST = Manifest(
     (
@@ -47,7 +47,7 @@ def assemble(transfer: int, announced: list[Payload]) -> Assembly:
 def receive(messages: list[bytes], announced: list[Payload]) -> list[Payload]:
     assembly = assemble(4, announced)
     for message in messages:
-        chunk = decode_worker(message)
+        chunk = decode_envelope(message, "WorkerMessage")
         assert isinstance(chunk, m.Chunk)
         assembly.add(chunk)
     return assembly.finish()
@@ -68,7 +68,7 @@ def test_a_transfer_arrives_as_it_was_sent() -> None:
 def test_chunks_hold_the_parts_end_to_end(sizes: list[int], chunk_bytes: int) -> None:
     data = np.arange(sum(sizes), dtype=np.uint8)
     parts = np.split(data, np.cumsum(sizes[:-1])) if sizes else []
-    chunks = [decode_worker(message) for message in encode_chunks(1, parts, chunk_bytes)]
+    chunks = [decode_envelope(message, "WorkerMessage") for message in encode_chunks(1, parts, chunk_bytes)]
     together = b""
     for chunk in chunks:
         assert isinstance(chunk, m.Chunk)
@@ -172,7 +172,7 @@ def test_no_changed_byte_of_a_transfer_goes_unnoticed(draw: st.DataObject) -> No
     checksum = 0
     for index, message in enumerate(messages):
         try:
-            got = decode_worker(bytes(message))
+            got = decode_envelope(bytes(message), "WorkerMessage")
         except MalformedError:
             return
         if not isinstance(got, m.Chunk) or (got.transfer, got.offset) != (4, 7 * index):

@@ -70,7 +70,7 @@ def test_a_chunk_is_read_alike_however_protobuf_orders_its_fields(
     reordered = b"\x0a" + _varint(len(body)) + body
 
     for encoded in (by_hand, by_protobuf, reordered):
-        chunk = wire.decode_worker(encoded)
+        chunk = wire.decode_envelope(encoded, "WorkerMessage")
         assert isinstance(chunk, m.Chunk)
         assert (chunk.transfer, chunk.offset) == (transfer, offset)
         assert chunk.data.tobytes() == data
@@ -97,10 +97,10 @@ def test_arbitrary_bytes_are_a_message_or_malformed(data: bytes) -> None:
 @given(st.sampled_from(MESSAGES), st.data())
 def test_no_changed_byte_of_a_message_goes_unnoticed(message: m.WorkerMessage, draw: st.DataObject) -> None:
     encoded = bytearray(wire.encode_worker(message))
-    assert wire.decode_worker(bytes(encoded)) == message
+    assert wire.decode_envelope(bytes(encoded), "WorkerMessage") == message
     encoded[draw.draw(st.integers(0, len(encoded) - 1))] ^= draw.draw(st.integers(1, 255))
     try:
-        changed = wire.decode_worker(bytes(encoded))
+        changed = wire.decode_envelope(bytes(encoded), "WorkerMessage")
     except MalformedError:
         return
     # Only a first byte that turns it into a chunk gets through, and a chunk has a checksum of its own.
@@ -111,7 +111,7 @@ def test_no_changed_byte_of_a_message_goes_unnoticed(message: m.WorkerMessage, d
 @given(st.sampled_from(MESSAGES), st.integers(1, 5))
 def test_a_message_without_its_trailer_is_damaged(message: m.WorkerMessage, missing: int) -> None:
     with pytest.raises(wire.DamagedError):
-        wire.decode_worker(wire.encode_worker(message)[:-missing])
+        wire.decode_envelope(wire.encode_worker(message)[:-missing], "WorkerMessage")
 
 
 def test_the_trailer_is_the_containers_last_field() -> None:
@@ -125,7 +125,7 @@ def test_the_trailer_is_the_containers_last_field() -> None:
 def test_a_truncated_chunk_is_malformed(end: int) -> None:
     encoded = wire.encode_chunk(300, 70000, [np.arange(20, dtype=np.uint8)], 77)
     with pytest.raises(MalformedError):
-        wire.decode_worker(encoded[:end])
+        wire.decode_envelope(encoded[:end], "WorkerMessage")
 
 
 def test_a_stream_takes_only_its_own_messages() -> None:

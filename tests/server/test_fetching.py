@@ -15,7 +15,7 @@ from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, FetchHeader, Tensor
 from gradwire.proto.refusal import Refused
 from gradwire.proto.transfer import Assembly, encode_chunks
-from gradwire.proto.wire import CHUNK_BYTES, decode_server
+from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
 from gradwire.server import fetching
 from gradwire.server.fetching import AT_ONCE, Fetches
 from gradwire.server.shard.shard import Shard
@@ -35,7 +35,7 @@ async def opened() -> Shard:
     ]
     assembly = Assembly(0, empty, chunk_bytes=CHUNK_BYTES, worker="w", names=["weight"])
     for message in encode_chunks(0, [np.zeros(spec.elements * 4, np.uint8) for spec in MANIFEST.specs]):
-        chunk = decode_server(message)
+        chunk = decode_envelope(message, "ServerMessage")
         assert isinstance(chunk, Chunk)
         assembly.add(chunk)
     shard = Shard(build)

@@ -14,7 +14,7 @@ from gradwire.optimizer import build_optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, Content, Tensor
 from gradwire.proto.transfer import Assembly, encode_chunks
-from gradwire.proto.wire import CHUNK_BYTES, decode_server
+from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
 from gradwire.server.job.events import Apply, Contribution, CopyKey, PushKey
 from gradwire.server.shard.shard import Shard
 from gradwire.server.shard.store import DivergedError, Float32, Store
@@ -36,7 +36,7 @@ def assembly(*values: float) -> Assembly:
     empty = DensePayload(format=DenseFormat.FLOAT32, elements=3, data=np.empty(0, np.uint8))
     found = Assembly(0, [empty], chunk_bytes=CHUNK_BYTES, worker="w", names=["weight"])
     for message in encode_chunks(0, [np.array(values, np.float32).view(np.uint8)]):
-        chunk = decode_server(message)
+        chunk = decode_envelope(message, "ServerMessage")
         assert isinstance(chunk, Chunk)
         found.add(chunk)
     return found
@@ -70,7 +70,7 @@ def opened(test: Callable[[Shard], Coroutine[Any, Any, None]]) -> Shard:
 
 async def parameters(shard: Shard) -> list[float]:
     values = await shard.values()
-    message: Any = decode_server(values.chunks[0])
+    message: Any = decode_envelope(values.chunks[0], "ServerMessage")
     return [float(each) for each in np.frombuffer(bytes(message.data), np.float32)]
 
 

@@ -16,7 +16,7 @@ from gradwire.optimizer import build_optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, Content, Tensor, Update
 from gradwire.proto.transfer import Assembly, announced_payloads
-from gradwire.proto.wire import CHUNK_BYTES, decode_server
+from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
 from gradwire.server.shard.aggregation import Trimmed
 from gradwire.server.shard.mean import Share
 from gradwire.server.shard.store import Broadcast, DivergedError, Store
@@ -214,7 +214,7 @@ def test_a_round_without_samples_changes_nothing() -> None:
 
 
 def receive(broadcast: Broadcast) -> tuple[Update, list[Payload]]:
-    header, *chunks = [decode_server(message) for message in broadcast.messages]
+    header, *chunks = [decode_envelope(message, "ServerMessage") for message in broadcast.messages]
     assert isinstance(header, Update)
     announced = announced_payloads(header.tensors, manifest(), worker="w")
     names = [spec.name for spec in manifest().specs]
@@ -346,7 +346,7 @@ def wide_share(step: int) -> Share:
 
 def take(replica: Replica, broadcast: Broadcast) -> None:
     """As a worker does, from the bytes."""
-    header, *chunks = [decode_server(message) for message in broadcast.messages]
+    header, *chunks = [decode_envelope(message, "ServerMessage") for message in broadcast.messages]
     assert isinstance(header, Update)
     announced = announced_payloads(header.tensors, WIDE_MANIFEST, worker="w")
     names = [spec.name for spec in WIDE_MANIFEST.specs]

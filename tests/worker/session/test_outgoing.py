@@ -10,7 +10,7 @@ import pytest
 
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
-from gradwire.proto.wire import decode_worker
+from gradwire.proto.wire import decode_envelope
 from gradwire.worker.session.outgoing import Outgoing, Transfer
 
 HELLO = m.Hello(job="j", worker="w", incarnation=1)
@@ -37,7 +37,7 @@ async def drained(outgoing: Outgoing) -> list[object]:
             first, *_ = await asyncio.wait_for(outgoing.next(), 0.01)
         except TimeoutError:
             break
-        found.append(decode_worker(first))
+        found.append(decode_envelope(first, "WorkerMessage"))
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.transfer import encode_chunks, packet_transfer
-from gradwire.proto.wire import decode_server
+from gradwire.proto.wire import decode_envelope
 from gradwire.worker.session.attempts import BrokenError
 from gradwire.worker.session.receiving import Receiver
 
@@ -19,7 +19,10 @@ MANIFEST = Manifest((m.Tensor(name="weight", shape=(ELEMENTS,), dtype="float32")
 
 def chunks_of(packet: m.Packet) -> list[m.Chunk]:
     data = np.arange(packet.elements, dtype=np.uint32).view(np.uint8)
-    decoded = [decode_server(message) for message in encode_chunks(packet_transfer(packet), [data])]
+    decoded = [
+        decode_envelope(message, "ServerMessage")
+        for message in encode_chunks(packet_transfer(packet), [data])
+    ]
     return [chunk for chunk in decoded if isinstance(chunk, m.Chunk)]
 
 
