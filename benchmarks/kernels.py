@@ -86,7 +86,7 @@ def make_cases(elements: int, seed: int) -> list[Case]:
         payload = payload_of(spec, gradient)
         assert isinstance(payload, DensePayload)
         format, data = payload.format, payload.data.copy()
-        return lambda: kernels.encode_dense(format, gradient.numpy(), residual.numpy(), data)
+        return lambda: kernels.cpu.encode_dense(format, gradient.numpy(), residual.numpy(), data)
 
     def reduce(spec: str) -> Callable[[], object]:
         pushes = [payload_of(spec, gradients[w % 2].roll(w)) for w in range(PUSHES)]

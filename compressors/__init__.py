@@ -8,73 +8,45 @@
 Pure numerics: no network, no protobuf, no clock. See docs/compressors.md for formulas and wire format.
 """
 
-from .base import Compressor, FusedFeedback, ModelWide, NoOptions, StepContext, TensorSpec
-from .feedback import ErrorFeedback
-from .indices import Indices, seeded_payload, sparse_payload
-from .kernels import set_threads, warm_up
-from .layers import LayerRule
-from .ledger import Compressed, Ledger
-from .model import ModelCompressor, NonFiniteGradient, model_wide
-from .payload import (
-    CodeFormat,
-    DenseFormat,
-    DensePayload,
-    IndexCoding,
-    LinearPayload,
-    Payload,
-    PayloadError,
-    QuantizedPayload,
-    SparsePayload,
-    ValuePayload,
-    payload_bytes,
-    wire_bytes,
-)
-from .reduction import add_update, decode, reduce_payloads
-from .registry import CompressorEntry, check_downlink, create, create_bare, lossless, wrapping_of
-from .validation import check_announcement, validate
-from .wrapping import Wrapping
-
-__all__ = [
-    "CodeFormat",
-    "Compressed",
-    "Compressor",
-    "CompressorEntry",
-    "DenseFormat",
-    "DensePayload",
-    "ErrorFeedback",
-    "FusedFeedback",
-    "IndexCoding",
-    "Indices",
-    "LayerRule",
-    "Ledger",
-    "LinearPayload",
-    "ModelCompressor",
-    "ModelWide",
-    "NoOptions",
-    "NonFiniteGradient",
-    "Payload",
-    "PayloadError",
-    "QuantizedPayload",
-    "SparsePayload",
-    "StepContext",
-    "TensorSpec",
-    "ValuePayload",
-    "Wrapping",
-    "add_update",
-    "check_announcement",
-    "check_downlink",
-    "create",
-    "create_bare",
-    "decode",
-    "lossless",
-    "model_wide",
-    "payload_bytes",
-    "reduce_payloads",
-    "seeded_payload",
-    "set_threads",
-    "sparse_payload",
-    "validate",
-    "warm_up",
-    "wire_bytes",
-    "wrapping_of",
-]
+from .base import Compressor as Compressor
+from .base import FusedFeedback as FusedFeedback
+from .base import ModelWide as ModelWide
+from .base import NoOptions as NoOptions
+from .base import StepContext as StepContext
+from .base import TensorSpec as TensorSpec
+from .feedback import ErrorFeedback as ErrorFeedback
+from .indices import Indices as Indices
+from .indices import seeded_payload as seeded_payload
+from .indices import sparse_payload as sparse_payload
+from .kernels import set_threads as set_threads
+from .kernels import warm_up as warm_up
+from .layers import LayerRule as LayerRule
+from .ledger import Compressed as Compressed
+from .ledger import Ledger as Ledger
+from .model import ModelCompressor as ModelCompressor
+from .model import NonFiniteGradient as NonFiniteGradient
+from .model import model_wide as model_wide
+from .payload import CodeFormat as CodeFormat
+from .payload import DenseFormat as DenseFormat
+from .payload import DensePayload as DensePayload
+from .payload import IndexCoding as IndexCoding
+from .payload import LinearPayload as LinearPayload
+from .payload import Payload as Payload
+from .payload import PayloadError as PayloadError
+from .payload import QuantizedPayload as QuantizedPayload
+from .payload import SparsePayload as SparsePayload
+from .payload import ValuePayload as ValuePayload
+from .payload import payload_bytes as payload_bytes
+from .payload import wire_bytes as wire_bytes
+from .reduction import add_update as add_update
+from .reduction import decode as decode
+from .reduction import reduce_payloads as reduce_payloads
+from .registry import CompressorEntry as CompressorEntry
+from .registry import check_downlink as check_downlink
+from .registry import create as create
+from .registry import create_bare as create_bare
+from .registry import lossless as lossless
+from .registry import wrapping_of as wrapping_of
+from .validation import check_announcement as check_announcement
+from .validation import validate as validate
+from .wrapping import Wrapping as Wrapping

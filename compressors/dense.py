@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from . import kernels
 from .base import Stateless, StepContext, as_array
+from .kernels import cpu
 from .payload import DenseFormat, DensePayload
 
 
@@ -38,5 +38,5 @@ class Dense(Stateless):
     ) -> tuple[DensePayload, None]:
         elements = gradient.numel()
         data = np.empty(elements * self.format.element_bytes, np.uint8)
-        kernels.encode_dense(self.format, gradient.numpy(), as_array(residual), data)
+        cpu.encode_dense(self.format, gradient.numpy(), as_array(residual), data)
         return DensePayload(format=self.format, elements=elements, data=data), None

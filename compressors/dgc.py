@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from .base import StepContext
 from .kernels import selection
-from .kernels.selection import Selection
+from .kernels.selection_reference import Selection
 from .sparse import Sparse, SparseOptions
 
 # The sample: one element in a hundred, but no fewer than this, or all of them.
@@ -37,25 +36,19 @@ class DgcOptions(SparseOptions):
     warmup: int = 4
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampledThreshold:
-    """The selector of `dgc`."""
-
-    on_gpu: ClassVar[bool] = False
-
-    def select(self, total: torch.Tensor, keep: int, context: StepContext) -> Selection:
-        values, elements = total.numpy(), total.numel()
-        size = max(FEWEST_SAMPLED, int(SAMPLED_PART * elements))
-        if size >= elements:
-            return selection.select(values, keep)
-        sample = np.abs(values[context.rng.integers(elements, size=size)])
-        place = size - math.ceil(size * keep / elements)
-        found = selection.at_least(values, float(np.partition(sample, place)[place]))
-        if found.indices.size > keep:
-            largest = selection.select(found.values, keep)
-            return Selection(found.indices[largest.indices], largest.values)
-        return found
+def _above_sampled_threshold(total: torch.Tensor, keep: int, context: StepContext) -> Selection:
+    values, elements = total.numpy(), total.numel()
+    size = max(FEWEST_SAMPLED, int(SAMPLED_PART * elements))
+    if size >= elements:
+        return selection.select(values, keep)
+    sample = np.abs(values[context.rng.integers(elements, size=size)])
+    place = size - math.ceil(size * keep / elements)
+    found = selection.at_least(values, float(np.partition(sample, place)[place]))
+    if found.indices.size > keep:
+        largest = selection.select(found.values, keep)
+        return Selection(found.indices[largest.indices], largest.values)
+    return found
 
 
 def dgc(options: DgcOptions) -> Sparse:
-    return Sparse(selector=SampledThreshold(), options=options, coder=options.values.coder())
+    return Sparse(options=options, coder=options.values.coder(), select=_above_sampled_threshold)

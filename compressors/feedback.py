@@ -25,12 +25,10 @@ import torch
 
 from .base import Compressor, FusedFeedback, StepContext, TensorSpec, takes_gpu
 from .indices import decode_indices
-from .kernels import FLOAT32_MAX, devices
+from .kernels import devices
 from .payload import Payload, SparsePayload
-from .reduction import add_payloads
+from .reduction import reduce_payloads
 from .thresholds import magnitudes
-
-_LARGEST = float(FLOAT32_MAX)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,22 +68,15 @@ class ErrorFeedback:
     def compress(
         self, gradient: torch.Tensor, state: FeedbackState, context: StepContext
     ) -> tuple[Payload, FeedbackState]:
-        if not isinstance(self.compressor, FusedFeedback):
-            velocity = self.accumulate(gradient, state)
-            if velocity is not gradient:
-                context = replace(context, magnitudes=None)
-            # The wrapped compressor sees r, but statistics that it asks for are those of what was added.
-            context = replace(context, magnitudes=magnitudes(velocity, context))
-            return self.send(state, context)
         velocity = self._advance(gradient, state)
         if velocity is not gradient:
             context = replace(context, magnitudes=None)
-        payload, inner = self.compressor.compress_with_residual(
-            velocity, state.residual, state.inner, context
-        )
-        if isinstance(payload, SparsePayload):
-            self._mask(state, payload)
-        return payload, replace(state, inner=inner)
+        if isinstance(self.compressor, FusedFeedback):
+            sent = self.compressor.compress_with_residual(velocity, state.residual, state.inner, context)
+            return self._masked(*sent, state)
+        devices.add_to(state.residual, velocity)
+        # The wrapped compressor sees r, but statistics that it asks for are those of what was added.
+        return self.send(state, replace(context, magnitudes=magnitudes(velocity, context)))
 
     def accumulate(self, gradient: torch.Tensor, state: FeedbackState) -> torch.Tensor:
         """Half of `compress`: take the gradient into the residual, and return what was added to it."""
@@ -97,10 +88,8 @@ class ErrorFeedback:
         """Compress what has been accumulated: the other half. context: the magnitudes, if given, are those
         of what was added last."""
         payload, inner = self.compressor.compress(state.residual, state.inner, context)
-        add_payloads([payload], [-1.0], state.residual.numpy())
-        if isinstance(payload, SparsePayload):
-            self._mask(state, payload)
-        return payload, replace(state, inner=inner)
+        reduce_payloads([payload], [-1.0], state.residual.numpy(), keep=True)
+        return self._masked(payload, inner, state)
 
     def _advance(self, gradient: torch.Tensor, state: FeedbackState) -> torch.Tensor:
         """One step of velocity and decay; returns what takes the gradient's place."""
@@ -109,10 +98,17 @@ class ErrorFeedback:
         if state.velocity is None:
             return gradient
         torch.add(gradient, state.velocity, alpha=self.momentum, out=state.velocity)
-        return state.velocity.clamp_(-_LARGEST, _LARGEST)
+        return devices.saturate(state.velocity)
 
     @staticmethod
-    def _mask(state: FeedbackState, payload: SparsePayload) -> None:
-        if state.velocity is not None:
+    def _masked(payload: Payload, inner: Any, state: FeedbackState) -> tuple[Payload, FeedbackState]:
+        """What `compress` returns, once the velocity of what a sparse payload holds is 0."""
+        if state.velocity is not None and isinstance(payload, SparsePayload):
             indices = decode_indices(payload)
             devices.put(state.velocity, indices, np.zeros(indices.size, np.float32))
+        return payload, replace(state, inner=inner)
+
+
+def without_feedback(compressor: Compressor) -> Compressor:
+    """The compressor itself, if it is in an `ErrorFeedback`."""
+    return compressor.compressor if isinstance(compressor, ErrorFeedback) else compressor

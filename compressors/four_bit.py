@@ -25,7 +25,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from .base import StepContext, TensorSpec
+from .base import Fused, StepContext, TensorSpec
 from .kernels import Magnitudes, devices
 from .payload import CodeFormat, Float32, QuantizedPayload
 from .thresholds import Scale, magnitudes
@@ -91,7 +91,7 @@ class RunningMagnitude:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FourBit:
+class FourBit(Fused):
     """Quantize to fifteen values. State: the running magnitude. Meant to be used with error feedback."""
 
     options: FourBitOptions = field(default_factory=FourBitOptions)
@@ -99,11 +99,6 @@ class FourBit:
 
     def init(self, spec: TensorSpec) -> RunningMagnitude:
         return RunningMagnitude()
-
-    def compress(
-        self, gradient: torch.Tensor, state: RunningMagnitude, context: StepContext
-    ) -> tuple[QuantizedPayload, RunningMagnitude]:
-        return self.compress_with_residual(gradient, None, state, context)
 
     def compress_with_residual(
         self,

@@ -17,8 +17,8 @@ _NO_BYTES: Bytes = np.empty(0, np.uint8)
 def sparse_payload(elements: int, indices: Indices, values: ValuePayload) -> SparsePayload:
     """Of ascending indices and their values, with whichever coding of the indices is the smaller."""
     low_bits = sparse.gaps_low_bits(elements, indices.size)
-    gaps, bitmap_bytes = sparse.encode_gaps(indices, elements, low_bits), -(-elements // 8)
-    if gaps.size <= bitmap_bytes:
+    gaps = sparse.encode_gaps(indices, elements, low_bits)
+    if gaps.size <= -(-elements // 8):
         return _joined(elements, IndexCoding.GAPS, gaps, values, low_bits=low_bits)
     return _joined(elements, IndexCoding.BITMAP, sparse.encode_bitmap(indices, elements), values)
 
@@ -29,23 +29,17 @@ def seeded_payload(elements: int, seed: int, values: ValuePayload) -> SparsePayl
 
 
 def _joined(
-    elements: int,
-    coding: IndexCoding,
-    indices: Bytes,
-    values: ValuePayload,
-    *,
-    low_bits: int = 0,
-    seed: int = 0,
+    elements: int, coding: IndexCoding, indices: Bytes, values: ValuePayload, **parameter: int
 ) -> SparsePayload:
+    """parameter: of the coding, `low_bits` or `seed`."""
     return SparsePayload(
         elements=elements,
         count=values.elements,
         coding=coding,
-        low_bits=low_bits,
         index_bytes=indices.size,
-        seed=seed,
         values=replace(values, data=_NO_BYTES),
         data=np.concatenate([indices, values.data]),
+        **parameter,
     )
 
 

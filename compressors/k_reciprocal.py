@@ -24,9 +24,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +33,7 @@ import torch
 
 from .base import StepContext, TensorSpec
 from .kernels import selection
-from .kernels.selection import Score, Selection
+from .kernels.selection_reference import Score, Selection
 from .payload import Float32
 from .sparse import Sparse, SparseOptions
 
@@ -65,18 +64,6 @@ class KReciprocalOptions(SparseOptions):
         SparseOptions.__post_init__(self)
         if not 0 <= self.kappa <= 10:
             raise ValueError(f"kappa: expected 0 to 10, got {self.kappa:g}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MutualNeighbours:
-    """The selector of `krngc`."""
-
-    reading: Reading = Reading.DISTINCT
-    on_gpu: ClassVar[bool] = False
-
-    def select(self, total: torch.Tensor, keep: int, context: StepContext) -> Selection:
-        chosen = central if self.reading is Reading.LITERAL else extremes
-        return chosen(total.numpy(), keep)
 
 
 def extremes(total: Float32, keep: int) -> Selection:
@@ -112,7 +99,7 @@ def _at(total: Float32, places: npt.NDArray[np.intp]) -> Selection:
 class KReciprocal(Sparse):
     """A sparsifier whose ratio holds for the model as a whole."""
 
-    options: KReciprocalOptions = field(default_factory=KReciprocalOptions)
+    options: KReciprocalOptions
 
     def plan(
         self, totals: Sequence[torch.Tensor], specs: Sequence[TensorSpec], context: StepContext
@@ -169,6 +156,9 @@ def _guess(values: Sequence[Float32], factors: Sequence[np.float32], keep: int) 
 
 
 def k_reciprocal(options: KReciprocalOptions) -> KReciprocal:
+    chosen = central if options.reading is Reading.LITERAL else extremes
     return KReciprocal(
-        selector=MutualNeighbours(reading=options.reading), options=options, coder=options.values.coder()
+        options=options,
+        coder=options.values.coder(),
+        select=lambda total, keep, _: chosen(total.numpy(), keep),
     )

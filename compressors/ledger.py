@@ -31,11 +31,9 @@ from typing import Any, cast
 
 import torch
 
-from .kernels import FLOAT32_MAX
+from .kernels.devices import saturate
 from .payload import Payload
 from .reduction import add_update, decode
-
-_LARGEST = float(FLOAT32_MAX)
 
 Ranges = Sequence[tuple[int, int]]
 
@@ -71,6 +69,11 @@ class Compressed:
     ranges: Ranges = ()
     slices: int = 1
     before: Before | None = None
+
+
+def norm(values: torch.Tensor) -> float:
+    """Euclidean, accumulated in float64."""
+    return float(cast(torch.Tensor, torch.linalg.vector_norm(values, dtype=torch.float64)))
 
 
 class Ledger:
@@ -111,10 +114,8 @@ class Ledger:
         return self._residual is None or not bool(self._residual.any())
 
     def norm(self) -> float:
-        """Euclidean norm of everything that is owed, accumulated in float64."""
-        if self._residual is None:
-            return 0.0
-        return float(cast(torch.Tensor, torch.linalg.vector_norm(self._residual, dtype=torch.float64)))
+        """The norm of everything that is owed."""
+        return 0.0 if self._residual is None else norm(self._residual)
 
     def ranges(self, parts: Ranges | None = None) -> Ranges:
         """Where parts of the tensors (start and end in each) lie in the buffer; whole tensors if None."""
@@ -143,7 +144,7 @@ class Ledger:
         """Keep the residual in the measure of so many slices. Momentum starts anew."""
         self._move_on()
         if slices != self.slices and self._residual is not None:
-            self._residual.mul_(self.slices / slices).clamp_(-_LARGEST, _LARGEST)
+            saturate(self._residual.mul_(self.slices / slices))
         if self._velocity is not None:
             self._velocity.zero_()
         self.slices = slices
@@ -183,7 +184,7 @@ class Ledger:
             else:
                 values = torch.from_numpy(decode(payload)).to(owed.device)
                 owed.add_(values, alpha=sent.slices / self.slices)
-            owed.clamp_(-_LARGEST, _LARGEST)
+            saturate(owed)
 
     def forget(self, sent: Compressed) -> None:
         """Undo a step whose gradient others have sent: to the bit if it was the last thing to happen,
@@ -197,12 +198,12 @@ class Ledger:
             return
         self._move_on()
         undone = before.residual.to(self.residual.device)
-        self.residual.add_(undone, alpha=before.slices / self.slices).clamp_(-_LARGEST, _LARGEST)
+        saturate(self.residual.add_(undone, alpha=before.slices / self.slices))
 
     def _move_on(self) -> None:
         """Something else happens than the end of the latest step: keep the difference it made."""
         if self._latest is not None:
             before = self._latest.residual.to(self.residual.device)  # the buffer may have moved since
-            self._latest.residual = before.sub_(self.residual).clamp_(-_LARGEST, _LARGEST)
+            self._latest.residual = saturate(before.sub_(self.residual))
             self._latest.states = self._latest.velocity = None
             self._latest = None

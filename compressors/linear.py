@@ -32,7 +32,7 @@ from enum import StrEnum
 import numpy as np
 import torch
 
-from .base import FusedStateless, StepContext, as_array
+from .base import Fused, Stateless, StepContext, as_array
 from .kernels import FLOAT32_MAX, linear
 from .one_bit import SMALLEST_LEVEL
 from .payload import (
@@ -69,7 +69,7 @@ class QsgdOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Linear(FusedStateless[LinearPayload]):
+class Linear(Fused, Stateless):
     """Signed integers times a scale per bucket. Stateless; see `eight_bit` and `qsgd`.
 
     random: round to either neighbour, with a probability that makes the mean right, instead of the nearest.
@@ -122,7 +122,7 @@ class TernGradOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TernGrad(FusedStateless[QuantizedPayload]):
+class TernGrad(Fused, Stateless):
     """One of three values, at random. Stateless."""
 
     options: TernGradOptions = field(default_factory=TernGradOptions)

@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from .base import Compressor, ModelWide, StepContext, TensorSpec, takes_gpu
-from .feedback import ErrorFeedback, FeedbackState
-from .kernels import FLOAT32_MAX, Magnitudes, devices
+from .feedback import ErrorFeedback, FeedbackState, without_feedback
+from .kernels import Magnitudes, devices
 from .layers import LayerRule
-from .ledger import Ledger, Ranges
+from .ledger import Ledger, Ranges, norm
 from .payload import DenseFormat, DensePayload, Payload
 from .registry import create, create_bare, wrapping_of
 from .wrapping import Wrapping
-
-_LARGEST = float(FLOAT32_MAX)
 
 
 class NonFiniteGradient(ValueError):
@@ -86,7 +84,6 @@ class ModelCompressor:
             )
         elements = [spec.elements for spec in specs]
         self.ledger = Ledger(elements, velocity=not bare and self._wrapping.momentum > 0)
-        self._layers: list[_Layer] = []
         self.divide(None)
 
     def divide(self, parts: Ranges | None, slices: int = 1) -> None:
@@ -97,15 +94,14 @@ class ModelCompressor:
         """
         self._in_parts = parts is not None
         self.ledger.divide(slices)
-        self._layers = []
+        self._layers: list[_Layer] = []
         bounds = parts if parts is not None else [(0, spec.elements) for spec in self._specs]
         ranges = self.ledger.ranges(parts)
         places = zip(self._specs, self._compressors, bounds, ranges, strict=True)
         for place, (whole, compressor, (start, stop), (begin, end)) in enumerate(places):
             spec = replace(whole, shape=(stop - start,)) if self._in_parts else whole
             self._layers.append(_Layer(whole, spec, start, begin, end, compressor))
-            inner = compressor.compressor if isinstance(compressor, ErrorFeedback) else compressor
-            self.ledger.states[place] = inner.init(spec)
+            self.ledger.states[place] = without_feedback(compressor).init(spec)
 
     @property
     def ranges(self) -> Ranges:
@@ -178,16 +174,11 @@ class ModelCompressor:
             if not isinstance(layer.compressor, ErrorFeedback):
                 found.append(inner)
                 continue
+            residual = self.ledger.residual[layer.begin : layer.end].to(gradient.device)
             velocity = self.ledger.velocity
-            found.append(
-                FeedbackState(
-                    residual=self.ledger.residual[layer.begin : layer.end].to(gradient.device),
-                    velocity=None
-                    if velocity is None
-                    else velocity[layer.begin : layer.end].to(gradient.device),
-                    inner=inner,
-                )
-            )
+            if velocity is not None:
+                velocity = velocity[layer.begin : layer.end].to(gradient.device)
+            found.append(FeedbackState(residual=residual, velocity=velocity, inner=inner))
         return found
 
     def _keep(self, states: Sequence[Any]) -> None:
@@ -231,7 +222,7 @@ class ModelCompressor:
             owed = self.ledger.take(layer.begin, layer.end)
             if owed is not None:
                 owed = owed.to(flat[place].device)
-                flat[place] = (flat[place] + owed).clamp_(-_LARGEST, _LARGEST)
+                flat[place] = devices.saturate(flat[place] + owed)
                 magnitudes[place] = devices.magnitudes(flat[place])
         return flat, magnitudes
 
@@ -257,7 +248,11 @@ class ModelCompressor:
             )
             for found, shared_seed in zip(magnitudes, shared, strict=True)
         ]
-        planned = [place for place, layer in enumerate(self._layers) if isinstance(_inner(layer), ModelWide)]
+        planned = [
+            place
+            for place, layer in enumerate(self._layers)
+            if isinstance(without_feedback(layer.compressor), ModelWide)
+        ]
         if planned:
             self._plan(planned, flat, states, contexts)
         payloads: list[Payload] = []
@@ -286,7 +281,7 @@ class ModelCompressor:
                     contexts[place] = replace(contexts[place], magnitudes=devices.magnitudes(added))
                 gradient = states[place].residual
             totals.append(gradient)
-        planner = _inner(self._layers[places[0]])
+        planner = without_feedback(self._layers[places[0]].compressor)
         assert isinstance(planner, ModelWide)
         specs = [self._layers[place].spec for place in places]
         for place, keep in zip(places, planner.plan(totals, specs, contexts[places[0]]), strict=True):
@@ -296,24 +291,15 @@ class ModelCompressor:
         self, flat: Sequence[torch.Tensor], whole: Sequence[torch.Tensor], workers: int
     ) -> list[torch.Tensor]:
         """Scaled so that the whole gradients have at most the norm that each of so many workers may have."""
-        norm = math.hypot(*map(_norm, whole if self._in_parts else flat))
+        length = math.hypot(*map(norm, whole if self._in_parts else flat))
         largest = self._wrapping.clip / math.sqrt(workers)
-        factor = largest / norm if norm > largest else 1.0
+        factor = largest / length if length > largest else 1.0
         return [gradient * factor for gradient in flat]
 
 
 def model_wide(compressor_spec: str) -> bool:
     """Whether the compressor divides what is sent among all tensors, and wants to know their FLOPs for it."""
-    compressor = create(compressor_spec)
-    return isinstance(getattr(compressor, "compressor", compressor), ModelWide)
-
-
-def _inner(layer: _Layer) -> Compressor:
-    return layer.compressor.compressor if isinstance(layer.compressor, ErrorFeedback) else layer.compressor
-
-
-def _norm(tensor: torch.Tensor) -> float:
-    return float(cast(torch.Tensor, torch.linalg.vector_norm(tensor, dtype=torch.float64)))
+    return isinstance(without_feedback(create(compressor_spec)), ModelWide)
 
 
 def _taken(layer: _Layer, gradient: torch.Tensor) -> torch.Tensor:

@@ -14,27 +14,18 @@ not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from .base import StepContext
 from .kernels import devices
-from .kernels.selection import Selection
+from .kernels.selection_reference import Selection
 from .sparse import Sparse, SparseOptions
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FarFromMedian:
-    """The selector of `gcac`."""
-
-    on_gpu: ClassVar[bool] = True
-
-    def select(self, total: torch.Tensor, keep: int, context: StepContext) -> Selection:
-        center = devices.median(total) if total.numel() else 0.0
-        return devices.select(total, keep, center=center)
+def _far_from_median(total: torch.Tensor, keep: int, context: StepContext) -> Selection:
+    center = devices.median(total) if total.numel() else 0.0
+    return devices.select(total, keep, center=center)
 
 
 def near_centroid(options: SparseOptions) -> Sparse:
-    return Sparse(selector=FarFromMedian(), options=options, coder=options.values.coder())
+    return Sparse(options=options, coder=options.values.coder(), select=_far_from_median, on_gpu=True)

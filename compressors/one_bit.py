@@ -18,13 +18,13 @@ the vote makes of a worker's bits is not what the worker sent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 import torch
 
-from .base import FusedStateless, Stateless, StepContext, as_array
+from .base import Fused, Stateless, StepContext, as_array
 from .kernels import FLOAT32_MAX, linear
 from .payload import CodeFormat, QuantizedPayload
 from .thresholds import magnitudes
@@ -44,7 +44,7 @@ def binary_payload(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OneBit(FusedStateless[QuantizedPayload]):
+class OneBit(Fused, Stateless):
     """Send signs and the mean of each side. Stateless; meant to be used with error feedback."""
 
     def compress_with_residual(
@@ -80,12 +80,9 @@ class SignVote(Stateless):
     def compress(
         self, gradient: torch.Tensor, state: None, context: StepContext
     ) -> tuple[QuantizedPayload, None]:
-        elements = gradient.numel()
         level = 1.0
         if self.options.level is VoteLevel.MEAN:
-            mean = magnitudes(gradient, context).total / max(1, elements)
+            mean = magnitudes(gradient, context).total / max(1, gradient.numel())
             level = min(max(mean, SMALLEST_LEVEL), float(FLOAT32_MAX))
-        data = np.empty(CodeFormat.VOTE.code_bytes(elements), np.uint8)
-        linear.quantize_binary(gradient.numpy(), None, 0.0, 0.0, data)
-        levels = np.array([level], np.float32)
-        return QuantizedPayload(format=CodeFormat.VOTE, elements=elements, levels=levels, data=data), None
+        signs = binary_payload(gradient, None, 0.0, 0.0)
+        return replace(signs, format=CodeFormat.VOTE, levels=np.array([level], np.float32)), None

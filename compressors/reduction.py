@@ -42,7 +42,7 @@ def decode(payload: Payload) -> Float32:
     """The values of a valid payload: float32, shape (elements,), freshly allocated."""
     out = np.empty(payload.elements, np.float32)
     if isinstance(payload, DensePayload):
-        kernels.decode_dense(payload.format, payload.data, out)
+        kernels.cpu.decode_dense(payload.format, payload.data, out)
     else:
         reduce_payloads([payload], [1.0], out)
     return out
@@ -58,24 +58,18 @@ def add_update(payload: Payload, parameter: torch.Tensor) -> None:
     parameter.add_(torch.from_numpy(decode(payload)).view(parameter.shape).to(parameter.device))
 
 
-def reduce_payloads(payloads: Sequence[Payload], weights: Sequence[float], out: Float32) -> None:
+def reduce_payloads(
+    payloads: Sequence[Payload], weights: Sequence[float], out: Float32, *, keep: bool = False
+) -> None:
     """Overwrite `out` with the weighted sum of valid payloads; with zeros if there are none.
 
     out: float32, shape (elements,), contiguous and writable. Every payload has as many elements.
+    keep: add to what `out` holds instead.
     Memory is passed over once per run of neighbours of the same kind, so once if all are of one kind; sparse
     ones are added one by one, and touch their own elements only.
     """
-    if not payloads:
+    if not payloads and not keep:
         out.fill(0.0)
-    _accumulate(payloads, weights, out, keep=False)
-
-
-def add_payloads(payloads: Sequence[Payload], weights: Sequence[float], out: Float32) -> None:
-    """As `reduce_payloads`, but on top of what `out` holds."""
-    _accumulate(payloads, weights, out, keep=True)
-
-
-def _accumulate(payloads: Sequence[Payload], weights: Sequence[float], out: Float32, *, keep: bool) -> None:
     if out.dtype != np.float32 or out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable:
         got = f"{out.dtype} of shape {out.shape}"
         raise ValueError(f"out: expected writable contiguous float32 of one dimension, got {got}")
@@ -101,9 +95,7 @@ _Kind = DenseFormat | CodeFormat | tuple[int, int] | type[SparsePayload]
 
 def _kind(payload: Payload) -> _Kind:
     match payload:
-        case DensePayload():
-            return payload.format
-        case QuantizedPayload():
+        case DensePayload() | QuantizedPayload():
             return payload.format
         case LinearPayload():
             return payload.bits, payload.bucket
@@ -114,14 +106,14 @@ def _kind(payload: Payload) -> _Kind:
 def _add_run(kind: _Kind, payloads: Sequence[Payload], weights: Float32, out: Float32, *, keep: bool) -> None:
     datas = [payload.data for payload in payloads]
     if isinstance(kind, DenseFormat):
-        kernels.add_dense(kind, datas, weights, out, keep=keep)
+        kernels.cpu.add_dense(kind, datas, weights, out, keep=keep)
     elif isinstance(kind, CodeFormat):
         levels = [payload.levels for payload in payloads if isinstance(payload, QuantizedPayload)]
         if kind is CodeFormat.VOTE:
             _add_votes(datas, np.concatenate(levels), weights, out, keep=keep)
             return
         tables = np.stack([kind.table(each) for each in levels]) * weights[:, None]
-        kernels.add_quantized(kind, datas, tables, out, keep=keep)
+        kernels.cpu.add_quantized(kind, datas, tables, out, keep=keep)
     elif isinstance(kind, tuple):
         linear = [payload for payload in payloads if isinstance(payload, LinearPayload)]
         codes, scales = [payload.codes() for payload in linear], [payload.scales() for payload in linear]
@@ -142,7 +134,7 @@ def _add_votes(
     # Counted as whole numbers, which float32 holds exactly, so that a draw is one.
     count = out if not keep else np.empty_like(out)
     signs = np.tile(np.array([-1, 1], np.float32), (len(datas), 1))
-    kernels.add_quantized(CodeFormat.VOTE, datas, signs, count, keep=False)
+    kernels.cpu.add_quantized(CodeFormat.VOTE, datas, signs, count, keep=False)
     np.sign(count, out=count)
     level = math.fsum(weights.astype(np.float64) * levels)
     count *= np.float32(min(level, float(kernels.FLOAT32_MAX)))

@@ -8,7 +8,7 @@ point of the group `gradwire.compressors` whose name is the compressor's and who
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from enum import Enum
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -129,14 +129,11 @@ def create(spec: str) -> Compressor:
 
     Raise `SpecError`, which lists what is known, for an unknown name or key or a bad value.
     """
-    parsed = parse_spec("compressor", spec)
-    entry, wrapping = find(parsed.name), wrapping_of(spec)
-    own = {
-        key: value for key, value in parsed.options.items() if key not in WRAPPING_KEYS or wrapping is None
-    }
-    universal = WRAPPING_KEYS if wrapping is not None else ()
-    named = Spec(kind="compressor", name=parsed.name, options=own)
-    compressor = entry.build(parse_options(entry.options, named, universal=universal))
+    parsed, entry = _found(spec)
+    wrapping = wrapping_of(spec)
+    around = WRAPPING_KEYS if wrapping is not None else ()
+    own = {key: value for key, value in parsed.options.items() if key not in around}
+    compressor = entry.build(parse_options(entry.options, replace(parsed, options=own), universal=around))
     if wrapping is None or not wrapping.feedback:
         return compressor
     return ErrorFeedback(compressor=compressor, decay=wrapping.decay, momentum=wrapping.momentum)
@@ -144,22 +141,20 @@ def create(spec: str) -> Compressor:
 
 def create_bare(spec: str) -> Compressor:
     """The compressor alone, for a caller that keeps the residual itself; no key of `Wrapping` is known."""
-    parsed = parse_spec("compressor", spec)
-    entry = find(parsed.name)
+    parsed, entry = _found(spec)
     return entry.build(parse_options(entry.options, parsed))
 
 
 def lossless(spec: str) -> bool:
     """Whether what arrives is what was given, bit for bit."""
-    return find(parse_spec("compressor", spec).name).wrapping is None
+    return _found(spec)[1].wrapping is None
 
 
 def check_downlink(spec: str) -> None:
     """Raise `SpecError` unless `spec` names a compressor that can carry updates, and has options of its own
     only: what is not sent stays in the difference between server and replicas, which is all the feedback
     there is."""
-    parsed = parse_spec("compressor", spec)
-    entry = find(parsed.name)
+    parsed, entry = _found(spec)
     if around := [key for key in parsed.options if key in WRAPPING_KEYS]:
         raise SpecError(f"compressor {parsed.name!r}: {around[0]} is for gradients; leave it out for updates")
     if why_not := entry.downlink(parse_options(entry.options, parsed)):
@@ -170,16 +165,20 @@ def check_downlink(spec: str) -> None:
 
 def wrapping_of(spec: str) -> Wrapping | None:
     """What goes around the compressor that `spec` names; raise `SpecError` for values that do not fit."""
-    parsed = parse_spec("compressor", spec)
-    defaults = find(parsed.name).wrapping
+    parsed, entry = _found(spec)
+    defaults = entry.wrapping
     if defaults is None:
         return None
     # Without feedback there is nothing for an entry's own momentum and delay to work with.
     if parsed.options.get("feedback") == "off":
         defaults = WITHOUT_FEEDBACK
-    options = {key: value for key, value in parsed.options.items() if key in WRAPPING_KEYS}
-    named = Spec(kind="compressor", name=parsed.name, options=options)
-    return parse_options(Wrapping, named, defaults=defaults)
+    around = {key: value for key, value in parsed.options.items() if key in WRAPPING_KEYS}
+    return parse_options(Wrapping, replace(parsed, options=around), defaults=defaults)
+
+
+def _found(spec: str) -> tuple[Spec, CompressorEntry]:
+    parsed = parse_spec("compressor", spec)
+    return parsed, find(parsed.name)
 
 
 def names() -> list[str]:

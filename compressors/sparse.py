@@ -13,21 +13,22 @@ a kept element takes 24 bits at 1 % and 27 at 0.1 %: fewer than the 32 that a ra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
 from .base import Compressor, StepContext, TensorSpec
 from .dense import Dense
 from .four_bit import FourBit
-from .indices import Indices, sparse_payload
+from .indices import seeded_payload, sparse_payload
 from .kernels import devices
-from .kernels.selection import Selection
+from .kernels.selection_reference import Selection
 from .linear import eight_bit
 from .one_bit import OneBit
-from .payload import DenseFormat, SparsePayload, ValuePayload
+from .payload import DenseFormat, SparsePayload
 from .reduction import decode
 
 
@@ -43,18 +44,14 @@ class Values(StrEnum):
 
     def coder(self) -> Compressor:
         match self:
-            case Values.FLOAT32:
-                return Dense(format=DenseFormat.FLOAT32)
-            case Values.BFLOAT16:
-                return Dense(format=DenseFormat.BFLOAT16)
-            case Values.FLOAT16:
-                return Dense(format=DenseFormat.FLOAT16)
             case Values.EIGHT_BIT:
                 return eight_bit()
             case Values.FOUR_BIT:
                 return FourBit()
             case Values.ONE_BIT:
                 return OneBit()
+            case _:
+                return Dense(format=DenseFormat[self.name])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,45 +86,30 @@ class SparseOptions:
         return min(elements, max(1, int(elements / self.ratio_at(epoch))))
 
 
-class Selector(Protocol):
-    """Says which elements go. on_gpu: whether it takes tensors that lie on a GPU."""
-
-    on_gpu: ClassVar[bool]
-
-    def select(self, total: torch.Tensor, keep: int, context: StepContext) -> Selection:
-        """Choose elements of `total` (float32, shape (elements,)); about `keep` of them."""
-        ...
-
-
-@runtime_checkable
-class FusedSelector(Protocol):
-    """A selector that adds gradient and residual up while it looks for the elements, in one pass."""
-
-    def add_and_select(
-        self, gradient: torch.Tensor, residual: torch.Tensor, keep: int, context: StepContext
-    ) -> Selection:
-        """As `select` of the saturating sum, which is left in `residual`."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sparse:
-    """A sparsifier: a selector and a coder of values, whose state is all that there is."""
+    """A sparsifier: a selector and a coder of values, whose state is all that there is.
 
-    selector: Selector
+    select: chooses elements of a total (float32, shape (elements,)); about as many as it is told to.
+    add_and_select: as `select` of the saturating sum of gradient and residual, which it leaves in the
+        residual, in one pass; None where there is no such pass.
+    on_gpu: whether both take tensors that lie on a GPU.
+    seeded: the receiver draws the indices itself.
+    """
+
     options: SparseOptions
     coder: Compressor
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.selector.on_gpu
+    select: Callable[[torch.Tensor, int, StepContext], Selection]
+    add_and_select: Callable[[torch.Tensor, torch.Tensor, int], Selection] | None = None
+    on_gpu: bool = False
+    seeded: bool = False
 
     def init(self, spec: TensorSpec) -> Any:
         return self.coder.init(spec)
 
     def compress(self, gradient: torch.Tensor, state: Any, context: StepContext) -> tuple[SparsePayload, Any]:
         elements = gradient.numel()
-        chosen = self.selector.select(gradient, self._keep(elements, context), context)
+        chosen = self.select(gradient, self._keep(elements, context), context)
         return self._encode(elements, chosen, state, context)
 
     def compress_with_residual(
@@ -135,11 +117,11 @@ class Sparse:
     ) -> tuple[SparsePayload, Any]:
         elements = residual.numel()
         keep = self._keep(elements, context)
-        if isinstance(self.selector, FusedSelector):
-            chosen = self.selector.add_and_select(gradient, residual, keep, context)
+        if self.add_and_select is not None:
+            chosen = self.add_and_select(gradient, residual, keep)
         else:
             devices.add_to(residual, gradient)
-            chosen = self.selector.select(residual, keep, context)
+            chosen = self.select(residual, keep, context)
         payload, state = self._encode(elements, chosen, state, context)
         devices.put(residual, chosen.indices, chosen.values - decode(payload.value_payload()))
         return payload, state
@@ -154,9 +136,6 @@ class Sparse:
         context = replace(context, magnitudes=None)
         values, state = self.coder.compress(torch.from_numpy(chosen.values), state, context)
         assert not isinstance(values, SparsePayload)
-        return self._join(elements, chosen.indices, values, context), state
-
-    def _join(
-        self, elements: int, indices: Indices, values: ValuePayload, context: StepContext
-    ) -> SparsePayload:
-        return sparse_payload(elements, indices, values)
+        if self.seeded:
+            return seeded_payload(elements, context.shared_seed, values), state
+        return sparse_payload(elements, chosen.indices, values), state

@@ -31,8 +31,12 @@ class Scale(StrEnum):
         return float(context.samples) if self is Scale.SUM else 1.0
 
 
+def check_threshold(name: str, value: float) -> None:
+    # Far inside float32, so that it stays positive and finite when it is divided by the samples.
+    if not 1e-20 <= value <= 1e20:
+        raise ValueError(f"{name}: expected a number from 1e-20 to 1e20, got {value}")
+
+
 def magnitudes(gradient: torch.Tensor, context: StepContext) -> Magnitudes:
     """The gradient's: the caller's, if it has them, or a read pass of our own."""
-    if context.magnitudes is not None:
-        return context.magnitudes
-    return devices.magnitudes(gradient)
+    return context.magnitudes or devices.magnitudes(gradient)

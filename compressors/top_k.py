@@ -13,65 +13,38 @@ threshold   every element of magnitude tau or more, sent as +-tau; what exceeds 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from .base import Stateless, StepContext
-from .indices import Indices, seeded_payload
 from .kernels import devices, selection
-from .kernels.selection import Selection
+from .kernels.selection_reference import Selection
 from .kernels.sparse import seeded_indices
 from .one_bit import binary_payload
-from .payload import QuantizedPayload, SparsePayload, ValuePayload
+from .payload import QuantizedPayload
 from .sparse import Sparse, SparseOptions
-from .thresholds import Scale
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LargestMagnitude:
-    """The selector of `topk`."""
-
-    on_gpu: ClassVar[bool] = True
-
-    def select(self, total: torch.Tensor, keep: int, context: StepContext) -> Selection:
-        return devices.select(total, keep)
-
-    def add_and_select(
-        self, gradient: torch.Tensor, residual: torch.Tensor, keep: int, context: StepContext
-    ) -> Selection:
-        return devices.add_and_select(gradient, residual, keep)
+from .thresholds import Scale, check_threshold
 
 
 def top_k(options: SparseOptions) -> Sparse:
-    return Sparse(selector=LargestMagnitude(), options=options, coder=options.values.coder())
+    return Sparse(
+        options=options,
+        coder=options.values.coder(),
+        select=lambda total, keep, _: devices.select(total, keep),
+        add_and_select=devices.add_and_select,
+        on_gpu=True,
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Seeded:
-    """The selector of `randk`."""
-
-    on_gpu: ClassVar[bool] = False
-
-    def select(self, total: torch.Tensor, keep: int, context: StepContext) -> Selection:
-        indices = seeded_indices(context.shared_seed, total.numel(), keep)
-        return Selection(indices, total.numpy()[indices])
+def _seeded(total: torch.Tensor, keep: int, context: StepContext) -> Selection:
+    indices = seeded_indices(context.shared_seed, total.numel(), keep)
+    return Selection(indices, total.numpy()[indices])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RandK(Sparse):
-    """A sparsifier whose receiver draws the indices itself."""
-
-    def _join(
-        self, elements: int, indices: Indices, values: ValuePayload, context: StepContext
-    ) -> SparsePayload:
-        return seeded_payload(elements, context.shared_seed, values)
-
-
-def rand_k(options: SparseOptions) -> RandK:
-    return RandK(selector=Seeded(), options=options, coder=options.values.coder())
+def rand_k(options: SparseOptions) -> Sparse:
+    return Sparse(options=options, coder=options.values.coder(), select=_seeded, seeded=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,30 +55,17 @@ class ThresholdOptions:
     scale: Scale = Scale.SUM
 
     def __post_init__(self) -> None:
-        # Far inside float32, so that it stays positive and finite when it is divided by the samples.
-        if not 1e-20 <= self.tau <= 1e20:
-            raise ValueError(f"tau: expected a number from 1e-20 to 1e20, got {self.tau}")
+        check_threshold("tau", self.tau)
 
     def level(self, context: StepContext) -> float:
         return float(np.float32(self.tau / self.scale.factor(context)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AtLeast:
-    """The selector of `threshold`."""
-
-    options: ThresholdOptions = field(default_factory=ThresholdOptions)
-    on_gpu: ClassVar[bool] = False
-
-    def select(self, total: torch.Tensor, keep: int, context: StepContext) -> Selection:
-        return selection.at_least(total.numpy(), self.options.level(context))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Sign(Stateless):
     """The coder of `threshold`: one bit, for -tau and tau. Stateless."""
 
-    options: ThresholdOptions = field(default_factory=ThresholdOptions)
+    options: ThresholdOptions
 
     def compress(
         self, gradient: torch.Tensor, state: None, context: StepContext
@@ -116,5 +76,7 @@ class Sign(Stateless):
 
 def threshold(options: ThresholdOptions) -> Sparse:
     return Sparse(
-        selector=AtLeast(options=options), options=SparseOptions(ratio=1), coder=Sign(options=options)
+        options=SparseOptions(ratio=1),
+        coder=Sign(options=options),
+        select=lambda total, _, context: selection.at_least(total.numpy(), options.level(context)),
     )

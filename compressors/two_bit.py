@@ -17,10 +17,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from .base import FusedStateless, StepContext
+from .base import Fused, Stateless, StepContext
 from .kernels import devices
 from .payload import CodeFormat, QuantizedPayload
-from .thresholds import Scale
+from .thresholds import Scale, check_threshold
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +31,11 @@ class TwoBitOptions:
     scale: Scale = Scale.SUM
 
     def __post_init__(self) -> None:
-        # Far inside float32, so that it stays positive and finite when it is divided by the samples.
-        if not 1e-20 <= self.threshold <= 1e20:
-            raise ValueError(f"threshold: expected a number from 1e-20 to 1e20, got {self.threshold}")
+        check_threshold("threshold", self.threshold)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TwoBit(FusedStateless[QuantizedPayload]):
+class TwoBit(Fused, Stateless):
     """Quantize to {-t, 0, t}. Stateless; meant to be used with error feedback."""
 
     options: TwoBitOptions = field(default_factory=TwoBitOptions)

@@ -64,7 +64,7 @@ def validate(payload: Payload) -> None:
         case QuantizedPayload():
             _validate_codes(payload)
         case DensePayload():
-            if not kernels.all_finite(payload.format, data):
+            if not kernels.cpu.all_finite(payload.format, data):
                 raise PayloadError("data", "finite values", "an infinity or a NaN")
         case LinearPayload():
             _validate_linear(payload)
@@ -118,7 +118,7 @@ def _check_sparse(payload: SparsePayload) -> None:
 
 def _validate_codes(payload: QuantizedPayload) -> None:
     format, data = payload.format, payload.data
-    if format.forbidden_code is not None and kernels.has_forbidden_code(format, data):
+    if format.forbidden_code is not None and kernels.cpu.has_forbidden_code(format, data):
         raise PayloadError("data", "codes that name a level", f"code {format.forbidden_code}")
     _check_padding(data, payload.elements * format.bits)
 

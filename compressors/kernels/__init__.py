@@ -7,37 +7,14 @@ torch tensors and chooses between the two by where they lie.
 
 from __future__ import annotations
 
-from . import cpu, devices, linear, selection, sparse
-from .cpu import (
-    add_dense,
-    add_quantized,
-    all_finite,
-    decode_dense,
-    encode_dense,
-    has_forbidden_code,
-)
-from .reference import FLOAT32_MAX, Magnitudes
-from .threads import set_threads
-
-__all__ = [
-    "FLOAT32_MAX",
-    "WARM_UPS",
-    "Magnitudes",
-    "add_dense",
-    "add_quantized",
-    "all_finite",
-    "cpu",
-    "decode_dense",
-    "devices",
-    "encode_dense",
-    "has_forbidden_code",
-    "linear",
-    "selection",
-    "set_threads",
-    "sparse",
-    "warm_up",
-]
-
+from . import cpu as cpu
+from . import devices as devices
+from . import linear as linear
+from . import selection as selection
+from . import sparse as sparse
+from .reference import FLOAT32_MAX as FLOAT32_MAX
+from .reference import Magnitudes as Magnitudes
+from .threads import set_threads as set_threads
 
 # Each compiles a part of the kernels, or loads it from the cache.
 WARM_UPS = (cpu.warm_up, linear.warm_up, selection.warm_up, sparse.warm_up)

@@ -15,6 +15,7 @@ import torch
 
 from ..payload import Bytes, CodeFormat, Float32
 from . import cpu, selection
+from .late import cuda
 from .reference import FLOAT32_MAX, Magnitudes
 from .selection_reference import Indices, Selection
 
@@ -54,18 +55,21 @@ def quantize(
         data = np.empty(size, np.uint8)
         cpu.quantize(format, gradient.numpy(), None if residual is None else residual.numpy(), levels, data)
         return data
-    from . import cuda
-
     codes = torch.empty(size, dtype=torch.uint8, device=gradient.device)
     left = torch.zeros_like(gradient) if residual is None else residual
     cuda.quantize(format, gradient, left, levels, codes)
     return codes.cpu().numpy()
 
 
+def saturate(values: torch.Tensor) -> torch.Tensor:
+    """Kept within the finite float32 range, in place."""
+    return values.clamp_(-_LARGEST, _LARGEST)
+
+
 def add_to(residual: torch.Tensor, gradient: torch.Tensor) -> None:
     """residual += gradient, saturating."""
     if on_gpu(residual):
-        residual.add_(gradient).clamp_(-_LARGEST, _LARGEST)
+        saturate(residual.add_(gradient))
     else:
         selection.add_to(residual.numpy(), gradient.numpy())
 
@@ -74,8 +78,6 @@ def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> Selection
     """The `keep` elements with the largest |x - center|."""
     if not on_gpu(values):
         return selection.select(values.numpy(), keep, center=center)
-    from . import cuda
-
     return _chosen(values, cuda.select(values, keep, center=center))
 
 
@@ -83,8 +85,6 @@ def add_and_select(gradient: torch.Tensor, residual: torch.Tensor, keep: int) ->
     """Leave the saturating sum of both in `residual`, in place, and select from it by magnitude."""
     if not on_gpu(residual):
         return selection.add_and_select(gradient.numpy(), residual.numpy(), keep)
-    from . import cuda
-
     return _chosen(residual, cuda.add_and_select(gradient, residual, keep))
 
 
@@ -92,8 +92,6 @@ def median(values: torch.Tensor) -> float:
     """The element in the middle of the sorted order; of an even number the lower of two."""
     if not on_gpu(values):
         return selection.median(values.numpy())
-    from . import cuda
-
     return cuda.median(values)
 
 

@@ -1,4 +1,5 @@
-"""Modules of compiled kernels, imported at the first use of one: numba takes a fifth of a daemon's start.
+"""Modules of compiled kernels, imported at the first use of one: numba takes a fifth of a daemon's start, and
+Triton is an extra.
 
 What callers and kernels agree on stands here, so that asking for it imports no numba.
 """
@@ -30,4 +31,4 @@ class Late:
 
 
 codes, dense, selecting, sparse_loops = Late("codes"), Late("dense"), Late("selecting"), Late("sparse_loops")
-linear_loops, linear_sums = Late("linear_loops"), Late("linear_sums")
+linear_loops, linear_sums, cuda = Late("linear_loops"), Late("linear_sums"), Late("cuda")

@@ -28,19 +28,6 @@ from .reference import add_saturating
 from .selection_reference import Indices, Score, Selection
 from .threads import Scratch, run
 
-__all__ = [
-    "Score",
-    "Selection",
-    "add_and_select",
-    "add_to",
-    "at_least",
-    "median",
-    "put",
-    "sample",
-    "select",
-    "warm_up",
-]
-
 # Below this, everything is a candidate.
 SMALL = 1 << 14
 # A sample takes this many neighbours from each so many elements.

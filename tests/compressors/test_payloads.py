@@ -24,7 +24,6 @@ from gradwire.compressors import (
     validate,
 )
 from gradwire.compressors.kernels import reference
-from gradwire.compressors.reduction import add_payloads
 
 Array = npt.NDArray[np.float32]
 
@@ -163,7 +162,7 @@ def test_any_mixture_of_kinds_sums_in_list_order(
     out, expected = np.full(elements, 0.3, np.float32), np.zeros(elements, np.float32)
     if on_top:
         expected[:] = out
-        add_payloads(payloads, weights, out)
+        reduce_payloads(payloads, weights, out, keep=True)
     else:
         reduce_payloads(payloads, weights, out)
     sequential(payloads, weights, expected)
