@@ -81,11 +81,9 @@ class Compressor(Protocol):
 
     def init(self, spec: TensorSpec) -> Any:
         """State for one tensor, before its first gradient."""
-        ...
 
     def compress(self, gradient: torch.Tensor, state: Any, context: StepContext) -> tuple[Payload, Any]:
         """Compress `gradient` (float32, shape (elements,)); return the payload and the next state."""
-        ...
 
 
 @runtime_checkable
@@ -97,7 +95,6 @@ class FusedFeedback(Protocol):
     ) -> tuple[Payload, Any]:
         """As `compress` of `gradient + residual`; afterwards `residual` (float32, in place) holds
         `gradient + residual - decode(payload)`. Bit for bit what the unfused path leaves."""
-        ...
 
 
 class Stateless:
@@ -140,4 +137,3 @@ class ModelWide(Protocol):
 
         totals: what is there to be sent of each tensor, residual included: float32, shape (elements,).
         """
-        ...

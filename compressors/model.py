@@ -138,7 +138,9 @@ class ModelCompressor:
         if ((version if step is None else step) + 1) % self._wrapping.delay:
             self._accumulate(flat, states)
         else:
-            payloads = self._compressed(flat, states, magnitudes, samples, version, epoch)
+            rng = np.random.default_rng([self._seed, self.rank, version])
+            context = StepContext(samples=samples, version=version, epoch=epoch, rng=rng)
+            payloads = self._compressed(flat, states, magnitudes, context)
         self._keep(states)
         return payloads
 
@@ -227,26 +229,12 @@ class ModelCompressor:
         return flat, magnitudes
 
     def _compressed(
-        self,
-        flat: Sequence[torch.Tensor],
-        states: list[Any],
-        magnitudes: Sequence[Magnitudes],
-        samples: int,
-        version: int,
-        epoch: float,
+        self, flat: list[torch.Tensor], states: list[Any], magnitudes: list[Magnitudes], context: StepContext
     ) -> list[Payload]:
-        rng = np.random.default_rng([self._seed, self.rank, version])
-        shared = np.random.SeedSequence([self._seed, version]).generate_state(len(flat), np.uint64)
+        shared = np.random.SeedSequence([self._seed, context.version]).generate_state(len(flat), np.uint64)
         contexts = [
-            StepContext(
-                samples=samples,
-                version=version,
-                epoch=epoch,
-                rng=rng,
-                shared_seed=int(shared_seed),
-                magnitudes=found,
-            )
-            for found, shared_seed in zip(magnitudes, shared, strict=True)
+            replace(context, shared_seed=int(seed), magnitudes=found)
+            for seed, found in zip(shared, magnitudes, strict=True)
         ]
         planned = [
             place
@@ -265,11 +253,7 @@ class ModelCompressor:
         return payloads
 
     def _plan(
-        self,
-        places: Sequence[int],
-        gradients: Sequence[torch.Tensor],
-        states: Sequence[Any],
-        contexts: list[StepContext],
+        self, places: list[int], gradients: list[torch.Tensor], states: list[Any], contexts: list[StepContext]
     ) -> None:
         """Let the compressor see what all tensors have to send, and note in the contexts what it allots."""
         totals: list[torch.Tensor] = []

@@ -13,32 +13,9 @@ import numpy as np
 from numba import njit
 from numba.misc.special import literally
 
-from .compiling import kernel, take
+from . import vectors as v
+from .compiling import chunks, kernel, take
 from .late import CHUNK
-from .vectors import (
-    above,
-    add_codes,
-    all_floats,
-    all_words,
-    at_least,
-    either,
-    fence,
-    load,
-    load_byte,
-    load_sums,
-    load_words,
-    lookup,
-    magnitude,
-    no_sums,
-    prefetch,
-    saturated_sum,
-    store,
-    store_codes,
-    store_sums,
-    stream_sums,
-    subtract,
-    where,
-)
 
 # Bytes ahead at which memory is asked for: one page, where the processor's own prefetching stops.
 AHEAD = 4096
@@ -47,11 +24,11 @@ AHEAD = 4096
 @njit
 def _total(gradient, residual, i, kept):
     """gradient + residual, if there is one, kept within the finite range."""
-    prefetch(np.uint64(gradient.ctypes.data), np.uint64(4 * i + AHEAD))
+    v.prefetch(np.uint64(gradient.ctypes.data), np.uint64(4 * i + AHEAD))
     if not kept:
-        return load(gradient, i)
-    prefetch(np.uint64(residual.ctypes.data), np.uint64(4 * i + AHEAD))
-    return saturated_sum(load(gradient, i), load(residual, i))
+        return v.load(gradient, i)
+    v.prefetch(np.uint64(residual.ctypes.data), np.uint64(4 * i + AHEAD))
+    return v.saturated_sum(v.load(gradient, i), v.load(residual, i))
 
 
 @kernel
@@ -65,38 +42,34 @@ def quantize_4bit(cursor, gradient, residual, levels, values, data, elements):
     second, third = np.zeros(16, np.float32), np.zeros(16, np.float32)
     second[0], second[4] = levels[1], levels[5]
     third[0:8:2] = levels[0:8:2]
-    seconds, thirds, worth = load(second, 0), load(third, 0), load(values, 0)
-    first, fourth = all_floats(levels[0]), all_floats(levels[3])
-    start = take(cursor, CHUNK)
-    while start < elements:
+    seconds, thirds, worth = v.load(second, 0), v.load(third, 0), v.load(values, 0)
+    first, fourth = v.all_floats(levels[0]), v.all_floats(levels[3])
+    for start in chunks(cursor, elements):
         for i in range(start, min(start + CHUNK, elements), 16):
             total = _total(gradient, residual, i, kept)
-            size = magnitude(total)
-            code = where(above(size, fourth), all_words(4), all_words(0))
-            code = where(above(size, lookup(seconds, code)), either(code, all_words(2)), code)
-            code = where(above(size, lookup(thirds, code)), either(code, all_words(1)), code)
-            code = where(above(total, first), either(code, all_words(8)), code)
-            store_codes(data, i >> 1, code, 4)
+            size = v.magnitude(total)
+            code = v.where(v.above(size, fourth), v.all_words(4), v.all_words(0))
+            code = v.where(v.above(size, v.lookup(seconds, code)), v.either(code, v.all_words(2)), code)
+            code = v.where(v.above(size, v.lookup(thirds, code)), v.either(code, v.all_words(1)), code)
+            code = v.where(v.above(total, first), v.either(code, v.all_words(8)), code)
+            v.store_codes(data, i >> 1, code, 4)
             if kept:
-                store(residual, i, subtract(total, lookup(worth, code)))
-        start = take(cursor, CHUNK)
+                v.store(residual, i, v.subtract(total, v.lookup(worth, code)))
 
 
 @kernel
 def quantize_2bit(cursor, gradient, residual, levels, values, data, elements):
     """As `quantize_4bit`, for one level and codes of 2 bits. values: float32 (16,), by the low two bits."""
     kept = residual.size > 0
-    level, worth = all_floats(levels[0]), load(values, 0)
-    start = take(cursor, CHUNK)
-    while start < elements:
+    level, worth = v.all_floats(levels[0]), v.load(values, 0)
+    for start in chunks(cursor, elements):
         for i in range(start, min(start + CHUNK, elements), 16):
             total = _total(gradient, residual, i, kept)
-            code = where(at_least(magnitude(total), level), all_words(2), all_words(0))
-            code = where(at_least(total, level), all_words(3), code)
-            store_codes(data, i >> 2, code, 2)
+            code = v.where(v.at_least(v.magnitude(total), level), v.all_words(2), v.all_words(0))
+            code = v.where(v.at_least(total, level), v.all_words(3), code)
+            v.store_codes(data, i >> 2, code, 2)
             if kept:
-                store(residual, i, subtract(total, lookup(worth, code)))
-        start = take(cursor, CHUNK)
+                v.store(residual, i, v.subtract(total, v.lookup(worth, code)))
 
 
 @njit
@@ -111,30 +84,30 @@ def _sum(bits, cursor, addresses, tables, out, keep, stream):
         stop = min(start + CHUNK, elements)
         whole = start + (stop - start) // group * group
         for i in range(start, whole, group):
-            sums = load_sums(out, i, bits) if keep else no_sums(bits)
+            sums = v.load_sums(out, i, bits) if keep else v.no_sums(bits)
             # Processors follow only so many streams by themselves. While this block is summed, the next page
             # of each payload is asked for, one payload after the other: as many lines per group as payloads.
             line = (i % block) // group * addresses.size
             page = i - i % block + block
             ahead = np.uint64((page if page < stop else following) * bits // 8)
             for w in range(addresses.size):
-                prefetch(addresses[line // (AHEAD // 64)] + ahead, np.uint64(line % (AHEAD // 64) * 64))
+                v.prefetch(addresses[line // (AHEAD // 64)] + ahead, np.uint64(line % (AHEAD // 64) * 64))
                 line += 1
-                words = load_words(addresses[w], np.uint64(i * bits // 8))
-                sums = add_codes(sums, load(tables, 16 * w), words)
+                words = v.load_words(addresses[w], np.uint64(i * bits // 8))
+                sums = v.add_codes(sums, v.load(tables, 16 * w), words)
             if stream:
-                stream_sums(out, i, sums)
+                v.stream_sums(out, i, sums)
             else:
-                store_sums(out, i, sums)
+                v.store_sums(out, i, sums)
         for i in range(whole, stop):
             total = out[i] if keep else np.float32(0.0)
             for w in range(addresses.size):
-                byte = load_byte(addresses[w], np.uint64(i * bits // 8))
+                byte = v.load_byte(addresses[w], np.uint64(i * bits // 8))
                 total += tables[16 * w + ((byte >> (i * bits % 8)) & (2**bits - 1))]
             out[i] = total
         start = following
     if stream:
-        fence()
+        v.fence()
 
 
 @kernel

@@ -12,6 +12,8 @@ import numba
 from numba import types
 from numba.extending import intrinsic
 
+from .late import CHUNK
+
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 _FINGERPRINT = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:12]
 
@@ -44,3 +46,12 @@ def take(typingctx, cursor, amount):
         return builder.atomic_rmw("add", pointer, args[1], "monotonic")
 
     return types.int64(cursor, types.int64), codegen
+
+
+@numba.njit
+def chunks(cursor, size, chunk=CHUNK):
+    """Where the chunks below `size` begin that this thread takes: each is one thread's alone."""
+    start = take(cursor, chunk)
+    while start < size:
+        yield start
+        start = take(cursor, chunk)

@@ -1,4 +1,4 @@
-"""The kernels of `reference`, compiled: the same functions, the same bits, on several threads.
+"""The kernels of `reference`, compiled: the functions of the same names, the same bits, on several threads.
 
 What stands here is the border between Python and machine code: compiled code trusts the sizes and addresses
 that it is given, so every array is checked on this side.
@@ -24,7 +24,6 @@ _NUMBERS = {format: number for number, format in enumerate(DenseFormat)}
 
 
 def magnitudes(values: Float32) -> Magnitudes:
-    """See `reference.magnitudes`."""
     check("values", values, np.float32, values.size)
     blocks = -(-values.size // SUM_BLOCK)
     sums, counts = np.zeros(blocks), np.zeros(blocks, np.int64)
@@ -62,7 +61,6 @@ def quantize(
 def add_quantized(
     format: CodeFormat, datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True
 ) -> None:
-    """See `reference.add_quantized`."""
     flat = tables.reshape(-1)
     check("out", out, np.float32, out.size, written=True)
     check("tables", flat, np.float32, len(datas) * 2**format.bits)
@@ -78,7 +76,6 @@ def add_quantized(
 def add_dense(
     format: DenseFormat, datas: Sequence[Bytes], weights: Float32, out: Float32, *, keep: bool = True
 ) -> None:
-    """See `reference.add_dense`."""
     check("out", out, np.float32, out.size, written=True)
     check("weights", weights, np.float32, len(datas))
     codes_at = code_addresses(datas, format.element_bytes * out.size)
@@ -95,14 +92,12 @@ def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32 | Non
 
 
 def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
-    """See `reference.decode_dense`."""
     check("out", out, np.float32, out.size, written=True)
     check("data", data, np.uint8, format.element_bytes * out.size)
     run(dense.widen, out.size, _NUMBERS[format], address(data), out)
 
 
 def has_forbidden_code(format: CodeFormat, data: Bytes) -> bool:
-    """See `reference.has_forbidden_code`."""
     check_signed(format)
     words = data.size // 4
     check("data", data, np.uint8, 4 * words)
@@ -112,7 +107,6 @@ def has_forbidden_code(format: CodeFormat, data: Bytes) -> bool:
 
 
 def all_finite(format: DenseFormat, data: Bytes) -> bool:
-    """See `reference.all_finite`."""
     elements = data.size // format.element_bytes
     check("data", data, np.uint8, elements * format.element_bytes)
     found = np.zeros(1, np.uint8)

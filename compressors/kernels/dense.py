@@ -13,28 +13,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from .compiling import kernel, take
+from . import vectors as v
+from .compiling import chunks, kernel
 from .late import CHUNK, LANES
 from .reference import BFLOAT16_MAX, FLOAT16_MAX, FLOAT32_MAX, SUM_BLOCK
-from .vectors import (
-    I32,
-    add,
-    add_set,
-    add_widened,
-    all_floats,
-    all_words,
-    load,
-    load_bfloats,
-    load_floats,
-    magnitude,
-    multiply,
-    no_doubles,
-    nonzero,
-    prefetch,
-    store,
-    sum_doubles,
-    sum_words,
-)
 
 FLOAT32, BFLOAT16, FLOAT16 = range(3)
 # Elements of a sum that stay in the first-level cache while payload after payload is added to them.
@@ -54,7 +36,7 @@ def _reader(numba_type, llvm):
 
 
 read_uint16 = _reader(types.uint16, ir.IntType(16))
-read_uint32 = _reader(types.uint32, I32)
+read_uint32 = _reader(types.uint32, v.I32)
 read_float32 = _reader(types.float32, ir.FloatType())
 
 
@@ -66,7 +48,7 @@ def _bitcast(source, target, llvm):
     return cast
 
 
-bits_of = _bitcast(types.float32, types.uint32, I32)
+bits_of = _bitcast(types.float32, types.uint32, v.I32)
 float_of = _bitcast(types.uint32, types.float32, ir.FloatType())
 
 
@@ -74,24 +56,22 @@ float_of = _bitcast(types.uint32, types.float32, ir.FloatType())
 def magnitudes(cursor, values, sums, counts):
     """`reference.magnitudes` of each block, to sums (float64) and counts (int64)."""
     padded, address = np.empty(LANES, np.float32), np.uint64(values.ctypes.data)
-    start = take(cursor, CHUNK)
-    while start < values.size:
+    for start in chunks(cursor, values.size):
         for first in range(start, min(start + CHUNK, values.size), SUM_BLOCK):
             last = min(first + SUM_BLOCK, values.size)
             whole = first + (last - first) // LANES * LANES
-            lanes, count = no_doubles(), all_words(0)
+            lanes, count = v.no_doubles(), v.all_words(0)
             for i in range(first, whole, LANES):
-                prefetch(address, np.uint64(4 * (i + SUM_BLOCK)))
-                here = load(values, i)
-                lanes, count = add_widened(lanes, magnitude(here)), add_set(count, nonzero(here))
+                v.prefetch(address, np.uint64(4 * (i + SUM_BLOCK)))
+                here = v.load(values, i)
+                lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
             if whole < last:
                 padded[:] = np.float32(0.0)
                 padded[: last - whole] = values[whole:last]
-                here = load(padded, 0)
-                lanes, count = add_widened(lanes, magnitude(here)), add_set(count, nonzero(here))
-            sums[first // SUM_BLOCK] = sum_doubles(lanes)
-            counts[first // SUM_BLOCK] = sum_words(count)
-        start = take(cursor, CHUNK)
+                here = v.load(padded, 0)
+                lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
+            sums[first // SUM_BLOCK] = v.sum_doubles(lanes)
+            counts[first // SUM_BLOCK] = v.sum_words(count)
 
 
 @njit
@@ -158,12 +138,10 @@ def _read(format, address, i):
 @kernel
 def widen(cursor, format, address, out):
     """`reference.decode_dense`."""
-    start = take(cursor, CHUNK)
-    while start < out.size:
+    for start in chunks(cursor, out.size):
         values = out[start : min(start + CHUNK, out.size)]
         for k in range(values.size):
             values[k] = _read(format, address, start + k)
-        start = take(cursor, CHUNK)
 
 
 @njit
@@ -171,14 +149,14 @@ def _add(format, address, weight, first, sums):
     """sums[k] += weight * element first + k. Two roundings: LLVM may not fuse them unless told to."""
     done = 0
     if format != FLOAT16:
-        weights, size = all_floats(weight), 4 if format == FLOAT32 else 2
+        weights, size = v.all_floats(weight), 4 if format == FLOAT32 else 2
         done = sums.size // LANES * LANES
         for k in range(0, done, LANES):
             here = np.uint64((first + k) * size)
             # The same payload's next block; the processor itself follows only so many streams.
-            prefetch(address, np.uint64((first + k + BLOCK) * size))
-            values = load_floats(address, here) if format == FLOAT32 else load_bfloats(address, here)
-            store(sums, k, add(load(sums, k), multiply(weights, values)))
+            v.prefetch(address, np.uint64((first + k + BLOCK) * size))
+            values = v.load_floats(address, here) if format == FLOAT32 else v.load_bfloats(address, here)
+            v.store(sums, k, v.add(v.load(sums, k), v.multiply(weights, values)))
     rest, first = sums[done:], first + done
     for k in range(rest.size):
         rest[k] += weight * _read(format, address, first + k)
@@ -187,23 +165,20 @@ def _add(format, address, weight, first, sums):
 @kernel
 def sum_dense(cursor, format, addresses, weights, out, keep):
     """`reference.add_dense` on top of `out` if `keep`, otherwise of zero."""
-    start = take(cursor, CHUNK)
-    while start < out.size:
+    for start in chunks(cursor, out.size):
         for first in range(start, min(start + CHUNK, out.size), BLOCK):
             sums = out[first : min(first + BLOCK, out.size)]
             if not keep:
                 sums[:] = np.float32(0.0)
             for w in range(addresses.size):
                 _add(format, addresses[w], weights[w], first, sums)
-        start = take(cursor, CHUNK)
 
 
 @kernel
 def round_dense(cursor, format, gradient, residual, data):
     """`reference.encode_dense` for the 16-bit formats. data: uint16. residual: empty if nobody wants it."""
     scratch = np.empty(CHUNK if residual.size == 0 else 0, np.float32)
-    start = take(cursor, CHUNK)
-    while start < gradient.size:
+    for start in chunks(cursor, gradient.size):
         stop = min(start + CHUNK, gradient.size)
         # Slices, because an index from 0 is known not to be negative; otherwise LLVM would not vectorize.
         g, e, out = gradient[start:stop], left_of(residual, scratch, start, stop), data[start:stop]
@@ -219,14 +194,12 @@ def round_dense(cursor, format, gradient, residual, data):
                 bits = _float16(total)
                 out[i] = bits
                 e[i] = total - _from_float16(bits)
-        start = take(cursor, CHUNK)
 
 
 @kernel
 def find_code(cursor, bits, address, words, found):
     """Set found[0] if any of so many 32-bit words holds the forbidden code: 1000 of 4 bits, 01 of 2."""
-    start = take(cursor, CHUNK)
-    while start < words:
+    for start in chunks(cursor, words):
         hits = np.uint32(0)
         if bits == 4:
             for i in range(start, min(start + CHUNK, words)):
@@ -240,14 +213,12 @@ def find_code(cursor, bits, address, words, found):
             hits &= np.uint32(0x55555555)
         if hits != 0:
             found[0] = 1
-        start = take(cursor, CHUNK)
 
 
 @kernel
 def find_non_finite(cursor, format, address, elements, found):
     """Set found[0] if any exponent is all ones: an infinity or a NaN."""
-    start = take(cursor, CHUNK)
-    while start < elements:
+    for start in chunks(cursor, elements):
         stop = min(start + CHUNK, elements)
         hits = np.uint32(0)
         if format == FLOAT32:
@@ -260,4 +231,3 @@ def find_non_finite(cursor, format, address, elements, found):
                 hits |= np.uint32((read_uint16(address, i) & mask) == mask)
         if hits != 0:
             found[0] = 1
-        start = take(cursor, CHUNK)

@@ -1,4 +1,4 @@
-"""The kernels of `linear_reference`, compiled: the same functions, the same bits, on several threads.
+"""The kernels of `linear_reference`, compiled: functions of the same names, the same bits, several threads.
 
 As in `cpu`, everything that machine code would trust is checked on this side of the border.
 """
@@ -27,7 +27,6 @@ def bucket_maxima(gradient: Float32, residual: Float32 | None, bucket: int) -> F
 
 
 def bucket_norms(gradient: Float32, residual: Float32 | None, bucket: int) -> Float32:
-    """See `linear_reference.bucket_norms`."""
     left = checked_pair(gradient, residual)
     bucket, pieces = _cut(bucket, gradient.size)
     sums = np.zeros(pieces)
@@ -67,7 +66,6 @@ def add_linear(
     *,
     keep: bool = True,
 ) -> None:
-    """See `linear_reference.add_linear`."""
     check("out", out, np.float32, out.size, written=True)
     check("weights", weights, np.float32, len(datas))
     if len(scales) != len(datas):
@@ -80,7 +78,6 @@ def add_linear(
 
 
 def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
-    """See `linear_reference.has_forbidden_linear`."""
     check_linear(bits, BUCKET_STEP)
     size = code_bytes(bits, elements)
     check("data", data, np.uint8, size)
@@ -90,7 +87,6 @@ def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
 
 
 def side_sums(gradient: Float32, residual: Float32 | None) -> tuple[float, int, float, int]:
-    """See `linear_reference.side_sums`."""
     left = checked_pair(gradient, residual)
     blocks = -(-gradient.size // SUM_BLOCK)
     uppers, lowers, counts = np.zeros(blocks), np.zeros(blocks), np.zeros(blocks, np.int64)
@@ -102,7 +98,6 @@ def side_sums(gradient: Float32, residual: Float32 | None) -> tuple[float, int, 
 def quantize_binary(
     gradient: Float32, residual: Float32 | None, low: float, high: float, data: Bytes
 ) -> None:
-    """See `linear_reference.quantize_binary`."""
     left = checked_pair(gradient, residual)
     check("data", data, np.uint8, code_bytes(1, gradient.size), written=True)
     lower, upper = np.float32(low), np.float32(high)
@@ -112,7 +107,6 @@ def quantize_binary(
 def quantize_ternary(
     gradient: Float32, residual: Float32 | None, level: float, data: Bytes, *, seed: int
 ) -> None:
-    """See `linear_reference.quantize_ternary`."""
     left = checked_pair(gradient, residual)
     check("data", data, np.uint8, CodeFormat.SIGNED_2BIT.code_bytes(gradient.size), written=True)
     size, start = np.float32(level), _word(seed)

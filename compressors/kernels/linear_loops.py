@@ -17,27 +17,12 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from .compiling import kernel, take
+from . import vectors as v
+from .compiling import chunks, kernel
 from .dense import _clip, bits_of, left_of
 from .late import CHUNK, LANES
 from .linear_reference import MULTIPLIERS, STEP
 from .reference import FLOAT32_MAX, SUM_BLOCK
-from .vectors import (
-    I64,
-    add_set,
-    add_widened,
-    all_floats,
-    all_words,
-    at_least,
-    binary,
-    load,
-    load_at,
-    no_doubles,
-    saturated_sum,
-    sum_doubles,
-    sum_words,
-    where,
-)
 
 # Elements whose codes, random numbers and sums stay in the first-level cache. A multiple of 64.
 BLOCK = 2048
@@ -45,7 +30,7 @@ BLOCK = 2048
 # the integer's two's complement in the lowest bits; subtracting it gives the integer as a float32.
 INTEGERS = np.float32(1.5 * 2**23)
 
-load_uint64 = load_at(types.uint64, I64)
+load_uint64 = v.load_at(types.uint64, v.I64)
 
 
 @intrinsic
@@ -53,7 +38,7 @@ def store_uint64(typingctx, address, offset, value):
     """To `offset` bytes after an address, however aligned."""
 
     def codegen(context, builder, signature, args):
-        builder.store(args[2], builder.inttoptr(builder.add(*args[:2]), I64.as_pointer()), align=1)
+        builder.store(args[2], builder.inttoptr(builder.add(*args[:2]), v.I64.as_pointer()), align=1)
 
     return types.void(types.uint64, types.uint64, types.uint64), codegen
 
@@ -64,15 +49,17 @@ def _add_squares(builder, sums, a):
     return builder.fadd(sums, builder.fmul(wide, wide))
 
 
-add_squares = binary(_add_squares)
+add_squares = v.binary(_add_squares)
 # a / b of float32, without numba's check for zero: it raises, so that LLVM could not vectorize.
-divide = binary(ir.IRBuilder.fdiv)
+divide = v.binary(ir.IRBuilder.fdiv)
 
 
 @njit
 def _total(gradient, residual, i):
     """Sixteen of gradient + residual, which is empty where there is none."""
-    return saturated_sum(load(gradient, i), load(residual, i)) if residual.size > 0 else load(gradient, i)
+    if residual.size == 0:
+        return v.load(gradient, i)
+    return v.saturated_sum(v.load(gradient, i), v.load(residual, i))
 
 
 # ---- packing ----
@@ -138,8 +125,7 @@ def piece_maxima(cursor, gradient, residual, bucket, maxima):
     """The largest magnitude in each piece of the sum, to maxima: uint32, the bits of a float32."""
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
     scratch = np.empty(SUM_BLOCK, np.float32)
-    start = take(cursor, several)
-    while start < maxima.size:
+    for start in chunks(cursor, maxima.size, several):
         for p in range(start, min(start + several, maxima.size)):
             first, last = _piece(p, bucket, gradient.size)
             g, e, largest = gradient[first:last], left_of(residual, scratch, first, last), np.uint32(0)
@@ -147,7 +133,6 @@ def piece_maxima(cursor, gradient, residual, bucket, maxima):
                 here = bits_of(_clip(g[i] + e[i], FLOAT32_MAX)) & np.uint32(0x7FFFFFFF)
                 largest = here if here > largest else largest
             maxima[p] = largest
-        start = take(cursor, several)
 
 
 @kernel
@@ -155,40 +140,37 @@ def piece_squares(cursor, gradient, residual, bucket, sums):
     """The sum of squares in each piece of the sum, to sums: float64."""
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
     padded = np.empty((2, LANES), np.float32)
-    start = take(cursor, several)
-    while start < sums.size:
+    for start in chunks(cursor, sums.size, several):
         for p in range(start, min(start + several, sums.size)):
             first, last = _piece(p, bucket, gradient.size)
             whole = first + (last - first) // LANES * LANES
-            lanes = no_doubles()
+            lanes = v.no_doubles()
             for i in range(first, whole, LANES):
                 lanes = add_squares(lanes, _total(gradient, residual, i))
             if whole < last:
                 _pad(gradient, residual, whole, last, padded)
                 lanes = add_squares(lanes, _total(padded[0], padded[1], 0))
-            sums[p] = sum_doubles(lanes)
-        start = take(cursor, several)
+            sums[p] = v.sum_doubles(lanes)
 
 
 @njit
 def _add_sides(gradient, residual, i, upper, lower, count):
-    total, zero = _total(gradient, residual, i), all_floats(np.float32(0.0))
-    not_negative = at_least(total, zero)
-    upper = add_widened(upper, where(not_negative, total, zero))
-    lower = add_widened(lower, where(not_negative, zero, total))
-    return upper, lower, add_set(count, not_negative)
+    total, zero = _total(gradient, residual, i), v.all_floats(np.float32(0.0))
+    not_negative = v.at_least(total, zero)
+    upper = v.add_widened(upper, v.where(not_negative, total, zero))
+    lower = v.add_widened(lower, v.where(not_negative, zero, total))
+    return upper, lower, v.add_set(count, not_negative)
 
 
 @kernel
 def side_sums(cursor, gradient, residual, uppers, lowers, counts):
     """`linear_reference.side_sums` of each block, but for the second count."""
     padded = np.empty((2, LANES), np.float32)
-    start = take(cursor, CHUNK)
-    while start < gradient.size:
+    for start in chunks(cursor, gradient.size):
         for first in range(start, min(start + CHUNK, gradient.size), SUM_BLOCK):
             last = min(first + SUM_BLOCK, gradient.size)
             whole = first + (last - first) // LANES * LANES
-            upper, lower, count = no_doubles(), no_doubles(), all_words(0)
+            upper, lower, count = v.no_doubles(), v.no_doubles(), v.all_words(0)
             for i in range(first, whole, LANES):
                 upper, lower, count = _add_sides(gradient, residual, i, upper, lower, count)
             padding = 0
@@ -196,9 +178,9 @@ def side_sums(cursor, gradient, residual, uppers, lowers, counts):
                 _pad(gradient, residual, whole, last, padded)
                 upper, lower, count = _add_sides(padded[0], padded[1], 0, upper, lower, count)
                 padding = whole + LANES - last  # zeros, which count as not negative
-            uppers[first // SUM_BLOCK], lowers[first // SUM_BLOCK] = sum_doubles(upper), sum_doubles(lower)
-            counts[first // SUM_BLOCK] = np.int64(sum_words(count)) - padding
-        start = take(cursor, CHUNK)
+            block = first // SUM_BLOCK
+            uppers[block], lowers[block] = v.sum_doubles(upper), v.sum_doubles(lower)
+            counts[block] = np.int64(v.sum_words(count)) - padding
 
 
 # ---- quantize ----
@@ -249,8 +231,7 @@ def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_r
     scratch = np.empty(BLOCK, np.float32)
     noise = np.empty(BLOCK, np.float32)
     last, mask = np.float32(2 ** (bits - 1) - 1), np.uint32(2**bits - 1)
-    start = take(cursor, CHUNK)
-    while start < gradient.size:
+    for start in chunks(cursor, gradient.size):
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
             if at_random:
@@ -269,7 +250,6 @@ def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_r
                     _round_to_nearest(g, e, c, scale, last, mask)
                 here, index = stop, index + 1
             _store(bits, codes, end - first, packed, data, first)
-        start = take(cursor, CHUNK)
 
 
 @kernel
@@ -277,8 +257,7 @@ def quantize_binary(cursor, gradient, residual, low, high, data):
     """`linear_reference.quantize_binary`."""
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
     scratch = np.empty(BLOCK, np.float32)
-    start = take(cursor, CHUNK)
-    while start < gradient.size:
+    for start in chunks(cursor, gradient.size):
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
             g, e, c = gradient[first:end], left_of(residual, scratch, first, end), codes[: end - first]
@@ -288,7 +267,6 @@ def quantize_binary(cursor, gradient, residual, low, high, data):
                 c[i] = np.uint8(upper)
                 e[i] = _clip(total - (high if upper else low), FLOAT32_MAX)
             _store(1, codes, end - first, packed, data, first)
-        start = take(cursor, CHUNK)
 
 
 @njit(inline="always")
@@ -308,8 +286,7 @@ def quantize_ternary(cursor, gradient, residual, level, data, seed):
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
     scratch = np.empty(BLOCK, np.float32)
     noise = np.empty(BLOCK, np.float32)
-    start = take(cursor, CHUNK)
-    while start < gradient.size:
+    for start in chunks(cursor, gradient.size):
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
             g, e, c = gradient[first:end], left_of(residual, scratch, first, end), codes[: end - first]
@@ -319,4 +296,3 @@ def quantize_ternary(cursor, gradient, residual, level, data, seed):
             else:
                 _round_to_zero(g, e, c)
             _store(2, codes, end - first, packed, data, first)
-        start = take(cursor, CHUNK)

@@ -12,32 +12,17 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from .compiling import kernel, take
+from . import vectors as v
+from .compiling import chunks, kernel, take
 from .dense import read_float32
 from .late import CHUNK, LANES
 from .linear_loops import BLOCK, load_uint64
-from .vectors import (
-    FLOATS,
-    I8,
-    I32,
-    I64,
-    WORDS,
-    add,
-    all_floats,
-    broadcast,
-    load,
-    load_at,
-    load_byte,
-    multiply,
-    prefetch,
-    store,
-)
 
 # Sixteen signed bytes, as float32.
-load_integers = load_at(
-    FLOATS,
-    ir.VectorType(I8, LANES),
-    lambda builder, loaded: builder.sitofp(builder.sext(loaded, WORDS.llvm), FLOATS.llvm),
+load_integers = v.load_at(
+    v.FLOATS,
+    ir.VectorType(v.I8, LANES),
+    lambda builder, loaded: builder.sitofp(builder.sext(loaded, v.WORDS.llvm), v.FLOATS.llvm),
 )
 
 
@@ -50,23 +35,23 @@ def load_codes(typingctx, address, offset, bits):
 
     def codegen(context, builder, signature, args):
         address, offset, bits = args
-        lanes = ir.VectorType(I64, LANES)
+        lanes = ir.VectorType(v.I64, LANES)
         # Eight codes fit in a word: every lane gets the word that holds its code, and moves it down.
         halves = ir.Constant(lanes, ir.Undefined)
         for half in (0, 1):
-            place = builder.add(builder.add(address, offset), builder.mul(bits, I64(half)))
-            word = builder.load(builder.inttoptr(place, I64.as_pointer()), align=1)
-            halves = builder.insert_element(halves, word, I32(half))
-        words = builder.shuffle_vector(halves, halves, ir.Constant(WORDS.llvm, [0] * 8 + [1] * 8))
-        every = broadcast(builder, bits)
+            place = builder.add(builder.add(address, offset), builder.mul(bits, v.I64(half)))
+            word = builder.load(builder.inttoptr(place, v.I64.as_pointer()), align=1)
+            halves = builder.insert_element(halves, word, v.I32(half))
+        words = builder.shuffle_vector(halves, halves, ir.Constant(v.WORDS.llvm, [0] * 8 + [1] * 8))
+        every = v.broadcast(builder, bits)
         down = builder.mul(every, ir.Constant(lanes, [*range(8)] * 2))
-        codes = builder.trunc(builder.lshr(words, down), WORDS.llvm)
+        codes = builder.trunc(builder.lshr(words, down), v.WORDS.llvm)
         # Up and down again: what stood above is gone, the sign is everywhere above.
-        up = builder.sub(WORDS.constant(32), builder.trunc(every, WORDS.llvm))
+        up = builder.sub(v.WORDS.constant(32), builder.trunc(every, v.WORDS.llvm))
         codes = builder.ashr(builder.shl(codes, up), up)
-        return builder.sitofp(codes, FLOATS.llvm)
+        return builder.sitofp(codes, v.FLOATS.llvm)
 
-    return FLOATS(types.uint64, types.uint64, types.uint64), codegen
+    return v.FLOATS(types.uint64, types.uint64, types.uint64), codegen
 
 
 @intrinsic
@@ -85,9 +70,9 @@ def choose(typingctx, word, shift, a, b):
 def _code(bits, address, i):
     """Code i as float32."""
     place = i * bits
-    x = np.int64(load_byte(address, np.uint64(place // 8))) >> (place % 8)
+    x = np.int64(v.load_byte(address, np.uint64(place // 8))) >> (place % 8)
     if place % 8 + bits > 8:
-        x |= np.int64(load_byte(address, np.uint64(place // 8 + 1))) << (8 - place % 8)
+        x |= np.int64(v.load_byte(address, np.uint64(place // 8 + 1))) << (8 - place % 8)
     return np.float32((x << (64 - bits)) >> (64 - bits))
 
 
@@ -100,16 +85,16 @@ def _add_codes(bits, bucket, address, size, scales, weight, out, first, end):
     while start < end:
         stop = min((index + 1) * bucket, end)
         worth = weight * read_float32(scales, index)
-        worths = all_floats(worth)
+        worths = v.all_floats(worth)
         # Two roundings: LLVM may not fuse them unless told to.
         if bits == 8:
             for i in range(start, min(stop, whole), LANES):
-                product = multiply(worths, load_integers(address, np.uint64(i)))
-                store(out, i, add(load(out, i), product))
+                product = v.multiply(worths, load_integers(address, np.uint64(i)))
+                v.store(out, i, v.add(v.load(out, i), product))
         else:
             for i in range(start, min(stop, whole), LANES):
-                product = multiply(worths, load_codes(address, np.uint64(i * bits // 8), width))
-                store(out, i, add(load(out, i), product))
+                product = v.multiply(worths, load_codes(address, np.uint64(i * bits // 8), width))
+                v.store(out, i, v.add(v.load(out, i), product))
         for i in range(max(start, whole), stop):
             out[i] += worth * _code(bits, address, i)
         start, index = stop, index + 1
@@ -121,8 +106,7 @@ def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep
 
     addresses, scales: uint64 (payloads,), where codes and scales begin. size: of a payload's codes, in bytes.
     """
-    start = take(cursor, CHUNK)
-    while start < out.size:
+    for start in chunks(cursor, out.size):
         for first in range(start, min(start + CHUNK, out.size), BLOCK):
             end = min(first + BLOCK, out.size)
             if not keep:
@@ -130,9 +114,8 @@ def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep
             for w in range(addresses.size):
                 # The same payload's next block; the processor itself follows only so many streams.
                 for ahead in range(0, BLOCK * bits // 8, 64):
-                    prefetch(addresses[w], np.uint64(end * bits // 8 + ahead))
+                    v.prefetch(addresses[w], np.uint64(end * bits // 8 + ahead))
                 _add_codes(bits, bucket, addresses[w], size, scales[w], weights[w], out, first, end)
-        start = take(cursor, CHUNK)
 
 
 @kernel
@@ -141,33 +124,31 @@ def add_binary(cursor, addresses, tables, out, keep):
 
     addresses: uint64 (payloads,), where codes begin. tables: flat.
     """
-    start = take(cursor, CHUNK)
-    while start < out.size:
+    for start in chunks(cursor, out.size):
         stop = min(start + CHUNK, out.size)
         whole = start + (stop - start) // 64 * 64
         for i in range(start, whole, 64):
             if keep:
-                a, b, c, d = load(out, i), load(out, i + 16), load(out, i + 32), load(out, i + 48)
+                a, b, c, d = v.load(out, i), v.load(out, i + 16), v.load(out, i + 32), v.load(out, i + 48)
             else:
-                a = b = c = d = all_floats(np.float32(0.0))
+                a = b = c = d = v.all_floats(np.float32(0.0))
             for w in range(addresses.size):
                 word = load_uint64(addresses[w], np.uint64(i // 8))
-                low, high = all_floats(tables[2 * w]), all_floats(tables[2 * w + 1])
-                a = add(a, choose(word, np.uint64(0), high, low))
-                b = add(b, choose(word, np.uint64(16), high, low))
-                c = add(c, choose(word, np.uint64(32), high, low))
-                d = add(d, choose(word, np.uint64(48), high, low))
-            store(out, i, a)
-            store(out, i + 16, b)
-            store(out, i + 32, c)
-            store(out, i + 48, d)
+                low, high = v.all_floats(tables[2 * w]), v.all_floats(tables[2 * w + 1])
+                a = v.add(a, choose(word, np.uint64(0), high, low))
+                b = v.add(b, choose(word, np.uint64(16), high, low))
+                c = v.add(c, choose(word, np.uint64(32), high, low))
+                d = v.add(d, choose(word, np.uint64(48), high, low))
+            v.store(out, i, a)
+            v.store(out, i + 16, b)
+            v.store(out, i + 32, c)
+            v.store(out, i + 48, d)
         for i in range(whole, stop):
             total = out[i] if keep else np.float32(0.0)
             for w in range(addresses.size):
-                byte = load_byte(addresses[w], np.uint64(i // 8))
+                byte = v.load_byte(addresses[w], np.uint64(i // 8))
                 total += tables[2 * w + ((byte >> (i % 8)) & 1)]
             out[i] = total
-        start = take(cursor, CHUNK)
 
 
 @njit
@@ -178,7 +159,7 @@ def _read_codes(bits, address, size, group):
         return load_uint64(address, np.uint64(offset))
     x = np.uint64(0)
     for k in range(size - offset):
-        x |= np.uint64(load_byte(address, np.uint64(offset + k))) << np.uint64(8 * k)
+        x |= np.uint64(v.load_byte(address, np.uint64(offset + k))) << np.uint64(8 * k)
     return x
 
 

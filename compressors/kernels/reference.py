@@ -40,7 +40,6 @@ class Magnitudes(NamedTuple):
 
 
 def magnitudes(values: Float32) -> Magnitudes:
-    """See `Magnitudes`."""
     return Magnitudes(ordered_sum(np.abs(values)), int(np.count_nonzero(values)))
 
 

@@ -11,25 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .compiling import kernel, take
+from . import vectors as v
+from .compiling import chunks, kernel, take
 from .dense import bits_of
 from .late import BINS, CHUNK, LANES
-from .vectors import (
-    above,
-    all_floats,
-    any_lane,
-    at_least,
-    load,
-    load_words,
-    magnitude,
-    prefetch,
-    saturated_sum,
-    store,
-    store_chosen,
-    subtract,
-    without,
-    words_from,
-)
 
 MAGNITUDE, LARGEST, SMALLEST = range(3)
 AHEAD = 4096
@@ -38,9 +23,9 @@ AHEAD = 4096
 @njit
 def _score(values, score, center):
     if score == MAGNITUDE:
-        return magnitude(subtract(values, center))
+        return v.magnitude(v.subtract(values, center))
     if score == SMALLEST:
-        return subtract(all_floats(np.float32(0.0)), values)
+        return v.subtract(v.all_floats(np.float32(0.0)), values)
     return values
 
 
@@ -65,59 +50,55 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
 
     found: uint32; found_values: float32; places: see `_hand_over`; total: int64 (1,), of all that there are.
     """
-    address, centers = np.uint64(values.ctypes.data), all_floats(center)
-    lows, highs = all_floats(lowest), all_floats(beyond)
+    address, centers = np.uint64(values.ctypes.data), v.all_floats(center)
+    lows, highs = v.all_floats(lowest), v.all_floats(beyond)
     indices, taken = np.empty(CHUNK + LANES, np.uint32), np.empty(CHUNK + LANES, np.float32)
     padded = np.empty(LANES, np.float32)
-    start = take(cursor, CHUNK)
-    while start < values.size:
+    for start in chunks(cursor, values.size):
         stop, at = min(start + CHUNK, values.size), 0
         whole = start + (stop - start) // LANES * LANES
         for i in range(start, whole, LANES):
-            prefetch(address, np.uint64(4 * i + AHEAD))
-            here = load(values, i)
+            v.prefetch(address, np.uint64(4 * i + AHEAD))
+            here = v.load(values, i)
             scored = _score(here, score, centers)
-            chosen = without(at_least(scored, lows), at_least(scored, highs))
-            at += store_chosen(indices, taken, at, words_from(i), here, chosen)
+            chosen = v.without(v.at_least(scored, lows), v.at_least(scored, highs))
+            at += v.store_chosen(indices, taken, at, v.words_from(i), here, chosen)
         rest = stop - whole
         if rest > 0:
             padded[:] = values[whole]
             padded[:rest] = values[whole:stop]
-            here = load(padded, 0)
+            here = v.load(padded, 0)
             scored = _score(here, score, centers)
-            chosen = without(at_least(scored, lows), at_least(scored, highs))
-            at += store_chosen(indices, taken, at, words_from(whole), here, chosen)
+            chosen = v.without(v.at_least(scored, lows), v.at_least(scored, highs))
+            at += v.store_chosen(indices, taken, at, v.words_from(whole), here, chosen)
         _hand_over(indices, taken, at, start, stop, found, found_values, places, total)
-        start = take(cursor, CHUNK)
 
 
 @kernel
 def add_and_collect(cursor, gradient, residual, lowest, found, found_values, places, total):
     """residual += gradient, saturating; and `collect` by magnitude of what it then holds."""
-    one, other, lows = np.uint64(gradient.ctypes.data), np.uint64(residual.ctypes.data), all_floats(lowest)
+    one, other, lows = np.uint64(gradient.ctypes.data), np.uint64(residual.ctypes.data), v.all_floats(lowest)
     indices, taken = np.empty(CHUNK + LANES, np.uint32), np.empty(CHUNK + LANES, np.float32)
     padded = np.zeros((2, LANES), np.float32)
-    start = take(cursor, CHUNK)
-    while start < gradient.size:
+    for start in chunks(cursor, gradient.size):
         stop, at = min(start + CHUNK, gradient.size), 0
         whole = start + (stop - start) // LANES * LANES
         for i in range(start, whole, LANES):
-            prefetch(one, np.uint64(4 * i + AHEAD))
-            prefetch(other, np.uint64(4 * i + AHEAD))
-            summed = saturated_sum(load(gradient, i), load(residual, i))
-            store(residual, i, summed)
-            chosen = at_least(magnitude(summed), lows)
-            at += store_chosen(indices, taken, at, words_from(i), summed, chosen)
+            v.prefetch(one, np.uint64(4 * i + AHEAD))
+            v.prefetch(other, np.uint64(4 * i + AHEAD))
+            summed = v.saturated_sum(v.load(gradient, i), v.load(residual, i))
+            v.store(residual, i, summed)
+            chosen = v.at_least(v.magnitude(summed), lows)
+            at += v.store_chosen(indices, taken, at, v.words_from(i), summed, chosen)
         rest = stop - whole
         if rest > 0:
             padded[0, :rest], padded[1, :rest] = gradient[whole:stop], residual[whole:stop]
-            summed = saturated_sum(load(padded[0], 0), load(padded[1], 0))
-            store(padded[1], 0, summed)
+            summed = v.saturated_sum(v.load(padded[0], 0), v.load(padded[1], 0))
+            v.store(padded[1], 0, summed)
             residual[whole:stop] = padded[1, :rest]
-            chosen = at_least(magnitude(summed), lows)
-            at += store_chosen(indices, taken, at, words_from(whole), summed, chosen)
+            chosen = v.at_least(v.magnitude(summed), lows)
+            at += v.store_chosen(indices, taken, at, v.words_from(whole), summed, chosen)
         _hand_over(indices, taken, at, start, stop, found, found_values, places, total)
-        start = take(cursor, CHUNK)
 
 
 @njit
@@ -136,16 +117,16 @@ def keep_best(scores, threshold, ties, places, found, values, kept, kept_values)
     found, values, places: what `collect` wrote; its chunks are taken in order. kept, kept_values: 16 longer
     than there are any to keep, because that many are written at once.
     """
-    address, limits, at = np.uint64(found.ctypes.data), all_floats(threshold), 0
+    address, limits, at = np.uint64(found.ctypes.data), v.all_floats(threshold), 0
     for chunk in range(places.shape[0]):
         i, end = places[chunk, 0], places[chunk, 0] + places[chunk, 1]
         while i < end:
             if i + LANES <= end:
-                scored = load(scores, i)
-                higher = above(scored, limits)
-                if not any_lane(without(at_least(scored, limits), higher)):
-                    words = load_words(address, np.uint64(4 * i))
-                    at += store_chosen(kept, kept_values, at, words, load(values, i), higher)
+                scored = v.load(scores, i)
+                higher = v.above(scored, limits)
+                if not v.any_lane(v.without(v.at_least(scored, limits), higher)):
+                    words = v.load_words(address, np.uint64(4 * i))
+                    at += v.store_chosen(kept, kept_values, at, words, v.load(values, i), higher)
                     i += LANES
                     continue
             # A tie among the next sixteen, or fewer than sixteen.
@@ -160,25 +141,21 @@ def keep_best(scores, threshold, ties, places, found, values, kept, kept_values)
 @kernel
 def put(cursor, out, indices, values):
     """out[indices] = values; the indices are distinct."""
-    start = take(cursor, CHUNK // 16)
-    while start < indices.size:
+    for start in chunks(cursor, indices.size, CHUNK // 16):
         for i in range(start, min(start + CHUNK // 16, indices.size)):
             out[np.int64(indices[i])] = values[i]
-        start = take(cursor, CHUNK // 16)
 
 
 @kernel
 def histogram(cursor, values, score, center, counts):
     """How many scores have each upper half of their ordered bits; added to counts (int64, shape (BINS,))."""
     own = np.zeros(BINS, np.int64)
-    start = take(cursor, CHUNK)
-    while start < values.size:
+    for start in chunks(cursor, values.size):
         for i in range(start, min(start + CHUNK, values.size)):
             value = _score_of_one(values[i], score, center)
             bits = bits_of(np.float32(value + np.float32(0.0)))  # no negative zero
             flip = np.uint32(0xFFFFFFFF) if bits >> np.uint32(31) else np.uint32(0x80000000)
             own[np.uint32(bits ^ flip) >> np.uint32(16)] += 1
-        start = take(cursor, CHUNK)
     for k in range(BINS):
         if own[k]:
             take(counts[k : k + 1], own[k])

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .compiling import kernel, take
+from .compiling import chunks, kernel
 from .dense import read_float32, read_uint32
 from .late import CHUNK
 
@@ -123,8 +123,7 @@ def sum_sparse(cursor, indices, values, counts, weights, out, keep):
 
     indices, values: uint64 (payloads,), where the uint32 and the float32 of each begin.
     """
-    start = take(cursor, CHUNK)
-    while start < out.size:
+    for start in chunks(cursor, out.size):
         stop = min(start + CHUNK, out.size)
         if not keep:
             out[start:stop] = np.float32(0.0)
@@ -136,4 +135,3 @@ def sum_sparse(cursor, indices, values, counts, weights, out, keep):
                     break
                 out[i] += weights[w] * read_float32(values[w], k)
                 k += 1
-        start = take(cursor, CHUNK)
