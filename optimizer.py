@@ -8,15 +8,18 @@ second of CPU at the start of every daemon. This module imports torch only when 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .spec import parse_one_of
 
 if TYPE_CHECKING:
     import torch
+
+    Tensors = list[torch.Tensor]
+    # What is remembered, by torch's name for it: a tensor for each parameter, None before there is one.
+    Memory = dict[str, list[torch.Tensor | None]]
 
 
 def _check_fraction(name: str, value: float) -> None:
@@ -49,6 +52,26 @@ class Sgd:
     def has_momentum(self) -> bool:
         return self.momentum > 0
 
+    def memory(self, parameters: Sequence[torch.Tensor]) -> Memory:
+        # As torch has it: the first gradient becomes the buffer, instead of being added to zeros.
+        return {"momentum_buffer": [None] * len(parameters)} if self.momentum else {}
+
+    def step(self, parameters: Tensors, gradients: Tensors, memory: Memory, learning_rate: float) -> None:
+        from torch.optim.sgd import sgd
+
+        sgd(
+            parameters,
+            gradients,
+            memory.get("momentum_buffer", [None] * len(parameters)),
+            has_sparse_grad=any(gradient.is_sparse for gradient in gradients),
+            lr=learning_rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
+            dampening=0.0,
+            maximize=False,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adam:
@@ -71,6 +94,35 @@ class Adam:
     def has_momentum(self) -> bool:
         return self.beta1 > 0
 
+    def memory(self, parameters: Sequence[torch.Tensor]) -> Memory:
+        import torch
+
+        def zeros() -> list[torch.Tensor | None]:
+            return [torch.zeros_like(parameter, requires_grad=False) for parameter in parameters]
+
+        return {"step": [torch.tensor(0.0) for _ in parameters], "exp_avg": zeros(), "exp_avg_sq": zeros()}
+
+    def step(self, parameters: Tensors, gradients: Tensors, memory: Memory, learning_rate: float) -> None:
+        from torch.optim.adam import adam
+        from torch.optim.adamw import adamw
+
+        step: Any = adamw if isinstance(self, AdamW) else adam
+        step(
+            parameters,
+            gradients,
+            memory["exp_avg"],
+            memory["exp_avg_sq"],
+            [],
+            memory["step"],
+            amsgrad=False,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            lr=learning_rate,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            maximize=False,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamW(Adam):
@@ -88,131 +140,50 @@ def parse_optimizer(text: str) -> OptimizerOptions:
     return parse_one_of("optimizer", text, OPTIMIZERS)
 
 
-class Optimizer(ABC):
+class Optimizer:
     """Takes torch's steps, bit for bit, over parameters whose gradient is in `grad`.
 
     Attributes:
         learning_rate: of the next step.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], learning_rate: float) -> None:
+    def __init__(
+        self, options: OptimizerOptions, parameters: Sequence[torch.Tensor], learning_rate: float
+    ) -> None:
         self.learning_rate = learning_rate
+        self._options = options
         self._parameters = list(parameters)
+        self._memory = options.memory(self._parameters)
 
     def step(self) -> None:
         """Change the parameters in place; one without a gradient stays as it is."""
         import torch
 
         places = [place for place, each in enumerate(self._parameters) if each.grad is not None]
-        gradients = [each.grad for each in self._parameters if each.grad is not None]
-        if places:
-            with torch.no_grad():
-                self._step(places, [self._parameters[place] for place in places], gradients)
+        if not places:
+            return
+        parameters = [self._parameters[place] for place in places]
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        memory = {what: [tensors[place] for place in places] for what, tensors in self._memory.items()}
+        with torch.no_grad():
+            self._options.step(parameters, gradients, memory, self.learning_rate)
+        for what, tensors in memory.items():
+            for place, tensor in zip(places, tensors, strict=True):
+                self._memory[what][place] = tensor
 
-    @abstractmethod
-    def _step(
-        self, places: Sequence[int], parameters: list[torch.Tensor], gradients: list[torch.Tensor]
-    ) -> None:
-        """places: of the parameters among all."""
-
-    @abstractmethod
     def state(self) -> list[tuple[str, int, torch.Tensor]]:
         """What it remembers of its parameters.
 
         Returns (what, number of the parameter, tensor). The optimizer keeps it in these tensors from now on,
         so that it can be copied and replaced.
         """
-
-
-class _SgdSteps(Optimizer):
-    def __init__(self, options: Sgd, parameters: Sequence[torch.Tensor], learning_rate: float) -> None:
-        super().__init__(parameters, learning_rate)
-        self._options = options
-        # As torch has it: the first gradient becomes the buffer, instead of being added to zeros.
-        self._buffers: list[torch.Tensor | None] = [None] * len(self._parameters)
-
-    def _step(
-        self, places: Sequence[int], parameters: list[torch.Tensor], gradients: list[torch.Tensor]
-    ) -> None:
-        from torch.optim.sgd import sgd
-
-        buffers = [self._buffers[place] for place in places]
-        sgd(
-            parameters,
-            gradients,
-            buffers,
-            has_sparse_grad=any(gradient.is_sparse for gradient in gradients),
-            lr=self.learning_rate,
-            momentum=self._options.momentum,
-            weight_decay=self._options.weight_decay,
-            nesterov=self._options.nesterov,
-            dampening=0.0,
-            maximize=False,
-        )
-        if self._options.momentum:
-            for place, buffer in zip(places, buffers, strict=True):
-                self._buffers[place] = buffer
-
-    def state(self) -> list[tuple[str, int, torch.Tensor]]:
         import torch
 
-        if not self._options.momentum:
-            return []
-        buffers = [
-            torch.zeros_like(parameter, requires_grad=False) if buffer is None else buffer
-            for parameter, buffer in zip(self._parameters, self._buffers, strict=True)
-        ]
-        self._buffers = [*buffers]
-        return [("momentum_buffer", place, buffer) for place, buffer in enumerate(buffers)]
-
-
-class _AdamSteps(Optimizer):
-    def __init__(self, options: Adam, parameters: Sequence[torch.Tensor], learning_rate: float) -> None:
-        import torch
-
-        super().__init__(parameters, learning_rate)
-        self._options = options
-        self._steps = [torch.tensor(0.0) for _ in self._parameters]
-        self._means = [torch.zeros_like(parameter, requires_grad=False) for parameter in self._parameters]
-        self._squares = [torch.zeros_like(parameter, requires_grad=False) for parameter in self._parameters]
-
-    def _step(
-        self, places: Sequence[int], parameters: list[torch.Tensor], gradients: list[torch.Tensor]
-    ) -> None:
-        from torch.optim.adam import adam
-        from torch.optim.adamw import adamw
-
-        (adamw if isinstance(self._options, AdamW) else adam)(
-            parameters,
-            gradients,
-            [self._means[place] for place in places],
-            [self._squares[place] for place in places],
-            [],
-            [self._steps[place] for place in places],
-            amsgrad=False,
-            beta1=self._options.beta1,
-            beta2=self._options.beta2,
-            lr=self.learning_rate,
-            weight_decay=self._options.weight_decay,
-            eps=self._options.eps,
-            maximize=False,
-        )
-
-    def state(self) -> list[tuple[str, int, torch.Tensor]]:
-        return [
-            each
-            for place in range(len(self._parameters))
-            for each in (
-                ("step", place, self._steps[place]),
-                ("exp_avg", place, self._means[place]),
-                ("exp_avg_sq", place, self._squares[place]),
-            )
-        ]
-
-
-def build_optimizer(
-    options: OptimizerOptions, parameters: Sequence[torch.Tensor], learning_rate: float
-) -> Optimizer:
-    if isinstance(options, Sgd):
-        return _SgdSteps(options, parameters, learning_rate)
-    return _AdamSteps(options, parameters, learning_rate)
+        state: list[tuple[str, int, torch.Tensor]] = []
+        for place, parameter in enumerate(self._parameters):
+            for what, tensors in self._memory.items():
+                tensor = tensors[place]
+                if tensor is None:
+                    tensor = tensors[place] = torch.zeros_like(parameter, requires_grad=False)
+                state.append((what, place, tensor))
+        return state

@@ -23,7 +23,7 @@ from ..compressors import (
     reduce_payloads,
     wire_bytes,
 )
-from ..optimizer import build_optimizer, parse_optimizer
+from ..optimizer import Optimizer, parse_optimizer
 from ..worker.tasks.flops import layer_flops
 from ..worker.tasks.task import Task
 
@@ -66,7 +66,7 @@ def train(
         flops = layer_flops(network, lambda: task.loss(network, task.batch(np.zeros(1, np.int64))))
         specs = [replace(spec, flops=flops.get(spec.name, 0.0)) for spec in specs]
     workers = [ModelCompressor(specs, compressor, LayerRule(), seed, rank) for rank in range(WORKERS)]
-    step = build_optimizer(parse_optimizer(optimizer), list(parameters.values()), LEARNING_RATE).step
+    step = Optimizer(parse_optimizer(optimizer), list(parameters.values()), LEARNING_RATE).step
     order = np.random.default_rng(seed)
     per_epoch = task.train_samples // (WORKERS * BATCH)
     accuracies: list[float] = []

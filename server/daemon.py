@@ -18,7 +18,7 @@ from .. import __version__
 from ..compressors import set_threads
 from ..configuration import Effective, UsageError
 from ..exits import Exit
-from ..optimizer import build_optimizer
+from ..optimizer import Optimizer
 from ..proto.channel import SERVER_OPTIONS
 from ..proto.manifest import Manifest
 from ..proto.service import generic_handler
@@ -58,7 +58,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> Shard:
             manifest,
             values,
             options.downlink,
-            lambda parameters: build_optimizer(optimizer, parameters, rate),
+            lambda parameters: Optimizer(optimizer, parameters, rate),
             options.seed,
             parse_aggregation(options.aggregation),
             mode.delay_compensation,

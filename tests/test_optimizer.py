@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from gradwire.optimizer import build_optimizer, parse_optimizer
+from gradwire.optimizer import Optimizer, parse_optimizer
 
 Make = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
 RATES = (0.1, 0.1, 0.03, 0.0, 0.5)
@@ -50,7 +50,7 @@ def give_gradients(step: int, parameters: Sequence[torch.Tensor]) -> None:
 def test_steps_are_torchs_to_the_bit(spec: str, make: Make, remembered: bool) -> None:
     """remembered: the state is taken before the first step, as coded mode takes it."""
     ours, theirs = parameters(), parameters()
-    optimizer, reference = build_optimizer(parse_optimizer(spec), ours, 0.0), make(theirs)
+    optimizer, reference = Optimizer(parse_optimizer(spec), ours, 0.0), make(theirs)
     before = optimizer.state() if remembered else []
     assert not any(tensor.any() for _, _, tensor in before)
     for step, rate in enumerate(RATES * 4):
@@ -80,11 +80,11 @@ def test_a_step_imports_no_compiler() -> None:
     """Building any torch.optim optimizer imports torch._dynamo: more than a second of each daemon's start."""
     program = """
 import sys, torch
-from gradwire.optimizer import build_optimizer, parse_optimizer
+from gradwire.optimizer import Optimizer, parse_optimizer
 for spec in ("sgd:momentum=0.9", "adam", "adamw"):
     parameter = torch.zeros(3)
     parameter.grad = torch.ones(3)
-    build_optimizer(parse_optimizer(spec), [parameter], 0.1).step()
+    Optimizer(parse_optimizer(spec), [parameter], 0.1).step()
 print("torch._dynamo" in sys.modules)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -33,7 +33,7 @@ import torch
 from stepping import Refuse, copied, core_of, state, step
 
 from gradwire.compressors import DenseFormat, DensePayload
-from gradwire.optimizer import build_optimizer, parse_optimizer
+from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Assignment, Decision, Outcome, Phase, Tensor
 from gradwire.proto.refusal import Reason
@@ -182,7 +182,7 @@ class World:
             manifest,
             [np.zeros(ELEMENTS, np.float32)],
             "none",
-            lambda parameters: build_optimizer(options, parameters, RATE),
+            lambda parameters: Optimizer(options, parameters, RATE),
         )
         self.step(
             e.Initialized(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gradwire.compressors import DenseFormat, DensePayload, Payload
-from gradwire.optimizer import build_optimizer, parse_optimizer
+from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, FetchHeader, Tensor
 from gradwire.proto.refusal import Refused
@@ -27,7 +27,7 @@ MANIFEST = Manifest((Tensor(name="weight", shape=(600, 600), dtype="float32"),),
 async def opened() -> Shard:
     def build(manifest: Manifest, values: Sequence[Float32]) -> Store:
         options = parse_optimizer("sgd")
-        return Store(manifest, values, "none", lambda parameters: build_optimizer(options, parameters, 0.1))
+        return Store(manifest, values, "none", lambda parameters: Optimizer(options, parameters, 0.1))
 
     empty: list[Payload] = [
         DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=np.empty(0, np.uint8))

@@ -26,7 +26,7 @@ from ...coding import (
     resent,
     to_fixed_point,
 )
-from ...optimizer import build_optimizer, parse_optimizer
+from ...optimizer import Optimizer, parse_optimizer
 from ...proto import messages as m
 from ...proto.shares import assigned_samples, share
 from ...proto.wire import crc32c
@@ -75,7 +75,7 @@ class ExchangeWork(Strategy):
         """Makes what the optimizer remembers a part of the replica, so that a snapshot has it too."""
         super().__init__(session, computation, metrics)
         self._replica = replica = session.replica
-        self._optimizer = build_optimizer(parse_optimizer(optimizer), replica.parameters, 0.0)
+        self._optimizer = Optimizer(parse_optimizer(optimizer), replica.parameters, 0.0)
         *self._cuts, self._elements = accumulate(parameter.numel() for parameter in replica.parameters)
         names = [tensor.name for tensor in replica.manifest.tensors]
         replica.include(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ...optimizer import build_optimizer, parse_optimizer
+from ...optimizer import Optimizer, parse_optimizer
 from ...proto.messages import Assignment
 from ..metrics import Metrics
 from ..session.session import Session
@@ -65,11 +65,11 @@ class LocalTraining:
         self._parameters = parameters
         self._options = parse_optimizer(optimizer)
         self._correction = correction
-        self._optimizer = build_optimizer(self._options, parameters, 0.0)
+        self._optimizer = Optimizer(self._options, parameters, 0.0)
 
     def reset(self) -> None:
         """Forget the optimizer's state, after a step that was not finite."""
-        self._optimizer = build_optimizer(self._options, self._parameters, 0.0)
+        self._optimizer = Optimizer(self._options, self._parameters, 0.0)
 
     def change(
         self,

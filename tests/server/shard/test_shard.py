@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gradwire.compressors import DenseFormat, DensePayload, Payload
-from gradwire.optimizer import build_optimizer, parse_optimizer
+from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, Content, Tensor
 from gradwire.proto.transfer import Assembly, encode_chunks
@@ -24,7 +24,7 @@ MANIFEST = Manifest((Tensor(name="weight", shape=(3,), dtype="float32"),), 8)
 
 def build(manifest: Manifest, values: Sequence[Float32]) -> Store:
     options = parse_optimizer("sgd")
-    return Store(manifest, values, "none", lambda ps: build_optimizer(options, ps, 1.0), keep_last=True)
+    return Store(manifest, values, "none", lambda ps: Optimizer(options, ps, 1.0), keep_last=True)
 
 
 def dense(*values: float) -> Payload:

@@ -12,7 +12,7 @@ from pushes import apply, pushed
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from gradwire.compressors import LayerRule, ModelCompressor, Payload, check_downlink
-from gradwire.optimizer import build_optimizer, parse_optimizer
+from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, Content, Tensor, Update
 from gradwire.proto.transfer import Assembly, announced_payloads
@@ -41,7 +41,7 @@ def initial() -> list[torch.Tensor]:
 def store(optimizer: str = "sgd", downlink: str = "none", rate: float = 0.1) -> Store:
     options = parse_optimizer(optimizer)
     values = [value.clone().view(-1).numpy() for value in initial()]
-    return Store(manifest(), values, downlink, lambda ps: build_optimizer(options, ps, rate))
+    return Store(manifest(), values, downlink, lambda ps: Optimizer(options, ps, rate))
 
 
 def gradients(step: int, rank: int) -> list[torch.Tensor]:
@@ -76,7 +76,7 @@ def compressors(spec: str) -> list[ModelCompressor]:
 def test_an_uncompressed_round_is_one_step_on_the_mean_over_all_samples(optimizer: str) -> None:
     ours, workers = store(optimizer), compressors("none")
     expected = [value.clone().requires_grad_() for value in initial()]
-    reference = build_optimizer(parse_optimizer(optimizer), expected, 0.1)
+    reference = Optimizer(parse_optimizer(optimizer), expected, 0.1)
     for step in range(5):
         apply(ours, version=step + 1, shares=shares(step, workers))
         for index, parameter in enumerate(expected):
@@ -138,7 +138,7 @@ def test_fewer_gradients_than_the_aggregation_needs_change_nothing() -> None:
         manifest(),
         [value.clone().view(-1).numpy() for value in initial()],
         "none",
-        lambda parameters: build_optimizer(parse_optimizer("sgd"), parameters, 0.1),
+        lambda parameters: Optimizer(parse_optimizer("sgd"), parameters, 0.1),
         aggregation=Trimmed(wrong=1),
     )
     given = shares(0, compressors("none"))
@@ -154,7 +154,7 @@ def compensated(downlink: str) -> Store:
         manifest(),
         [value.clone().view(-1).numpy() for value in initial()],
         downlink,
-        lambda parameters: build_optimizer(parse_optimizer("sgd"), parameters, 0.1),
+        lambda parameters: Optimizer(parse_optimizer("sgd"), parameters, 0.1),
         delay_compensation=0.5,
     )
 
@@ -334,7 +334,7 @@ def wide_store(downlink: str) -> Store:
     generator = torch.Generator().manual_seed(3)
     values = [torch.randn(spec.elements, generator=generator).numpy() for spec in WIDE_MANIFEST.specs]
     options = parse_optimizer("sgd:momentum=0.9")
-    return Store(WIDE_MANIFEST, values, downlink, lambda ps: build_optimizer(options, ps, 0.1), 5)
+    return Store(WIDE_MANIFEST, values, downlink, lambda ps: Optimizer(options, ps, 0.1), 5)
 
 
 def wide_share(step: int) -> Share:
@@ -479,7 +479,7 @@ def test_a_step_that_fails_leaves_the_version_before_it(
     """So that the server can write it (finding F7)."""
     values = [value.numpy().reshape(-1).copy() for value in initial()]
     options = parse_optimizer("sgd:momentum=0.9")
-    ours = Store(manifest(), values, downlink, lambda ps: build_optimizer(options, ps, 0.1), keep_last=True)
+    ours = Store(manifest(), values, downlink, lambda ps: Optimizer(options, ps, 0.1), keep_last=True)
     workers = compressors("none")
     for number in range(2):
         apply(ours, version=number + 1, shares=shares(number, workers))
