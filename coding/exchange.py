@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from .fixed_point import Words
 from .plan import Plan
-
-Words = npt.NDArray[np.uint32]
 
 
 class Exchange:

@@ -7,11 +7,8 @@ A compressor is a pair of functions over explicit state, in the manner of an opt
 
 It never touches the network, protobuf, threads or the clock. The gradient is a flat, contiguous float32
 tensor and is never written to. Arrays inside the state belong to the compressor and may be updated in place;
-the returned state replaces the one passed in.
-
-Error feedback and momentum correction are a wrapper (`feedback.ErrorFeedback`), so a compressor need not know
-about them. One that can do both in a single pass over memory says so by also offering
-`compress_with_residual`.
+the returned state replaces the one passed in. It need not know about error feedback and momentum correction,
+which are a wrapper (`feedback.ErrorFeedback`).
 """
 
 from __future__ import annotations
@@ -81,9 +78,11 @@ class Compressor(Protocol):
 
     def init(self, spec: TensorSpec) -> Any:
         """State for one tensor, before its first gradient."""
+        ...
 
     def compress(self, gradient: torch.Tensor, state: Any, context: StepContext) -> tuple[Payload, Any]:
         """Compress `gradient` (float32, shape (elements,)); return the payload and the next state."""
+        ...
 
 
 @runtime_checkable
@@ -95,6 +94,7 @@ class FusedFeedback(Protocol):
     ) -> tuple[Payload, Any]:
         """As `compress` of `gradient + residual`; afterwards `residual` (float32, in place) holds
         `gradient + residual - decode(payload)`. Bit for bit what the unfused path leaves."""
+        ...
 
 
 class Stateless:
@@ -137,3 +137,4 @@ class ModelWide(Protocol):
 
         totals: what is there to be sent of each tensor, residual included: float32, shape (elements,).
         """
+        ...

@@ -45,9 +45,6 @@ from .payload import (
     code_bytes,
 )
 
-EIGHT_BIT_BUCKET = 4096
-QSGD_BUCKET = 512
-
 
 class Norm(StrEnum):
     """What the outermost level of a bucket is worth; see the head of this file."""
@@ -61,7 +58,7 @@ class QsgdOptions:
     """bits: of a code, sign included. bucket: elements with a norm of their own. norm: which."""
 
     bits: int = 4
-    bucket: int = QSGD_BUCKET
+    bucket: int = 512
     norm: Norm = Norm.MAX
 
     def __post_init__(self) -> None:
@@ -75,39 +72,38 @@ class Linear(Fused, Stateless):
     random: round to either neighbour, with a probability that makes the mean right, instead of the nearest.
     """
 
-    bits: int
-    bucket: int
-    norm: Norm
+    options: QsgdOptions
     random: bool
 
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
     ) -> tuple[LinearPayload, None]:
         elements, values, left = gradient.numel(), gradient.numpy(), as_array(residual)
+        bits, bucket = self.options.bits, self.options.bucket
         scales = self._scales(values, left)
         seed = int(context.rng.integers(2**63)) if self.random else None
-        data = np.empty(scales.nbytes + code_bytes(self.bits, elements), np.uint8)
+        data = np.empty(scales.nbytes + code_bytes(bits, elements), np.uint8)
         data[: scales.nbytes] = scales.view(np.uint8)
-        linear.quantize_linear(self.bits, self.bucket, values, left, scales, data[scales.nbytes :], seed=seed)
-        return LinearPayload(elements=elements, bits=self.bits, bucket=self.bucket, data=data), None
+        linear.quantize_linear(bits, bucket, values, left, scales, data[scales.nbytes :], seed=seed)
+        return LinearPayload(elements=elements, bits=bits, bucket=bucket, data=data), None
 
     def _scales(self, gradient: Float32, residual: Float32 | None) -> Float32:
-        norms = linear.bucket_maxima if self.norm is Norm.MAX else linear.bucket_norms
+        norms = linear.bucket_maxima if self.options.norm is Norm.MAX else linear.bucket_norms
         # The largest scale whose multiples are all finite; larger values saturate.
-        most = np.float32(FLOAT32_MAX / np.float32(2 ** (self.bits - 1)))
-        levels = np.float32(2 ** (self.bits - 1) - 1)
-        scales: Float32 = np.minimum(norms(gradient, residual, self.bucket) / levels, most)
+        most = np.float32(FLOAT32_MAX / np.float32(2 ** (self.options.bits - 1)))
+        levels = np.float32(2 ** (self.options.bits - 1) - 1)
+        scales: Float32 = np.minimum(norms(gradient, residual, self.options.bucket) / levels, most)
         return scales
 
 
 def eight_bit() -> Linear:
     """The nearest of 255 evenly spaced values. Meant to be used with error feedback."""
-    return Linear(bits=8, bucket=EIGHT_BIT_BUCKET, norm=Norm.MAX, random=False)
+    return Linear(options=QsgdOptions(bits=8, bucket=4096), random=False)
 
 
 def qsgd(options: QsgdOptions) -> Linear:
     """One of the two nearest levels, at random."""
-    return Linear(bits=options.bits, bucket=options.bucket, norm=options.norm, random=True)
+    return Linear(options=options, random=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

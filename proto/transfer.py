@@ -193,35 +193,31 @@ def _refused(error: PayloadError, worker: str, field: str) -> Refused:
     )
 
 
+@dataclasses.dataclass(eq=False)
 class Passage:
     """One transfer while its bytes pass by.
 
     Chunks come in order and, but for the last, in full size, each with the checksum of everything up to its
     end; anything else is refused.
+
+    size: bytes in all. chunk_bytes: of every chunk but the last. worker: whom to name in a refusal.
     """
 
-    def __init__(self, transfer: int, size: int, *, chunk_bytes: int = CHUNK_BYTES, worker: str) -> None:
-        """
-        Args:
-            size: bytes in all.
-            chunk_bytes: of every chunk but the last.
-            worker: whom to name in a refusal.
-        """
-        self.transfer = transfer
-        self._size = size
-        self._worker = worker
-        self._chunk_bytes = chunk_bytes
-        self._filled = 0
-        self._crc32c = 0
+    transfer: int
+    size: int
+    _: dataclasses.KW_ONLY
+    chunk_bytes: int = CHUNK_BYTES
+    worker: str
+    _filled: int = dataclasses.field(default=0, init=False)
+    _crc32c: int = dataclasses.field(default=0, init=False)
 
     @property
     def complete(self) -> bool:
-        return self._filled == self._size
+        return self._filled == self.size
 
     def add(self, chunk: Chunk) -> None:
         """Take the next chunk. Raises Refused: CHUNK or CHECKSUM."""
-        remaining = self._size - self._filled
-        expected = (self.transfer, self._filled, min(self._chunk_bytes, remaining))
+        expected = (self.transfer, self._filled, min(self.chunk_bytes, self.size - self._filled))
         got = (chunk.transfer, chunk.offset, int(chunk.data.size))
         if got != expected:
             text = "transfer {}, offset {}, {} bytes"
@@ -235,15 +231,15 @@ class Passage:
 
     def _refuse(self, reason: Reason, field: str, limit: str, value: str) -> Refused:
         what = f"transfer {self.transfer}, {field}"
-        return refused(reason, worker=self._worker, field=what, limit=limit, value=value)
+        return refused(reason, worker=self.worker, field=what, limit=limit, value=value)
 
 
+@dataclasses.dataclass(eq=False)
 class Collection(Passage):
     """The bytes of one transfer. The buffer is allocated at construction, so check the header first."""
 
-    def __init__(self, transfer: int, size: int, *, chunk_bytes: int = CHUNK_BYTES, worker: str) -> None:
-        super().__init__(transfer, size, chunk_bytes=chunk_bytes, worker=worker)
-        self.data: Bytes = np.empty(size, np.uint8)
+    def __post_init__(self) -> None:
+        self.data: Bytes = np.empty(self.size, np.uint8)
 
     def add(self, chunk: Chunk) -> None:
         at = self._filled
@@ -290,6 +286,6 @@ class Assembly(Collection):
             try:
                 validate(filled)
             except PayloadError as error:
-                raise _refused(error, self._worker, f"tensor {name!r}") from None
+                raise _refused(error, self.worker, f"tensor {name!r}") from None
             whole.append(filled)
         return whole

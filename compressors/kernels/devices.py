@@ -92,7 +92,7 @@ def median(values: torch.Tensor) -> float:
     """The element in the middle of the sorted order; of an even number the lower of two."""
     if not on_gpu(values):
         return selection.median(values.numpy())
-    return cuda.median(values)
+    return float(cuda.median(values))
 
 
 def put(out: torch.Tensor, indices: Indices, values: Float32) -> None:
