@@ -14,6 +14,7 @@ from ..deploy.interrupt import Interrupt
 from ..deploy.processes import Child, Children
 from ..deploy.report import Result, result_of
 from ..deploy.status import asking
+from ..exits import Exit
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from .arguments import BenchError
@@ -68,8 +69,14 @@ def run_job(
         with asking(f"{host}:{port}") as ask:
             deadline = time.monotonic() + PATIENCE_S
             while (status := ask()) is None or status.phase is not Phase.FINISHED:
-                if daemon.code is not None or time.monotonic() > deadline:
-                    raise BenchError(f"the job did not end: {daemon.ending}: {daemon.last_lines()}")
+                ended = [
+                    child
+                    for child in (daemon, *workers)
+                    if child.code not in (None, Exit.DONE, -signal.SIGKILL)
+                ]
+                if ended or time.monotonic() > deadline:
+                    why = (ended or [daemon])[0]
+                    raise BenchError(f"the job did not end: {why.name}: {why.ending}: {why.last_lines()}")
                 time.sleep(0.1)
                 if watch is not None and status is not None:
                     watch(status, restart)

@@ -31,7 +31,8 @@ START_SECONDS = 120.0  # for a server to answer; importing torch on a busy machi
 SAVE_SECONDS = 60.0  # for a server that is told to stop to write the parameters
 LEAVE_SECONDS = 10.0  # for workers to end by themselves once the job is done
 LAST_WORD_SECONDS = 2.0  # for the server to speak of the end after the last worker has left
-SILENCE_SECONDS = 2.0  # without an answer of the server, before people are told
+SILENCE_SECONDS = 2.0  # without an answer of a server that has answered, before people are told
+START_SILENCE_SECONDS = 10.0  # the same of one that is starting
 DEAF_SECONDS = 120.0  # for a server that answers nothing to speak, once the last worker has left
 START_ATTEMPTS = 3
 PARAMETERS = "parameters.safetensors"
@@ -109,9 +110,10 @@ def _addresses(children: Sequence[Child]) -> str:
 class _Silence:
     """Tells people that the server does not answer, once each time, and when it does again."""
 
-    def __init__(self, server: Child, watcher: Watcher) -> None:
+    def __init__(self, server: Child, watcher: Watcher, *, limit_s: float) -> None:
         self._server = server
         self._watcher = watcher
+        self._limit_s = limit_s
         self._since = time.monotonic()
         self._told = False
 
@@ -122,7 +124,7 @@ class _Silence:
             if self._told:
                 self._watcher.note(f"{name} answers, after {seconds:.1f} s")
             self._since, self._told = time.monotonic(), False
-        elif not self._told and seconds >= SILENCE_SECONDS:
+        elif not self._told and seconds >= self._limit_s:
             self._told = True
             self._watcher.note(f"{name} has not answered for {seconds:.1f} s; its log is {self._server.log}")
 
@@ -131,7 +133,7 @@ def _supervise(
     server: Child, workers: list[Child], ask: Ask, watcher: Watcher, interrupt: Interrupt
 ) -> StatusResponse:
     running, dead = list(workers), list[Child]()
-    silence, addresses = _Silence(server, watcher), ""
+    silence, addresses = _Silence(server, watcher, limit_s=SILENCE_SECONDS), ""
     staffed_at = time.monotonic()
     while True:
         interrupt.pause(POLL_SECONDS)
@@ -199,7 +201,7 @@ def _start_server(
         port = free_port()
         arguments = server_arguments(plan.settings, port, plan.directory / PARAMETERS)
         server = children.start("server", plan.server, arguments)
-        silence = _Silence(server, watcher)
+        silence = _Silence(server, watcher, limit_s=START_SILENCE_SECONDS)
         with asking(f"{HOST}:{port}") as ask:
             deadline = time.monotonic() + START_SECONDS
             while server.code is None and time.monotonic() < deadline:

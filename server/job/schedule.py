@@ -20,8 +20,8 @@ class Constant:
     warmup: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.warmup < 0:
-            raise ValueError(f"warmup: expected at least 0 epochs, got {self.warmup:g}")
+        if not 0 <= self.warmup < math.inf:
+            raise ValueError(f"warmup: expected a finite number of at least 0 epochs, got {self.warmup:g}")
 
     def factor(self, epoch: float, epochs: int) -> float:
         """What the base rate is multiplied with when `epoch` (fractional, the middle of a round) of `epochs`

@@ -37,7 +37,8 @@ def test_factors(text: str, epoch: float, factor: float) -> None:
         ("cosine:gamma=1", "unknown key 'gamma'; known keys: warmup"),
         ("step:every=0", "every: expected at least 1 epoch, got 0"),
         ("step:gamma=2", "gamma: expected above 0 and at most 1, got 2"),
-        ("constant:warmup=-1", "warmup: expected at least 0 epochs, got -1"),
+        ("constant:warmup=-1", "warmup: expected a finite number of at least 0 epochs, got -1"),
+        ("constant:warmup=nan", "warmup: expected a finite number of at least 0 epochs, got nan"),
         ("constant:warmup=soon", "warmup: expected float, got 'soon'"),
     ],
 )
