@@ -60,7 +60,7 @@ TOOLS := $(CACHE)/protoc-$(TOOLS_VERSION)
 check-stubs: $(TOOLS)/.installed ## fail if the committed protobuf stubs are not what the .proto gives
 	PYTHONPATH=.typing $(TOOLS)/bin/python -m gradwire.proto.generate --check
 
-docs: .venv/.dev ## write the tables of options in docs/commands.md
+docs: .venv/.dev ## write the tables of options and metrics in docs/commands.md and docs/metrics.md
 	PYTHONPATH=.typing $(BIN)/python -m gradwire.deploy.reference
 
 stubs: $(TOOLS)/.installed ## write the protobuf stubs

@@ -200,7 +200,7 @@ def read(
         SystemExit: after --help or --version.
     """
     options = options_of(cls)
-    given = _parse_flags(commands[cls], cls.__doc__, options, argv, epilog)
+    given = _parse_flags(cls, commands, options, argv, epilog)
     print_config = given.pop("print_config")
     _check_variables(environ, commands)
     file = _read_file(given.pop("config") or environ.get("GC_CONFIG"), cls, commands)
@@ -265,12 +265,17 @@ def parse_named(kind: str, text: str, classes: Mapping[str, type[T]]) -> T:
 
 
 def _parse_flags(
-    command: str, description: str | None, options: Mapping[str, Option], argv: Sequence[str], epilog: str
+    cls: type[Any],
+    commands: Mapping[type[Any], str],
+    options: Mapping[str, Option],
+    argv: Sequence[str],
+    epilog: str,
 ) -> dict[str, Any]:
     """What was given on the command line, by name, `config` and `print_config` among them."""
+    command = commands[cls]
     parser = _Parser(
         prog=command,
-        description=description,
+        description=cls.__doc__,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Every option can also be set as GC_<OPTION> in the environment, or in the "
@@ -298,8 +303,17 @@ def _parse_flags(
     if unknown:
         flag = unknown[0].partition("=")[0]
         flags = [each.flag for each in options.values()]
-        parser.error(f"unknown argument {unknown[0]!r}{did_you_mean(flag, flags)}")
+        having = [theirs for other, theirs in commands.items() if flag in _flags(other)]
+        hint = f"; it is an option of {' and '.join(having)}" if having else did_you_mean(flag, flags)
+        parser.error(f"unknown argument {unknown[0]!r}{hint}")
     return vars(found)
+
+
+def _flags(cls: type[Any]) -> set[str]:
+    """Every flag of a command, those that undo a switch among them."""
+    options = options_of(cls).values()
+    undoing = {each.flag.replace("--", "--no-", 1) for each in options if each.kind is bool}
+    return {each.flag for each in options} | undoing
 
 
 def _table(command: str) -> str:
@@ -333,20 +347,25 @@ def _read_file(path: str | None, cls: type[Any], commands: Mapping[type[Any], st
     tables = {_table(command): each for each, command in commands.items()}
     found: dict[str, Any] = {}
     for name, table in content.items():
+        if name not in tables and not isinstance(table, dict):
+            own = _table(commands[cls])
+            raise UsageError(f"--config {path}: {name!r} is in no table; put it below a line [{own}]")
         if name not in tables:
-            known = ", ".join(f"[{table}]" for table in sorted(tables))
+            listed = ", ".join(f"[{table}]" for table in sorted(tables))
             raise UsageError(
-                f"--config {path}: unknown table [{name}]{did_you_mean(name, tables)}; known tables: {known}"
+                f"--config {path}: unknown table [{name}]{did_you_mean(name, tables)}; known tables: {listed}"
             )
         if not isinstance(table, dict):
             raise UsageError(f"--config {path}: {name!r} must be a table, [{name}]")
         theirs = options_of(tables[name])
-        values = {key.replace("-", "_"): value for key, value in cast("dict[str, Any]", table).items()}
-        for key in values:
-            if key not in theirs:
+        values: dict[str, Any] = {}
+        for key, value in cast("dict[str, Any]", table).items():
+            values[key.replace("-", "_")] = value
+            if key.replace("-", "_") not in theirs:
+                known = sorted(each.flag.removeprefix("--") for each in theirs.values())
                 raise UsageError(
-                    f"--config {path}: unknown key {key!r} in [{name}]{did_you_mean(key, theirs)}; "
-                    f"known keys: {', '.join(sorted(theirs))}"
+                    f"--config {path}: unknown key {key!r} in [{name}]{did_you_mean(key, known)}; "
+                    f"known keys: {', '.join(known)}"
                 )
         if tables[name] is cls:
             found = values

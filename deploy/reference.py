@@ -52,7 +52,8 @@ def _of_modes() -> str:
     rows: list[str] = []
     for name, mode in registry.MODES.items():
         for key, each in options_of(mode).items():
-            choices = ", ".join(f"`{choice}`" for choice in each.choices)
+            accepted = ("on", "off") if each.kind is bool else each.choices
+            choices = ", ".join(f"`{choice}`" for choice in accepted)
             rows.append(
                 f"| `{name}` | `{key}` | {choices or each.notes} | `{each.default_text}` | {each.help} |"
             )

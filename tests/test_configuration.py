@@ -71,6 +71,7 @@ def test_a_switch_can_be_taken_back() -> None:
         (("--name", "x", "--mode", "c"), {}, "--mode (flag): expected one of a, b, got 'c'"),
         (("--name", "x"), {"GC_FAST_PATH": "maybe"}, "expected true or false, got 'maybe'"),
         (("--name", "x", "--colour", "red"), {}, "unknown argument '--colour'"),
+        (("--name", "x", "--x=1"), {}, "unknown argument '--x=1'; it is an option of gc-other"),
         (("--nam", "x"), {}, "unknown argument '--nam' (did you mean '--name'?)"),
     ],
 )
@@ -87,12 +88,13 @@ def test_what_is_wrong_is_said(argv: tuple[str, ...], environ: dict[str, str], w
         ('test = "x"', "'test' must be a table"),
         (
             "[test]\nspeed = 1",
-            "unknown key 'speed' in [test]; known keys: fast_path, mode, name, port, rate",
+            "unknown key 'speed' in [test]; known keys: fast-path, mode, name, port, rate",
         ),
         ("[test]\npord = 1", "unknown key 'pord' in [test] (did you mean 'port'?); known keys"),
         ("[tset]\nport = 1", "unknown table [tset] (did you mean 'test'?); known tables: [other], [test]"),
         ("[other]\ny = 1", "unknown key 'y' in [other]; known keys: x"),
-        ("port = 1", "unknown table [port]"),
+        ("port = 1", "'port' is in no table; put it below a line [test]"),
+        ("[test]\nfast_pat = 1", "unknown key 'fast_pat' in [test] (did you mean 'fast-path'?)"),
         ("[test]\nport = true", "--port (file): expected a whole number, got True"),
         ("[test]\nport = 1.0", "--port (file): expected a whole number, got 1.0"),
         ("[test]\nname = [5]", "--name (file): expected text, got [5]"),

@@ -15,6 +15,7 @@ from gradwire.compressors.registry import BUILT_IN
 from gradwire.compressors.wrapping import WRAPPING_KEYS
 from gradwire.deploy import reference
 from gradwire.exits import Exit
+from gradwire.server.job.modes.registry import MODES
 from gradwire.server.metrics import Metrics as ServerMetrics
 from gradwire.settings import COMMANDS
 
@@ -46,6 +47,13 @@ def test_options_named_in_the_documentation_exist() -> None:
     known |= {"help", "print_config", "config", "version"}
     named = set(re.findall(r"`--([a-z-]+)", (DOCS / "commands.md").read_text()))
     assert {name.replace("-", "_").removeprefix("no_") for name in named} <= known
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_every_mode_has_a_row_and_a_section(name: str) -> None:
+    page = (DOCS / "modes.md").read_text()
+    assert re.search(rf"^\| `{name}` \|", page.split("\n## ")[0], re.M)
+    assert re.search(rf"^## {name}$", page, re.M) or (DOCS / f"{name}.md").exists()
 
 
 def text_of(value: object) -> str:

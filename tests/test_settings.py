@@ -204,7 +204,9 @@ def test_help_lists_every_option_in_groups(capsys: pytest.CaptureFixture[str], c
 def test_a_mode_is_named_with_its_options(name: str) -> None:
     mode = registry.MODES[name]
     keys = [f"{key}={each.default_text}" for key, each in options_of(mode).items()]
-    assert registry.parse(name) == registry.parse(f"{name}:{','.join(keys)}") == mode()
+    spec = ":".join(filter(None, [name, ",".join(keys)]))
+    assert registry.parse(name) == registry.parse(spec) == mode()
+    assert f"  {spec}" in registry.describe().splitlines()
     check_together(RunSettings(mode=name, compressor="none"))
 
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from gradwire.proto.messages import Outcome
 from gradwire.server.job.events import Apply
+from gradwire.server.job.modes import registry
 from gradwire.server.job.modes.division import Division, Sliced, StragglerCoded
 from gradwire.server.job.modes.rounds import Round
 from gradwire.server.job.modes.stale import StaleOptions
@@ -32,6 +33,11 @@ def test_random_histories_keep_every_promise(mode: str) -> None:
     steps, applied = run(mode, STEPS, seed=1)
     assert steps >= STEPS
     assert applied > STEPS / 40, "the histories never got going"
+
+
+def test_every_mode_has_its_histories() -> None:
+    told = {mode.partition(":")[0] for mode in MODES}
+    assert told | {"coded"} == registry.MODES.keys()  # coded mode has some of its own
 
 
 class Histories(RuleBasedStateMachine):

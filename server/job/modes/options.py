@@ -69,5 +69,7 @@ def needs_workers(settings: ServerSettings, needed: int) -> None:
     """Raise UsageError if a job may begin with fewer, or with fewer than its aggregation needs."""
     needed = max(needed, parse_aggregation(settings.aggregation).fewest)
     if settings.min_workers < needed:
-        what = f"--mode {settings.mode} with --aggregation {settings.aggregation}"
+        what = f"--mode {settings.mode}"
+        if settings.aggregation != "mean":
+            what += f" with --aggregation {settings.aggregation}"
         raise UsageError(f"--min-workers {settings.min_workers}: {what} needs at least {needed}")

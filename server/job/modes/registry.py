@@ -34,5 +34,5 @@ def describe() -> str:
     lines = ["", "modes and their options:"]
     for name, mode in MODES.items():
         keys = [f"{key}={each.default_text}" for key, each in options_of(mode).items()]
-        lines.append(f"  {name}:{','.join(keys)}")
+        lines.append("  " + ":".join(filter(None, [name, ",".join(keys)])))
     return "\n".join(lines)
