@@ -203,7 +203,8 @@ def read(
     given = _parse_flags(cls, commands, options, argv, epilog)
     print_config = given.pop("print_config")
     _check_variables(environ, commands)
-    file = _read_file(given.pop("config") or environ.get("GC_CONFIG"), cls, commands)
+    path = given.pop("config") or environ.get("GC_CONFIG")
+    file = _read_file(path, cls, commands)
 
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -221,7 +222,8 @@ def read(
         try:
             values[name] = each.convert(raw, (parsers or {}).get(name))
         except ValueError as error:
-            raise UsageError(f"{each.flag} ({origin}): {error}") from None
+            where = f"file {path}" if origin == "file" else origin
+            raise UsageError(f"{each.flag} ({where}): {error}") from None
         origins[name] = origin
     return Effective(settings=cls(**values), origins=origins, print_config=print_config)
 

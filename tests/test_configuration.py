@@ -95,9 +95,9 @@ def test_what_is_wrong_is_said(argv: tuple[str, ...], environ: dict[str, str], w
         ("[other]\ny = 1", "unknown key 'y' in [other]; known keys: x"),
         ("port = 1", "'port' is in no table; put it below a line [test]"),
         ("[test]\nfast_pat = 1", "unknown key 'fast_pat' in [test] (did you mean 'fast-path'?)"),
-        ("[test]\nport = true", "--port (file): expected a whole number, got True"),
-        ("[test]\nport = 1.0", "--port (file): expected a whole number, got 1.0"),
-        ("[test]\nname = [5]", "--name (file): expected text, got [5]"),
+        ("[test]\nport = true", "job.toml): expected a whole number, got True"),
+        ("[test]\nport = 1.0", "job.toml): expected a whole number, got 1.0"),
+        ("[test]\nname = [5]", "job.toml): expected text, got [5]"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_said(tmp_path: Path, text: str, words: str) -> None:
@@ -107,6 +107,7 @@ def test_what_is_wrong_in_the_file_is_said(tmp_path: Path, text: str, words: str
     with pytest.raises(UsageError) as caught:
         get("--config", str(file), environ=environ)
     assert words in str(caught.value)
+    assert str(file) in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
