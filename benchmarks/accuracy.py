@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ..deploy.processes import RunError
-from ..deploy.report import Result, ratio, to_plain, write_atomically
+from ..deploy.report import RunResult, ratio, to_plain, write_atomically
 from ..exits import Exit
 from ..settings import RunSettings
 from . import output
@@ -125,10 +125,10 @@ class Step:
         return f"{self.better} {sign} {self.worse}: {verdict}{margin} ({self.difference})"
 
 
-Runs = Mapping[str, Sequence[Result]]  # by compressor; one result per seed, in the same order
+Runs = Mapping[str, Sequence[RunResult]]  # by compressor; one result per seed, in the same order
 
 
-def accuracies(run: Result) -> list[float]:
+def accuracies(run: RunResult) -> list[float]:
     """One per epoch; raise `RunError` if a worker or an evaluation was lost, which would bias the means."""
     if run.lost_workers:
         lost = ", ".join(run.lost_workers)
@@ -139,7 +139,7 @@ def accuracies(run: Result) -> list[float]:
     return known
 
 
-def area(run: Result) -> float:
+def area(run: RunResult) -> float:
     """Mean accuracy over all epochs."""
     return statistics.fmean(accuracies(run))
 
@@ -188,9 +188,9 @@ def markdown(runs: Runs) -> str:
 
 def measure(
     settings: RunSettings, seeds: Sequence[int], compressors: Sequence[str]
-) -> dict[str, list[Result]]:
+) -> dict[str, list[RunResult]]:
     """Train every compressor with every seed; says on standard error how far it is."""
-    runs: dict[str, list[Result]] = {compressor: [] for compressor in compressors}
+    runs: dict[str, list[RunResult]] = {compressor: [] for compressor in compressors}
     with tempfile.TemporaryDirectory() as logs:
         for seed in seeds:  # seeds outside: what an interruption leaves is complete seeds
             for compressor in compressors:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..deploy.daemons import HOST, server_arguments, worker_arguments
-from ..deploy.engine import PARAMETERS, Plan, Watcher, free_port
+from ..deploy.engine import PARAMETERS, RunPlan, Watcher, free_port
 from ..deploy.engine import train as run_plan
 from ..deploy.interrupt import Interrupt
 from ..deploy.processes import Child, Children
-from ..deploy.report import Result, result_of
+from ..deploy.report import RunResult, result_of
 from ..deploy.status import asking
 from ..exits import Exit
 from ..proto.messages import Phase, StatusResponse
@@ -88,8 +88,8 @@ def one_slower(workers: int, factor: float) -> Callable[[int], Program]:
     return lambda rank: ("gradwire.benchmarks.paced", str(factor if rank == workers - 1 else 1))
 
 
-def train(settings: RunSettings, directory: Path) -> Result:
+def train(settings: RunSettings, directory: Path) -> RunResult:
     """One job as gc-run trains it. Raises RunError and Interrupted."""
     with Interrupt() as interrupt:
-        plan = Plan(settings=settings, directory=directory)
+        plan = RunPlan(settings=settings, directory=directory)
         return result_of(settings, run_plan(plan, Watcher(), interrupt))

@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from ..deploy.plot import panels
-from ..deploy.report import Result, result_of
+from ..deploy.report import RunResult, result_of
 from ..exits import Exit
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
@@ -149,7 +149,7 @@ def local_table(seeds: Sequence[int], epochs: int, directory: Path) -> tuple[str
     """Accuracy of every number of local steps against sync, over seeds."""
     rows: list[dict[str, Any]] = []
     for mode in LOCAL:
-        runs: list[Result] = []
+        runs: list[RunResult] = []
         for seed in seeds:
             settings = RunSettings(workers=WORKERS, compressor="none", epochs=epochs, seed=seed, mode=mode)
             runs.append(train(settings, directory / f"{seed}"))

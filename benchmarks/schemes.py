@@ -22,7 +22,7 @@ from functools import lru_cache
 from itertools import combinations
 from math import comb
 
-from ..coding import Packet, Plan, planning_with
+from ..coding import Plan, PlannedPacket, planning_with
 from ..coding.plan import coded_plan
 
 Scheme = Callable[[int, int], Plan]
@@ -68,13 +68,17 @@ def _one_holder_each(nodes: int, blocks: int) -> Plan:
 def _whole_blocks(nodes: int, holders: tuple[tuple[int, ...], ...], senders: Sequence[int]) -> Plan:
     lacking = [tuple(node for node in range(nodes) if node not in holding) for holding in holders]
     each = enumerate(zip(senders, lacking, strict=True))
-    packets = tuple(Packet(sender, targets, ((block, 0),)) for block, (sender, targets) in each if targets)
+    packets = tuple(
+        PlannedPacket(sender, targets, ((block, 0),)) for block, (sender, targets) in each if targets
+    )
     return Plan(nodes=nodes, slices=1, holders=holders, blocks=tuple(range(len(holders))), packets=packets)
 
 
 def _one_target_each(plan: Plan) -> Plan:
     packets = (
-        Packet(packet.sender, (target,), packet.terms) for packet in plan.packets for target in packet.targets
+        PlannedPacket(packet.sender, (target,), packet.terms)
+        for packet in plan.packets
+        for target in packet.targets
     )
     return replace(plan, packets=tuple(packets))
 

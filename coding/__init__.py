@@ -11,8 +11,8 @@ from .fixed_point import to_fixed_point as to_fixed_point
 from .plan import MAX_BLOCKS as MAX_BLOCKS
 from .plan import MAX_NODES as MAX_NODES
 from .plan import NOBODY as NOBODY
-from .plan import Packet as Packet
 from .plan import Plan as Plan
+from .plan import PlannedPacket as PlannedPacket
 from .plan import plan as plan
 from .plan import planning_with as planning_with
 from .plan import resent as resent

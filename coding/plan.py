@@ -29,7 +29,7 @@ NOBODY = 2**32 - 1  # in the place of a sender
 
 
 @dataclass(frozen=True, slots=True)
-class Packet:
+class PlannedPacket:
     """terms: (block, slice) pairs that are summed. Each of `targets` holds all of these blocks but one."""
 
     sender: int
@@ -46,7 +46,7 @@ class Plan:
     slices: int
     holders: tuple[tuple[int, ...], ...]
     blocks: tuple[int, ...]
-    packets: tuple[Packet, ...]
+    packets: tuple[PlannedPacket, ...]
 
     @cached_property
     def held(self) -> tuple[frozenset[int], ...]:
@@ -85,7 +85,7 @@ def coded_plan(nodes: int, redundancy: int) -> Plan:
         raise ValueError(f"redundancy of {nodes} nodes: expected {limits}, got {redundancy}")
     holders = tuple(combinations(range(nodes), redundancy))
     number = {each: block for block, each in enumerate(holders)}
-    packets: list[Packet] = []
+    packets: list[PlannedPacket] = []
     for group in combinations(range(nodes), redundancy + 1):
         for sender in group:
             targets = tuple(node for node in group if node != sender)
@@ -93,7 +93,7 @@ def coded_plan(nodes: int, redundancy: int) -> Plan:
             for lacking in targets:
                 block = tuple(node for node in group if node != lacking)
                 terms.append((number[block], block.index(sender)))
-            packets.append(Packet(sender, targets, tuple(terms)))
+            packets.append(PlannedPacket(sender, targets, tuple(terms)))
     blocks = tuple(range(len(holders)))
     return Plan(nodes, redundancy, holders, blocks, tuple(packets))
 
@@ -105,10 +105,10 @@ def resent(original: Plan, senders: Sequence[int], present: Iterable[int]) -> Pl
     there = tuple(present)
     holders = tuple(() if sender == NOBODY else (sender,) for sender in senders)
     blocks = tuple(block for block, sender in enumerate(senders) if sender != NOBODY)
-    packets: list[Packet] = []
+    packets: list[PlannedPacket] = []
     for block in blocks:
         if targets := tuple(node for node in there if node != senders[block]):
-            packets.append(Packet(senders[block], targets, ((block, 0),)))
+            packets.append(PlannedPacket(senders[block], targets, ((block, 0),)))
     return Plan(original.nodes, 1, holders, blocks, tuple(packets))
 
 

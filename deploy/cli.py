@@ -23,7 +23,7 @@ from .processes import Children, RunError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .report import Result
+    from .report import RunResult
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -115,16 +115,16 @@ def _prepare(settings: RunSettings, interrupt: Interrupt) -> None:
 
 def _train(
     settings: RunSettings, directory: Path, console: Console, interrupt: Interrupt
-) -> tuple[Result, Interrupted | None]:
+) -> tuple[RunResult, Interrupted | None]:
     """What the run came to, and the signal if one came before it was done."""
-    from .engine import Plan, train
+    from .engine import RunPlan, train
     from .progress import progress
     from .report import result_of
 
     stopped = None
     with progress(console, settings.compressor, settings.workers) as watcher:
         try:
-            status = train(Plan(settings=settings, directory=directory), watcher, interrupt)
+            status = train(RunPlan(settings=settings, directory=directory), watcher, interrupt)
         except Interrupted as caught:
             if caught.status is None:
                 raise

@@ -52,7 +52,7 @@ class Watcher:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RunPlan:
     """One run.
 
     directory: for the logs of its processes and the final parameters.
@@ -65,7 +65,7 @@ class Plan:
     worker: str = "gradwire.worker.cli"
 
 
-def train(plan: Plan, watcher: Watcher, interrupt: Interrupt) -> StatusResponse:
+def train(plan: RunPlan, watcher: Watcher, interrupt: Interrupt) -> StatusResponse:
     """Train the job to its end and return the server's last word on it.
 
     Returns, or raises, only once every process has ended.
@@ -191,7 +191,7 @@ def _has_begun(status: StatusResponse) -> bool:
 
 
 def _start_server(
-    plan: Plan, children: Children, watcher: Watcher, interrupt: Interrupt
+    plan: RunPlan, children: Children, watcher: Watcher, interrupt: Interrupt
 ) -> tuple[Child, int]:
     """The server and its port, once it answers.
 

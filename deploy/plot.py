@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .report import Result, heading
+from .report import RunResult, heading
 
 _COLORS = ("#1f6feb", "#8c959f")  # the run, the baseline
 
@@ -15,7 +15,7 @@ class PlotError(Exception):
     """No picture can be made; the message says what to do."""
 
 
-def write_plot(path: Path, runs: Sequence[Result]) -> None:
+def write_plot(path: Path, runs: Sequence[RunResult]) -> None:
     """Write a PNG with one curve per run (at most two) in each of two panels.
 
     Raises:

@@ -20,7 +20,7 @@ from ..settings import RunSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class RunResult:
     """One run. Times are in seconds; bytes are counted at the server, over all workers.
 
     steps: versions that the server has published.
@@ -82,7 +82,7 @@ class Result:
         return tuple(total * epoch / self.epochs for epoch in range(1, self.epochs + 1))
 
 
-def result_of(settings: RunSettings, status: StatusResponse) -> Result:
+def result_of(settings: RunSettings, status: StatusResponse) -> RunResult:
     """The result, from the last status of a job."""
     metrics = {evaluation.epoch: evaluation.metrics for evaluation in status.evaluations}
     seconds = {evaluation.epoch: evaluation.seconds for evaluation in status.evaluations}
@@ -91,7 +91,7 @@ def result_of(settings: RunSettings, status: StatusResponse) -> Result:
     values: dict[str, Any] = {
         field.name: getattr(source, field.name)
         for source in (settings, job_terms(status.job), status.traffic, status)
-        for field in dataclasses.fields(Result)
+        for field in dataclasses.fields(RunResult)
         if hasattr(source, field.name)
     }
     values |= {
@@ -106,17 +106,17 @@ def result_of(settings: RunSettings, status: StatusResponse) -> Result:
         "seconds_by_epoch": tuple(seconds.get(epoch) for epoch in epochs),
         "options": dataclasses.asdict(settings),
     }
-    return Result(**values)
+    return RunResult(**values)
 
 
-def to_json(result: Result, baseline: Result | None) -> str:
+def to_json(result: RunResult, baseline: RunResult | None) -> str:
     """One object: the result's fields, and `baseline` with the same fields or null."""
     content = to_plain(result)
     content["baseline"] = None if baseline is None else to_plain(baseline)
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 
-def to_plain(result: Result) -> dict[str, Any]:
+def to_plain(result: RunResult) -> dict[str, Any]:
     """The fields as JSON can hold them: a figure that is not finite, as of a run that diverged, is None."""
     fields = dataclasses.asdict(result)
     fields["accuracy_by_epoch"] = [_finite(accuracy) for accuracy in result.accuracy_by_epoch]
@@ -137,7 +137,7 @@ def write_atomically(path: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def table_of(result: Result, baseline: Result | None) -> Table:
+def table_of(result: RunResult, baseline: RunResult | None) -> Table:
     """The run, next to the baseline if there is one, with what the difference amounts to."""
     workers, epochs = _count(result.workers, "worker"), _count(result.epochs, "epoch")
     # Text, because a task such as my:fire:x=1 is no markup.
@@ -152,7 +152,7 @@ def table_of(result: Result, baseline: Result | None) -> Table:
 
     def row(
         name: str,
-        figure: Callable[[Result], Any],
+        figure: Callable[[RunResult], Any],
         show: Callable[[Any], str] = str,
         difference: Callable[[Any, Any], str] = lambda ours, theirs: "",
     ) -> None:
@@ -210,7 +210,7 @@ def ratio(numerator: float, denominator: float) -> str:
     return f"{numerator / denominator:.2f}×" if denominator else "–"
 
 
-def heading(result: Result) -> str:
+def heading(result: RunResult) -> str:
     """What tells one run from another: mode, compressor and downlink."""
     if _name_of_mode(result) == "coded":
         return f"coded, r = {result.redundancy}"
@@ -219,7 +219,7 @@ def heading(result: Result) -> str:
     return f"{mode}{result.compressor}{down}"
 
 
-def _name_of_mode(result: Result) -> str:
+def _name_of_mode(result: RunResult) -> str:
     return result.mode.partition(":")[0]
 
 

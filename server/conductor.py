@@ -23,7 +23,7 @@ from .job.core import Core
 from .metrics import Metrics
 from .shard.shard import Shard
 from .shard.store import Broadcast, DivergedError
-from .streams import Session
+from .streams import WorkerStream
 
 log = logging.getLogger("gradwire.server")
 R = TypeVar("R")
@@ -55,7 +55,7 @@ class Conductor:
         self.core = core
         self.metrics = metrics
         self.shard = shard
-        self.sessions: dict[str, Session] = {}
+        self.streams: dict[str, WorkerStream] = {}
         self.finished = asyncio.Event()  # and saved, as far as that was possible
         self.unsaved = False  # the final parameters exist here alone
         self.failed = asyncio.Event()
@@ -113,9 +113,9 @@ class Conductor:
                     self._snapshot = None
                     self._work(self.shard.relabel(action.version))
                 case e.Disconnect():
-                    session = self.sessions.get(action.worker)
-                    if session is not None and session.incarnation == action.incarnation:
-                        session.outbox.end(action.refusal, final=action.final)
+                    stream = self.streams.get(action.worker)
+                    if stream is not None and stream.incarnation == action.incarnation:
+                        stream.outbox.end(action.refusal, final=action.final)
                 case e.Report():
                     self._report(action)
                 case e.Lost():
@@ -133,18 +133,18 @@ class Conductor:
             return
         log.warning("%s", shortened(action.text))
         waiting = m.Waiting(ranks=action.ranks, seconds=action.seconds, text=action.text)
-        for worker in self.sessions:
+        for worker in self.streams:
             self._send(worker, waiting)
 
     def _send(self, worker: str, message: m.ServerMessage) -> None:
         """To a worker that may have gone: its next stream learns all it needs from `Prepared`."""
-        session = self.sessions.get(worker)
-        if session is not None:
-            session.outbox.send(message)
+        stream = self.streams.get(worker)
+        if stream is not None:
+            stream.outbox.send(message)
 
     def _assign(self, action: e.Assign) -> None:
-        session = self.sessions.get(action.worker)
-        if session is None:
+        stream = self.streams.get(action.worker)
+        if stream is None:
             return
         assignment = action.assignment
         if self._started_at is None:
@@ -153,9 +153,9 @@ class Conductor:
             *missed, last = self._broadcasts(assignment.version, action.has)
             for broadcast in missed:  # uncompressed, the last alone would have done
                 assert isinstance(broadcast, Broadcast)
-                session.outbox.put(replace(broadcast, raw_bytes=0))
-            session.outbox.put(last)
-        session.outbox.send(assignment)
+                stream.outbox.put(replace(broadcast, raw_bytes=0))
+            stream.outbox.put(last)
+        stream.outbox.send(assignment)
 
     def _broadcasts(self, version: int, has: int | None) -> Sequence[Broadcast | Awaitable[Broadcast]]:
         """What takes a replica from `has` to `version`: the updates between, or a snapshot."""

@@ -24,7 +24,7 @@ from .job import refusals
 from .metrics import SENDER, compressor_label
 from .relay import Uploads
 from .shard.inbox import Inbox
-from .streams import Context, Outbox, Session
+from .streams import Context, Outbox, WorkerStream
 
 log = logging.getLogger("gradwire.server")
 T = TypeVar("T")
@@ -36,7 +36,7 @@ FAREWELL_S = 2.0  # for a worker to take what is still queued for it before its 
 MAX_TEXT_CHARACTERS = 128  # of what a worker says about itself
 
 
-class Exchange:
+class WorkerCall:
     """One stream; `run` serves it from its Hello to its end."""
 
     def __init__(self, conductor: Conductor) -> None:
@@ -46,35 +46,35 @@ class Exchange:
 
     async def run(self, hello: m.Hello, requests: Requests, context: Context) -> None:
         """Raises Refused where the stream cannot go on."""
-        session = Session(hello.worker, hello.incarnation, Outbox(), Inbox(hello.worker))
-        attached = self._conductor.decide(e.Attached(*session.id))
-        previous = self._conductor.sessions.get(hello.worker)
-        self._conductor.sessions[hello.worker] = session
+        stream = WorkerStream(hello.worker, hello.incarnation, Outbox(), Inbox(hello.worker))
+        attached = self._conductor.decide(e.Attached(*stream.id))
+        previous = self._conductor.streams.get(hello.worker)
+        self._conductor.streams[hello.worker] = stream
         if previous is not None:
             text = f"worker {hello.worker!r} has opened another stream"
             previous.outbox.end(Refusal(reason=Reason.FENCED, worker=hello.worker, message=text), final=False)
         SENDER.set(compressor_label(self._core.roster.members[hello.worker].compressor))
-        session.outbox.send(attached.reply)
+        stream.outbox.send(attached.reply)
         self._conductor.perform(attached.actions)
         writer = asyncio.create_task(
-            session.outbox.pump(context, lambda broadcast: self._metrics.sent_raw(broadcast.raw_bytes))
+            stream.outbox.pump(context, lambda broadcast: self._metrics.sent_raw(broadcast.raw_bytes))
         )
-        reader = asyncio.create_task(self._read(session, requests))
-        ended = asyncio.create_task(session.outbox.ended.wait())
+        reader = asyncio.create_task(self._read(stream, requests))
+        ended = asyncio.create_task(stream.outbox.ended.wait())
         try:
             await asyncio.wait((writer, reader, ended), return_when=asyncio.FIRST_COMPLETED)
-            if session.outbox.final:
+            if stream.outbox.final:
                 await asyncio.wait((writer,), timeout=FAREWELL_S)
         finally:
             for task in (writer, reader, ended):
                 task.cancel()
             ends = await asyncio.gather(writer, reader, return_exceptions=True)
-            if self._conductor.sessions.get(session.worker) is session:
-                del self._conductor.sessions[session.worker]
-                self._conductor.happen(e.Detached(*session.id))
+            if self._conductor.streams.get(stream.worker) is stream:
+                del self._conductor.streams[stream.worker]
+                self._conductor.happen(e.Detached(*stream.id))
         # Why the stream was ended explains whatever else went wrong on it.
-        why = session.outbox.ended_with
-        if why is not None and session.outbox.final:
+        why = stream.outbox.ended_with
+        if why is not None and stream.outbox.final:
             raise Refused(why)
         failures = [end for end in ends if isinstance(end, Exception)]
         if why is None and failures:
@@ -88,63 +88,61 @@ class Exchange:
             return
         await context.abort(grpc.StatusCode.UNAVAILABLE, text)
 
-    async def _read(self, session: Session, requests: Requests) -> None:
+    async def _read(self, stream: WorkerStream, requests: Requests) -> None:
         """Take in messages until the worker is done. Raises Refused where the stream cannot go on."""
         conductor = self._conductor
-        uploads = Uploads(conductor, session)
+        uploads = Uploads(conductor, stream)
         async for message in requests:
-            if session.outbox.ended_with is not None:
+            if stream.outbox.ended_with is not None:
                 return
             match message:
                 case m.Chunk():
-                    conductor.happen(e.Heard(*session.id))
+                    conductor.happen(e.Heard(*stream.id))
                     if not uploads.add(message):
-                        await self._take(session, message)
+                        await self._take(stream, message)
                 case m.Push():
                     uploads.end()
-                    await self._take(session, message)
+                    await self._take(stream, message)
                 case m.Packet() | m.Snapshot():
                     uploads.begin(message)
                 case m.Heartbeat():
                     activity = message.activity[:MAX_TEXT_CHARACTERS]
-                    conductor.happen(e.Heard(*session.id, activity=activity))
+                    conductor.happen(e.Heard(*stream.id, activity=activity))
                 case m.Ready():
                     conductor.happen(
                         e.Prepared(
-                            *session.id,
+                            *stream.id,
                             fingerprint=message.fingerprint,
                             version=message.version,
                             assigned=message.assigned,
                         )
                     )
                 case m.Evaluation():
-                    self._evaluated(session, message)
+                    self._evaluated(stream, message)
                 case m.Leave():
                     reason = message.reason[:1024] or "no reason given"
-                    conductor.happen(e.Left(*session.id, failed=message.failed, reason=reason))
+                    conductor.happen(e.Left(*stream.id, failed=message.failed, reason=reason))
                     return
                 case Malformed():
-                    raise Refused(unreadable(message, session.worker))
+                    raise Refused(unreadable(message, stream.worker))
                 case m.Hello():
                     text = "Hello in the middle of a stream"
-                    raise Refused(Refusal(reason=Reason.MALFORMED, worker=session.worker, message=text))
+                    raise Refused(Refusal(reason=Reason.MALFORMED, worker=stream.worker, message=text))
 
-    async def _take(self, session: Session, message: m.Push | m.Chunk) -> None:
+    async def _take(self, stream: WorkerStream, message: m.Push | m.Chunk) -> None:
         """Take in a part of a push, and hand it on when it is complete."""
-        push = message if isinstance(message, m.Push) else session.inbox.current
+        push = message if isinstance(message, m.Push) else stream.inbox.current
         try:
             if isinstance(message, m.Push):
                 exchanges = self._core.mode.exchanges
                 if (message.exchanged is not None) != exchanges:
-                    raise Refused(refusals.not_of_mode(session.worker, message.seq, coded=exchanges))
-                member = self._core.roster.members.get(session.worker)
+                    raise Refused(refusals.not_of_mode(stream.worker, message.seq, coded=exchanges))
+                member = self._core.roster.members.get(stream.worker)
                 work = member.work if member is not None else None
-                session.inbox.begin(
-                    message, self._conductor.shard.manifest, work.assignment if work else None
-                )
+                stream.inbox.begin(message, self._conductor.shard.manifest, work.assignment if work else None)
             else:
-                session.inbox.add(message)
-            complete = session.inbox.take()
+                stream.inbox.add(message)
+            complete = stream.inbox.take()
             if complete is None:
                 return
             push, assembly = complete
@@ -152,21 +150,21 @@ class Exchange:
                 payloads = assembly.finish()
             else:
                 payloads = await asyncio.to_thread(assembly.finish)
-            if session.outbox.ended_with is None:  # it may have been ended during the scan
-                self._pushed(session, push, payloads)
+            if stream.outbox.ended_with is None:  # it may have been ended during the scan
+                self._pushed(stream, push, payloads)
         except Refused as error:
             # Without a push to answer for, or without a membership, the stream itself is at fault.
             if push is None or error.refusal.reason in (Reason.FENCED, Reason.NOT_A_MEMBER):
                 raise
-            session.inbox.drop(push)
+            stream.inbox.drop(push)
             self._metrics.push_refused(error.refusal.reason)
             log.warning("refused push %d: %s", push.seq, error)
             outcome = m.Outcome(seq=push.seq, decision=m.Decision.REFUSED, refusal=error.refusal)
-            session.outbox.send(outcome)
+            stream.outbox.send(outcome)
 
-    def _pushed(self, session: Session, push: m.Push, payloads: list[Payload]) -> None:
+    def _pushed(self, stream: WorkerStream, push: m.Push, payloads: list[Payload]) -> None:
         event = e.Pushed(
-            *session.id,
+            *stream.id,
             seq=push.seq,
             assignment=push.assignment,
             base_version=push.base_version,
@@ -189,28 +187,28 @@ class Exchange:
             self._metrics.push_refused(outcome.refusal.reason if outcome.refusal else Reason.STALE)
         elif not result.reply.repeated:
             self._metrics.push_accepted(payloads, outcome.version - 1 - push.base_version)
-        session.outbox.send(outcome)
+        stream.outbox.send(outcome)
         self._conductor.perform(result.actions)
 
-    def _evaluated(self, session: Session, message: m.Evaluation) -> None:
+    def _evaluated(self, stream: WorkerStream, message: m.Evaluation) -> None:
         names = message.metrics
         if len(names) > MAX_EVALUATION_METRICS or any(len(name) > MAX_TEXT_CHARACTERS for name in names):
             limit = f"up to {MAX_EVALUATION_METRICS} metrics, names of up to {MAX_TEXT_CHARACTERS} characters"
             got = f"{len(names)} metrics"
-            raise refused(Reason.SIZE, worker=session.worker, field="evaluation", limit=limit, value=got)
+            raise refused(Reason.SIZE, worker=stream.worker, field="evaluation", limit=limit, value=got)
         for name, value in names.items():
             if not math.isfinite(value):
                 field, got = f"evaluation metric {name!r}", str(value)
                 raise refused(
                     Reason.NON_FINITE,
-                    worker=session.worker,
+                    worker=stream.worker,
                     field=field,
                     limit="a finite number",
                     value=got,
                     remedy="leave it out",
                 )
         self._conductor.happen(
-            e.Evaluated(*session.id, version=message.version, epoch=message.epoch, metrics=message.metrics)
+            e.Evaluated(*stream.id, version=message.version, epoch=message.epoch, metrics=message.metrics)
         )
         for name in ("accuracy", "loss"):  # a bounded set of labels, whatever a task reports
             if name in message.metrics:

@@ -14,7 +14,7 @@ from .conductor import Conductor
 from .job import events as e
 from .job import refusals
 from .job.modes.mode import Mode
-from .streams import Outbox, Session
+from .streams import Outbox, WorkerStream
 
 log = logging.getLogger("gradwire.server")
 
@@ -44,16 +44,16 @@ class Relay:
 class Uploads:
     """Packets and snapshots of one stream, one at a time."""
 
-    def __init__(self, conductor: Conductor, session: Session) -> None:
+    def __init__(self, conductor: Conductor, stream: WorkerStream) -> None:
         self._conductor = conductor
-        self._session = session
+        self._stream = stream
         self._arriving: Relay | tuple[Snapshot, Assembly] | None = None
         self._dropping: int | None = None  # transfer that is of no use
 
     def end(self) -> None:
         """Something else begins. Raises Refused where the stream cannot go on."""
         unfinished, self._arriving, self._dropping = self._arriving, None, None
-        why = refusals.packet(self._session.worker, "all of it before something else", "a part")
+        why = refusals.packet(self._stream.worker, "all of it before something else", "a part")
         if isinstance(unfinished, Relay):
             self._damaged(unfinished, why)
         elif unfinished is not None:
@@ -62,7 +62,7 @@ class Uploads:
     def begin(self, header: Packet | Snapshot) -> None:
         """Raises Refused where the stream cannot go on."""
         self.end()
-        worker, mode = self._session.worker, self._conductor.core.mode
+        worker, mode = self._stream.worker, self._conductor.core.mode
         manifest = self._conductor.shard.manifest
         if manifest is None:
             raise Refused(refusals.not_initialized(worker, type(header).__name__))
@@ -77,21 +77,21 @@ class Uploads:
         expected = mode.packet_elements(packet.exchange, manifest.gradient_elements)
         if expected not in (None, packet.elements):
             limit, value = f"{expected} elements", f"{packet.elements}"
-            raise Refused(refusals.packet(self._session.worker, limit, value))
+            raise Refused(refusals.packet(self._stream.worker, limit, value))
         self._dropping = packet_transfer(packet)
         begun = e.PacketBegun(
-            *self._session.id, exchange=packet.exchange, index=packet.index, checksums=packet.checksums
+            *self._stream.id, exchange=packet.exchange, index=packet.index, checksums=packet.checksums
         )
         wanted = self._conductor.happen(begun)
         if wanted is None:  # it comes too late
             return
-        sessions = self._conductor.sessions
-        targets = [sessions[worker].outbox for worker in wanted if worker in sessions]
+        streams = self._conductor.streams
+        targets = [streams[worker].outbox for worker in wanted if worker in streams]
         self._dropping = None
-        self._go_on(Relay(packet, targets, self._session.worker))
+        self._go_on(Relay(packet, targets, self._stream.worker))
 
     def _begin_snapshot(self, snapshot: Snapshot, mode: Mode, manifest: Manifest) -> None:
-        worker = self._session.worker
+        worker = self._stream.worker
         if snapshot.leaving and not mode.wants_copy(worker, snapshot.version, leaving=True):
             self._dropping = snapshot.version  # another has it, or a newer one
             return
@@ -126,9 +126,7 @@ class Uploads:
     def _damaged(self, relay: Relay, why: Refusal) -> None:
         log.warning("refused packet %d: %s", relay.packet.index, sentence(why))
         self._conductor.metrics.refusal(why.reason)
-        self._conductor.happen(
-            e.PacketDamaged(*self._session.id, exchange=relay.packet.exchange, refusal=why)
-        )
+        self._conductor.happen(e.PacketDamaged(*self._stream.id, exchange=relay.packet.exchange, refusal=why))
 
     def _go_on(self, relay: Relay) -> None:
         """With the next chunk, unless there is none: a packet of an empty slice has no bytes."""
@@ -139,7 +137,7 @@ class Uploads:
         packet = relay.packet
         self._conductor.metrics.relayed(4 * packet.elements, len(relay.targets))
         self._conductor.happen(
-            e.PacketRelayed(*self._session.id, exchange=packet.exchange, index=packet.index)
+            e.PacketRelayed(*self._stream.id, exchange=packet.exchange, index=packet.index)
         )
 
     def _keep(self, snapshot: Snapshot, assembly: Assembly, chunk: Chunk) -> None:
@@ -147,6 +145,6 @@ class Uploads:
         if not assembly.complete:
             return
         self._arriving = None
-        arrived = e.CopyArrived(*self._session.id, version=snapshot.version, leaving=snapshot.leaving)
+        arrived = e.CopyArrived(*self._stream.id, version=snapshot.version, leaving=snapshot.leaving)
         self._conductor.shard.put_copy(arrived.key, assembly)
         self._conductor.happen(arrived)

@@ -26,7 +26,7 @@ from ..proto.wire import CHUNK_BYTES
 from ..settings import JobSettings, JobTerms, ServerSettings
 from ..spec import SpecError
 from .conductor import Conductor
-from .exchange import Exchange, expect, unreadable
+from .exchange import WorkerCall, expect, unreadable
 from .fetching import Fetches
 from .job import events as e
 from .job import refusals
@@ -205,7 +205,7 @@ class Service:
     async def _exchange(self, requests: AsyncIterator[Any], context: Context) -> None:
         hello = await expect(requests, m.Hello)
         self._check_job(hello.job, hello.worker)
-        await Exchange(self._conductor).run(hello, requests, context)
+        await WorkerCall(self._conductor).run(hello, requests, context)
 
     def _check_job(self, job: str, worker: str) -> None:
         if job and job != self.job.id:

@@ -19,7 +19,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(slots=True)
-class Session:
+class WorkerStream:
     """A worker that is connected."""
 
     worker: str

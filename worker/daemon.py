@@ -31,7 +31,7 @@ from .session.session import Session
 from .tasks import Task, TaskError, load_allowed
 from .tasks.computation import TaskFailedError, guarded
 from .tasks.trainer import Trainer
-from .tasks.work import Exchange, parse_work
+from .tasks.work import CodedExchange, parse_work
 
 log = logging.getLogger("gradwire.worker")
 
@@ -153,7 +153,7 @@ def _train(
             *(job.id, connection.worker, reply.rank, job.task, job.mode, job.epochs),
         )
         metrics.info.labels(__version__, job.mode, job.id).set(1)
-        if isinstance(parse_work(job.work), Exchange):
+        if isinstance(parse_work(job.work), CodedExchange):
             compressor = _without_compressor(compressor, chosen=chosen)
         connection.activity = "loading the task"
         task = load_allowed(job.task, own=settings.task, modules=names_in(settings.allow_task))

@@ -29,7 +29,7 @@ from .roster import BROKEN, OPENED, Life, Member, Roster, WorkLife
 from .samples import Samples
 from .schedule import parse_schedule
 from .state import LOST_REMEMBERED, JobState
-from .waiting import Waiting, describe_waiting
+from .waiting import Awaited, describe_waiting
 
 R = TypeVar("R")
 
@@ -386,7 +386,7 @@ class Core(JobState):
             actions += self._advance(now)
         return actions + self._report(now)
 
-    def waiting(self, now: float) -> Waiting:
+    def waiting(self, now: float) -> Awaited:
         """Whom or what everything waits for."""
         return self.mode.waiting(now) if self.phase is Phase.RUNNING else describe_waiting(self, now)
 

@@ -11,7 +11,7 @@ from .state import JobState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
+class Awaited:
     """ranks: who is missing. subject: what it is about, without times, to tell news from repetition.
 
     text: the whole story; empty while nothing is outstanding.
@@ -26,7 +26,7 @@ class Waiting:
     seconds: float | None = None
 
 
-def describe_waiting(state: JobState, now: float) -> Waiting:
+def describe_waiting(state: JobState, now: float) -> Awaited:
     """What is waited for before and after the training; while it runs, its mode knows."""
     since = state.waited(now)
     members = state.roster.members
@@ -49,15 +49,15 @@ def describe_waiting(state: JobState, now: float) -> Waiting:
             names = ", ".join(member.name for member in state.roster.by_rank())
             return _of(f"{names} to come back and evaluate the last version", since)
         case _:
-            return Waiting()
+            return Awaited()
 
 
-def waiting_for(state: JobState, members: Sequence[tuple[int, Name]], now: float) -> Waiting:
+def waiting_for(state: JobState, members: Sequence[tuple[int, Name]], now: float) -> Awaited:
     """The next version waits for these members, given by rank and name."""
     ranks = tuple(rank for rank, _ in members)
     names = ", ".join(describe(state, name, rank, now) for rank, name in members)
     text = f"version {state.version + 1} waits {state.waited(now)} for {names}"
-    return Waiting(ranks=ranks, subject=f"{ranks}", text=text)
+    return Awaited(ranks=ranks, subject=f"{ranks}", text=text)
 
 
 def describe(state: JobState, name: Name, rank: int, now: float) -> str:
@@ -70,5 +70,5 @@ def describe(state: JobState, name: Name, rank: int, now: float) -> str:
     return f"rank {rank} ({member.worker}, {link}, heard {now - member.heard_at:.1f} s ago{doing})"
 
 
-def _of(subject: str, since: str, ranks: tuple[int, ...] = ()) -> Waiting:
-    return Waiting(ranks=ranks, subject=subject, text=f"waiting {since} for {subject}")
+def _of(subject: str, since: str, ranks: tuple[int, ...] = ()) -> Awaited:
+    return Awaited(ranks=ranks, subject=subject, text=f"waiting {since} for {subject}")

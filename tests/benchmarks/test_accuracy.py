@@ -9,13 +9,13 @@ import pytest
 
 from gradwire.benchmarks.accuracy import MOST_SEEDS, ORDERS, area, check_order, estimate, main, markdown
 from gradwire.deploy.processes import RunError
-from gradwire.deploy.report import Result
+from gradwire.deploy.report import RunResult
 
 ORDER = ORDERS[0]
 
 
-def run(compressor: str, *accuracies: float | None, seed: int = 1) -> Result:
-    return Result(
+def run(compressor: str, *accuracies: float | None, seed: int = 1) -> RunResult:
+    return RunResult(
         task="digits",
         mode="sync",
         compressor=compressor,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.deploy import engine, processes
-from gradwire.deploy.engine import Plan, Watcher, train
+from gradwire.deploy.engine import RunPlan, Watcher, train
 from gradwire.deploy.interrupt import Interrupt, Interrupted
 from gradwire.deploy.processes import Child, Children, RunError
 from gradwire.exits import Exit
@@ -54,8 +54,8 @@ def interrupt() -> Iterator[Interrupt]:
         yield caught
 
 
-def plan(directory: Path, *, server: str = "finish", worker: str = "sleep") -> Plan:
-    return Plan(
+def plan(directory: Path, *, server: str = "finish", worker: str = "sleep") -> RunPlan:
+    return RunPlan(
         settings=RunSettings(task=server, compressor=worker, workers=2, epochs=1),
         directory=directory,
         server="standin_server",

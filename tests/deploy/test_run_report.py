@@ -15,7 +15,7 @@ from rich.console import Console
 from gradwire.deploy.plot import PlotError, write_plot
 from gradwire.deploy.progress import LineProgress, LiveProgress, progress
 from gradwire.deploy.report import (
-    Result,
+    RunResult,
     ratio,
     result_of,
     size,
@@ -86,7 +86,7 @@ def status(**changes: object) -> StatusResponse:
     return dataclasses.replace(reply, **changes)  # type: ignore[arg-type]
 
 
-def baseline() -> Result:
+def baseline() -> RunResult:
     traffic = Traffic(wire_bytes_up=8_000_000, wire_bytes_down=8_000_000, raw_bytes_up=7_600_000)
     options = dataclasses.replace(OPTIONS, compressor="none")
     return result_of(options, status(traffic=traffic, lost=(), refused_pushes=0, training_seconds=10.0))

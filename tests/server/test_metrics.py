@@ -13,7 +13,7 @@ from stepping import core_of
 from gradwire.proto.messages import Phase
 from gradwire.server.conductor import LINE_CHARACTERS, TICK_S, Conductor, shortened
 from gradwire.server.job import events as e
-from gradwire.server.job.waiting import Waiting
+from gradwire.server.job.waiting import Awaited
 from gradwire.server.metrics import Metrics
 
 
@@ -33,9 +33,9 @@ def test_what_a_worker_sends_updates_no_gauge(monkeypatch: pytest.MonkeyPatch) -
     core = core_of(min_workers=2)
     asked: list[int] = []
 
-    def waiting(now: float) -> Waiting:
+    def waiting(now: float) -> Awaited:
         asked.append(1)
-        return Waiting()
+        return Awaited()
 
     monkeypatch.setattr(core.mode, "waiting", waiting)
 

@@ -42,7 +42,7 @@ Words = npt.NDArray[np.uint32]
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class CodedStep:
     """The gradients of this worker's blocks at one version, and the exchange of them."""
 
     assignment: m.Assignment  # the last one of this version
@@ -81,7 +81,7 @@ class ExchangeWork(Strategy):
         replica.include(
             [(f"{what} of {names[place]}", tensor) for what, place, tensor in self._optimizer.state()]
         )
-        self._step: Step | None = None
+        self._step: CodedStep | None = None
         self._clipped_steps = 0
         session.handle_packets(self)
 
@@ -109,7 +109,7 @@ class ExchangeWork(Strategy):
         """Send the replica before leaving: perhaps no other worker has it."""
         self._session.send_snapshot(leaving=True)
 
-    def _compute(self, assignment: m.Assignment) -> Step:
+    def _compute(self, assignment: m.Assignment) -> CodedStep:
         """The gradient of each block that this worker holds, unless it has them already."""
         if self._step is not None and _key(self._step.assignment) == _key(assignment):
             self._step.assignment = assignment
@@ -117,7 +117,7 @@ class ExchangeWork(Strategy):
         coding = assignment.coding
         assert coding is not None
         whole = plan(assignment.world, coding.redundancy)
-        step = Step(assignment, original=whole, plan=whole)
+        step = CodedStep(assignment, original=whole, plan=whole)
         started = time.perf_counter()
         indices = self._computation.indices(assignment)
         blocks = len(step.original.holders)
@@ -147,7 +147,7 @@ class ExchangeWork(Strategy):
         self._watch(step)
         return step
 
-    def _watch(self, step: Step) -> None:
+    def _watch(self, step: CodedStep) -> None:
         """Say what is wrong with the gradients of a step."""
         version = step.assignment.version
         if step.unusable:
@@ -166,7 +166,7 @@ class ExchangeWork(Strategy):
                 *(version, step.clipped, self._clipped_steps),
             )
 
-    def _packets(self, step: Step) -> Iterator[tuple[m.Packet, Words]]:
+    def _packets(self, step: CodedStep) -> Iterator[tuple[m.Packet, Words]]:
         """Those to send in the exchange that the step's assignment is about."""
         coding, position = step.assignment.coding, step.assignment.position
         assert coding is not None
@@ -192,7 +192,7 @@ class ExchangeWork(Strategy):
         if step.exchange.complete:
             self._confirm(step)
 
-    def _confirm(self, step: Step) -> None:
+    def _confirm(self, step: CodedStep) -> None:
         """Tell the server that the exchange is complete."""
         assert step.exchange is not None
         checksum = crc32c(self._replica.values())

@@ -30,7 +30,7 @@ from .flops import layer_flops
 from .gradients import GradientWork
 from .local import LocalTraining, LocalWork
 from .strategy import Strategy
-from .work import Exchange, Gradients, Local, Work, parse_work
+from .work import CodedExchange, Gradients, Local, Work, parse_work
 
 log = logging.getLogger("gradwire.worker")
 
@@ -119,7 +119,7 @@ def _strategy(
         case Local():
             training = LocalTraining(session.replica.parameters, job.optimizer, work.correction)
             return LocalWork(session, computation, metrics, training, job.batch_size)
-        case Exchange():
+        case CodedExchange():
             return ExchangeWork(session, computation, job.optimizer, metrics)
 
 

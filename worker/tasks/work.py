@@ -27,12 +27,12 @@ class Local:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exchange:
+class CodedExchange:
     """Coded packets of gradients, exchanged among the workers, which take the step themselves."""
 
 
-Work = Gradients | Local | Exchange
-WORK: Mapping[str, type[Work]] = {"gradients": Gradients, "local": Local, "exchange": Exchange}
+Work = Gradients | Local | CodedExchange
+WORK: Mapping[str, type[Work]] = {"gradients": Gradients, "local": Local, "exchange": CodedExchange}
 
 
 def parse_work(text: str) -> Work:

@@ -27,7 +27,7 @@ from .. import events as e
 from ..roster import Member, Name, Work, WorkLife
 from ..saving import DERIVED
 from ..state import JobState
-from ..waiting import Waiting, describe, waiting_for
+from ..waiting import Awaited, describe, waiting_for
 from .mode import Mode
 from .pace import Pace
 
@@ -313,14 +313,14 @@ class Arrivals(Mode):
         ready, evaluations = self._state.roster.ready(), self._state.evaluations
         return [each for each in ready if each.work is not None or evaluations.is_by(each.id)]
 
-    def waiting(self, now: float) -> Waiting:
+    def waiting(self, now: float) -> Awaited:
         state, stuck = self._state, self._stuck()
         awaited = self._awaited()
         names = ", ".join(describe(state, each.id, each.rank, now) for each in awaited or self._busy())
         if not awaited:  # nobody waits, and still it is good to know who has not been heard of
             who = names or "the server"
             text = f"version {state.version + 1} is being computed {state.waited(now)} by {who}"
-            return Waiting(subject="computed", text=text, for_others=False)
+            return Awaited(subject="computed", text=text, for_others=False)
         found = waiting_for(state, [(each.rank, each.id) for each in awaited], now)
         if not stuck:
             return found

@@ -32,7 +32,7 @@ from .. import refusals
 from ..roster import Member, Name, Work
 from ..saving import DERIVED
 from ..state import JobState
-from ..waiting import Waiting, describe, waiting_for
+from ..waiting import Awaited, describe, waiting_for
 from .coded_round import CodedRound, ExchangeLife, ExchangeReport
 from .copies import Drift, ServerCopy
 from .mode import Mode
@@ -445,7 +445,7 @@ class Coded(Mode):
 
     # ---- what is waited for
 
-    def waiting(self, now: float) -> Waiting:
+    def waiting(self, now: float) -> Awaited:
         state, round_ = self._state, self.round
         since = state.waited(now)
         if round_ is not None:
@@ -455,7 +455,7 @@ class Coded(Mode):
         if asked is not None:
             name = describe(state, asked.id, asked.rank, now)
             text = f"the copy of version {state.version} is waited for {since} from {name}"
-            return Waiting(ranks=(asked.rank,), subject="copy", text=text)
+            return Awaited(ranks=(asked.rank,), subject="copy", text=text)
         here = [each for each in state.roster.by_rank() if self._is_current(each)]
         names = ", ".join(describe(state, each.id, each.rank, now) for each in here or self._away())
         text = f"version {state.version} is waited for {since} from {names}, who have it"
@@ -465,4 +465,4 @@ class Coded(Mode):
                 f"; when others have waited for {wait_s:g} s, training goes back to the server's "
                 f"copy, version {self._copy.version}"
             )
-        return Waiting(subject="copy", text=text)
+        return Awaited(subject="copy", text=text)

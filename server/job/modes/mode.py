@@ -11,7 +11,7 @@ from ....proto.refusal import Refused
 from .. import events as e
 from .. import refusals
 from ..roster import Member, Work
-from ..waiting import Waiting
+from ..waiting import Awaited
 
 
 class Mode(ABC):
@@ -60,7 +60,7 @@ class Mode(ABC):
         sent at the version before what comes next is applied."""
 
     @abstractmethod
-    def waiting(self, now: float) -> Waiting:
+    def waiting(self, now: float) -> Awaited:
         """Whom the training waits for. Takes a look at every member.
 
         `ranks` are of those that have been given work and have not answered, where others wait for them.

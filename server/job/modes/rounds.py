@@ -30,7 +30,7 @@ from ..roster import Member, Name, Work, WorkLife
 from ..samples import Drawn
 from ..saving import DERIVED
 from ..state import JobState
-from ..waiting import Waiting, waiting_for
+from ..waiting import Awaited, waiting_for
 from .division import Division, Part, Sliced, StragglerCoded, divide
 from .local import LocalOptions
 from .mode import Mode
@@ -372,11 +372,11 @@ class Rounds(Mode):
         missing = [] if round_.complete else round_.missing
         return sorted((place.rank, place.member) for place in missing)
 
-    def waiting(self, now: float) -> Waiting:
+    def waiting(self, now: float) -> Awaited:
         missing = self._missing()
         if missing:
             return waiting_for(self._state, missing, now)
         if self.round is None:
-            return Waiting()
+            return Awaited()
         text = f"version {self._state.version + 1} is being computed {self._state.waited(now)}"
-        return Waiting(subject="computed", text=text, for_others=False)
+        return Awaited(subject="computed", text=text, for_others=False)

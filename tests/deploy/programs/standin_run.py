@@ -7,13 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gradwire.deploy.engine import Plan, train
+from gradwire.deploy.engine import RunPlan, train
 from gradwire.deploy.interrupt import Interrupt
 from gradwire.deploy.progress import LineProgress
 from gradwire.settings import RunSettings
 
 if __name__ == "__main__":
-    plan = Plan(
+    plan = RunPlan(
         settings=RunSettings(task="forever", compressor=sys.argv[2], workers=2),
         directory=Path(sys.argv[1]),
         server="standin_server",
