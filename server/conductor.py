@@ -97,7 +97,7 @@ class Conductor:
                 case e.Assign():
                     self._assign(action)
                 case e.Apply():
-                    self._work(self._apply(action))
+                    self._work(self._apply(action, self.shard.apply(action)))
                 case e.Drop():
                     self.shard.drop(action.key)
                 case e.Closed():
@@ -180,9 +180,9 @@ class Conductor:
         while len(updates) > 1 and sum(each.wire_bytes for each in updates) > update.raw_bytes:
             updates.popleft()
 
-    async def _apply(self, action: e.Apply) -> None:
+    async def _apply(self, action: e.Apply, applying: Awaitable[Broadcast]) -> None:
         started = time.monotonic()
-        broadcast = await self.shard.apply(action)
+        broadcast = await applying
         self._ended_at = time.monotonic()
         if broadcast.passed_over:
             self.metrics.passed_over.inc()
@@ -305,4 +305,4 @@ class Conductor:
             await asyncio.wait(set(self._working))
         if self.shard.manifest is not None and not self.finished.is_set():
             await self._conclude(finished=False)
-        self.shard.close()
+        await asyncio.to_thread(self.shard.close)  # it may wait for a kernel that is being compiled

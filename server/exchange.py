@@ -175,7 +175,7 @@ class WorkerCall:
             exchanged=push.exchanged,
         )
         shard = self._conductor.shard
-        new = shard.put(event.key, payloads)
+        new = push.exchanged is None and shard.put(event.key, payloads)
         try:
             result = self._conductor.decide(event)
         except Refused:

@@ -9,7 +9,7 @@ control names it from then on. Only then does control hear of it. An `Apply` tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,13 +122,13 @@ class Shard:
         else:
             self._copies.pop(key, None)
 
-    async def apply(self, order: Apply) -> Broadcast:
+    def apply(self, order: Apply) -> Awaitable[Broadcast]:
         """Turn version - 1 into version with the pushes that the order names.
 
         Returns the update for every worker. Raises DivergedError.
         """
         pushes = [self._pushes.pop(each.key) for each in order.contributions]
-        return await self._run(self._opened.apply, order, pushes)
+        return self._run(self._opened.apply, order, pushes)
 
     async def load(self, key: CopyKey) -> None:
         """Replace the parameters by a stored snapshot. Raises DivergedError if it is not finite."""

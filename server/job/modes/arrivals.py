@@ -245,7 +245,7 @@ class Arrivals(Mode):
         return any(each.contributions[0].key == key for each in self._queue)
 
     def too_late(self, work: Work) -> bool:
-        return self.compensated
+        return self.compensated and work.assignment.version < self._state.version
 
     def lost(self, member: Member, *, away: bool) -> None:
         member.clock = None

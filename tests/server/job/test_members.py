@@ -259,3 +259,25 @@ def test_work_taken_back_after_a_lease_needs_no_version_that_the_shard_has_forgo
     assert why.reason is Reason.STALE
     assert not job.all(e.Apply)
     assert job.told["w3"].version == 2, "it goes on with the current version"
+
+
+@pytest.mark.parametrize("mode", ["async", "async:compensation=0.1", "stale:bound=9,compensation=0.1"])
+def test_samples_of_work_taken_back_after_a_lease_are_trained_on(mode: str) -> None:
+    """Nothing has been applied meanwhile, so its push counts, and the job waits for it."""
+    job = Job(core=core_of(mode, lease_seconds=LEASE_S, epochs=1, batch_size=4), samples=8)
+    for worker in ("w0", "w1"):
+        job.bring(worker)
+    began = job.told["w1"]
+    job.step(e.Detached(worker="w1", incarnation=1))
+    job.tick(LEASE_S / 2)
+    job.heartbeat("w0")
+    job.tick(LEASE_S / 2 + 1)
+    job.attach("w1")
+    job.step(
+        e.Prepared(worker="w1", incarnation=1, fingerprint=MODEL, version=began.version, assigned=began.id)
+    )
+    job.push("w0")
+    job.publish()
+    assert job.phase() is Phase.RUNNING
+    job.push("w1", to=began)
+    assert job.outcome().decision is Decision.ACCEPTED
