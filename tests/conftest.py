@@ -1,4 +1,4 @@
-"""Which tests run in one process when pytest has several."""
+"""How tests share the machine when pytest has several processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 from collections.abc import Generator
 
 import pytest
+
+# Before torch is imported: its threads spin while they wait, and take the cores from the other processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Fixtures that take long to make: all tests of a group run where they have been made.
 GROUPS = {"built": "packages", "image": "packages", "ran": "one run"}

@@ -7,6 +7,6 @@ import pytest
 from .coded_histories import run
 
 
-@pytest.mark.parametrize("seed", [1_000, 2_000, 3_000, 4_000])
+@pytest.mark.parametrize("seed", [1_000, 2_000])
 def test_every_sample_counts_once_and_replicas_never_differ(seed: int) -> None:
     assert run(30_000, seed) > 10
