@@ -152,6 +152,11 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
         ("gc-worker", "--server x --allow-task my-tasks", "expected names of modules"),
         ("gc-run", "--workres 3", "did you mean '--workers'?"),
         ("gc-run", "--mode coded --compressor 4bit", "exchanges gradients in fixed point"),
+        (
+            "gc-run",
+            "--mode sync:stragglers=1 --compressor 4bit",
+            "--compressor 4bit: --mode sync:stragglers=1 multiplies what a compressor loses; use none",
+        ),
         ("gc-run", "--mode coded:redundancy=4", "--workers 4 allows up to 3"),
         ("gc-run", "--mode sync:backup=4", "--workers 4: --mode sync:backup=4"),
     ],
@@ -167,15 +172,19 @@ def test_print_config_refuses_what_the_start_refuses(
     assert printed.out == ""
 
 
+@pytest.mark.parametrize("mode", ["coded:redundancy=auto", "sync:stragglers=1"])
 def test_print_config_shows_what_follows_from_the_mode(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        run, "_prepare", lambda *_: None
+    )  # it takes seconds, and the next test sees it at work
     environ = {**os.environ, "GC_SEED": "5"}
-    assert run.main(["--mode", "coded:redundancy=auto", "--print-config"], environ) == Exit.DONE
+    assert run.main(["--mode", mode, "--print-config"], environ) == Exit.DONE
     printed = " ".join(capsys.readouterr().out.split())
     assert "compressor = 'none' # because of --mode" in printed
-    assert "mode = 'coded:redundancy=auto' # flag" in printed
+    assert f"mode = '{mode}' # flag" in printed
     assert "seed = 5 # environment GC_SEED" in printed
     assert list(tmp_path.iterdir()) == []
 

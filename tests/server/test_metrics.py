@@ -121,5 +121,5 @@ def test_waiting_is_said_in_short_lines_and_only_when_it_is_longer_than_usual(
     assert not caplog.records, "healthy rounds take as long"
     for _ in range(32):
         shell.metrics.round_closed(0.2, 8, 0.5)
-    shell.perform([report])
-    assert [record.getMessage() for record in caplog.records] == [one]
+    shell.perform([report, e.Report(ranks=(0,), seconds=3.1, text=many)])
+    assert [record.getMessage() for record in caplog.records] == [one, shortened(many)]

@@ -1,0 +1,47 @@
+"""What the service refuses of itself, before the state machine hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gradwire.proto import messages as m
+from gradwire.server.conductor import Conductor
+from gradwire.server.job.core import Core
+from gradwire.server.job.modes import registry
+from gradwire.server.metrics import Metrics
+from gradwire.server.service import Service
+from gradwire.settings import ServerSettings
+
+
+def service_of(mode: str) -> Service:
+    options, parsed = ServerSettings(mode=mode, min_workers=3), registry.parse(mode)
+    shard: Any = SimpleNamespace(manifest=None)
+    return Service(Conductor(Core(options, parsed), Metrics("none"), shard=shard), options, parsed)
+
+
+def join(service: Service, compressor: str) -> Any:
+    """The reply. Raises AssertionError with the text of a refusal."""
+
+    async def abort(code: Any, text: str, metadata: Any) -> None:
+        raise AssertionError(text)
+
+    context: Any = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:7", abort=abort)
+    request = m.JoinRequest(worker="w0", incarnation=1, compressor=compressor)
+    return asyncio.run(service.handlers()["Join"](request, context))
+
+
+@pytest.mark.parametrize("compressor", ["4bit", "bf16", "topk:ratio=10", "one-that-the-server-has-not"])
+def test_a_mode_that_multiplies_losses_refuses_lossy_compressors(compressor: str) -> None:
+    service = service_of("sync:stragglers=1")
+    with pytest.raises(AssertionError, match="--compressor none"):
+        join(service, compressor)
+    assert join(service, "none").rank == 0, "who was refused has no rank"
+
+
+@pytest.mark.parametrize("mode", ["sync", "sync:backup=1", "stale"])
+def test_other_modes_take_them(mode: str) -> None:
+    assert join(service_of(mode), "4bit").rank == 0
