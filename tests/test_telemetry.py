@@ -1,15 +1,21 @@
-"""What a daemon's log lines carry."""
+"""What a daemon's log lines carry, and where it serves metrics."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
+import socket
+import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from gradwire.telemetry import LOG_FIELDS, add_log_fields, set_up_logging
+from gradwire.configuration import Effective, UsageError
+from gradwire.telemetry import LOG_FIELDS, HttpEndpoint, add_log_fields, set_up_logging
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +60,33 @@ def test_text_for_people_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
     add_log_fields(lambda: {"job": "j"})
     logging.getLogger("gradwire.worker").info("one")
     assert capsys.readouterr().err.endswith(" I one\n")
+
+
+@dataclass
+class Settings:
+    http_port: int
+
+
+def endpoint(port: int, origin: str) -> HttpEndpoint:
+    effective = Effective(settings=Settings(port), origins={"http_port": origin}, print_config=False)
+    return HttpEndpoint(effective, "127.0.0.1", CollectorRegistry(), lambda: False, lambda: "running")
+
+
+def test_a_default_http_port_that_is_taken_is_replaced_and_the_log_says_by_which(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"--http-port {port} on 127.0.0.1: Address already in use"):
+            endpoint(port, "flag")
+        instead = endpoint(port, "default")
+    try:
+        refused, said = caplog.messages
+        assert refused == f"port {port} is taken"
+        found = re.fullmatch(r"metrics and probes on port (\d+)", said)
+        assert found, said
+        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/readyz", timeout=10) as response:
+            assert response.read() == b"running\n"
+    finally:
+        instead.close()

@@ -148,6 +148,8 @@ def _train(
     try:
         reply = connection.join(__version__, compressor, names())
         job = job_terms(reply.job)
+        known: dict[str, object] = {"job": job.id, "worker": connection.worker, "rank": reply.rank}
+        add_log_fields(lambda: known)  # the version as soon as there is one
         log.info(
             "joined job %s as %s, rank %d: %s, mode %s, %d epochs",
             *(job.id, connection.worker, reply.rank, job.task, job.mode, job.epochs),
@@ -158,7 +160,6 @@ def _train(
         connection.activity = "loading the task"
         task = load_allowed(job.task, own=settings.task, modules=names_in(settings.allow_task))
         replica = _replica(task, job.seed, device)
-        known: dict[str, object] = {"job": job.id, "worker": connection.worker, "rank": reply.rank}
         add_log_fields(lambda: {**known, "version": replica.version})
         trainer = Trainer(
             connection,

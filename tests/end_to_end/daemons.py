@@ -84,6 +84,16 @@ class Daemon:
                 raise AssertionError(f"ended with {self.process.returncode} without {pattern!r}:\n{self.log}")
             time.sleep(0.02)
 
+    def fields(self, pattern: str) -> dict[str, Any]:
+        """All that the first JSON line says whose message matches. It has to be there."""
+        self.wait_for(pattern)
+        for line in list(self.lines):
+            with contextlib.suppress(ValueError):
+                found: dict[str, Any] = json.loads(line)
+                if re.search(pattern, found["message"]):
+                    return found
+        raise AssertionError(f"no JSON line has {pattern!r}:\n{self.log}")
+
     @property
     def log(self) -> str:
         return "\n".join(self.messages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import signal
 import socket
 import time
@@ -18,6 +19,7 @@ from daemons import Daemon, Daemons, Server, beating, gradient, poll, status, st
 from relay import Relay
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
+from gradwire import __version__
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Refused
 from gradwire.proto.transfer import Assembly, announced_payloads
@@ -418,11 +420,14 @@ def test_a_task_that_cannot_be_trained_ends_the_worker_and_the_server_hears_why(
     daemons: Daemons, task: str, words: str
 ) -> None:
     server = daemons.server("--task", task)
-    worker = daemons.worker(server.address, "--allow-task", "small_tasks,no_such_module")
+    worker = daemons.worker(server.address, "--allow-task", "small_tasks,no_such_module", "--worker-id", "w0")
     assert worker.wait() == 6
     assert words in worker.log
     server.wait_for("is lost: ")
     assert words in server.log
+    job = server.wait_for("; job ([0-9a-f]+): ").group(1)
+    for line in (worker.fields(re.escape(words)), server.fields("is lost: ")):
+        assert (line["job"], line["worker"], line["rank"]) == (job, "w0", 0)
 
 
 # ---- what operators see
@@ -454,7 +459,7 @@ def test_probes_and_metrics_of_server_and_worker(daemons: Daemons) -> None:
     assert get(http, "/nothing")[0] == 404
     worker = daemons.worker(server.address, "--http-port", str(worker_http))
     server.wait_for("epoch 1, version 60")
-    text = get(http, "/metrics")[1]
+    text = server_text = get(http, "/metrics")[1]
     assert sample(text, 'gradwire_server_wire_bytes_total{compressor="4bit",direction="up"}') > 1000
     assert sample(text, 'gradwire_server_raw_bytes_total{compressor="none",direction="down"}') > 1000
     assert sample(text, 'gradwire_server_pushes_total{compressor="4bit"}') >= 60
@@ -470,6 +475,12 @@ def test_probes_and_metrics_of_server_and_worker(daemons: Daemons) -> None:
     worker.signal(signal.SIGTERM)
     worker.wait()
     stop(server)
+    leaving = worker.fields("SIGTERM: leaving")
+    assert leaving["version"] >= 60
+    labels = f'{{job="{leaving["job"]}",mode="sync",version="{__version__}"}}'
+    assert sample(server_text, f"gradwire_server_info{labels}") == 1
+    assert sample(text, f"gradwire_worker_info{labels}") == 1
+    assert server.fields("epoch 1, version 60")["version"] >= 60
 
 
 def test_protected_mode_answers_only_this_machine(daemons: Daemons) -> None:
