@@ -15,6 +15,8 @@ options. The options of a mode are not here but in the mode's own file, as in `-
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -68,6 +70,17 @@ def parse_address(text: str) -> str:
     if not port.isdigit() or not 0 < int(port) < 65536 or not host:
         raise ValueError(f"expected host:port with a port from 1 to 65535, got {text!r}")
     return text
+
+
+def _parse_host(text: str) -> None:
+    """Names are left to the resolver; what can only be meant as an IP address has to be one."""
+    try:
+        if ":" in text:
+            ipaddress.IPv6Address(text)
+        elif text.replace(".", "").isdecimal():
+            socket.inet_aton(text)  # 127.1 too
+    except (ValueError, OSError):
+        raise ValueError(f"expected an IP address without a port, or a name, got {text!r}") from None
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -184,7 +197,9 @@ class ProcessSettings:
 class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
     """Hold the parameters of a training job, aggregate the workers' gradients and apply the optimizer."""
 
-    host: str = connection("0.0.0.0", "address to listen on; remote peers also need --insecure")
+    host: str = connection(
+        "0.0.0.0", "address to listen on; remote peers also need --insecure", parse=_parse_host
+    )
     port: int = connection(DEFAULT_PORT, "gRPC port; 0 for a free one", least=0, most=65535)
     min_workers: int = training(1, "workers to wait for before the first round", least=1)
     insecure: bool = connection(False, "service for remote peers too, without encryption or authentication")

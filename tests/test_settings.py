@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,8 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
         ("gc-server", "--aggregation medain", "did you mean 'median'?"),
         ("gc-server", "--downlink topkk", "did you mean 'topk'?"),
         ("gc-server", "--output /nowhere/at/all", "--output (flag): expected a file in a folder"),
+        ("gc-server", "--host 300.1.1.1", "--host (flag): expected an IP address without a port, or a name"),
+        ("gc-server", "--host 127.0.0.1:50051", "got '127.0.0.1:50051'"),
         ("gc-server", "--mode coded --downlink 4bit", "--mode coded has no updates"),
         ("gc-worker", "--server x --compressor 4bti", "did you mean '4bit'?"),
         ("gc-worker", "--server x --compressor topk:ration=4", "did you mean 'ratio'?"),
@@ -195,6 +198,45 @@ def test_a_task_that_cannot_be_imported_is_refused_by_print_config_of_gc_run(
     monkeypatch.chdir(tmp_path)
     assert run.main(["--task", "no_such_module:task", "--print-config"]) == Exit.USAGE
     assert "there is no module 'no_such_module'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("no_such_module:task", "there is no module 'no_such_module'"),
+        ("own_tasks:other", "has no 'other'"),
+        ("own_tasks:make:widht=3", "did you mean 'width'?"),
+        ("broken_tasks:make", "importing broken_tasks raised ZeroDivisionError"),
+    ],
+)
+@pytest.mark.parametrize("only_print", [False, True])
+def test_a_worker_refuses_its_own_task_before_it_looks_for_a_server(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    task: str,
+    words: str,
+    only_print: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name, text in (
+        ("own_tasks", "def make(width=3): raise OSError('it is loaded later')"),
+        ("broken_tasks", "1 / 0"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    argv = ["--server", "127.0.0.1:1", "--http-port", "-1", "--connect-seconds", "0", "--task", task]
+    assert worker.main([*argv, *(["--print-config"] if only_print else [])]) == Exit.TASK
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert printed.out == ""
+    assert worker.main([*argv[:-1], "own_tasks:make:width=4", "--print-config"]) == Exit.DONE
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::1", "127.1", "localhost", "gradwire-server-0.gradwire"])
+def test_hosts_to_listen_on(host: str) -> None:
+    assert as_told(ServerSettings, ["--host", host]).host == host
 
 
 @pytest.mark.parametrize("command", MAINS)

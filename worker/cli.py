@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ..configuration import UsageError, read
 from ..exits import Exit
 from ..settings import COMMANDS, WorkerSettings
+from .tasks import TaskError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,8 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return Exit.DONE
         return run(effective)
     except UsageError as error:
-        print(f"gc-worker: {error}", file=sys.stderr)
-        return Exit.USAGE
+        return _fail(Exit.USAGE, error)
+    except TaskError as error:
+        return _fail(Exit.TASK, error)
+
+
+def _fail(code: Exit, error: Exception) -> int:
+    print(f"gc-worker: {error}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

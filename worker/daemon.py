@@ -28,7 +28,7 @@ from .session.attempts import UnreachableError
 from .session.connection import Connection
 from .session.replica import ModelError, Replica
 from .session.session import Session
-from .tasks import Task, TaskError, load_allowed
+from .tasks import Task, TaskError, check_task, load_allowed
 from .tasks.computation import TaskFailedError, guarded
 from .tasks.trainer import Trainer
 from .tasks.work import CodedExchange, parse_work
@@ -75,12 +75,19 @@ class _Signals:
 
 
 def check(settings: WorkerSettings) -> None:
-    """Raise UsageError for a compressor or a device that there is not."""
+    """What can be known before there is a server: of its own task the module is loaded.
+
+    Raises:
+        UsageError: a compressor or a device that there is not.
+        TaskError: a task that there is not, or whose module raises.
+    """
     try:
         create(settings.compressor)
     except SpecError as error:
         raise UsageError(f"--compressor: {error}") from None
     _choose_device(settings.device)
+    if settings.task:
+        check_task(settings.task)
 
 
 def run(effective: Effective[WorkerSettings]) -> int:

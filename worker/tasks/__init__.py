@@ -7,7 +7,7 @@ docs/tasks.md says what a task must keep to, with a complete example. Importing 
 torch; loading a task does.
 """
 
-from .loading import load, load_allowed
+from .loading import check_task, load, load_allowed
 from .task import Task, TaskError, TaskSpecError
 
-__all__ = ["Task", "TaskError", "TaskSpecError", "load", "load_allowed"]
+__all__ = ["Task", "TaskError", "TaskSpecError", "check_task", "load", "load_allowed"]

@@ -42,6 +42,16 @@ def load(spec: str) -> Task:
     return _make(spec, _find(spec, module, name), name, options)
 
 
+def check_task(spec: str) -> None:
+    """Import the function that `spec` names and compare its options, without making the task.
+
+    Raises:
+        TaskSpecError, TaskError: as `load` does.
+    """
+    module, name, options = _parse(spec)
+    _arguments(spec, _find(spec, module, name), options)
+
+
 def load_allowed(spec: str, *, own: str, modules: Sequence[str]) -> Task:
     """Make the task that the server names, if this worker was told to run it: a server, or whoever imitates
     one, must not choose among all functions that Python can import.
