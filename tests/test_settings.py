@@ -175,14 +175,16 @@ def test_print_config_refuses_what_the_start_refuses(
     assert printed.out == ""
 
 
+def nothing(settings: RunSettings, interrupt: Any) -> None:
+    pass
+
+
 @pytest.mark.parametrize("mode", ["coded:redundancy=auto", "sync:stragglers=1"])
 def test_print_config_shows_what_follows_from_the_mode(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        run, "_prepare", lambda *_: None
-    )  # it takes seconds, and the next test sees it at work
+    monkeypatch.setattr(run, "_prepare", nothing)  # takes seconds; the next test sees it at work
     environ = {**os.environ, "GC_SEED": "5"}
     assert run.main(["--mode", mode, "--print-config"], environ) == Exit.DONE
     printed = " ".join(capsys.readouterr().out.split())

@@ -29,9 +29,12 @@ def join(service: Service, compressor: str) -> Any:
     async def abort(code: Any, text: str, metadata: Any) -> None:
         raise AssertionError(text)
 
-    context: Any = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:7", abort=abort)
-    request = m.JoinRequest(worker="w0", incarnation=1, compressor=compressor)
-    return asyncio.run(service.handlers()["Join"](request, context))
+    async def call() -> Any:
+        context: Any = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:7", abort=abort)
+        request = m.JoinRequest(worker="w0", incarnation=1, compressor=compressor)
+        return await service.handlers()["Join"](request, context)
+
+    return asyncio.run(call())
 
 
 @pytest.mark.parametrize("compressor", ["4bit", "bf16", "topk:ratio=10", "one-that-the-server-has-not"])
