@@ -349,7 +349,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What rank 0 measured on the validation data."""
+    """What the worker that was asked to evaluate measured on the validation data."""
 
     version: int  # that was evaluated
     epoch: int  # epochs completed
