@@ -95,9 +95,9 @@ def test_what_is_asked_between_two_applications_is_of_the_version_between() -> N
         keys = [PushKey("a", 1, seq) for seq in range(1, 4)]
         for key in keys:
             shard.put(key, [dense(1, 1, 1)])
-        tasks: list[asyncio.Task[Any]] = []
+        tasks: list[asyncio.Future[Any]] = []
         for version, key in enumerate(keys, start=1):
-            tasks.append(asyncio.create_task(shard.apply(order(version, key))))
+            tasks.append(asyncio.ensure_future(shard.apply(order(version, key))))
             tasks.append(asyncio.create_task(shard.snapshot()))
             tasks.append(asyncio.create_task(shard.values()))
         found = await asyncio.gather(*tasks)
