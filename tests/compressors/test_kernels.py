@@ -44,6 +44,7 @@ def gradient(elements: int) -> Array:
     scales = rng.choice(np.array([1e-44, 1e-30, 1e-3, 0.1, 1.0, 7e4, 1e30]), elements)
     values: Array = (rng.standard_normal(elements) * scales).astype(np.float32)
     special = np.array([0.0, -0.0, 0.1, -0.1, 0.25, 3.4e38, -3.4e38, 65504, 65519, 65520, 6e-8], np.float32)
+    special = np.append(special, levels_of(CodeFormat.SIGNED_4BIT))
     where = rng.integers(0, max(1, elements), min(elements, 40))
     values[where] = rng.choice(special, where.size)
     return values
