@@ -50,6 +50,7 @@ class Daemon:
         paths = [str(TASKS), *filter(None, [os.environ.get("PYTHONPATH")])]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environ or {})}
         self.lines: list[str] = []
+        self._messages: list[str] = []
         ours, theirs = os.pipe()
         try:
             self.process = start(module, arguments, environ, theirs)
@@ -60,27 +61,29 @@ class Daemon:
 
     def _read(self, pipe: int) -> None:
         with open(pipe) as stream:
-            self.lines.extend(iter(stream.readline, ""))
+            for line in iter(stream.readline, ""):
+                self.lines.append(line)
+                with contextlib.suppress(ValueError):
+                    line = json.loads(line)["message"]
+                self._messages.append(line)
 
     @property
     def messages(self) -> list[str]:
         """What was logged, without time and level; other lines as they are."""
-        texts: list[str] = []
-        for line in list(self.lines):
-            with contextlib.suppress(ValueError):
-                line = json.loads(line)["message"]
-            texts.append(line)
-        return texts
+        return self._messages.copy()
 
     def wait_for(self, pattern: str, timeout_s: float = PATIENCE_S) -> re.Match[str]:
         """The first log message that matches."""
         deadline = time.monotonic() + timeout_s
+        seen = 0
         while True:
-            for text in self.messages:
+            ended = self.process.poll() is not None and not self._reader.is_alive()
+            for text in self.messages[seen:]:
+                seen += 1
                 if found := re.search(pattern, text):
                     return found
             assert time.monotonic() < deadline, f"no {pattern!r} in:\n{self.log}"
-            if self.process.poll() is not None and not self._reader.is_alive():
+            if ended:
                 raise AssertionError(f"ended with {self.process.returncode} without {pattern!r}:\n{self.log}")
             time.sleep(0.02)
 
@@ -337,7 +340,7 @@ def poll(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 def stop(server: Server, number: int = signal.SIGTERM) -> int:
