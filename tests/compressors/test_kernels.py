@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import child
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -290,20 +291,14 @@ def test_many_callers_at_once_do_not_disturb_each_other() -> None:
         assert all(executor.map(call, range(64)))
 
 
-def _call_in_child(elements: int) -> tuple[Magnitudes, bool]:
-    """The result, and whether the child had help of its own."""
-    found = cpu.magnitudes(gradient(elements))
-    return found, any(thread.name.startswith("gradwire-kernel") for thread in threading.enumerate())
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_kernels_work_in_a_child_process(method: str) -> None:
-    elements = 2 * CHUNK
+    values = gradient(2 * CHUNK)
     # This makes the pool, which a forked child inherits without threads.
-    expected = cpu.magnitudes(gradient(elements))
+    expected = cpu.magnitudes(values)
     with multiprocessing.get_context(method).Pool(1) as pool:
-        assert pool.apply_async(_call_in_child, (elements,)).get(timeout=60) == (expected, True)
+        assert pool.apply_async(child.magnitudes, (values,)).get(timeout=60) == (expected, True)
 
 
 def test_no_thread_is_started_by_importing() -> None:
