@@ -125,7 +125,8 @@ class Shard:
     def apply(self, order: Apply) -> Awaitable[Broadcast]:
         """Turn version - 1 into version with the pushes that the order names.
 
-        Returns the update for every worker. Raises DivergedError.
+        Takes the pushes at once, so that a `drop` of one that comes again finds nothing to forget. Returns
+        the update for every worker. Raises DivergedError.
         """
         pushes = [self._pushes.pop(each.key) for each in order.contributions]
         return self._run(self._opened.apply, order, pushes)

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
+from pushes import MANIFEST, assembly, build, dense
 from stepping import core_of
 
-from gradwire.compressors import DenseFormat, DensePayload, Payload
-from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto import messages as m
-from gradwire.proto.manifest import Manifest
-from gradwire.proto.transfer import encode_chunks, values_assembly
-from gradwire.proto.wire import decode_envelope
 from gradwire.server.conductor import Conductor
 from gradwire.server.exchange import WorkerCall
 from gradwire.server.job import events as e
 from gradwire.server.metrics import Metrics
 from gradwire.server.shard.inbox import Inbox
 from gradwire.server.shard.shard import Shard
-from gradwire.server.shard.store import Float32, Store
 from gradwire.server.streams import Outbox, WorkerStream
-
-MANIFEST = Manifest((m.Tensor(name="weight", shape=(3,), dtype="float32"),), 8)
-
-
-def build(manifest: Manifest, values: Sequence[Float32]) -> Store:
-    return Store(
-        manifest, values, "none", lambda ps: Optimizer(parse_optimizer("sgd"), ps, 1.0), keep_last=True
-    )
 
 
 class Wired:
-    """A job of attached workers. `told` has each one's last assignment."""
+    """A job of attached workers."""
 
     def __init__(self, mode: str, workers: str) -> None:
         self.core = core_of(mode, min_workers=len(workers), epochs=100)
@@ -49,13 +34,8 @@ class Wired:
             self.conductor.happen(e.Joined(worker, 1, compressor="none"))
             self.conductor.happen(e.Attached(worker, 1))
             self.conductor.streams[worker] = WorkerStream(worker, 1, Outbox(), Inbox(worker))
-        values = values_assembly(0, MANIFEST, worker="a")
-        for message in encode_chunks(0, [np.zeros(12, np.uint8)]):
-            chunk = decode_envelope(message, "ServerMessage")
-            assert isinstance(chunk, m.Chunk)
-            values.add(chunk)
         opened = e.Initialized("a", 1, fingerprint=b"m", train_samples=400)
-        await self.shard.open(MANIFEST, values, lambda: self.conductor.happen(opened))
+        await self.shard.open(MANIFEST, assembly(0, 0, 0), lambda: self.conductor.happen(opened))
         for worker in self.workers:
             self.conductor.happen(e.Prepared(worker, 1, fingerprint=b"m", version=0))
 
@@ -73,9 +53,7 @@ class Wired:
 
     def arrive(self, worker: str, push: m.Push) -> None:
         """What the stream's reader does once a push has been scanned."""
-        ones = np.ones(3, np.float32).view(np.uint8)
-        payloads: list[Payload] = [DensePayload(format=DenseFormat.FLOAT32, elements=3, data=ones)]
-        given = payloads if push.exchanged is None else []
+        given = [dense(1, 1, 1)] if push.exchanged is None else []
         self.call._pushed(self.conductor.streams[worker], push, given)  # pyright: ignore[reportPrivateUsage]
 
     async def reach(self, version: int) -> None:
