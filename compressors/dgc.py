@@ -43,7 +43,7 @@ def _above_sampled_threshold(total: torch.Tensor, keep: int, context: StepContex
         return selection.select(values, keep)
     sample = np.abs(values[context.rng.integers(elements, size=size)])
     place = size - math.ceil(size * keep / elements)
-    found = selection.at_least(values, float(np.partition(sample, place)[place]))
+    found = selection.at_least(values, max(selection.LEAST, float(np.partition(sample, place)[place])))
     if found.indices.size > keep:
         largest = selection.select(found.values, keep)
         return Selection(found.indices[largest.indices], largest.values)

@@ -44,17 +44,20 @@ def quantize(
 
 
 def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> torch.Tensor:
-    """The `keep` elements with the largest |x - center|: int32 indices, ascending.
+    """The `keep` elements with the largest |x - center|: int32 indices, ascending. Around 0, no zeros.
 
     Of equal scores the lower index is taken. Three passes find the threshold, two write the indices.
     """
     _check("values", values, torch.float32, values.numel())
     check_keep(keep, values.numel())
+    center, above = float(np.float32(center)), 0
+    if keep:
+        threshold, above = _threshold(values, keep, center, ordered=False)
+        if threshold == 0 and not center:
+            keep = above
     indices = torch.empty(keep, dtype=torch.int32, device=values.device)
     if not keep:
         return indices
-    center = float(np.float32(center))
-    threshold, above = _threshold(values, keep, center, ordered=False)
     blocks = -(-values.numel() // SELECT_BLOCK)
     counts = torch.zeros((2, blocks), dtype=torch.int32, device=values.device)
     arguments = values, values.numel(), center, threshold

@@ -9,7 +9,8 @@ exact whatever the sample; only the time depends on it.
 Why not the last step's threshold: with error feedback it moves, by half in the first steps, while the sample
 costs a twentieth of the pass and never lags behind.
 
-Of equal scores the lower index is taken, and -0 equals 0. Inputs are finite.
+Of equal scores the lower index is taken, and -0 equals 0. Inputs are finite. By magnitude, zeros are never
+chosen: where fewer elements than asked for differ from zero, those are the selection.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ SMALL = 1 << 14
 RUN, STRIDE = 16, 1 << 12
 # Elements that a thread's scratch memory has room for at most: 8 bytes each.
 LARGEST_SCRATCH = 1 << 22
+# The least magnitude of an element that is not zero.
+LEAST = float(np.nextafter(np.float32(0), np.float32(1)))
 # With more candidates than this many times what is kept, finding a better guess is the shorter way.
 MOST_CANDIDATES = 4
 
@@ -58,16 +61,18 @@ _scratch = Scratch(LARGEST_SCRATCH)
 
 
 def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center: float = 0.0) -> Selection:
-    """The `keep` elements of highest score."""
+    """The `keep` elements of highest score; by magnitude only those that are not zero."""
     check("values", values, np.float32, values.size)
     check_keep(keep, values.size)
 
-    lowest = _guess(sample(values), values.size, keep, score, center)
+    floor = -np.inf if values.size <= SMALL or not score.leaves_zeros(center) else LEAST
+    lowest = max(floor, _guess(sample(values), values.size, keep, score, center))
     candidates = _collect(values, score, center, lowest, room=_room(keep, values.size))
-    if candidates is None or candidates.indices.size < keep:
+    if candidates is None or (candidates.indices.size < keep and lowest > floor):
         counts = _histogram(values, score, center)
         place, above = _reached(counts, keep)
-        candidates = _collect(values, score, center, _edge(place), room=above + int(counts[place]))
+        lowest = max(floor, _edge(place))
+        candidates = _collect(values, score, center, lowest, room=above + int(counts[place]))
         assert candidates is not None
     return _best(candidates, keep, score, center)
 
@@ -79,9 +84,9 @@ def add_and_select(gradient: Float32, residual: Float32, keep: int) -> Selection
     check_keep(keep, gradient.size)
 
     few = add_saturating(sample(gradient), sample(residual))
-    lowest = _guess(few, gradient.size, keep, Score.MAGNITUDE, 0.0)
+    lowest = max(LEAST, _guess(few, gradient.size, keep, Score.MAGNITUDE, 0.0))
     candidates = _add_and_collect(gradient, residual, lowest, room=_room(keep, gradient.size))
-    if candidates is None or candidates.indices.size < keep:
+    if candidates is None or (candidates.indices.size < keep and lowest > LEAST):
         return select(residual, keep)
     return _best(candidates, keep, Score.MAGNITUDE, 0.0)
 
@@ -216,15 +221,19 @@ def _collected(
 
 
 def _best(candidates: _Candidates, keep: int, score: Score, center: float) -> Selection:
-    """The `keep` best of the candidates, which all elements of higher or equal score are among."""
+    """The `keep` best of the candidates, which all elements of higher or equal score are among, but for zeros
+    where those are left."""
+    found, those, places = candidates
+    keep = min(keep, found.size)
     if keep == 0:
         return Selection(np.empty(0, np.uint32), np.empty(0, np.float32))
-    scores = score.of(candidates.values, center)
+    scores = score.of(those, center)
     threshold = np.float32(_lowest_of_highest(scores.copy(), keep))
-    ties = keep - int(np.count_nonzero(scores > threshold))
+    above = int(np.count_nonzero(scores > threshold))
+    if threshold == 0 and score.leaves_zeros(center):
+        keep = above
     indices, values = np.empty(keep + LANES, np.uint32), np.empty(keep + LANES, np.float32)
-    found, those, places = candidates
-    loops.keep_best(scores, threshold, ties, places, found, those, indices, values)
+    loops.keep_best(scores, threshold, keep - above, places, found, those, indices, values)
     return Selection(indices[:keep], values[:keep])
 
 

@@ -61,6 +61,7 @@ def test_select(elements: int) -> None:
     layouts = {
         "mixed": values(elements),
         "constant": np.full(elements, 0.5, np.float32),
+        "zero": np.zeros(elements, np.float32),
         "ties": np.round(np.random.default_rng(0).standard_normal(elements)).astype(np.float32),
     }
     for name, array in layouts.items():

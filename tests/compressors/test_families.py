@@ -117,7 +117,8 @@ def test_gcac_keeps_what_is_farthest_from_the_element_nearest_to_all(
     distances = np.abs(values[:, None].astype(np.float64) - values).sum(axis=1)
     centroid = values[distances == distances.min()].min()
     chosen = indices(bare("gcac", values, context(keep=keep)))
-    assert chosen == best(np.abs(values.astype(np.float64) - centroid), keep)
+    farthest = best(np.abs(values.astype(np.float64) - centroid), keep)
+    assert chosen == [place for place in farthest if centroid or values[place]]
 
 
 # krngc
@@ -191,10 +192,10 @@ def test_allotment_is_a_sort_of_all_elements_by_importance(
     keep = draw.draw(st.integers(0, sum(size for size, _ in layers)))
     omega = [np.abs(t.numpy().astype(np.float64)) / f**kappa for t, f in zip(totals, flops, strict=True)]
     ends = np.cumsum([size for size, _ in layers])
-    expected = np.bincount(np.searchsorted(ends, best(np.concatenate(omega), keep), side="right"))
-    got = allot(totals, flops, kappa, keep)
-    assert got == [*expected.tolist(), *[0] * (len(layers) - expected.size)]
-    assert sum(got) == keep
+    importance = np.concatenate(omega)
+    chosen = [place for place in best(importance, keep) if importance[place]]
+    expected = np.bincount(np.searchsorted(ends, chosen, side="right"), minlength=len(layers))
+    assert allot(totals, flops, kappa, keep) == expected.tolist()
 
 
 @pytest.mark.parametrize(("kappa", "flops"), [(0.1, (1e9, 3e4, 7e6)), (10, (1e12, 1.0, 1e6)), (0, (1, 5, 9))])
@@ -266,13 +267,11 @@ def test_dgc_keeps_about_k_and_never_more() -> None:
     assert np.mean(counts) == pytest.approx(1850, rel=0.1)
 
 
-def test_dgc_keeps_k_of_a_gradient_that_is_nearly_all_zeros() -> None:
+def test_dgc_keeps_what_differs_from_zero_of_a_gradient_that_is_nearly_all_zeros() -> None:
     """As of an embedding: the sampled threshold is 0, which everything reaches."""
     values = np.zeros(50_000, np.float32)
     values[::5000] = normal(10)
-    chosen = indices(bare("dgc:ratio=1000", values))
-    assert len(chosen) == 50
-    assert set(range(0, 50_000, 5000)) <= set(chosen)
+    assert indices(bare("dgc:ratio=1000", values)) == list(range(0, 50_000, 5000))
 
 
 # threshold and randk

@@ -47,6 +47,7 @@ def layouts(elements: int) -> dict[str, Array]:
         "extreme": extreme,
         "constant": np.full(elements, 0.25, np.float32),
         "zero": np.zeros(elements, np.float32),
+        "nearly all zero": np.where(rng.random(elements) < 0.004, mixed, np.float32(-0.0)),
         "ascending": np.sort(mixed),
         "descending": np.sort(mixed)[::-1].copy(),
         "all large ones at the beginning": bunched,
