@@ -35,7 +35,8 @@ def _check_not_negative(name: str, value: float) -> None:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sgd:
     """undoes_weights, here and below: whether a gradient times a constant makes the same step. has_momentum:
-    whether a step also goes where earlier gradients pointed."""
+    whether a step also goes where earlier gradients pointed. leaves_zeros: whether it leaves elements alone
+    whose gradient is 0."""
 
     undoes_weights: ClassVar[bool] = False
     momentum: float = 0.0
@@ -51,6 +52,10 @@ class Sgd:
     @property
     def has_momentum(self) -> bool:
         return self.momentum > 0
+
+    @property
+    def leaves_zeros(self) -> bool:
+        return not self.momentum and not self.weight_decay
 
     def memory(self, parameters: Sequence[torch.Tensor]) -> Memory:
         # As torch has it: the first gradient becomes the buffer, instead of being added to zeros.
@@ -78,6 +83,7 @@ class Adam:
     """Weight decay is added to the gradient."""
 
     undoes_weights: ClassVar[bool] = True
+    leaves_zeros: ClassVar[bool] = False
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -145,12 +151,14 @@ class Optimizer:
 
     Attributes:
         learning_rate: of the next step.
+        leaves_zeros: as the options say.
     """
 
     def __init__(
         self, options: OptimizerOptions, parameters: Sequence[torch.Tensor], learning_rate: float
     ) -> None:
         self.learning_rate = learning_rate
+        self.leaves_zeros = options.leaves_zeros
         self._options = options
         self._parameters = list(parameters)
         self._memory = options.memory(self._parameters)

@@ -125,8 +125,8 @@ class JobSettings:
         metavar=_SPEC,
     )
     downlink: str = compression(
-        "none",
-        "compressor of the updates that go to the workers, such as bf16, 4bit or topk:ratio=20",
+        "auto",
+        "compressor of the updates that go to the workers: auto, as the pushes came, none, or such as 4bit",
         metavar=_SPEC,
     )
 

@@ -165,7 +165,7 @@ def measure(size: int, repeats: int) -> dict[str, list[float]]:
     payload = DensePayload(format=DenseFormat.FLOAT32, elements=size // 4, data=data)
     seconds: dict[str, list[float]] = {"push": [], **{name: [] for name in ways}}
     with (
-        start_server("--host", "127.0.0.1") as server_port,
+        start_server("--host=127.0.0.1", "--downlink=none") as server_port,
         contextlib.closing(Pusher(f"127.0.0.1:{server_port}", payload)) as pusher,
     ):
         for repeat in range(repeats + 2):

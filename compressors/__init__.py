@@ -14,9 +14,12 @@ from .base import ModelWide as ModelWide
 from .base import NoOptions as NoOptions
 from .base import StepContext as StepContext
 from .base import TensorSpec as TensorSpec
+from .dense import dense_payload as dense_payload
 from .feedback import ErrorFeedback as ErrorFeedback
 from .indices import Indices as Indices
+from .indices import decode_indices as decode_indices
 from .indices import seeded_payload as seeded_payload
+from .indices import sparse_bytes as sparse_bytes
 from .indices import sparse_payload as sparse_payload
 from .kernels import set_threads as set_threads
 from .kernels import warm_up as warm_up
@@ -40,7 +43,9 @@ from .payload import payload_bytes as payload_bytes
 from .payload import wire_bytes as wire_bytes
 from .reduction import add_update as add_update
 from .reduction import decode as decode
+from .reduction import put_update as put_update
 from .reduction import reduce_payloads as reduce_payloads
+from .registry import AUTO as AUTO
 from .registry import CompressorEntry as CompressorEntry
 from .registry import check_downlink as check_downlink
 from .registry import create as create

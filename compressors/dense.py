@@ -14,7 +14,20 @@ import torch
 
 from .base import Stateless, StepContext, as_array
 from .kernels import cpu
-from .payload import DenseFormat, DensePayload
+from .payload import DenseFormat, DensePayload, Float32
+
+
+def dense_payload(format: DenseFormat, values: Float32, residual: Float32 | None = None) -> DensePayload:
+    """A copy of values (float32, shape (elements,)) in `format`.
+
+    residual: added before; afterwards it holds what rounding has left. Not for FLOAT32.
+    """
+    if format is DenseFormat.FLOAT32:
+        # A copy: the caller may overwrite its gradient while the payload waits to be acknowledged.
+        return DensePayload(format=format, elements=values.size, data=values.copy().view(np.uint8))
+    data = np.empty(values.size * format.element_bytes, np.uint8)
+    cpu.encode_dense(format, values, residual, data)
+    return DensePayload(format=format, elements=values.size, data=data)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,17 +39,9 @@ class Dense(Stateless):
     def compress(
         self, gradient: torch.Tensor, state: None, context: StepContext
     ) -> tuple[DensePayload, None]:
-        values = gradient.numpy()
-        if self.format is DenseFormat.FLOAT32:
-            # A copy: the caller may overwrite its gradient while the payload waits to be acknowledged.
-            data = values.astype(np.float32).view(np.uint8)
-            return DensePayload(format=self.format, elements=values.size, data=data), None
-        return self.compress_with_residual(gradient, None, state, context)
+        return dense_payload(self.format, gradient.numpy()), None
 
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
     ) -> tuple[DensePayload, None]:
-        elements = gradient.numel()
-        data = np.empty(elements * self.format.element_bytes, np.uint8)
-        cpu.encode_dense(self.format, gradient.numpy(), as_array(residual), data)
-        return DensePayload(format=self.format, elements=elements, data=data), None
+        return dense_payload(self.format, gradient.numpy(), as_array(residual)), None

@@ -23,6 +23,12 @@ def sparse_payload(elements: int, indices: Indices, values: ValuePayload) -> Spa
     return _joined(elements, IndexCoding.BITMAP, sparse.encode_bitmap(indices, elements), values)
 
 
+def sparse_bytes(elements: int, count: int) -> int:
+    """The most bytes that the indices of a `sparse_payload` take."""
+    gaps = sparse.gaps_limit(elements, count, sparse.gaps_low_bits(elements, count))
+    return min(gaps, -(-elements // 8))
+
+
 def seeded_payload(elements: int, seed: int, values: ValuePayload) -> SparsePayload:
     """Of the values at `sparse.seeded_indices(seed, elements, values.elements)`."""
     return _joined(elements, IndexCoding.SEEDED, _NO_BYTES, values, seed=seed)

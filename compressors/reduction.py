@@ -16,7 +16,7 @@ the sign of the majority, or 0 where there is none, times the sum of weight * le
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -51,11 +51,33 @@ def decode(payload: Payload) -> Float32:
 def add_update(payload: Payload, parameter: torch.Tensor) -> None:
     """Add an update to a parameter, in place, on whichever device: server and workers, to the same bits.
 
-    A payload of no elements leaves it as it is; adding zeros would turn -0 into 0.
+    What a sparse one does not hold stays as it is; adding 0 would turn -0 into 0.
     """
-    if isinstance(payload, SparsePayload) and not payload.count:
-        return
-    parameter.add_(torch.from_numpy(decode(payload)).view(parameter.shape).to(parameter.device))
+    if isinstance(payload, SparsePayload):
+        _change(payload, parameter, lambda flat, places, values: flat.index_add_(0, places, values))
+    else:
+        parameter.add_(torch.from_numpy(decode(payload)).view(parameter.shape).to(parameter.device))
+
+
+def put_update(payload: Payload, parameter: torch.Tensor) -> None:
+    """Put an update in the place of what a parameter holds, as `add_update` adds one."""
+    if isinstance(payload, SparsePayload):
+        _change(payload, parameter, lambda flat, places, values: flat.index_copy_(0, places, values))
+    else:
+        parameter.copy_(torch.from_numpy(decode(payload)).view(parameter.shape))
+
+
+def _change(
+    payload: SparsePayload,
+    parameter: torch.Tensor,
+    how: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object],
+) -> None:
+    flat = parameter.detach().reshape(-1)  # a copy if it is not contiguous
+    places = torch.from_numpy(decode_indices(payload).astype(np.int64))
+    values = torch.from_numpy(decode(payload.value_payload()))
+    how(flat, places.to(flat.device), values.to(flat.device))
+    if flat.data_ptr() != parameter.data_ptr():
+        parameter.copy_(flat.view(parameter.shape))
 
 
 def reduce_payloads(

@@ -32,6 +32,9 @@ from .wrapping import WRAPPING_KEYS, Wrapping
 ENTRY_POINT_GROUP = "gradwire.compressors"
 
 
+# As a downlink: what suits the pushes. No compressor has that name.
+AUTO = "auto"
+
 WITH_FEEDBACK = Wrapping()
 WITHOUT_FEEDBACK = Wrapping(feedback=False)
 
@@ -153,7 +156,9 @@ def lossless(spec: str) -> bool:
 def check_downlink(spec: str) -> None:
     """Raise `SpecError` unless `spec` names a compressor that can carry updates, and has options of its own
     only: what is not sent stays in the difference between server and replicas, which is all the feedback
-    there is."""
+    there is. `AUTO` will do."""
+    if spec == AUTO:
+        return
     parsed, entry = _found(spec)
     if around := [key for key in parsed.options if key in WRAPPING_KEYS]:
         raise SpecError(f"compressor {parsed.name!r}: {around[0]} is for gradients; leave it out for updates")

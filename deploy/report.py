@@ -215,7 +215,7 @@ def heading(result: RunResult) -> str:
     if _name_of_mode(result) == "coded":
         return f"coded, r = {result.redundancy}"
     mode = "" if result.mode == "sync" else f"{result.mode}: "
-    down = "" if result.downlink == "none" else f", {result.downlink} down"
+    down = "" if result.downlink in ("auto", "none") else f", {result.downlink} down"
     return f"{mode}{result.compressor}{down}"
 
 

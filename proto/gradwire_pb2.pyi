@@ -62,6 +62,7 @@ class Content(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENT_UNSPECIFIED: _ClassVar[Content]
     CONTENT_VALUES: _ClassVar[Content]
     CONTENT_DELTA: _ClassVar[Content]
+    CONTENT_CHANGED: _ClassVar[Content]
 
 class Decision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -120,6 +121,7 @@ INDEX_CODING_SEEDED: IndexCoding
 CONTENT_UNSPECIFIED: Content
 CONTENT_VALUES: Content
 CONTENT_DELTA: Content
+CONTENT_CHANGED: Content
 DECISION_UNSPECIFIED: Decision
 DECISION_ACCEPTED: Decision
 DECISION_REFUSED: Decision

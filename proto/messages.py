@@ -85,6 +85,8 @@ class Content(_Enum):
     UNSPECIFIED = 0
     VALUES = 1  # replaces the replica's parameters
     DELTA = 2  # is added to the replica at version - 1
+    # A dense tensor replaces that of the replica at version - 1, a sparse one the elements that it holds.
+    CHANGED = 3
 
 
 class Decision(_Enum):

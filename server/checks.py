@@ -31,7 +31,7 @@ def check(settings: ServerSettings) -> None:
 
 def check_compressor(settings: ServerSettings) -> None:
     """Raise UsageError for a compressor that does not suit updates. Imports torch, unless there is none."""
-    if settings.downlink != "none":
+    if settings.downlink not in ("auto", "none"):
         from ..compressors import check_downlink
 
         try:

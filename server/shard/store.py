@@ -1,9 +1,6 @@
 """The parameters: what a closed round does to them, and what goes down to the workers.
 
-`parameters` are the server's own, in float32. With a lossy downlink the workers' replicas differ from them,
-and `replica` is the copy that every worker holds, bit for bit: each update carries the compressed difference
-between the two, so that what one update leaves out is in the next: the difference is the residual, and error
-feedback needs no other state. Without loss the values themselves go down and the two are the same tensors.
+`parameters` are the server's own, in float32; `downlink` says what of them the workers have.
 
 Nothing here knows of sockets or clocks. One thread at a time may use a store.
 """
@@ -11,7 +8,6 @@ Nothing here knows of sockets or clocks. One thread at a time may use a store.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,19 +17,7 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
-from ...compressors import (
-    DenseFormat,
-    DensePayload,
-    IndexCoding,
-    LayerRule,
-    ModelCompressor,
-    Payload,
-    SparsePayload,
-    add_update,
-    decode,
-    lossless,
-    wire_bytes,
-)
+from ...compressors import DensePayload, Payload, decode, wire_bytes
 from ...optimizer import Optimizer
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
@@ -41,6 +25,7 @@ from ...proto.transfer import encode_chunks, tensor_header
 from ...proto.wire import encode_server
 from ..job.events import Apply
 from .aggregation import Aggregation, Mean, combine
+from .downlink import Downlink, Way
 from .mean import Share, mean
 
 Float32 = npt.NDArray[np.float32]
@@ -88,7 +73,7 @@ class Store:
         """
         Args:
             values: initial parameters, a flat float32 array per tensor of the manifest; taken over.
-            downlink: compressor of the updates, "none" for values without loss.
+            downlink: compressor of the updates, or `auto`; see `downlink`.
             seed: of the job, for compressors that draw.
             aggregation: how a round's gradients become one.
             delay_compensation: λ of g + λ g² (w - w_base), which makes up to first order for the parameters'
@@ -96,7 +81,7 @@ class Store:
                 which gradients are being computed. Source: Zheng et al., "Asynchronous Stochastic Gradient
                 Descent with Delay Compensation" (ICML 2017).
             keep_last: keep a copy of the parameters before each step, to go back to if it fails. Not needed
-                with a lossy downlink, where `replica` is one.
+                where `replica` is one.
         """
         self._aggregation = aggregation
         self._compensation = delay_compensation
@@ -111,13 +96,11 @@ class Store:
             parameter.grad = gradient
         self._optimizer = build_optimizer(self.parameters)
         self._base_rate = self._optimizer.learning_rate
-        self._lossy = not lossless(downlink)
-        self._encoder = ModelCompressor(manifest.specs, downlink, LayerRule(), seed, 0, bare=True)
-        self.replica = (
-            [parameter.clone() for parameter in self.parameters] if self._lossy else self.parameters
+        self._downlink = Downlink(
+            manifest, self.parameters, downlink, seed, leaves_zeros=self._optimizer.leaves_zeros
         )
-        kept = self.parameters if keep_last and not self._lossy else []
-        self._last = [parameter.clone() for parameter in kept]
+        self._keep_last = keep_last
+        self._last: list[torch.Tensor] = []
         self._bases: dict[int, list[torch.Tensor]] = {}  # by version
         if delay_compensation:
             self._keep_base(0, frozenset())
@@ -132,35 +115,54 @@ class Store:
         Raises:
             DivergedError: the parameters are no longer finite.
         """
-        for kept, parameter in zip(self._last, self.parameters, strict=False):
-            kept.copy_(parameter)
+        shares = [
+            share
+            for share in zip(order.contributions, pushes, strict=True)
+            if share[0].samples > 0 and share[0].weight != 0
+        ]
+        way = self._downlink.choose(shares)
+        last = self._before()
         try:
-            return self._apply(order, list(zip(order.contributions, pushes, strict=True)))
+            return self._apply(order, shares, way)
         except Exception:
-            # With a lossy downlink, the last parameters are those that every worker has.
-            for parameter, last in zip(self.parameters, self._last or self.replica, strict=True):
-                parameter.copy_(last)
+            for parameter, before in zip(self.parameters, last, strict=True):
+                parameter.copy_(before)
             raise
 
-    def _apply(self, order: Apply, shares: Sequence[Share]) -> Broadcast:
-        contributing = [each for each in shares if each[0].samples > 0 and each[0].weight != 0]
-        changed = len(contributing) >= self._aggregation.fewest
+    def _before(self) -> Sequence[torch.Tensor]:
+        """What to go back to: the replica if it is apart from the parameters, or a copy that is kept."""
+        if self.replica is not self.parameters or not self._keep_last:
+            self._last = []
+            return self.replica
+        self._last = self._last or [torch.empty_like(parameter) for parameter in self.parameters]
+        for kept, parameter in zip(self._last, self.parameters, strict=True):
+            kept.copy_(parameter)
+        return self._last
+
+    @property
+    def replica(self) -> Sequence[torch.Tensor]:
+        """What every worker has of the last version."""
+        return self._downlink.replica
+
+    def _apply(self, order: Apply, shares: Sequence[Share], way: Way) -> Broadcast:
+        changed = len(shares) >= self._aggregation.fewest
         if changed:
             outs = [_flat(gradient) for gradient in self._gradients]
             if isinstance(self._aggregation, Mean):
-                mean(contributing, order.weight, outs)
+                mean(shares, order.weight, outs)
             else:
-                combine(self._aggregation, [payloads for _, payloads in contributing], outs)
+                combine(self._aggregation, [payloads for _, payloads in shares], outs)
             if self._compensation and order.base_version is not None:
                 self._compensate(order.base_version, order.weight)
             self._optimizer.learning_rate = self._base_rate * order.rate_factor
             self._optimizer.step()
             self._check_finite(order.version)
-        broadcast = self._encode_update(order.version, changed=changed)
+        content, payloads = self._downlink.update(way, order.version, changed=changed)
+        broadcast = _encode(order.version, content, payloads)
         self.version = order.version
         if self._compensation:
             self._keep_base(order.version, order.bases)
-        return broadcast if changed else replace(broadcast, passed_over=len(contributing))
+        return broadcast if changed else replace(broadcast, passed_over=len(shares))
 
     def _compensate(self, base_version: int, weight: float) -> None:
         """Of weight · g make weight · (g + λ g² (w - w_base))."""
@@ -181,26 +183,9 @@ class Store:
             if not torch.isfinite(parameter.sum(dtype=torch.float64)):
                 raise DivergedError(f"parameters of {spec.name!r} are no longer finite at version {version}")
 
-    def _encode_update(self, version: int, *, changed: bool) -> Broadcast:
-        if not self._lossy and not changed:
-            nothing = [_nothing(spec.elements) for spec in self.manifest.specs]
-            return self._encode(version, Content.DELTA, nothing)
-        if not self._lossy:
-            return self._encode(version, Content.VALUES, list(map(_values, self.parameters)))
-        largest = torch.finfo(torch.float32).max
-        differences = [
-            (parameter - replica).clamp_(-largest, largest)
-            for parameter, replica in zip(self.parameters, self.replica, strict=True)
-        ]
-        # A warm-up is for gradients: updates are compressed in full from the first.
-        payloads = self._encoder.compress(differences, 1, version=version, epoch=math.inf)
-        for replica, payload in zip(self.replica, payloads, strict=True):
-            add_update(payload, replica)
-        return self._encode(version, Content.DELTA, payloads)
-
     def snapshot(self) -> Broadcast:
         """The replica as it is, for a worker that has none or an old one."""
-        return self._encode(self.version, Content.VALUES, list(map(_values, self.replica)))
+        return _encode(self.version, Content.VALUES, self._downlink.snapshot())
 
     def load(self, version: int, values: Sequence[Payload]) -> None:
         """Take over a worker's parameters, and what its optimizer remembers with them."""
@@ -211,17 +196,6 @@ class Store:
     def relabel(self, version: int) -> None:
         """Call what is here another version."""
         self.version = version
-
-    def _encode(self, version: int, content: Content, payloads: Sequence[Payload]) -> Broadcast:
-        parts = [payload.data for payload in payloads]
-        update = Update(
-            version=version,
-            content=content,
-            tensors=tuple(tensor_header(tensor, payload) for tensor, payload in enumerate(payloads)),
-        )
-        messages = (encode_server(update), *encode_chunks(version, parts))
-        raw_bytes = sum(payload.elements for payload in payloads) * 4
-        return Broadcast(version, content, messages, raw_bytes)
 
     def values(self) -> list[Bytes]:
         """The parameters as little-endian float32 bytes, in manifest order, over their own memory."""
@@ -261,17 +235,15 @@ def _flat(tensor: torch.Tensor) -> Float32:
     return tensor.detach().view(-1).numpy()
 
 
-def _values(tensor: torch.Tensor) -> Payload:
-    """The tensor as a dense payload over its own memory."""
-    values = _flat(tensor)
-    return DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=values.view(np.uint8))
-
-
-def _nothing(elements: int) -> Payload:
-    """Zeros, in a few bytes."""
-    nothing = np.empty(0, np.uint8)
-    values = DensePayload(format=DenseFormat.BFLOAT16, elements=0, data=nothing)
-    return SparsePayload(elements=elements, count=0, coding=IndexCoding.GAPS, values=values, data=nothing)
+def _encode(version: int, content: Content, payloads: Sequence[Payload]) -> Broadcast:
+    update = Update(
+        version=version,
+        content=content,
+        tensors=tuple(tensor_header(tensor, payload) for tensor, payload in enumerate(payloads)),
+    )
+    messages = (encode_server(update), *encode_chunks(version, [payload.data for payload in payloads]))
+    raw_bytes = sum(payload.elements for payload in payloads) * 4
+    return Broadcast(version, content, messages, raw_bytes)
 
 
 def compressed_bytes(payloads: Sequence[Payload]) -> tuple[int, int]:

@@ -63,7 +63,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 def test_report_is_what_was_run(ran: Ran) -> None:
     report = ran.report
-    expected = {"task": "digits", "mode": "sync", "compressor": "4bit", "downlink": "none", "seed": 1}
+    expected = {"task": "digits", "mode": "sync", "compressor": "4bit", "downlink": "auto", "seed": 1}
     assert {key: report[key] for key in expected} == expected
     assert (report["workers"], report["epochs"], report["steps"]) == (2, 2, 44)
     assert len(report["accuracy_by_epoch"]) == 2

@@ -56,10 +56,10 @@ def small_job(daemons: Daemons, *arguments: str, workers: int, task: str = SMALL
 @pytest.mark.parametrize(
     ("compressor", "downlink"),
     [
-        ("4bit", "none"),
+        ("4bit", "auto"),
         ("4bit", "bf16"),
         ("qsgd:bits=2", "topk:ratio=4"),
-        ("krngc:ratio=4,delay=2", "none"),
+        ("krngc:ratio=4,delay=2", "auto"),
         ("randk:ratio=4", "qsgd"),
         ("signsgd", "1bit"),
     ],
@@ -162,6 +162,7 @@ def test_a_partial_push_of_a_worker_that_dies_changes_nothing_and_the_round_goes
                     await dying.train()
                     await dying.receive(m.Assignment)
                     await dying.push(gradient(seed=9))  # its chunks are never sent
+                died = time.monotonic()
                 for chunk in await steady.push(gradient()):
                     await steady.send(chunk)
                 assert (await steady.receive(m.Outcome)).decision is m.Decision.ACCEPTED
@@ -173,7 +174,7 @@ def test_a_partial_push_of_a_worker_that_dies_changes_nothing_and_the_round_goes
                 while assignment.version == 0:
                     assignment = await steady.receive(m.Assignment)
                 assert (assignment.version, assignment.world) == (1, 1)
-                assert 1.5 < time.monotonic() - began < 6
+                assert 1.5 < time.monotonic() - died < 8
                 reply = await status(steady)
                 assert (reply.version, reply.pushes) == (1, 1)
                 assert [(lost.worker, lost.rank) for lost in reply.lost] == [("dying", 1)]
@@ -461,7 +462,7 @@ def test_probes_and_metrics_of_server_and_worker(daemons: Daemons) -> None:
     server.wait_for("epoch 1, version 60")
     text = server_text = get(http, "/metrics")[1]
     assert sample(text, 'gradwire_server_wire_bytes_total{compressor="4bit",direction="up"}') > 1000
-    assert sample(text, 'gradwire_server_raw_bytes_total{compressor="none",direction="down"}') > 1000
+    assert sample(text, 'gradwire_server_raw_bytes_total{compressor="auto",direction="down"}') > 1000
     assert sample(text, 'gradwire_server_pushes_total{compressor="4bit"}') >= 60
     assert sample(text, "gradwire_server_members") == 1
     assert sample(text, 'gradwire_server_phase{phase="running"}') == 1

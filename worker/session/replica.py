@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ...compressors import Payload, add_update, decode
+from ...compressors import Payload, add_update, put_update
 from ...proto.manifest import DTYPE, Manifest
 from ...proto.messages import Content, Tensor, Update
 
@@ -52,15 +52,12 @@ class Replica:
 
     def apply(self, update: Update, payloads: Sequence[Payload]) -> None:
         """Take in an update. One that has been applied before is passed over."""
-        if update.content is Content.DELTA and update.version != (self.version or 0) + 1:
+        if update.content is not Content.VALUES and update.version != (self.version or 0) + 1:
             return
         with torch.no_grad():
             for tensor, payload in zip(update.tensors, payloads, strict=True):
-                parameter = self._tensors[tensor.tensor]
-                if update.content is Content.VALUES:
-                    parameter.copy_(torch.from_numpy(decode(payload)).view(parameter.shape))
-                else:
-                    add_update(payload, parameter)
+                take = add_update if update.content is Content.DELTA else put_update
+                take(payload, self._tensors[tensor.tensor])
         self.version = update.version
 
     def gradients(self) -> list[torch.Tensor]:

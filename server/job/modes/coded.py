@@ -43,7 +43,7 @@ class CodedOptions(ModeOptions):
 
     def check(self, settings: ServerSettings) -> None:
         needs_mean(settings)
-        if settings.downlink != "none":
+        if settings.downlink not in ("auto", "none"):
             raise UsageError(
                 f"--downlink {settings.downlink}: --mode {settings.mode} has no updates; use none"
             )

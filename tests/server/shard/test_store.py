@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,16 @@ import torch
 from pushes import apply, pushed
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
-from gradwire.compressors import LayerRule, ModelCompressor, Payload, check_downlink
+from gradwire.compressors import LayerRule, ModelCompressor, Payload
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, Content, Tensor, Update
 from gradwire.proto.transfer import Assembly, announced_payloads
 from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
 from gradwire.server.shard.aggregation import Trimmed
+from gradwire.server.shard.downlink import Downlink
 from gradwire.server.shard.mean import Share
 from gradwire.server.shard.store import Broadcast, DivergedError, Store
-from gradwire.spec import SpecError
 from gradwire.worker.session.replica import Replica
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
@@ -308,170 +307,7 @@ def test_the_saved_file_holds_the_parameters_and_their_digest(tmp_path: Path) ->
     assert sum(value.size for value in ours.values()) == manifest().raw_bytes
 
 
-# Compressed updates, on a model that is large enough for a ratio to show
-
-WIDE = (300, 200)
-# With what each promises to divide the bytes of the large tensor by.
-DOWNLINKS = {
-    "4bit": 8,
-    "8bit": 4,
-    "1bit": 32,
-    "qsgd": 8,
-    "topk:ratio=10": 10,
-    "randk:ratio=10": 10,
-    "dgc": 100,
-}
-
-
-def wide_replica() -> Replica:
-    return Replica(torch.nn.Linear(*WIDE), 100)
-
-
-WIDE_MANIFEST = wide_replica().manifest
-
-
-def wide_store(downlink: str) -> Store:
-    generator = torch.Generator().manual_seed(3)
-    values = [torch.randn(spec.elements, generator=generator).numpy() for spec in WIDE_MANIFEST.specs]
-    options = parse_optimizer("sgd:momentum=0.9")
-    return Store(WIDE_MANIFEST, values, downlink, lambda ps: Optimizer(options, ps, 0.1), 5)
-
-
-def wide_share(step: int) -> Share:
-    generator = torch.Generator().manual_seed(100 + step)
-    given = [torch.randn(spec.shape, generator=generator) for spec in WIDE_MANIFEST.specs]
-    compressor = ModelCompressor(WIDE_MANIFEST.specs, "none", LayerRule(), 1, 0)
-    return pushed(32, compressor.compress(given, 32, version=step))
-
-
-def take(replica: Replica, broadcast: Broadcast) -> None:
-    """As a worker does, from the bytes."""
-    header, *chunks = [decode_envelope(message, "ServerMessage") for message in broadcast.messages]
-    assert isinstance(header, Update)
-    announced = announced_payloads(header.tensors, WIDE_MANIFEST, worker="w")
-    names = [spec.name for spec in WIDE_MANIFEST.specs]
-    assembly = Assembly(header.version, announced, chunk_bytes=CHUNK_BYTES, worker="w", names=names)
-    for chunk in chunks:
-        assert isinstance(chunk, Chunk)
-        assembly.add(chunk)
-    replica.apply(header, assembly.finish())
-
-
-def replica_bits(ours: Store) -> list[bytes]:
-    return [value.detach().numpy().tobytes() for value in ours.replica]
-
-
-def drift(ours: Store) -> float:
-    pairs = zip(ours.parameters, ours.replica, strict=True)
-    return math.hypot(*(float((p.detach() - r.detach()).double().square().sum().sqrt()) for p, r in pairs))
-
-
-@pytest.mark.parametrize("downlink", DOWNLINKS)
-def test_compressed_updates_give_every_worker_the_servers_replica(downlink: str) -> None:
-    ours, one, other, late = wide_store(downlink), wide_replica(), wide_replica(), wide_replica()
-    for worker in (one, other):
-        take(worker, ours.snapshot())
-    for step in range(20):
-        shares = [wide_share(step)] if step % 7 != 4 else [pushed(0, ())]
-        update = apply(ours, version=step + 1, shares=shares)
-        assert update.content is Content.DELTA
-        for worker in (one, other):
-            take(worker, update)
-            assert bits(worker) == replica_bits(ours)
-        if step == 11:
-            take(late, ours.snapshot())
-        if step > 11:
-            take(late, update)
-            assert bits(late) == replica_bits(ours)
-    assert bits(one) != [value.tobytes() for value in ours.values()]
-
-
-@pytest.mark.parametrize("downlink", DOWNLINKS)
-def test_compressed_updates_catch_up_when_nothing_is_added(downlink: str) -> None:
-    """The difference is the residual: it is bounded while the model moves, and goes when it stands still."""
-    ours = wide_store(downlink)
-    start = [value.detach().clone() for value in ours.parameters]
-    for step in range(8):
-        apply(ours, version=step + 1, shares=[wide_share(step)])
-    way = sum(float(((p - s) ** 2).sum()) for p, s in zip(ours.parameters, start, strict=True)) ** 0.5
-    first = drift(ours)
-    assert 0 < first < way
-    for step in range(8, 32):
-        apply(ours, version=step + 1, shares=[pushed(0, ())])
-    # Of a hundredth in each update, 24 leave about four fifths.
-    assert drift(ours) < (0.85 if DOWNLINKS[downlink] == 100 else 0.4) * first
-
-
-@pytest.mark.parametrize("downlink", DOWNLINKS)
-def test_a_compressed_update_takes_the_bytes_that_its_compressor_promises(downlink: str) -> None:
-    ours = wide_store(downlink)
-    weight, bias = (spec.elements for spec in WIDE_MANIFEST.specs)
-    for step in range(5):
-        size = sum(
-            map(
-                len,
-                apply(ours, version=step + 1, shares=[wide_share(step)]).messages,
-            )
-        )
-        # Scales and levels are a few in a hundred; the bias travels as bfloat16; and there are the headers.
-        assert size <= 4 * weight / DOWNLINKS[downlink] * 1.02 + 2 * bias + 200
-
-
-def test_an_update_of_nothing_is_tiny_and_changes_nothing() -> None:
-    ours, worker = wide_store("none"), wide_replica()
-    take(worker, ours.snapshot())
-    take(worker, apply(ours, version=1, shares=[wide_share(0)]))
-    before = bits(worker)
-    for version, shares in ((2, []), (3, [pushed(0, ())])):
-        update = apply(ours, version=version, shares=shares)
-        assert (update.version, update.content) == (version, Content.DELTA)
-        assert sum(map(len, update.messages)) < 100
-        take(worker, update)
-        assert worker.version == version
-        assert bits(worker) == before == replica_bits(ours)
-
-
-def test_an_update_of_nothing_leaves_negative_zeros_alone() -> None:
-    """Adding zero would make them positive on those workers that got the update, and on nobody else."""
-    ours, early, late = wide_store("none"), wide_replica(), wide_replica()
-    with torch.no_grad():
-        ours.parameters[0][0, :5] = -0.0
-    take(early, ours.snapshot())
-    take(early, apply(ours, version=1, shares=[pushed(0, ())]))
-    take(late, ours.snapshot())
-    assert bits(early) == bits(late) == replica_bits(ours)
-
-
-@pytest.mark.parametrize(
-    "downlink", ["none", "bf16", "fp16", *DOWNLINKS, "topk:warmup=4", "randk:values=4bit"]
-)
-def test_these_compressors_suit_updates(downlink: str) -> None:
-    check_downlink(downlink)
-
-
-UNSUITED = ["2bit", "gcac", "krngc", "signsgd", "terngrad", "threshold"]
-
-
-@pytest.mark.parametrize("name", [*UNSUITED, "4bit:levels=groups", "qsgd:norm=l2", "qsgd:bits=2"])
-def test_what_is_meant_for_gradients_alone_is_refused_for_updates(name: str) -> None:
-    with pytest.raises(SpecError) as refusal:
-        check_downlink(name)
-    suited = "1bit, 4bit, 8bit, bf16, dgc, fp16, none, qsgd, randk, topk"
-    found = str(refusal.value).partition("these do: ")[2].split(", ")
-    assert str(refusal.value).startswith(f"compressor {name!r} does not suit updates of parameters")
-    assert {*suited.split(", ")} <= {*found}
-    assert not {*found} & {*UNSUITED}
-
-
-@pytest.mark.parametrize("option", ["momentum=0.9", "feedback=off", "delay=2", "clip=1", "decay=0.5"])
-def test_what_goes_around_a_compressor_is_refused_for_updates(option: str) -> None:
-    key = option.partition("=")[0]
-    message = f"compressor 'topk': {key} is for gradients; leave it out for updates"
-    with pytest.raises(SpecError, match=message):
-        check_downlink(f"topk:{option}")
-
-
-@pytest.mark.parametrize("downlink", ["none", "4bit"])
+@pytest.mark.parametrize("downlink", ["none", "4bit", "auto"])
 @pytest.mark.parametrize("fault", ["diverges", "raises"])
 def test_a_step_that_fails_leaves_the_version_before_it(
     downlink: str, fault: str, monkeypatch: pytest.MonkeyPatch
@@ -480,16 +316,16 @@ def test_a_step_that_fails_leaves_the_version_before_it(
     values = [value.numpy().reshape(-1).copy() for value in initial()]
     options = parse_optimizer("sgd:momentum=0.9")
     ours = Store(manifest(), values, downlink, lambda ps: Optimizer(options, ps, 0.1), keep_last=True)
-    workers = compressors("none")
+    workers = compressors("topk:ratio=4" if downlink == "auto" else "none")
     for number in range(2):
         apply(ours, version=number + 1, shares=shares(number, workers))
     before = [replica.clone() for replica in ours.replica]
     if fault == "raises":
 
-        def fail(version: int, *, changed: bool) -> Broadcast:
+        def fail(*_: object, changed: bool) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(ours, "_encode_update", fail)
+        monkeypatch.setattr(Downlink, "update", fail)
     given, rate_factor = shares(2, workers), 3e39 if fault == "diverges" else 1.0
     with pytest.raises(DivergedError if fault == "diverges" else ZeroDivisionError):
         apply(ours, version=3, shares=given, rate_factor=rate_factor)

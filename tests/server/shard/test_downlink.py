@@ -1,0 +1,339 @@
+"""What goes down: compressed updates that every worker takes in to the same bits, and `auto`'s choice."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from pushes import apply, pushed
+
+from gradwire.compressors import (
+    CodeFormat,
+    DenseFormat,
+    DensePayload,
+    LayerRule,
+    LinearPayload,
+    ModelCompressor,
+    Payload,
+    QuantizedPayload,
+    SparsePayload,
+    check_downlink,
+    decode_indices,
+)
+from gradwire.optimizer import Optimizer, parse_optimizer
+from gradwire.proto.messages import Chunk, Content, Update
+from gradwire.proto.shares import share
+from gradwire.proto.transfer import Assembly, announced_payloads
+from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
+from gradwire.server.shard.mean import Share
+from gradwire.server.shard.store import Broadcast, Store
+from gradwire.spec import SpecError
+from gradwire.worker.session.replica import Replica
+
+WIDE = (300, 200)
+# With what each promises to divide the bytes of the large tensor by.
+DOWNLINKS = {
+    "4bit": 8,
+    "8bit": 4,
+    "1bit": 32,
+    "qsgd": 8,
+    "topk:ratio=10": 10,
+    "randk:ratio=10": 10,
+    "dgc": 100,
+}
+
+
+def wide_replica() -> Replica:
+    return Replica(torch.nn.Linear(*WIDE), 100)
+
+
+WIDE_MANIFEST = wide_replica().manifest
+
+
+def wide_store(downlink: str, optimizer: str = "sgd:momentum=0.9") -> Store:
+    generator = torch.Generator().manual_seed(3)
+    values = [torch.randn(spec.elements, generator=generator).numpy() for spec in WIDE_MANIFEST.specs]
+    options = parse_optimizer(optimizer)
+    return Store(WIDE_MANIFEST, values, downlink, lambda ps: Optimizer(options, ps, 0.1), 5)
+
+
+def wide_share(step: int, compressor: str = "none", rank: int = 0) -> Share:
+    """What a worker pushes that starts anew with every step."""
+    generator = torch.Generator().manual_seed(100 * (rank + 1) + step)
+    given = [torch.randn(spec.shape, generator=generator) for spec in WIDE_MANIFEST.specs]
+    model = ModelCompressor(WIDE_MANIFEST.specs, compressor, LayerRule(), 1, rank)
+    return pushed(32, model.compress(given, 32, version=step))
+
+
+def receive(broadcast: Broadcast) -> tuple[Update, list[Payload]]:
+    """As a worker does, from the bytes."""
+    header, *chunks = [decode_envelope(message, "ServerMessage") for message in broadcast.messages]
+    assert isinstance(header, Update)
+    announced = announced_payloads(header.tensors, WIDE_MANIFEST, worker="w")
+    names = [spec.name for spec in WIDE_MANIFEST.specs]
+    assembly = Assembly(header.version, announced, chunk_bytes=CHUNK_BYTES, worker="w", names=names)
+    for chunk in chunks:
+        assert isinstance(chunk, Chunk)
+        assembly.add(chunk)
+    return header, assembly.finish()
+
+
+def take(replica: Replica, broadcast: Broadcast) -> None:
+    replica.apply(*receive(broadcast))
+
+
+def bits(one: Replica) -> list[bytes]:
+    return [value.tobytes() for value in one.values()]
+
+
+def replica_bits(ours: Store) -> list[bytes]:
+    return [value.detach().numpy().tobytes() for value in ours.replica]
+
+
+def drift(ours: Store) -> float:
+    pairs = zip(ours.parameters, ours.replica, strict=True)
+    return math.hypot(*(float((p.detach() - r.detach()).double().square().sum().sqrt()) for p, r in pairs))
+
+
+@pytest.mark.parametrize("downlink", DOWNLINKS)
+def test_compressed_updates_give_every_worker_the_servers_replica(downlink: str) -> None:
+    ours, one, other, late = wide_store(downlink), wide_replica(), wide_replica(), wide_replica()
+    for worker in (one, other):
+        take(worker, ours.snapshot())
+    for step in range(20):
+        shares = [wide_share(step)] if step % 7 != 4 else [pushed(0, ())]
+        update = apply(ours, version=step + 1, shares=shares)
+        assert update.content is Content.DELTA
+        for worker in (one, other):
+            take(worker, update)
+            assert bits(worker) == replica_bits(ours)
+        if step == 11:
+            take(late, ours.snapshot())
+        if step > 11:
+            take(late, update)
+            assert bits(late) == replica_bits(ours)
+    assert bits(one) != [value.tobytes() for value in ours.values()]
+
+
+@pytest.mark.parametrize("downlink", DOWNLINKS)
+def test_compressed_updates_catch_up_when_nothing_is_added(downlink: str) -> None:
+    """The difference is the residual: it is bounded while the model moves, and goes when it stands still."""
+    ours = wide_store(downlink)
+    start = [value.detach().clone() for value in ours.parameters]
+    for step in range(8):
+        apply(ours, version=step + 1, shares=[wide_share(step)])
+    way = sum(float(((p - s) ** 2).sum()) for p, s in zip(ours.parameters, start, strict=True)) ** 0.5
+    first = drift(ours)
+    assert 0 < first < way
+    for step in range(8, 32):
+        apply(ours, version=step + 1, shares=[pushed(0, ())])
+    # Of a hundredth in each update, 24 leave about four fifths.
+    assert drift(ours) < (0.85 if DOWNLINKS[downlink] == 100 else 0.4) * first
+
+
+@pytest.mark.parametrize("downlink", DOWNLINKS)
+def test_a_compressed_update_takes_the_bytes_that_its_compressor_promises(downlink: str) -> None:
+    ours = wide_store(downlink)
+    weight, bias = (spec.elements for spec in WIDE_MANIFEST.specs)
+    for step in range(5):
+        size = sum(
+            map(
+                len,
+                apply(ours, version=step + 1, shares=[wide_share(step)]).messages,
+            )
+        )
+        # Scales and levels are a few in a hundred; the bias travels as bfloat16; and there are the headers.
+        assert size <= 4 * weight / DOWNLINKS[downlink] * 1.02 + 2 * bias + 200
+
+
+def test_an_update_of_nothing_is_tiny_and_changes_nothing() -> None:
+    ours, worker = wide_store("none"), wide_replica()
+    take(worker, ours.snapshot())
+    take(worker, apply(ours, version=1, shares=[wide_share(0)]))
+    before = bits(worker)
+    for version, shares in ((2, []), (3, [pushed(0, ())])):
+        update = apply(ours, version=version, shares=shares)
+        assert (update.version, update.content) == (version, Content.DELTA)
+        assert sum(map(len, update.messages)) < 100
+        take(worker, update)
+        assert worker.version == version
+        assert bits(worker) == before == replica_bits(ours)
+
+
+def test_an_update_of_nothing_leaves_negative_zeros_alone() -> None:
+    """Adding zero would make them positive on those workers that got the update, and on nobody else."""
+    ours, early, late = wide_store("none"), wide_replica(), wide_replica()
+    with torch.no_grad():
+        ours.parameters[0][0, :5] = -0.0
+    take(early, ours.snapshot())
+    take(early, apply(ours, version=1, shares=[pushed(0, ())]))
+    take(late, ours.snapshot())
+    assert bits(early) == bits(late) == replica_bits(ours)
+
+
+@pytest.mark.parametrize(
+    "downlink", ["none", "bf16", "fp16", *DOWNLINKS, "topk:warmup=4", "randk:values=4bit"]
+)
+def test_these_compressors_suit_updates(downlink: str) -> None:
+    check_downlink(downlink)
+
+
+UNSUITED = ["2bit", "gcac", "krngc", "signsgd", "terngrad", "threshold"]
+
+
+@pytest.mark.parametrize("name", [*UNSUITED, "4bit:levels=groups", "qsgd:norm=l2", "qsgd:bits=2"])
+def test_what_is_meant_for_gradients_alone_is_refused_for_updates(name: str) -> None:
+    with pytest.raises(SpecError) as refusal:
+        check_downlink(name)
+    suited = "1bit, 4bit, 8bit, bf16, dgc, fp16, none, qsgd, randk, topk"
+    found = str(refusal.value).partition("these do: ")[2].split(", ")
+    assert str(refusal.value).startswith(f"compressor {name!r} does not suit updates of parameters")
+    assert {*suited.split(", ")} <= {*found}
+    assert not {*found} & {*UNSUITED}
+
+
+@pytest.mark.parametrize("option", ["momentum=0.9", "feedback=off", "delay=2", "clip=1", "decay=0.5"])
+def test_what_goes_around_a_compressor_is_refused_for_updates(option: str) -> None:
+    key = option.partition("=")[0]
+    message = f"compressor 'topk': {key} is for gradients; leave it out for updates"
+    with pytest.raises(SpecError, match=message):
+        check_downlink(f"topk:{option}")
+
+
+# auto
+
+
+def kind(payload: Payload) -> object:
+    match payload:
+        case DensePayload() | QuantizedPayload():
+            return payload.format
+        case LinearPayload():
+            return payload.bits
+        case SparsePayload():
+            return kind(payload.values)
+
+
+FOUR, ONE, BF16 = CodeFormat.SIGNED_4BIT, CodeFormat.BINARY, DenseFormat.BFLOAT16
+
+
+@pytest.mark.parametrize(
+    ("compressor", "content", "large", "small"),
+    [
+        ("none", Content.VALUES, DenseFormat.FLOAT32, DenseFormat.FLOAT32),
+        ("bf16", Content.DELTA, BF16, BF16),
+        ("fp16", Content.DELTA, DenseFormat.FLOAT16, DenseFormat.FLOAT16),
+        ("8bit", Content.DELTA, 8, BF16),
+        ("qsgd:bits=5", Content.DELTA, 8, BF16),
+        ("qsgd", Content.DELTA, FOUR, BF16),
+        ("4bit", Content.DELTA, FOUR, BF16),
+        ("2bit", Content.DELTA, FOUR, BF16),
+        ("terngrad", Content.DELTA, FOUR, BF16),
+        ("1bit", Content.DELTA, ONE, BF16),
+        ("signsgd", Content.DELTA, ONE, BF16),
+        ("topk:ratio=100", Content.DELTA, BF16, BF16),
+        ("topk:ratio=100,values=4bit", Content.DELTA, BF16, BF16),
+        ("topk:ratio=100,values=fp16", Content.DELTA, DenseFormat.FLOAT16, DenseFormat.FLOAT16),
+        ("topk:ratio=100,values=float32", Content.CHANGED, DenseFormat.FLOAT32, DenseFormat.FLOAT32),
+        ("randk:ratio=50", Content.DELTA, BF16, BF16),
+    ],
+)
+def test_an_update_goes_down_in_the_kind_in_which_it_came_up(
+    compressor: str, content: Content, large: object, small: object
+) -> None:
+    ours, early, late = wide_store("auto", "sgd"), wide_replica(), wide_replica()
+    take(early, ours.snapshot())
+    for step in range(6):
+        shares = [wide_share(step, compressor, rank) for rank in range(3)]
+        broadcast = apply(ours, version=step + 1, shares=shares)
+        update, payloads = receive(broadcast)
+        assert (update.content, *map(kind, payloads)) == (content, large, small)
+        early.apply(update, payloads)
+        assert bits(early) == replica_bits(ours)
+        if step == 2:
+            take(late, ours.snapshot())
+        elif step > 2:
+            take(late, broadcast)
+            assert bits(late) == bits(early)
+        if isinstance(payloads[0], SparsePayload):
+            held = [pushed[0] for _, pushed in shares]
+            union = set().union(*(decode_indices(p).tolist() for p in held if isinstance(p, SparsePayload)))
+            assert set(decode_indices(payloads[0]).tolist()) == union
+    exact = bits(early) == [value.tobytes() for value in ours.values()]
+    assert exact == (content is not Content.DELTA)
+    assert (ours.replica is ours.parameters) == exact  # no second copy of the model where none is needed
+
+
+@pytest.mark.parametrize("optimizer", ["sgd:momentum=0.9", "sgd:weight_decay=0.1", "adam"])
+def test_a_step_that_changes_every_element_goes_down_as_4bit(optimizer: str) -> None:
+    ours = wide_store("auto", optimizer)
+    update, payloads = receive(apply(ours, version=1, shares=[wide_share(0, "topk:ratio=100")]))
+    assert (update.content, kind(payloads[0])) == (Content.DELTA, FOUR)
+
+
+def test_elements_go_down_by_themselves_only_if_they_take_fewer_bytes_than_4bit() -> None:
+    def size(compressor: str, workers: int) -> tuple[object, int]:
+        shares = [wide_share(0, compressor, rank) for rank in range(workers)]
+        broadcast = apply(wide_store("auto", "sgd"), version=1, shares=shares)
+        return kind(receive(broadcast)[1][0]), broadcast.wire_bytes
+
+    (few, small), (many, large) = size("topk:ratio=12", 2), size("topk:ratio=4", 2)
+    assert (few, many) == (BF16, FOUR)
+    assert small < large
+
+
+def test_what_most_elements_came_as_decides_and_replicas_stay_alike_when_it_changes() -> None:
+    """A worker that leaves pushes float32; and a job may have workers with different compressors."""
+    ours, worker = wide_store("auto", "sgd"), wide_replica()
+    take(worker, ours.snapshot())
+    rounds = [
+        (("none", "none"), Content.VALUES),
+        (("4bit", "4bit", "none"), Content.DELTA),
+        (("topk:values=float32", "topk"), Content.CHANGED),
+        (("none", "4bit"), Content.DELTA),
+        (("none", "none", "4bit"), Content.VALUES),
+        (("topk", "topk", "none"), Content.DELTA),
+        ((), Content.DELTA),
+    ]
+    for step, (compressors, content) in enumerate(rounds):
+        shares = [wide_share(step, compressor, rank) for rank, compressor in enumerate(compressors)]
+        update, payloads = receive(apply(ours, version=step + 1, shares=shares))
+        assert update.content is content, step
+        worker.apply(update, payloads)
+        assert bits(worker) == replica_bits(ours), step
+
+
+def test_slices_of_tensors_go_down_where_they_belong() -> None:
+    ours, before = wide_store("auto", "sgd"), wide_store("auto", "sgd")
+    slices, expected = 3, set[int]()
+    shares: list[Share] = []
+    for number in range(slices):
+        bounds = [share(spec.elements, number, slices) for spec in WIDE_MANIFEST.specs]
+        model = ModelCompressor(WIDE_MANIFEST.specs, "topk:values=float32", LayerRule(), 1, number)
+        model.divide(bounds, slices)
+        generator = torch.Generator().manual_seed(number)
+        given = [torch.randn(spec.shape, generator=generator) for spec in WIDE_MANIFEST.specs]
+        payloads = model.compress(given, 32, version=0)
+        assert isinstance(payloads[0], SparsePayload)
+        expected |= {bounds[0][0] + place for place in decode_indices(payloads[0]).tolist()}
+        shares.append(pushed(32, payloads, slice=number, slices=slices))
+    update, payloads = receive(apply(ours, version=1, shares=shares))
+    assert update.content is Content.CHANGED
+    assert isinstance(payloads[0], SparsePayload)
+    assert set(decode_indices(payloads[0]).tolist()) == expected
+    moved = np.flatnonzero(ours.values()[0].view(np.float32) != before.values()[0].view(np.float32))
+    assert set(moved.tolist()) == expected
+
+
+def test_an_update_of_elements_is_for_the_version_before_it() -> None:
+    ours, worker, late = wide_store("auto", "sgd"), wide_replica(), wide_replica()
+    take(worker, ours.snapshot())
+    take(late, ours.snapshot())
+    compressor = "topk:values=float32"
+    first, second = (apply(ours, version=step + 1, shares=[wide_share(step, compressor)]) for step in (0, 1))
+    take(late, second)
+    assert late.version == 0
+    for update in (first, first, second):
+        take(worker, update)
+    assert bits(worker) == replica_bits(ours)
