@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from ..compressors import create
+from ..compressors import check_downlink, create
 from ..deploy.report import write_atomically
 from ..exits import Exit
 from . import output
@@ -125,8 +125,8 @@ def control_of(bytes_up: int, probe: Run, probe_ratio: float, fixed_bytes: int) 
     return min(max(ratio, low), high)
 
 
-def _train(job: tuple[str, str, str, int, int]) -> Run:
-    """In a process of its own: model, compressor, optimizer, seed, epochs."""
+def _train(job: tuple[str, str, str, int, int, str]) -> Run:
+    """In a process of its own: model, compressor, optimizer, seed, epochs, downlink."""
     import torch
 
     from ..compressors import set_threads
@@ -134,16 +134,16 @@ def _train(job: tuple[str, str, str, int, int]) -> Run:
 
     torch.set_num_threads(1)
     set_threads(1)
-    model, compressor, optimizer, seed, epochs = job
+    model, compressor, optimizer, seed, epochs, downlink = job
     task = digits("cnn" if model == "cnn" else "mlp")
-    return train(task, compressor, seed=seed, epochs=epochs, optimizer=optimizer)
+    return train(task, compressor, seed=seed, epochs=epochs, optimizer=optimizer, downlink=downlink)
 
 
 class Bench:
     """Runs what is asked for, each once, several at a time."""
 
-    def __init__(self, seeds: Sequence[int], epochs: int, jobs: int) -> None:
-        self._seeds, self._epochs = seeds, epochs
+    def __init__(self, seeds: Sequence[int], epochs: int, jobs: int, downlink: str) -> None:
+        self._seeds, self._epochs, self._downlink = seeds, epochs, downlink
         # Spawned, because torch's threads do not survive a fork.
         self._pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
         self._runs: dict[tuple[str, str, str], list[Run]] = {}
@@ -158,11 +158,12 @@ class Bench:
         """One per seed; says on standard error how far it is."""
         key = model, compressor, optimizer
         if key not in self._runs:
-            jobs = [(*key, seed, self._epochs) for seed in self._seeds]
+            jobs = [(*key, seed, self._epochs, self._downlink) for seed in self._seeds]
             self._runs[key] = list(self._pool.map(_train, jobs))
             last = statistics.fmean(run.accuracies[-1] for run in self._runs[key])
-            ratio = self._runs[key][0].ratio
-            output.say(f"{model}, {compressor}, {optimizer}: {last:.4f} at {ratio:.1f} x")
+            first = self._runs[key][0]
+            ratios = f"{first.ratio:.1f} x up, {first.down_ratio:.1f} x down"
+            output.say(f"{model}, {compressor}, {optimizer}: {last:.4f} at {ratios}")
         return self._runs[key]
 
     def row(self, model: str, setup: Setup) -> Row:
@@ -189,25 +190,28 @@ class Bench:
         return f"topk:ratio={ratio:g}"
 
 
-def markdown(model: str, rows: Sequence[Row], seeds: Sequence[int], epochs: int) -> str:
+def markdown(model: str, rows: Sequence[Row], given: argparse.Namespace) -> str:
     """The table of one model."""
 
     def cells(row: Row) -> Iterable[object]:
         yield from (f"`{row.setup.name}`", row.accuracy)
         sign = "+" if row.difference.mean >= 0 else ""
         yield from (f"{sign}{row.difference}", f"1/{row.runs[0].ratio:.1f}")
+        yield f"1/{row.runs[0].down_ratio:.1f}"
         if row.control is None:
             yield from ("–", "–", "–")
         else:
             yield from (f"`{row.control}`", f"1/{row.control_runs[0].ratio:.1f}")
             yield estimate([run.accuracies[-1] for run in row.control_runs])
 
-    what = f"`digits:model={model}`, {epochs} epochs, seeds {', '.join(map(str, seeds))}; "
+    what = f"`digits:model={model}`, `--downlink {given.downlink}`, {given.epochs} epochs, "
+    what += f"seeds {', '.join(map(str, given.seeds))}; "
     headings = (
         "compressor",
         "accuracy",
         "against `none`",
         "bytes up",
+        "bytes down",
         "equal-bytes Top-K",
         "bytes",
         "accuracy",
@@ -216,14 +220,16 @@ def markdown(model: str, rows: Sequence[Row], seeds: Sequence[int], epochs: int)
     return f"{text}{output.table(headings, map(cells, rows))}\n"
 
 
-def plain(model: str, row: Row) -> Mapping[str, Any]:
+def plain(model: str, row: Row, downlink: str) -> Mapping[str, Any]:
     """A row as JSON."""
     return {
         "model": model,
+        "downlink": downlink,
         "compressor": row.setup.compressor,
         "optimizer": row.setup.optimizer,
         "accuracies": [list(run.accuracies) for run in row.runs],
         "wire_bytes": [run.wire_bytes for run in row.runs],
+        "down_bytes": [run.down_bytes for run in row.runs],
         "raw_bytes": [run.raw_bytes for run in row.runs],
         "control": row.control,
         "control_accuracies": [list(run.accuracies) for run in row.control_runs],
@@ -240,6 +246,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", type=models, default="mlp,cnn", metavar="NAME,...", help=shown)
     text = "only these, with plain SGD (default: all)"
     parser.add_argument("--compressors", nargs="+", metavar="SPEC", help=text)
+    parser.add_argument("--downlink", default="auto", metavar="SPEC", help=f"of the updates {shown}")
     parser.add_argument("--jobs", type=at_least_one, default=2, help="runs at a time (default: %(default)s)")
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help="every run")
     parser.add_argument("--markdown", type=file_to_write, metavar="FILE", help="what is printed")
@@ -248,6 +255,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Returns 1 when a claim does not hold."""
     check_module("sklearn")
+    check_downlink(given.downlink)
     for spec in given.compressors or ():
         create(spec)
     setups: Sequence[Setup] = SETUPS
@@ -256,11 +264,11 @@ def run(given: argparse.Namespace) -> int:
     texts: list[str] = []
     reports: list[Mapping[str, Any]] = []
     broken: list[str] = []
-    with Bench(given.seeds, given.epochs, given.jobs) as bench:
+    with Bench(given.seeds, given.epochs, given.jobs, given.downlink) as bench:
         for model in given.models:
             rows = [bench.row(model, setup) for setup in setups]
-            texts.append(markdown(model, rows, given.seeds, given.epochs))
-            reports += [plain(model, row) for row in rows]
+            texts.append(markdown(model, rows, given))
+            reports += [plain(model, row, given.downlink) for row in rows]
             if given.epochs >= CLAIMED_EPOCHS:
                 broken += [f"{model}: {row.broken_claim}" for row in rows if row.broken_claim is not None]
     text = "\n".join(texts)

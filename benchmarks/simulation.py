@@ -1,8 +1,7 @@
 """A job without server and network: one process trains as all workers and the server would.
 
-Each worker compresses the mean gradient of its samples with its own residual, the payloads are summed as the
-server sums them, and torch's optimizer takes the step. Compressors, codes, sums and steps are the real ones;
-the bytes are counted instead of sent, without headers; the way back is without loss. A run takes seconds
+Each worker compresses the mean gradient of its samples with its own residual, and a server's store makes
+versions and updates of them. All of that is real; the bytes are counted instead of sent. A run takes seconds
 instead of half a minute.
 """
 
@@ -14,16 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..compressors import (
-    LayerRule,
-    ModelCompressor,
-    Payload,
-    TensorSpec,
-    model_wide,
-    reduce_payloads,
-    wire_bytes,
-)
+from ..compressors import LayerRule, ModelCompressor, Payload, model_wide, wire_bytes
 from ..optimizer import Optimizer, parse_optimizer
+from ..server.job.events import Apply, Contribution, PushKey
+from ..server.shard.store import Store
+from ..worker.session.replica import Replica
 from ..worker.tasks.flops import layer_flops
 from ..worker.tasks.task import Task
 
@@ -34,15 +28,21 @@ LEARNING_RATE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """accuracies: on the validation data after each epoch. Bytes: of payloads, over all workers and steps."""
+    """accuracies: on the validation data after each epoch. Bytes: over all workers and steps; of payloads up,
+    of updates down."""
 
     accuracies: Sequence[float]
     wire_bytes: int
+    down_bytes: int
     raw_bytes: int
 
     @property
     def ratio(self) -> float:
         return self.raw_bytes / self.wire_bytes
+
+    @property
+    def down_ratio(self) -> float:
+        return self.raw_bytes / self.down_bytes
 
 
 def train(
@@ -52,6 +52,7 @@ def train(
     seed: int,
     epochs: int,
     optimizer: str = "sgd",
+    downlink: str = "auto",
     watch: Callable[[int, Sequence[torch.Tensor], Sequence[Payload]], None] | None = None,
 ) -> Run:
     """Train from the initial parameters and in the sample order of `seed`.
@@ -60,24 +61,26 @@ def train(
     """
     torch.manual_seed(seed)
     network = task.model()
-    parameters = dict(network.named_parameters())
-    specs = [TensorSpec(name=name, shape=tuple(p.shape)) for name, p in parameters.items()]
+    replica = Replica(network, task.train_samples)
+    specs = list(replica.manifest.specs)
     if model_wide(compressor):
         flops = layer_flops(network, lambda: task.loss(network, task.batch(np.zeros(1, np.int64))))
         specs = [replace(spec, flops=flops.get(spec.name, 0.0)) for spec in specs]
     workers = [ModelCompressor(specs, compressor, LayerRule(), seed, rank) for rank in range(WORKERS)]
-    step = Optimizer(parse_optimizer(optimizer), list(parameters.values()), LEARNING_RATE).step
+    steps = parse_optimizer(optimizer)
+    values = [parameter.detach().clone().view(-1).numpy() for parameter in replica.parameters]
+    store = Store(replica.manifest, values, downlink, lambda p: Optimizer(steps, p, LEARNING_RATE), seed)
     order = np.random.default_rng(seed)
     per_epoch = task.train_samples // (WORKERS * BATCH)
     accuracies: list[float] = []
-    sent = raw = 0
+    sent = received = raw = 0
     for epoch in range(epochs):
         samples = order.permutation(task.train_samples)[: per_epoch * WORKERS * BATCH]
         for number, shares in enumerate(samples.reshape(per_epoch, WORKERS, BATCH)):
             pushes: list[list[Payload]] = []
             for worker, share in zip(workers, shares, strict=True):
                 loss = task.loss(network, task.batch(share))
-                gradients = list(torch.autograd.grad(loss, list(parameters.values())))
+                gradients = list(torch.autograd.grad(loss, replica.parameters))
                 payloads = worker.compress(
                     gradients,
                     BATCH,
@@ -87,21 +90,25 @@ def train(
                 )
                 if watch is not None:
                     watch(epoch, gradients, payloads)
-                raw += 4 * sum(spec.elements for spec in specs)
+                raw += replica.manifest.raw_bytes
                 sent += sum(map(wire_bytes, payloads))
                 if payloads:  # otherwise held back for a later step
                     pushes.append(payloads)
             if pushes:
-                _aggregate(list(parameters.values()), pushes)
-                step()
+                received += WORKERS * _step(store, pushes)
+                with torch.no_grad():
+                    for parameter, value in zip(replica.parameters, store.replica, strict=True):
+                        parameter.copy_(value)
         with torch.no_grad():
             accuracies.append(task.evaluate(network)["accuracy"])
-    return Run(accuracies=accuracies, wire_bytes=sent, raw_bytes=raw)
+    return Run(accuracies=accuracies, wire_bytes=sent, down_bytes=received, raw_bytes=raw)
 
 
-def _aggregate(parameters: Sequence[torch.Tensor], pushes: Sequence[Sequence[Payload]]) -> None:
-    """The mean of the pushes becomes the parameters' gradient."""
-    for parameter, *payloads in zip(parameters, *pushes, strict=True):
-        mean = torch.empty(parameter.numel())
-        reduce_payloads(payloads, [1 / len(pushes)] * len(pushes), mean.numpy())
-        parameter.grad = mean.view_as(parameter)
+def _step(store: Store, pushes: Sequence[Sequence[Payload]]) -> int:
+    """A version of these pushes. Returns the bytes of its update."""
+    parts = tuple(
+        Contribution(key=PushKey("worker", 1, rank), rank=rank, samples=BATCH, loss=0.0)
+        for rank in range(len(pushes))
+    )
+    order = Apply(version=store.version + 1, contributions=parts, rate_factor=1.0, opened_at=0.0)
+    return store.apply(order, pushes).wire_bytes

@@ -58,6 +58,7 @@ def test_a_training_in_one_process() -> None:
     run = train(digits("mlp"), "krngc:ratio=10,delay=2", seed=1, epochs=2)
     assert len(run.accuracies) == 2
     assert 0 < run.wire_bytes < run.raw_bytes
+    assert 0 < run.down_bytes < run.raw_bytes
     again = train(digits("mlp"), "krngc:ratio=10,delay=2", seed=1, epochs=2)
     assert again == run
 
@@ -73,7 +74,9 @@ def test_the_accuracy_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_claim_that_does_not_hold_is_named() -> None:
-    base, bad = [Run(accuracies=[accuracy], wire_bytes=1, raw_bytes=10) for accuracy in (0.95, 0.90)]
+    base, bad = [
+        Run(accuracies=[accuracy], wire_bytes=1, down_bytes=1, raw_bytes=10) for accuracy in (0.95, 0.90)
+    ]
 
     def row(setup: Setup) -> Row:
         return Row(setup=setup, runs=[bad], baseline=[base], control=None, control_runs=[])
@@ -84,7 +87,7 @@ def test_a_claim_that_does_not_hold_is_named() -> None:
 
 
 def test_no_control_has_fewer_bytes_than_the_small_tensors() -> None:
-    probe = Run(accuracies=[0.5], wire_bytes=1100, raw_bytes=100_000)
+    probe = Run(accuracies=[0.5], wire_bytes=1100, down_bytes=1, raw_bytes=100_000)
     assert control_of(600, probe, 100.0, 100) == pytest.approx(200.0)
     assert control_of(100, probe, 100.0, 100) is None
 
