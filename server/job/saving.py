@@ -18,6 +18,7 @@ from typing import Any
 
 Plain = Any
 
+_PLAIN = frozenset({str, int, float, bool, bytes, types.NoneType})
 _SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, deque, Sequence)
 _MAPPINGS: tuple[Any, ...] = (dict, OrderedDict, Counter, Mapping)
 
@@ -27,6 +28,8 @@ DERIVED = {"saved": False}  # metadata of a field that is not saved
 
 def save(value: Any) -> Plain:
     """`value` as plain values. Its dataclasses have to say what their fields are."""
+    if value.__class__ in _PLAIN:  # most are, and the checks below take longer
+        return value
     if isinstance(value, Enum):
         return value.value
     items: Any = value  # of which nothing is known but what the checks say
@@ -51,6 +54,8 @@ def restore(target: Any, plain: Plain) -> None:
 
 def load(hint: Any, plain: Plain) -> Any:
     """The value of a type that was saved."""
+    if hint in _PLAIN:
+        return plain
     origin: Any = typing.get_origin(hint) or hint
     make: Any = origin  # to be called, where a check has said what it is
     arguments = typing.get_args(hint)

@@ -104,6 +104,9 @@ class World:
         self.pick = pick
         self.core = core_of(mode, batch_size=batch, epochs=epochs, lease_seconds=LEASE_S, **rules)
         self.given_mode, self.rules = mode, self.core.rules
+        options = parse(mode)
+        # In clocks, as it was asked for: what the mode makes of it is what is tested.
+        self.bound = options.bound if isinstance(options, StaleOptions) else None
         self.now = 0.0
         self.samples, self.epochs = samples, epochs
         self.sims: dict[str, Sim] = {}
@@ -129,12 +132,6 @@ class World:
         self.steps = 0
         self.store: Store | None = None
         self.expected = np.zeros(ELEMENTS, np.float32)
-
-    @property
-    def bound(self) -> int | None:
-        """In clocks, as it was asked for: what the mode makes of it is what is tested."""
-        options = parse(self.given_mode)
-        return options.bound if isinstance(options, StaleOptions) else None
 
     # ---- what may happen
 

@@ -195,7 +195,7 @@ def test_the_histories_notice_what_is_broken(
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
     with pytest.raises(AssertionError, match=r"mode .* seed"):
-        run(mode, 2 * STEPS, seed=1)
+        run(mode, STEPS, seed=1)
 
 
 def test_the_histories_notice_a_push_that_answers_two_assignments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,4 +219,4 @@ def test_the_histories_notice_a_push_that_answers_two_assignments(monkeypatch: p
 
     monkeypatch.setattr(Work, "__init__", build)
     with pytest.raises(AssertionError, match=r"mode .* seed"):
-        run("async:rate=inverse", 2 * STEPS, seed=1)
+        run("async:rate=inverse", STEPS, seed=1)
