@@ -83,12 +83,15 @@ def reference(workers: int, redundancy: int, epochs: int, momentum: float) -> di
 
 @pytest.mark.timeout(400)
 def test_a_whole_training_ends_at_the_bits_of_synchronous_sgd(daemons: Daemons, tmp_path: Path) -> None:
-    optimizer = ("--optimizer", "sgd:momentum=0.5")
+    optimizer, epochs = ("--optimizer", "sgd:momentum=0.5"), 6
+    versions = epochs * SAMPLES // 128
     found: dict[str, str] = {}
     for scheme in ("coded", "unicast"):
         output = tmp_path / f"{scheme}.safetensors"
         server = coded_job(
-            *(daemons, "--mode", "coded:redundancy=2", "--output", str(output), *optimizer), scheme=scheme
+            *(daemons, "--mode", "coded:redundancy=2", "--output", str(output), *optimizer),
+            epochs=epochs,
+            scheme=scheme,
         )
         if scheme == "coded":
             workers = daemons.workers(server, 4)
@@ -99,21 +102,20 @@ def test_a_whole_training_ends_at_the_bits_of_synchronous_sgd(daemons: Daemons, 
             ]
         reply = ended(server, workers)
         found[scheme] = reply.parameters_sha256
-        assert (reply.version, reply.epoch) == (165, 15)
-        assert reply.evaluations[-1].metrics["accuracy"] > 0.92
+        assert (reply.version, reply.epoch) == (versions, epochs)
+        assert reply.evaluations[-1].metrics["accuracy"] > 0.8
         # What the formula says, in packets whose slices are padded to whole elements.
         blocks = comb(4, 3) * 3 / 2 if scheme == "coded" else 3 * comb(4, 2)
-        initial_and_copies = (
-            2 * 4 * ELEMENTS * 16
-        )  # parameters and momentum, at the start and after each epoch
-        assert reply.traffic.payload_bytes_up == pytest.approx(165 * blocks * 4 * ELEMENTS, rel=1e-4)
+        # Parameters and momentum, at the start and after each epoch.
+        initial_and_copies = 2 * 4 * ELEMENTS * (1 + epochs)
+        assert reply.traffic.payload_bytes_up == pytest.approx(versions * blocks * 4 * ELEMENTS, rel=1e-4)
         assert reply.traffic.raw_bytes_up == pytest.approx(
             reply.traffic.payload_bytes_up + initial_and_copies, rel=1e-6
         )
         assert reply.traffic.wire_bytes_up < 1.01 * reply.traffic.raw_bytes_up
         assert "uncoded instead" not in server.log
     assert found["coded"] == found["unicast"]
-    same_bits(tmp_path / "coded.safetensors", reference(4, 2, 15, 0.5))
+    same_bits(tmp_path / "coded.safetensors", reference(4, 2, epochs, 0.5))
 
 
 def same_bits(output: Path, expected: dict[str, torch.Tensor]) -> None:
@@ -128,14 +130,14 @@ def test_damaged_packets_lead_to_an_uncoded_exchange_and_the_same_bits(
     daemons: Daemons, tmp_path: Path
 ) -> None:
     output = tmp_path / "model.safetensors"
-    server = coded_job(daemons, "--mode", "coded:redundancy=2", "--output", str(output), workers=3, epochs=4)
+    server = coded_job(daemons, "--mode", "coded:redundancy=2", "--output", str(output), workers=3, epochs=2)
     workers = daemons.workers(server, 2)
-    workers.append(daemons.program("damaging_worker", "7", server.address, "--worker-id", "w2"))
+    workers.append(daemons.program("damaging_worker", "5", server.address, "--worker-id", "w2"))
     reply = ended(server, workers)
     assert server.log.count("sent uncoded instead") >= 4
     assert "crc32c" in server.log
     assert reply.lost == ()
-    same_bits(output, reference(3, 2, 4, 0.0))
+    same_bits(output, reference(3, 2, 2, 0.0))
 
 
 @pytest.mark.timeout(240)
@@ -145,16 +147,16 @@ def test_packets_of_many_chunks_that_are_damaged_break_no_stream(daemons: Daemon
     for damaged in (True, False):
         task = (
             "--task",
-            "small_tasks:regression:width=100000",
+            "small_tasks:regression:width=60000",
             "--batch-size",
             "8",
             "--mode",
             "coded:redundancy=2",
         )
-        server = coded_job(daemons, *task, "--mode", "coded:redundancy=2", workers=3, epochs=3)
+        server = coded_job(daemons, *task, "--mode", "coded:redundancy=2", workers=3, epochs=2)
         workers = daemons.workers(server, 2)
         if damaged:
-            workers.append(daemons.program("damaging_worker", "20", server.address, "--worker-id", "w2"))
+            workers.append(daemons.program("damaging_worker", "11", server.address, "--worker-id", "w2"))
         else:
             workers.append(daemons.worker(server.address, "--worker-id", "w2"))
         reply = ended(server, workers)
@@ -183,8 +185,10 @@ def test_blocks_that_come_out_differently_are_noticed_and_replicas_stay_equal(
 def test_connections_that_break_lead_to_the_same_bits(daemons: Daemons, tmp_path: Path) -> None:
     output = tmp_path / "model.safetensors"
     optimizer = ("--optimizer", "sgd:momentum=0.5")
+    # Slow steps instead of many: time for several cuts on a fast machine, too, and little CPU.
+    task = ("--task", "small_tasks:slow_digits:slow=0.02")
     server = coded_job(
-        daemons, *("--mode", "coded:redundancy=2", "--output", str(output), *optimizer), epochs=12
+        daemons, *task, *("--mode", "coded:redundancy=2", "--output", str(output), *optimizer), epochs=7
     )
     relay = Relay(server.port)
     try:
@@ -192,7 +196,7 @@ def test_connections_that_break_lead_to_the_same_bits(daemons: Daemons, tmp_path
         workers += [daemons.worker(f"127.0.0.1:{relay.port}", "--worker-id", f"w{i}") for i in (2, 3)]
         server.wait_for("epoch 1,")
         cuts = 0
-        while not any("epoch 11," in text for text in server.messages):
+        while not any("epoch 6," in text for text in server.messages):
             cuts += relay.cut()
             time.sleep(0.7)
         assert cuts > 1
@@ -200,7 +204,7 @@ def test_connections_that_break_lead_to_the_same_bits(daemons: Daemons, tmp_path
     finally:
         relay.close()
     assert reply.lost == ()
-    same_bits(output, reference(4, 2, 12, 0.5))
+    same_bits(output, reference(4, 2, 7, 0.5))
 
 
 @pytest.mark.timeout(240)
@@ -215,8 +219,8 @@ def test_killed_workers_come_back_and_the_training_goes_on(daemons: Daemons, red
         "0.003",
     )
     server = coded_job(
-        *(daemons, *arguments, "--lease-seconds", "1.5", "--task", "small_tasks:slow_digits:slow=0.02"),
-        epochs=15,
+        *(daemons, *arguments, "--lease-seconds", "1.5", "--task", "small_tasks:slow_digits:slow=0.03"),
+        epochs=10,
     )
     workers = daemons.workers(server, 4)
     server.wait_for("epoch 1,")
@@ -228,20 +232,21 @@ def test_killed_workers_come_back_and_the_training_goes_on(daemons: Daemons, red
         workers[index].wait_for("connected as rank")
         time.sleep(1.0)
     reply = ended(server, workers)
-    assert reply.epoch == 15
+    assert reply.epoch == 10
     assert reply.evaluations[-1].metrics["accuracy"] > 0.92
     assert "differ" not in server.log  # whoever came late has what the optimizer remembers, too
     assert reply.refused_pushes < 10
 
 
 def test_a_worker_that_is_told_to_stop_leaves_and_nobody_waits(daemons: Daemons) -> None:
-    server = coded_job(daemons, "--mode", "coded:redundancy=2", epochs=12)
+    task = ("--task", "small_tasks:slow_digits:slow=0.02")
+    server = coded_job(daemons, *task, "--mode", "coded:redundancy=2", epochs=5)
     workers = daemons.workers(server, 4)
     server.wait_for("epoch 2,")
     workers[1].signal(signal.SIGTERM)
     assert workers[1].wait() == 128 + signal.SIGTERM
     reply = ended(server, [worker for worker in workers if worker is not workers[1]])
-    assert reply.epoch == 12
+    assert reply.epoch == 5
     assert reply.lost == ()
 
 

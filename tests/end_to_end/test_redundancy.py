@@ -12,7 +12,7 @@ import pytest
 import torch
 from daemons import TASKS, Daemon, Daemons, Server, poll
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
-from test_modes import PACED
+from test_modes import COMING_AND_GOING, PACED
 from test_training import SMALL, final_status, finished, small_job
 
 from gradwire.proto import messages as m
@@ -56,22 +56,24 @@ def test_slices_halve_what_goes_up_and_change_nothing_else(daemons: Daemons, tmp
         torch.testing.assert_close(sliced[name], parameter, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("compressor", ["4bit", "topk:ratio=20", "dgc:ratio=20,warmup=2", "krngc:ratio=10"])
-def test_slices_go_with_any_compressor(daemons: Daemons, compressor: str) -> None:
-    rate = "0.02" if "gc" in compressor else "0.1"
+@pytest.mark.parametrize(
+    ("compressor", "rate"),
+    [("4bit", "0.3"), ("topk:ratio=20", "0.3"), ("dgc:ratio=20,warmup=2", "0.05"), ("krngc:ratio=10", "0.1")],
+)
+def test_slices_go_with_any_compressor(daemons: Daemons, compressor: str, rate: str) -> None:
     server, workers = digits(
         daemons,
         "--mode",
         "sync:redundancy=2",
         "--epochs",
-        "12",
+        "6",
         "--learning-rate",
         rate,
         compressor=compressor,
     )
     reply = finished(server)
     assert [worker.wait() for worker in workers] == [0] * 4
-    assert accuracy(reply) > 0.75
+    assert accuracy(reply) > 0.7
     assert reply.refused_pushes == reply.repeated_samples == 0
 
 
@@ -89,9 +91,9 @@ def test_workers_come_and_go_while_tensors_are_cut_into_slices(daemons: Daemons,
     """Slices change all the time; some tensors have fewer elements than slices."""
     server = small_job(
         daemons,
-        *("--lease-seconds", "1", "--epochs", "20", "--mode", "sync:redundancy=4"),
+        *("--lease-seconds", "1", "--epochs", "10", "--mode", "sync:redundancy=4"),
         workers=4,
-        task=f"{SMALL}:slow=0.02,samples=400,width=3",
+        task=f"{COMING_AND_GOING},width=3",
     )
     workers = daemons.workers(server, 4, "--compressor", compressor)
     poll(lambda: final_status(server).version > 3, "no progress")
@@ -104,7 +106,7 @@ def test_workers_come_and_go_while_tensors_are_cut_into_slices(daemons: Daemons,
     workers[1].wait_for("leaving, with everything handed over")
     reply = finished(server)
     assert [worker.wait() for worker in (*workers[2:], *late)] == [0] * 4
-    assert reply.epoch == 20
+    assert reply.epoch == 10
     assert reply.repeated_samples == 0
 
 
@@ -152,7 +154,16 @@ def replayed(task: str, rounds: list[tuple[int, list[tuple[int, int]]]]) -> dict
 
 @pytest.mark.parametrize(("workers", "stragglers"), [(4, 1), (5, 2)])
 def test_as_many_as_the_code_allows_may_be_killed(daemons: Daemons, workers: int, stragglers: int) -> None:
-    arguments = ("--task", "small_tasks:slow_digits:slow=0.01", "--epochs", "8", "--seed", "1")
+    arguments = (
+        "--task",
+        "small_tasks:slow_digits:slow=0.02",
+        "--epochs",
+        "5",
+        "--seed",
+        "1",
+        "--learning-rate",
+        "0.3",
+    )
     accuracies: list[float] = []
     for kills in (0, stragglers):
         server = daemons.server(
@@ -193,9 +204,9 @@ def test_workers_come_and_go_in_coded_rounds(daemons: Daemons) -> None:
     """More are lost at a time than the code does without."""
     server = small_job(
         daemons,
-        *("--lease-seconds", "1", "--epochs", "20", "--mode", "sync:stragglers=1"),
+        *("--lease-seconds", "1", "--epochs", "10", "--mode", "sync:stragglers=1"),
         workers=4,
-        task=f"{SMALL}:slow=0.02,samples=400",
+        task=COMING_AND_GOING,
     )
     workers = daemons.workers(server, 4, "--compressor", "none")
     poll(lambda: final_status(server).version > 3, "no progress")
@@ -207,5 +218,5 @@ def test_workers_come_and_go_in_coded_rounds(daemons: Daemons) -> None:
     assert workers[2].wait() == 143
     reply = finished(server)
     assert [worker.wait() for worker in (workers[3], late)] == [0, 0]
-    assert reply.epoch == 20
+    assert reply.epoch == 10
     assert reply.repeated_samples == 0
