@@ -40,7 +40,7 @@ class Star:
     """A context manager."""
 
     def __init__(self, nodes: Sequence[str], mbit: float | None) -> None:
-        """nodes: names. mbit: Mbit/s of each link, in each direction; None for as fast as it goes."""
+        """nodes: names. mbit: Mbit/s of each link, in each direction; 0 or None for as fast as it goes."""
         self._nodes = list(nodes)
         self._mbit = mbit
         self._id = os.getpid() % 10**6
@@ -58,6 +58,11 @@ class Star:
         statistics = Path(f"/sys/class/net/{self._link(node)}/statistics")
         sent, received = (int((statistics / name).read_text()) for name in ("tx_bytes", "rx_bytes"))
         return sent, received
+
+    def processes(self, node: str) -> list[int]:
+        """Process ids of what runs on the node."""
+        done = subprocess.run(["ip", "netns", "pids", self._space(node)], capture_output=True, text=True)
+        return [int(line) for line in done.stdout.split()]
 
     def _space(self, node: str) -> str:
         return f"gradwire-{self._id}-{node}"
@@ -92,7 +97,7 @@ class Star:
         _run("ip", "-n", space, "link", "set", "lo", "up")
         _run("ip", "-n", space, "address", "add", f"{self.address(node)}/24", "dev", "eth0")
         _run("ip", "-n", space, "link", "set", "eth0", "up")
-        if self._mbit is None:
+        if not self._mbit:
             return
         shape = ("root", "tbf", "rate", f"{self._mbit:g}mbit", "burst", BURST, "latency", LATENCY)
         _run("tc", "qdisc", "add", "dev", link, *shape)

@@ -1,0 +1,49 @@
+"""A peer of `step`: the same layers under torch's DistributedDataParallel over gloo.
+
+    python -m gradwire.benchmarks.ddp MODEL SECONDS TRACE STEPS RANK WORLD ADDRESS HOOK
+
+HOOK is `fp32`, `fp16` or `powersgd` (rank 4, everything in one bucket: with several it deadlocks under gloo).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+from .layers import layers, loss
+
+RANK = 4
+LEARNING_RATE = 1e-3
+WHOLE_MODEL_MB = 1 << 20
+
+
+def main(arguments: list[str]) -> int:
+    model, seconds, trace, steps, rank, world, address, hook = arguments
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=int(rank), world_size=int(world))
+    network = layers(model, float(seconds), trace)
+    bucket_mb = WHOLE_MODEL_MB if hook == "powersgd" else None
+    wrapped: Any = torch.nn.parallel.DistributedDataParallel(network, bucket_cap_mb=bucket_mb)
+    if hook == "fp16":
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    if hook == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None, matrix_approximation_rank=RANK, start_powerSGD_iter=2
+        )
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=LEARNING_RATE)
+    for _ in range(int(steps)):
+        optimizer.zero_grad()
+        found: Any = loss(wrapped)
+        found.backward()
+        optimizer.step()
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,195 @@
+"""Models that are nothing but their tensors, for times: gradients in backward's order, emulated computation.
+
+`shapes` knows what tensors VGG-16 and -19, ResNet-50 (all for 1000 classes) and ResNet-20, -56 and -110 (for
+ten) have, in the order of the forward pass; `200x4096` is 200 tensors of so many elements.
+
+`task` computes for so many seconds per step: a third of it forward, the rest backward, divided among the
+tensors by their elements. What comes out as a gradient is noise, another one in every step.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..worker.tasks import Task
+from ..worker.tasks.task import TaskSpecError
+
+Shape = tuple[int, ...]
+FORWARD = 1 / 3  # of the computation
+SLACK = 1 << 16  # how many places in the noise a gradient may begin at
+
+
+def _convolution(inputs: int, outputs: int, size: int) -> Shape:
+    return outputs, inputs, size, size
+
+
+def _normalized(inputs: int, outputs: int, size: int) -> Iterator[Shape]:
+    """A convolution without bias, and its batch normalization."""
+    yield _convolution(inputs, outputs, size)
+    yield (outputs,)
+    yield (outputs,)
+
+
+def _linear(inputs: int, outputs: int) -> Iterator[Shape]:
+    yield outputs, inputs
+    yield (outputs,)
+
+
+def _vgg(convolutions: Sequence[int]) -> Iterator[Shape]:
+    """convolutions: how many each of the five blocks has."""
+    inputs = 3
+    for block, count in enumerate(convolutions):
+        outputs = min(64 << block, 512)
+        for _ in range(count):
+            yield _convolution(inputs, outputs, 3)
+            yield (outputs,)
+            inputs = outputs
+    for before, after in ((512 * 7 * 7, 4096), (4096, 4096), (4096, 1000)):
+        yield from _linear(before, after)
+
+
+def _resnet50() -> Iterator[Shape]:
+    yield from _normalized(3, 64, 7)
+    inputs = 64
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        width = 64 << stage
+        for block in range(blocks):
+            yield from _normalized(inputs, width, 1)
+            yield from _normalized(width, width, 3)
+            yield from _normalized(width, 4 * width, 1)
+            if block == 0:
+                yield from _normalized(inputs, 4 * width, 1)
+            inputs = 4 * width
+    yield from _linear(2048, 1000)
+
+
+def _resnet_of_ten_classes(depth: int) -> Iterator[Shape]:
+    """He et al.'s for CIFAR-10, whose shortcuts have no parameters."""
+    yield from _normalized(3, 16, 3)
+    inputs = 16
+    for width in (16, 32, 64):
+        for _ in range((depth - 2) // 6):
+            yield from _normalized(inputs, width, 3)
+            yield from _normalized(width, width, 3)
+            inputs = width
+    yield from _linear(64, 10)
+
+
+MODELS: dict[str, Callable[[], Iterator[Shape]]] = {
+    "vgg16": lambda: _vgg((2, 2, 3, 3, 3)),
+    "vgg19": lambda: _vgg((2, 2, 4, 4, 4)),
+    "resnet20": lambda: _resnet_of_ten_classes(20),
+    "resnet50": _resnet50,
+    "resnet56": lambda: _resnet_of_ten_classes(56),
+    "resnet110": lambda: _resnet_of_ten_classes(110),
+}
+
+
+def shapes(model: str) -> list[Shape]:
+    """In the order of the forward pass. Raises TaskSpecError for a model that is not known."""
+    if model in MODELS:
+        return list(MODELS[model]())
+    count, _, size = model.partition("x")
+    if not (count.isdecimal() and size.isdecimal() and int(count) and int(size)):
+        raise TaskSpecError(f"model: expected one of {', '.join(MODELS)}, or NxSIZE, got {model!r}")
+    elements = int(size)
+    rows = next(rows for rows in range(math.isqrt(elements), 0, -1) if elements % rows == 0)
+    return [(rows, elements // rows)] * int(count)  # nearly square, as low-rank compression likes it
+
+
+class _Layer(torch.autograd.Function):
+    """Passes on what it gets. Its parameter's gradient is a piece of the noise."""
+
+    @staticmethod
+    def forward(context: Any, passed: torch.Tensor, weight: torch.Tensor, layer: Layer) -> torch.Tensor:
+        context.layer, context.shape = layer, weight.shape
+        _compute(layer.seconds * FORWARD)
+        return passed.clone()
+
+    @staticmethod
+    def backward(context: Any, *passed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        layer = context.layer
+        _compute(layer.seconds * (1 - FORWARD))
+        layer.steps += 1
+        start = (layer.steps * 9973) % SLACK
+        gradient = layer.noise[start : start + math.prod(context.shape)].view(context.shape)
+        if layer.first:
+            layer.first()
+        return passed[0], gradient, None
+
+
+class Layer:
+    """One tensor's part of the computation. first: called when backward has come to its end, by the first."""
+
+    def __init__(self, seconds: float, noise: torch.Tensor, first: Callable[[], None] | None) -> None:
+        self.seconds, self.noise, self.first = seconds, noise, first
+        self.steps = 0
+
+
+def _compute(seconds: float) -> None:
+    if seconds > 0:
+        time.sleep(seconds)
+
+
+class Layers(torch.nn.Module):
+    """Computes as `task` says. trace: gets a line for every step: when it began and ended, by the monotonic
+    clock."""
+
+    def __init__(self, model: str, seconds: float, trace: Path | None) -> None:
+        super().__init__()
+        found = shapes(model)
+        self._weights = [torch.nn.Parameter(torch.zeros(shape)) for shape in found]
+        for number, weight in enumerate(self._weights):
+            self.register_parameter(f"layer{number}", weight)
+        generator = torch.Generator().manual_seed(os.getpid())
+        largest = max(weight.numel() for weight in self._weights)
+        noise = torch.randn(largest + SLACK, generator=generator) * 1e-2
+        elements = sum(weight.numel() for weight in self._weights)
+        self._layers = [
+            Layer(seconds * weight.numel() / elements, noise, self._ended if number == 0 else None)
+            for number, weight in enumerate(self._weights)
+        ]
+        self._trace = trace
+        self._began = 0.0
+
+    def forward(self, passed: torch.Tensor) -> torch.Tensor:
+        self._began = time.monotonic()
+        for weight, layer in zip(self._weights, self._layers, strict=True):
+            passed = _Layer.apply(passed, weight, layer)  # type: ignore[no-untyped-call]
+        return passed.sum()
+
+    def _ended(self) -> None:
+        if self._trace:
+            with self._trace.open("a") as lines:
+                lines.write(f"{self._began} {time.monotonic()}\n")
+
+
+def layers(model: str, seconds: float, trace: str) -> Layers:
+    """trace: a folder, in which each process has a file; "" for none."""
+    return Layers(model, seconds, Path(trace) / f"{os.getpid()}" if trace else None)
+
+
+def loss(network: torch.nn.Module) -> torch.Tensor:
+    found: torch.Tensor = network(torch.zeros(1, requires_grad=True))
+    return found
+
+
+def task(model: str = "4x1048576", seconds: float = 0.0, samples: int = 1024, trace: str = "") -> Task:
+    """seconds: of computation per step. samples: in an epoch."""
+    shapes(model)
+    return Task(
+        name=model,
+        train_samples=samples,
+        model=lambda: layers(model, seconds, trace),
+        batch=lambda indices: torch.from_numpy(np.asarray(indices)),
+        loss=lambda network, _: loss(network),
+        evaluate=lambda network: {"loss": 0.0},
+    )
