@@ -41,11 +41,15 @@ from .payload import (
 def decode(payload: Payload) -> Float32:
     """The values of a valid payload: float32, shape (elements,), freshly allocated."""
     out = np.empty(payload.elements, np.float32)
+    _decode_to(payload, out)
+    return out
+
+
+def _decode_to(payload: Payload, out: Float32) -> None:
     if isinstance(payload, DensePayload):
         kernels.cpu.decode_dense(payload.format, payload.data, out)
     else:
         reduce_payloads([payload], [1.0], out)
-    return out
 
 
 def add_update(payload: Payload, parameter: torch.Tensor) -> None:
@@ -53,7 +57,9 @@ def add_update(payload: Payload, parameter: torch.Tensor) -> None:
 
     What a sparse one does not hold stays as it is; adding 0 would turn -0 into 0.
     """
-    if isinstance(payload, SparsePayload):
+    if _plain(parameter):
+        reduce_payloads([payload], [1.0], parameter.detach().view(-1).numpy(), keep=True)
+    elif isinstance(payload, SparsePayload):
         _change(payload, parameter, lambda flat, places, values: flat.index_add_(0, places, values))
     else:
         parameter.add_(torch.from_numpy(decode(payload)).view(parameter.shape).to(parameter.device))
@@ -63,8 +69,15 @@ def put_update(payload: Payload, parameter: torch.Tensor) -> None:
     """Put an update in the place of what a parameter holds, as `add_update` adds one."""
     if isinstance(payload, SparsePayload):
         _change(payload, parameter, lambda flat, places, values: flat.index_copy_(0, places, values))
+    elif _plain(parameter):
+        _decode_to(payload, parameter.detach().view(-1).numpy())
     else:
         parameter.copy_(torch.from_numpy(decode(payload)).view(parameter.shape))
+
+
+def _plain(parameter: torch.Tensor) -> bool:
+    """Whether kernels can write to its memory."""
+    return parameter.device.type == "cpu" and parameter.is_contiguous()
 
 
 def _change(

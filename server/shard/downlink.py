@@ -75,17 +75,27 @@ class Way:
 
 class Downlink:
     def __init__(
-        self, manifest: Manifest, parameters: Tensors, compressor: str, seed: int, *, leaves_zeros: bool
+        self,
+        manifest: Manifest,
+        parameters: Tensors,
+        compressor: str,
+        seed: int,
+        *,
+        scratch: Tensors,
+        leaves_zeros: bool,
     ) -> None:
         """
         Args:
             parameters: of the server, in manifest order; they change between the calls.
+            scratch: as many tensors of the same shapes, which `update` may overwrite: new memory of that size
+                would cost more than what is done with it.
             compressor: of the updates, or `auto`.
             seed: of the job, for compressors that draw.
             leaves_zeros: whether a step leaves elements alone whose gradient is 0.
         """
         self._specs = manifest.specs
         self._parameters = parameters
+        self._scratch = scratch
         self._fixed = None if compressor == AUTO else Way(compressor)
         self._seed = seed
         self._leaves_zeros = leaves_zeros
@@ -126,12 +136,11 @@ class Downlink:
         if self.replica is self._parameters:
             self.replica = [parameter.detach().clone() for parameter in self._parameters]
 
-    def _differences(self) -> list[torch.Tensor]:
+    def _differences(self) -> Tensors:
         largest = torch.finfo(torch.float32).max
-        return [
-            (parameter.detach() - replica).clamp_(-largest, largest)
-            for parameter, replica in zip(self._parameters, self.replica, strict=True)
-        ]
+        for parameter, replica, out in zip(self._parameters, self.replica, self._scratch, strict=True):
+            torch.sub(parameter, replica, out=out).clamp_(-largest, largest)
+        return self._scratch
 
     def _compressed(self, way: Way, version: int) -> list[Payload]:
         # A warm-up is for gradients: updates are compressed in full from the first.

@@ -97,7 +97,9 @@ class Store:
         self._optimizer = build_optimizer(self.parameters)
         self._base_rate = self._optimizer.learning_rate
         self._downlink = Downlink(
-            manifest, self.parameters, downlink, seed, leaves_zeros=self._optimizer.leaves_zeros
+            *(manifest, self.parameters, downlink, seed),
+            scratch=self._gradients,  # which nobody needs after the step
+            leaves_zeros=self._optimizer.leaves_zeros,
         )
         self._keep_last = keep_last
         self._last: list[torch.Tensor] = []
