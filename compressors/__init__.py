@@ -23,6 +23,7 @@ from .indices import sparse_bytes as sparse_bytes
 from .indices import sparse_payload as sparse_payload
 from .kernels import set_threads as set_threads
 from .kernels import warm_up as warm_up
+from .kernels.devices import finite as finite
 from .layers import LayerRule as LayerRule
 from .ledger import Compressed as Compressed
 from .ledger import Ledger as Ledger

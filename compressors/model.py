@@ -207,7 +207,7 @@ class ModelCompressor:
                 self.ledger.to(gradient.device)
         if self._in_parts:  # the workers that compress the other parts must come to the same conclusion
             for layer, gradient in zip(self._layers, gradients, strict=True):
-                if not math.isfinite(float(gradient.sum(dtype=torch.float64))):
+                if not devices.finite(gradient.detach().reshape(-1)):
                     raise NonFiniteGradient(layer.whole.name)
         # One read pass serves twice: as the check for infinities and NaNs, and for the magnitudes by which
         # thresholds are chosen. It must be over before the first tensor's state changes.

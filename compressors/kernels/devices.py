@@ -7,6 +7,7 @@ both give the same bits.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from importlib.util import find_spec
 
@@ -44,6 +45,11 @@ def magnitudes(values: torch.Tensor) -> Magnitudes:
     parts = values.abs().sum(dtype=torch.float64), values.count_nonzero().to(torch.float64)
     total, nonzero = torch.stack(parts).cpu().numpy()
     return Magnitudes(float(total), int(nonzero))
+
+
+def finite(values: torch.Tensor) -> bool:
+    """Whether there is neither an infinity nor a NaN. values: of shape (elements,)."""
+    return math.isfinite(magnitudes(values).total)
 
 
 def quantize(

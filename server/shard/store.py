@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
-from ...compressors import DensePayload, Payload, decode, wire_bytes
+from ...compressors import DensePayload, Payload, decode, finite, wire_bytes
 from ...optimizer import Optimizer
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
@@ -182,7 +182,7 @@ class Store:
 
     def _check_finite(self, version: int) -> None:
         for spec, parameter in zip(self.manifest.specs, self.parameters, strict=True):
-            if not torch.isfinite(parameter.sum(dtype=torch.float64)):
+            if not finite(parameter.detach().view(-1)):
                 raise DivergedError(f"parameters of {spec.name!r} are no longer finite at version {version}")
 
     def snapshot(self) -> Broadcast:
