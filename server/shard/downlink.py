@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ...compressors import (
@@ -53,6 +54,8 @@ from ...proto.shares import share
 from .mean import Share
 
 Tensors = Sequence[torch.Tensor]
+Float32 = npt.NDArray[np.float32]
+LARGEST = float(np.finfo(np.float32).max)
 RULE = LayerRule()
 FORMATS = {"none": DenseFormat.FLOAT32, "bf16": DenseFormat.BFLOAT16, "fp16": DenseFormat.FLOAT16}
 NAMES = {format: name for name, format in FORMATS.items()}
@@ -117,12 +120,12 @@ class Downlink:
         if not changed and (self._fixed is None or lossless(way.compressor)):
             return Content.DELTA, [_nothing(spec.elements) for spec in self._specs]
         if lossless(way.compressor):
-            payloads = _some(self._parameters, way) if way.indices else list(map(_values, self._parameters))
+            payloads = self._some(way) if way.indices else list(map(_values, self._parameters))
             if self.replica is not self._parameters:
                 for replica, payload in zip(self.replica, payloads, strict=True):
                     put_update(payload, replica)
             return Content.CHANGED if way.indices else Content.VALUES, payloads
-        payloads = _some(self._differences(), way) if way.indices else self._compressed(way, version)
+        payloads = self._some(way) if way.indices else self._compressed(way, version)
         for replica, payload in zip(self.replica, payloads, strict=True):
             add_update(payload, replica)
         return Content.DELTA, payloads
@@ -136,16 +139,25 @@ class Downlink:
         if self.replica is self._parameters:
             self.replica = [parameter.detach().clone() for parameter in self._parameters]
 
-    def _differences(self) -> Tensors:
-        largest = torch.finfo(torch.float32).max
-        for parameter, replica, out in zip(self._parameters, self.replica, self._scratch, strict=True):
-            torch.sub(parameter, replica, out=out).clamp_(-largest, largest)
-        return self._scratch
-
     def _compressed(self, way: Way, version: int) -> list[Payload]:
+        for parameter, replica, out in zip(self._parameters, self.replica, self._scratch, strict=True):
+            torch.sub(parameter, replica, out=out).clamp_(-LARGEST, LARGEST)
         # A warm-up is for gradients: updates are compressed in full from the first.
         encoder = self._encoder(way.compressor)
-        return encoder.compress(self._differences(), 1, version=version, epoch=math.inf)
+        return encoder.compress(self._scratch, 1, version=version, epoch=math.inf)
+
+    def _some(self, way: Way) -> list[Payload]:
+        """The elements that a way names, in its format: of the differences, or of the parameters."""
+        format, found = FORMATS[way.compressor], list[Payload]()
+        for parameter, replica, indices in zip(self._parameters, self.replica, way.indices, strict=True):
+            elements, chosen = parameter.numel(), slice(None) if indices is None else indices
+            values = _flat(parameter)[chosen]
+            if not lossless(way.compressor):
+                with np.errstate(over="ignore"):
+                    values = np.clip(values - _flat(replica)[chosen], -LARGEST, LARGEST)
+            payload = dense_payload(format, values)
+            found.append(payload if indices is None else sparse_payload(elements, indices, payload))
+        return found
 
     def _encoder(self, compressor: str) -> ModelCompressor:
         if compressor not in self._encoders:
@@ -218,21 +230,13 @@ def _value_format(payloads: Iterable[Payload]) -> str:
     return "bf16"
 
 
-def _some(tensors: Tensors, way: Way) -> list[Payload]:
-    """The elements that a way names, in its format."""
-    format, found = FORMATS[way.compressor], list[Payload]()
-    for tensor, indices in zip(tensors, way.indices, strict=True):
-        values = tensor.detach().view(-1).numpy()
-        if indices is None:
-            found.append(dense_payload(format, values))
-        else:
-            found.append(sparse_payload(values.size, indices, dense_payload(format, values[indices])))
-    return found
+def _flat(tensor: torch.Tensor) -> Float32:
+    return tensor.detach().view(-1).numpy()
 
 
 def _values(tensor: torch.Tensor) -> Payload:
     """The tensor as a dense payload over its own memory."""
-    values = tensor.detach().view(-1).numpy()
+    values = _flat(tensor)
     return DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=values.view(np.uint8))
 
 
