@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .base import Compressor, FusedFeedback, StepContext, TensorSpec, takes_gpu
+from .base import Compressor, StepContext, TensorSpec, is_fused, takes_gpu
 from .indices import decode_indices
 from .kernels import devices
 from .payload import Payload, SparsePayload
@@ -56,7 +56,7 @@ class ErrorFeedback:
     @property
     def on_gpu(self) -> bool:
         # What is not fused is subtracted from the residual on the host.
-        return isinstance(self.compressor, FusedFeedback) and takes_gpu(self.compressor)
+        return takes_gpu(self.compressor) and is_fused(self.compressor)
 
     def init(self, spec: TensorSpec) -> FeedbackState:
         return FeedbackState(
@@ -71,7 +71,7 @@ class ErrorFeedback:
         velocity = self._advance(gradient, state)
         if velocity is not gradient:
             context = replace(context, magnitudes=None)
-        if isinstance(self.compressor, FusedFeedback):
+        if is_fused(self.compressor):
             sent = self.compressor.compress_with_residual(velocity, state.residual, state.inner, context)
             return self._masked(*sent, state)
         devices.add_to(state.residual, velocity)

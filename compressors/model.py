@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .base import Compressor, ModelWide, StepContext, TensorSpec, takes_gpu
+from .base import Compressor, StepContext, TensorSpec, is_model_wide, takes_gpu
 from .feedback import ErrorFeedback, FeedbackState, without_feedback
 from .kernels import Magnitudes, devices
 from .layers import LayerRule
@@ -239,7 +239,7 @@ class ModelCompressor:
         planned = [
             place
             for place, layer in enumerate(self._layers)
-            if isinstance(without_feedback(layer.compressor), ModelWide)
+            if is_model_wide(without_feedback(layer.compressor))
         ]
         if planned:
             self._plan(planned, flat, states, contexts)
@@ -266,7 +266,7 @@ class ModelCompressor:
                 gradient = states[place].residual
             totals.append(gradient)
         planner = without_feedback(self._layers[places[0]].compressor)
-        assert isinstance(planner, ModelWide)
+        assert is_model_wide(planner)
         specs = [self._layers[place].spec for place in places]
         for place, keep in zip(places, planner.plan(totals, specs, contexts[places[0]]), strict=True):
             contexts[place] = replace(contexts[place], keep=keep)
@@ -283,7 +283,7 @@ class ModelCompressor:
 
 def model_wide(compressor_spec: str) -> bool:
     """Whether the compressor divides what is sent among all tensors, and wants to know their FLOPs for it."""
-    return isinstance(without_feedback(create(compressor_spec)), ModelWide)
+    return is_model_wide(without_feedback(create(compressor_spec)))
 
 
 def _taken(layer: _Layer, gradient: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -72,15 +73,15 @@ class CodeFormat(Enum):
     BINARY = "binary"
     VOTE = "vote"
 
-    @property
+    @cached_property
     def bits(self) -> int:
         return {CodeFormat.SIGNED_4BIT: 4, CodeFormat.SIGNED_2BIT: 2}.get(self, 1)
 
-    @property
+    @cached_property
     def level_count(self) -> int:
         return {CodeFormat.SIGNED_4BIT: 7, CodeFormat.BINARY: 2}.get(self, 1)
 
-    @property
+    @cached_property
     def forbidden_code(self) -> int | None:
         """The code that is never sent; None where every code names a level."""
         return {CodeFormat.SIGNED_4BIT: 8, CodeFormat.SIGNED_2BIT: 1}.get(self)

@@ -12,6 +12,7 @@ SEEDED: index i lies in part i of `count` parts as equal as possible, at a place
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from .sparse_reference import Indices
 from .threads import run
 
 
+@lru_cache(1 << 14)
 def gaps_low_bits(elements: int, count: int) -> int:
     """The best `low_bits` for so many indices in random places.
 
