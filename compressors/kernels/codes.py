@@ -41,7 +41,7 @@ def quantize_4bit(cursor, gradient, residual, levels, values, data, elements):
     # Binary search in seven levels: against the fourth, then in tables of the candidates that are left.
     second, third = np.zeros(16, np.float32), np.zeros(16, np.float32)
     second[0], second[4] = levels[1], levels[5]
-    third[0:8:2] = levels[0:8:2]
+    third[0], third[2], third[4], third[6] = levels[0], levels[2], levels[4], levels[6]
     seconds, thirds, worth = v.load(second, 0), v.load(third, 0), v.load(values, 0)
     first, fourth = v.all_floats(levels[0]), v.all_floats(levels[3])
     for start in chunks(cursor, elements):

@@ -49,6 +49,18 @@ def take(typingctx, cursor, amount):
 
 
 @numba.njit
+def copy(source, start, stop, target, at=0):
+    """Source elements from `start` to `stop` go to the target, from `at` on; they must fit.
+
+    A loop, because to assign one slice to another compares their shapes, and numba takes seconds to compile
+    the words of that error.
+    """
+    given, out = source[start:stop], target[at : at + stop - start]
+    for k in range(given.size):
+        out[k] = given[k]
+
+
+@numba.njit
 def chunks(cursor, size, chunk=CHUNK):
     """Where the chunks below `size` begin that this thread takes: each is one thread's alone."""
     start = take(cursor, chunk)

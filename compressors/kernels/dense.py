@@ -14,7 +14,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from . import vectors as v
-from .compiling import chunks, kernel
+from .compiling import chunks, copy, kernel
 from .late import CHUNK, LANES
 from .reference import BFLOAT16_MAX, FLOAT16_MAX, FLOAT32_MAX, SUM_BLOCK
 
@@ -67,7 +67,7 @@ def magnitudes(cursor, values, sums, counts):
                 lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
             if whole < last:
                 padded[:] = np.float32(0.0)
-                padded[: last - whole] = values[whole:last]
+                copy(values, whole, last, padded)
                 here = v.load(padded, 0)
                 lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
             sums[first // SUM_BLOCK] = v.sum_doubles(lanes)

@@ -18,7 +18,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from . import vectors as v
-from .compiling import chunks, kernel
+from .compiling import chunks, copy, kernel
 from .dense import _clip, bits_of, left_of
 from .late import CHUNK, LANES
 from .linear_reference import MULTIPLIERS, STEP
@@ -115,9 +115,9 @@ def _piece(p, bucket, elements):
 def _pad(gradient, residual, whole, last, padded):
     """The last few elements of both, and zeros behind."""
     padded[:] = np.float32(0.0)
-    padded[0, : last - whole] = gradient[whole:last]
+    copy(gradient, whole, last, padded[0])
     if residual.size > 0:
-        padded[1, : last - whole] = residual[whole:last]
+        copy(residual, whole, last, padded[1])
 
 
 @kernel

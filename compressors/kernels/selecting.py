@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from . import vectors as v
-from .compiling import chunks, kernel, take
+from .compiling import chunks, copy, kernel, take
 from .dense import bits_of
 from .late import BINS, CHUNK, LANES
 
@@ -40,8 +40,8 @@ def _hand_over(indices, values, count, start, stop, found, found_values, places,
     chunk, at = start // CHUNK, take(total, count)
     places[chunk, 0], places[chunk, 1] = at, count
     if at + count <= found.size:
-        found[at : at + count] = indices[:count]
-        found_values[at : at + count] = values[:count]
+        copy(indices, 0, count, found, at)
+        copy(values, 0, count, found_values, at)
 
 
 @kernel
@@ -66,7 +66,7 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
         rest = stop - whole
         if rest > 0:
             padded[:] = values[whole]
-            padded[:rest] = values[whole:stop]
+            copy(values, whole, stop, padded)
             here = v.load(padded, 0)
             scored = _score(here, score, centers)
             chosen = v.without(v.at_least(scored, lows), v.at_least(scored, highs))
@@ -92,10 +92,11 @@ def add_and_collect(cursor, gradient, residual, lowest, found, found_values, pla
             at += v.store_chosen(indices, taken, at, v.words_from(i), summed, chosen)
         rest = stop - whole
         if rest > 0:
-            padded[0, :rest], padded[1, :rest] = gradient[whole:stop], residual[whole:stop]
+            copy(gradient, whole, stop, padded[0])
+            copy(residual, whole, stop, padded[1])
             summed = v.saturated_sum(v.load(padded[0], 0), v.load(padded[1], 0))
             v.store(padded[1], 0, summed)
-            residual[whole:stop] = padded[1, :rest]
+            copy(padded[1], 0, rest, residual, whole)
             chosen = v.at_least(v.magnitude(summed), lows)
             at += v.store_chosen(indices, taken, at, v.words_from(whole), summed, chosen)
         _hand_over(indices, taken, at, start, stop, found, found_values, places, total)
