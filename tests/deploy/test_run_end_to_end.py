@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from gradwire.deploy import paths
+from gradwire.deploy import paths, prepare
 from gradwire.deploy.cli import main
 from gradwire.exits import Exit
 from gradwire.settings import RunSettings
@@ -28,6 +28,7 @@ WaitUntilGone = Callable[[list[int], float], None]  # the fixture in conftest.py
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = ("--workers", "2", "--epochs", "2")
+ALONE = ("--workers", "1", "--epochs", "1")  # where the number does not matter: each starts an interpreter
 LONG = ("--workers", "2", "--epochs", "2000", "--no-baseline")
 
 
@@ -134,7 +135,7 @@ def test_the_same_seed_ends_with_the_same_bits(ran: Ran, tmp_path: Path) -> None
 def test_a_task_of_ones_own_is_found_in_the_working_directory(tmp_path: Path) -> None:
     arguments = ["--task", "spirals:task:points=640,width=16", "--compressor", "bf16", "--no-baseline"]
     done = subprocess.run(
-        command(*SMALL, *arguments, "--out", str(tmp_path)), cwd=EXAMPLES, capture_output=True, text=True
+        command(*ALONE, *arguments, "--out", str(tmp_path)), cwd=EXAMPLES, capture_output=True, text=True
     )
     assert done.returncode == Exit.DONE, done.stderr
     assert json.loads((tmp_path / "report.json").read_text())["steps"] == 20
@@ -228,11 +229,8 @@ def test_a_killed_worker_is_named_and_the_run_goes_on_until_the_server_is_killed
         (["--task", "digit"], ["unknown task 'digit'", "digits"]),
         (["--task", "digits:model=rnn"], ["mlp, cnn", "'rnn'"]),
         (["--compressor", "5bit"], ["5bit", "2bit", "4bit", "bf16"]),
-        (["--compressor", "4bit:level=one"], ["'level'", "levels", "scale"]),
         (["--mode", "magic"], ["--mode", "sync", "'magic'"]),
         (["--downlink", "2bit"], ["2bit", "does not suit updates", "topk"]),
-        (["--downlink", "topk:momentum=0.9"], ["'topk'", "momentum", "leave it out"]),
-        (["--downlink", "topk:ratios=9"], ["'ratios'", "ratio"]),
         (["--optimizer", "lion"], ["lion", "adamw"]),
         (["--schedule", "cosine:warm=1"], ["warm", "warmup"]),
         (["--workers", "0"], ["--workers", "at least 1", "'0'"]),
@@ -263,6 +261,23 @@ def test_what_is_wrong_is_said_before_anything_starts(
     assert errors.startswith("gc-run: ")
     assert [word for word in words if word.replace("{file}", str(file)) not in errors] == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("specs", "words"),
+    [
+        (["4bit:level=one", "none", "digits"], ["'level'", "levels", "scale"]),
+        (["4bit", "topk:momentum=0.9", "digits"], ["'topk'", "momentum", "leave it out"]),
+        (["4bit", "topk:ratios=9", "digits"], ["'ratios'", "ratio"]),
+    ],
+)
+def test_what_else_is_wrong_with_a_spec_is_said_by_the_process_that_checks_them(
+    specs: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last line is what gc-run says, as the cases above show; here no process has to be started."""
+    assert prepare.main(specs) == Exit.USAGE
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert [word for word in words if word not in said] == []
 
 
 def test_runs_of_the_same_second_have_directories_of_their_own(
@@ -317,7 +332,7 @@ def test_a_task_that_raises_has_its_own_exit_code(
 ) -> None:
     (tmp_path / "raising_tasks.py").write_text(RAISING_TASKS)
     monkeypatch.chdir(tmp_path)
-    assert main([*SMALL, "--task", f"raising_tasks:{function}"], dict(os.environ)) == Exit.TASK
+    assert main([*ALONE, "--task", f"raising_tasks:{function}"], dict(os.environ)) == Exit.TASK
     assert words in capsys.readouterr().err
 
 
