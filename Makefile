@@ -77,8 +77,8 @@ OVERLAY := PYTHONPATH=$(CURDIR)/$(CACHE)/oldest
 
 check-protobuf: $(CACHE)/oldest/.installed ## test the wire, and train, with the oldest protobuf and grpc admitted
 	$(OVERLAY) $(BIN)/python tests/packaging/oldest.py $(OLDEST)
-	$(OVERLAY) $(BIN)/pytest tests/proto
-	$(OVERLAY) $(BIN)/gc-run --epochs 1 --no-baseline --out $(CACHE)/oldest-run
+	$(OVERLAY) $(BIN)/pytest -n0 tests/proto  # a process more takes longer to start than the tests
+	$(OVERLAY) $(BIN)/gc-run --workers 2 --epochs 1 --no-baseline --out $(CACHE)/oldest-run
 
 $(CACHE)/oldest/.installed: .venv/.dev
 	rm -rf $(CACHE)/oldest
