@@ -11,7 +11,7 @@ CACHE := .cache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak mutations check lint types check-stubs check-protobuf stubs docs format constraints clean
+.PHONY: help run test kernels soak mutations check lint types check-stubs check-protobuf stubs docs format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -19,9 +19,11 @@ help: ## show this list
 run: .venv/.run ## train digits with four workers and 4-bit gradients, compare with none; results in runs/
 	$(BIN)/gc-run --task digits --workers 4 --compressor 4bit --mode sync --seed 1 --epochs 30 $(ARGS)
 
-test: .venv/.dev ## run every test; ARGS="-k name" picks some
-	$(BIN)/python -c "from gradwire.compressors import warm_up; warm_up()"  # once, and not in each process
+test: kernels ## run every test; ARGS="-k name" picks some
 	$(BIN)/pytest $(ARGS)
+
+kernels: .venv/.dev ## compile the numeric kernels, once for all processes
+	$(BIN)/python -c "from gradwire.compressors import warm_up; warm_up()"
 
 # Hours; for a change to the server's decisions. `make test` has a small share of it.
 soak: .venv/.dev ## random histories of jobs in every mode, ten million steps; ARGS="--seed 2" for others
