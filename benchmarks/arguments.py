@@ -35,6 +35,17 @@ def at_least_one(text: str) -> int:
             raise BenchError(f"expected a whole number from 1, got {text!r}")
 
 
+def amount(text: str) -> float:
+    """A finite number of at least 0."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise BenchError(f"expected a finite number of at least 0, got {text!r}")
+    return found
+
+
 def numbers(most: int) -> Callable[[str], list[int]]:
     """Whole numbers from 1 to `most`, separated by commas."""
 

@@ -119,18 +119,18 @@ class _Layer(torch.autograd.Function):
         layer = context.layer
         _compute(layer.seconds * (1 - FORWARD))
         layer.steps += 1
-        start = (layer.steps * 9973) % SLACK
+        start = (layer.steps * 9973 + layer.number * 7919) % SLACK
         gradient = layer.noise[start : start + math.prod(context.shape)].view(context.shape)
-        if layer.first:
-            layer.first()
-        return passed[0], gradient, None
+        if layer.number == 0:
+            layer.ended()
+        return passed[0], gradient.clone(), None  # memory of its own: autograd hands it on as it is
 
 
 class Layer:
-    """One tensor's part of the computation. first: called when backward has come to its end, by the first."""
+    """One tensor's part of the computation. number: of the tensor. ended: backward has come to its end."""
 
-    def __init__(self, seconds: float, noise: torch.Tensor, first: Callable[[], None] | None) -> None:
-        self.seconds, self.noise, self.first = seconds, noise, first
+    def __init__(self, number: int, seconds: float, noise: torch.Tensor, ended: Callable[[], None]) -> None:
+        self.number, self.seconds, self.noise, self.ended = number, seconds, noise, ended
         self.steps = 0
 
 
@@ -154,7 +154,7 @@ class Layers(torch.nn.Module):
         noise = torch.randn(largest + SLACK, generator=generator) * 1e-2
         elements = sum(weight.numel() for weight in self._weights)
         self._layers = [
-            Layer(seconds * weight.numel() / elements, noise, self._ended if number == 0 else None)
+            Layer(number, seconds * weight.numel() / elements, noise, self._ended)
             for number, weight in enumerate(self._weights)
         ]
         self._trace = trace

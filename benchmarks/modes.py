@@ -73,6 +73,7 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
         epochs=epochs,
         seed=seed,
         mode=mode,
+        downlink="none",
         lease_seconds=LEASE_S,
     )
     chance, kills, killed_at = random.Random(seed), 0, time.monotonic()

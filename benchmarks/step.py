@@ -27,12 +27,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..compressors import check_downlink, create
 from ..deploy.plot import panels
 from ..deploy.processes import Children
 from ..exits import Exit
 from ..settings import RunSettings
 from . import output
-from .arguments import BenchError, at_least_one, file_to_write, plot_to_write, some_of
+from .arguments import BenchError, amount, at_least_one, file_to_write, plot_to_write, some_of
 from .jobs import PATIENCE_S, run_job
 from .layers import shapes
 from .star import Star, check_network
@@ -115,11 +118,10 @@ class Recorder:
 
     def carried_between(self, node: str, begin: float, end: float) -> tuple[int, int]:
         """Bytes to and from a node in this time."""
-        inside = [sample for sample in self.samples if begin <= sample.at <= end]
-        if not inside:
-            return 0, 0
-        first, last = inside[0].carried[node], inside[-1].carried[node]
-        return last[0] - first[0], last[1] - first[1]
+        times = [sample.at for sample in self.samples]
+        came, left = zip(*(sample.carried[node] for sample in self.samples), strict=True)
+        into, out = (np.diff(np.interp((begin, end), times, counts)) for counts in (came, left))
+        return round(into.item()), round(out.item())
 
 
 def memory_and_cpu(pid: int) -> tuple[int, float] | None:
@@ -277,8 +279,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="4x1048576", metavar="NAME", help=f"{text} {shown}")
     parser.add_argument("--workers", type=at_least_one, default=4, help=shown)
     text = "of each link in each direction; 0 for as fast as it goes"
-    parser.add_argument("--mbit", type=float, default=100.0, help=f"{text} {shown}")
-    parser.add_argument("--seconds", type=float, default=0.0, help=f"of computation per step {shown}")
+    parser.add_argument("--mbit", type=amount, default=100.0, help=f"{text} {shown}")
+    parser.add_argument("--seconds", type=amount, default=0.0, help=f"of computation per step {shown}")
     parser.add_argument("--steps", type=at_least_one, default=12, help=f"that are counted {shown}")
     parser.add_argument("--runs", nargs="*", default=DEFAULT_RUNS, metavar="SPEC[/SPEC]", help=shown)
     peers = some_of(PEERS)
@@ -291,6 +293,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     check_network()
     shapes(given.model)
+    for name in given.runs:
+        compressor, _, downlink = name.partition("/")
+        create(compressor)
+        check_downlink(downlink or "auto")
     rows: list[Row] = []
     fp32: float | None = None
     print(output.table(HEADINGS, []), flush=True)

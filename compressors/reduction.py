@@ -60,7 +60,7 @@ def add_update(payload: Payload, parameter: torch.Tensor) -> None:
     if _plain(parameter):
         reduce_payloads([payload], [1.0], parameter.detach().view(-1).numpy(), keep=True)
     elif isinstance(payload, SparsePayload):
-        _change(payload, parameter, lambda flat, places, values: flat.index_add_(0, places, values))
+        _change(payload, parameter, _added)
     else:
         parameter.add_(torch.from_numpy(decode(payload)).view(parameter.shape).to(parameter.device))
 
@@ -73,6 +73,11 @@ def put_update(payload: Payload, parameter: torch.Tensor) -> None:
         _decode_to(payload, parameter.detach().view(-1).numpy())
     else:
         parameter.copy_(torch.from_numpy(decode(payload)).view(parameter.shape))
+
+
+def _added(flat: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> None:
+    # Not `index_add_`: on a GPU that adds by atomics, which flush the smallest numbers to zero.
+    flat.index_copy_(0, places, flat[places] + values)
 
 
 def _plain(parameter: torch.Tensor) -> bool:

@@ -58,6 +58,16 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         return _fail(128 + interrupted.number, f"stopped by {interrupted}; no process is left")
 
 
+def baseline_of(settings: RunSettings) -> RunSettings | None:
+    """The run without compression to compare with; None for one that is such a run itself."""
+    # In coded mode there is nothing compressed; what it competes with is the server's sum.
+    mode = "sync" if registry.parse(settings.mode).work == "exchange" else settings.mode
+    plain = dataclasses.replace(settings, mode=mode, compressor="none", downlink="none")
+    # After float32 pushes `auto` sends float32.
+    same = settings.downlink in ("auto", "none") and dataclasses.replace(settings, downlink="none") == plain
+    return None if same else plain
+
+
 def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: Interrupt) -> int:
     from rich.console import Console  # late, as all that takes long, so that --help answers at once
 
@@ -70,11 +80,8 @@ def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: I
     _prepare(settings, interrupt)
     console.out(f"Logs, report and plot: {directory}/", highlight=False)
     result, stopped = _train(settings, directory / "run", console, interrupt)
-    # In coded mode there is nothing compressed; what it competes with is the server's sum.
-    mode = "sync" if registry.parse(settings.mode).work == "exchange" else settings.mode
-    plain = dataclasses.replace(settings, mode=mode, compressor="none", downlink="none")
-    baseline = None
-    if stopped is None and settings.baseline and settings != plain:
+    plain, baseline = baseline_of(settings), None
+    if stopped is None and settings.baseline and plain is not None:
         try:
             baseline, stopped = _train(plain, directory / "baseline", console, interrupt)
         except Interrupted as interrupted:

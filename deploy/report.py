@@ -215,7 +215,8 @@ def heading(result: RunResult) -> str:
     if _name_of_mode(result) == "coded":
         return f"coded, r = {result.redundancy}"
     mode = "" if result.mode == "sync" else f"{result.mode}: "
-    down = "" if result.downlink in ("auto", "none") else f", {result.downlink} down"
+    usual = "auto", "none" if result.compressor == "none" else "auto"
+    down = "" if result.downlink in usual else f", {result.downlink} down"
     return f"{mode}{result.compressor}{down}"
 
 

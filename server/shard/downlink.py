@@ -13,7 +13,8 @@ feedback needs no other state.
     other codes           of one bit as `1bit`, otherwise as `4bit`
     sparse                what a push held of each tensor: new values if the pushes had float32, otherwise
                           differences as bfloat16 or float16. As `4bit` if a step changes other elements too,
-                          or if that is smaller
+                          or if that is smaller; the first update after such ones holds all values, or what
+                          they left out would wait until a push holds those elements again
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ RULE = LayerRule()
 FORMATS = {"none": DenseFormat.FLOAT32, "bf16": DenseFormat.BFLOAT16, "fp16": DenseFormat.FLOAT16}
 NAMES = {format: name for name, format in FORMATS.items()}
 SPARSE = "sparse"
+# From `4bit` back to elements only where these take so much of it: that costs an update of all values.
+BACK = 0.5
 # Of kinds that as many came in, the first decides.
 KINDS = (SPARSE, "1bit", "4bit", "8bit", "bf16", "fp16", "none")
 
@@ -103,6 +106,7 @@ class Downlink:
         self._seed = seed
         self._leaves_zeros = leaves_zeros
         self._encoders: dict[str, ModelCompressor] = {}
+        self._behind = False  # the replica, in elements that no push may hold again
         self.replica = parameters
         if self._fixed and not lossless(compressor):
             self._encoder(compressor)
@@ -124,10 +128,12 @@ class Downlink:
             if self.replica is not self._parameters:
                 for replica, payload in zip(self.replica, payloads, strict=True):
                     put_update(payload, replica)
+            self._behind = self._behind and bool(way.indices)
             return Content.CHANGED if way.indices else Content.VALUES, payloads
         payloads = self._some(way) if way.indices else self._compressed(way, version)
         for replica, payload in zip(self.replica, payloads, strict=True):
             add_update(payload, replica)
+        self._behind = self._behind or not way.indices
         return Content.DELTA, payloads
 
     def snapshot(self) -> list[Payload]:
@@ -176,8 +182,8 @@ class Downlink:
         if self._leaves_zeros:
             held = [self._held(shares, place) for place in range(len(self._specs))]
             way = Way(_value_format(largest), held)
-            if self._most_bytes(way) <= self._four_bit_bytes():
-                return way
+            if self._most_bytes(way) <= self._four_bit_bytes() * (BACK if self._behind else 1):
+                return Way("none") if self._behind else way
         return Way("4bit")
 
     def _held(self, shares: Sequence[Share], place: int) -> Indices | None:

@@ -49,8 +49,9 @@ class Shard:
       called between two `apply` is of the version between them.
     - `put` and `drop` take effect at once. A key that is stored already stays as it is, so that a duplicate
       is harmless; dropping what is not stored does nothing.
-    - `apply` sums in the order given, so that arrival order has no part in the bits. If it raises, parameters
-      and version are those of before, and the job cannot go on.
+    - `apply` sums in the order given, so that arrival order has no part in the bits. If it raises, the
+      version is that of before, the parameters are its own or, with a lossy downlink, those that the workers
+      have, and the job cannot go on.
     - A worker's name is a part of a key and means nothing more to a shard.
     """
 

@@ -112,7 +112,7 @@ class Store:
 
         The mean is one over all samples, summed in the order given (`mean`). Without samples, and with fewer
         gradients than the aggregation needs, the parameters stay as they are. If the step fails, they become
-        again what they were before it, if `keep_last` or the downlink has kept that.
+        what every worker has where the replica is apart from them, otherwise what they were, if that is kept.
 
         Raises:
             DivergedError: the parameters are no longer finite.

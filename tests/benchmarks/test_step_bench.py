@@ -58,25 +58,27 @@ def test_layers_take_their_time_and_yield_gradients_from_the_last_to_the_first(t
     assert order[:5] == [f"layer{number}" for number in (4, 3, 2, 1, 0)]
     assert all(len(each) == 5 and all(torch.count_nonzero(g) == 40 for g in each) for each in gradients)
     assert not torch.equal(gradients[0][0], gradients[1][0])
+    assert not torch.equal(gradients[0][0], gradients[0][1])
     ((first, second),) = traced(tmp_path)
     assert first[0] < first[1] <= second[0] < second[1]
 
 
 def test_a_row_is_made_of_the_counted_steps_alone() -> None:
-    """Steps of a second, of which the first half is computation; the server gets 1 MB in the other half."""
+    """Steps of a second, of which half is computation; the server gets 1 MB, evenly after the first 0.2 s."""
     recorder = Recorder(Star(["server", "worker-0"], 16), ["server", "worker-0"])
     steps = WARM_UP + 5
     trace = [(float(step), step + 0.5) for step in range(steps)]
     trace[0] = (-20.0, -19.5)  # kernels are compiled
-    for tenth in range(steps * 10):
+    for tenth in range(-1, steps * 10):
         whole, part = divmod(tenth, 10)
-        came = 1_000_000 * whole + 200_000 * max(0, part - 5)
+        came = 1_000_000 * whole + 125_000 * max(0, part - 2)
         recorder.samples.append(Sample(tenth / 10, {"server": (came, 0), "worker-0": (0, came // 2)}))
         recorder.cpu.append((tenth / 10, tenth / 100))
     recorder.peak_bytes |= {"server": 7, "worker-0": 5}
     row = summarize("4bit", ["server", "worker-0"], [trace, trace], recorder, mbit=16)
     assert (row.step_seconds, row.steps, row.busiest) == (1.0, 4, "server")
-    assert (row.bytes_in, row.bytes_out, row.computing_share) == (1_000_000, 0, 0.0)
+    assert (row.bytes_in, row.bytes_out) == (1_000_000, 0)
+    assert row.computing_share == pytest.approx(3 / 8)
     assert row.link_seconds == pytest.approx(0.5)
     assert row.cpu_seconds == pytest.approx(0.1)
     assert (row.server_peak_bytes, row.worker_peak_bytes) == (7, 5)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from gradwire.deploy.cli import baseline_of
 from gradwire.deploy.plot import PlotError, write_plot
 from gradwire.deploy.progress import LineProgress, LiveProgress, progress
 from gradwire.deploy.report import (
@@ -252,3 +253,22 @@ def test_a_job_that_has_not_begun_can_be_shown(capsys: pytest.CaptureFixture[str
     lines.update(empty, 4)
     lines.update(empty, 4)
     assert capsys.readouterr().out == "4bit: workers 4/4  waiting\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "compressor_and_mode"),
+    [
+        (RunSettings(), ("none", "sync")),
+        (RunSettings(compressor="none"), None),
+        (RunSettings(compressor="none", downlink="none"), None),
+        (RunSettings(compressor="none", downlink="4bit"), ("none", "sync")),
+        (RunSettings(compressor="none", mode="stale"), None),
+        (RunSettings(compressor="none", mode="coded"), ("none", "sync")),
+    ],
+)
+def test_a_run_without_compression_has_no_baseline(
+    settings: RunSettings, compressor_and_mode: tuple[str, str] | None
+) -> None:
+    plain = baseline_of(settings)
+    assert (plain and (plain.compressor, plain.mode)) == compressor_and_mode
+    assert plain is None or plain.downlink == "none"

@@ -27,6 +27,7 @@ from gradwire.proto.messages import Chunk, Content, Update
 from gradwire.proto.shares import share
 from gradwire.proto.transfer import Assembly, announced_payloads
 from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
+from gradwire.server.shard.aggregation import Trimmed
 from gradwire.server.shard.mean import Share
 from gradwire.server.shard.store import Broadcast, Store
 from gradwire.spec import SpecError
@@ -290,10 +291,14 @@ def test_what_most_elements_came_as_decides_and_replicas_stay_alike_when_it_chan
     rounds = [
         (("none", "none"), Content.VALUES),
         (("4bit", "4bit", "none"), Content.DELTA),
+        (("topk:values=float32", "topk"), Content.VALUES),  # or what 4bit left out would wait
         (("topk:values=float32", "topk"), Content.CHANGED),
         (("none", "4bit"), Content.DELTA),
         (("none", "none", "4bit"), Content.VALUES),
         (("topk", "topk", "none"), Content.DELTA),
+        (("topk:ratio=8",), Content.DELTA),  # not so much smaller than 4bit that going back would pay
+        (("topk", "topk"), Content.VALUES),
+        (("topk", "topk"), Content.DELTA),
         ((), Content.DELTA),
     ]
     for step, (compressors, content) in enumerate(rounds):
@@ -337,3 +342,43 @@ def test_an_update_of_elements_is_for_the_version_before_it() -> None:
     for update in (first, first, second):
         take(worker, update)
     assert bits(worker) == replica_bits(ours)
+
+
+def test_indices_count_among_the_bytes_of_elements() -> None:
+    """12,500 bfloat16 of 60,000 elements are smaller than 4 bits of all; with their indices they are not."""
+    shares = [wide_share(0, "topk:ratio=4.8")]
+    _, payloads = receive(apply(wide_store("auto", "sgd"), version=1, shares=shares))
+    assert kind(payloads[0]) is FOUR
+
+
+def test_a_push_without_weight_has_no_say_in_how_the_update_goes_down() -> None:
+    given = [wide_share(0, spec, rank)[1] for rank, spec in enumerate(("none", "none", "4bit"))]
+    shares = [pushed(32, each, weight=weight) for each, weight in zip(given, (0.0, 0.0, 1.0), strict=True)]
+    update, payloads = receive(apply(wide_store("auto", "sgd"), version=1, shares=shares))
+    assert (update.content, kind(payloads[0])) == (Content.DELTA, FOUR)
+
+
+def test_too_few_gradients_change_nothing_with_auto_either() -> None:
+    values = [np.ones(spec.elements, np.float32) for spec in WIDE_MANIFEST.specs]
+    options = parse_optimizer("sgd")
+    ours = Store(WIDE_MANIFEST, values, "auto", lambda ps: Optimizer(options, ps, 0.1), 5, Trimmed(wrong=1))
+    apply(ours, version=1, shares=[wide_share(0, "4bit", rank) for rank in range(3)])
+    before = replica_bits(ours)
+    broadcast = apply(ours, version=2, shares=[wide_share(1, "4bit")])
+    assert broadcast.passed_over == 1
+    assert broadcast.wire_bytes < 100
+    assert replica_bits(ours) == before
+
+
+@pytest.mark.parametrize("compressor", ["4bit", "topk:ratio=100"])
+def test_a_difference_beyond_the_range_of_floats_goes_down_in_two_updates(compressor: str) -> None:
+    ours, worker = wide_store("auto", "sgd"), wide_replica()
+    apply(ours, version=1, shares=[wide_share(0, compressor)])
+    for parameter, replica in zip(ours.parameters, ours.replica, strict=True):
+        parameter.fill_(3e38)
+        replica.fill_(-3e38)
+    take(worker, ours.snapshot())
+    for version in (2, 3):
+        take(worker, apply(ours, version=version, shares=[wide_share(version, compressor)]))
+        assert bits(worker) == replica_bits(ours)
+    assert all(bool(torch.isfinite(replica).all()) for replica in ours.replica)
