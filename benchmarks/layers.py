@@ -109,18 +109,18 @@ class _Layer(torch.autograd.Function):
     """Passes on what it gets. Its parameter's gradient is a piece of the noise."""
 
     @staticmethod
-    def forward(context: Any, passed: torch.Tensor, weight: torch.Tensor, layer: Layer) -> torch.Tensor:
-        context.layer, context.shape = layer, weight.shape
+    def forward(ctx: Any, passed: torch.Tensor, weight: torch.Tensor, layer: Layer) -> torch.Tensor:
+        ctx.layer, ctx.shape = layer, weight.shape
         _compute(layer.seconds * FORWARD)
         return passed.clone()
 
     @staticmethod
-    def backward(context: Any, *passed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        layer = context.layer
+    def backward(ctx: Any, *passed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        layer = ctx.layer
         _compute(layer.seconds * (1 - FORWARD))
         layer.steps += 1
         start = (layer.steps * 9973 + layer.number * 7919) % SLACK
-        gradient = layer.noise[start : start + math.prod(context.shape)].view(context.shape)
+        gradient = layer.noise[start : start + math.prod(ctx.shape)].view(ctx.shape)
         if layer.number == 0:
             layer.ended()
         return passed[0], gradient.clone(), None  # memory of its own: autograd hands it on as it is
@@ -162,8 +162,9 @@ class Layers(torch.nn.Module):
 
     def forward(self, passed: torch.Tensor) -> torch.Tensor:
         self._began = time.monotonic()
+        function: Any = _Layer
         for weight, layer in zip(self._weights, self._layers, strict=True):
-            passed = _Layer.apply(passed, weight, layer)  # type: ignore[no-untyped-call]
+            passed = function.apply(passed, weight, layer)
         return passed.sum()
 
     def _ended(self) -> None:

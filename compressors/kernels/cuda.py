@@ -50,11 +50,10 @@ def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> torch.Ten
     """
     _check("values", values, torch.float32, values.numel())
     check_keep(keep, values.numel())
-    center, above = float(np.float32(center)), 0
-    if keep:
-        threshold, above = _threshold(values, keep, center, ordered=False)
-        if threshold == 0 and not center:
-            keep = above
+    center = float(np.float32(center))
+    threshold, above = _threshold(values, keep, center, ordered=False) if keep else (0, 0)
+    if threshold == 0 and not center:
+        keep = above
     indices = torch.empty(keep, dtype=torch.int32, device=values.device)
     if not keep:
         return indices

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,13 @@ def test_a_model_that_is_not_known_is_refused(model: str) -> None:
 def test_layers_take_their_time_and_yield_gradients_from_the_last_to_the_first(tmp_path: Path) -> None:
     network = layers("5x40", 0.05, str(tmp_path))
     order: list[str] = []
+
+    def noted(name: str, weight: torch.Tensor) -> None:
+        order.append(name)
+
     for name, weight in network.named_parameters():
         hooked: Any = weight
-        hooked.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+        hooked.register_post_accumulate_grad_hook(partial(noted, name))
     gradients: list[list[torch.Tensor]] = []
     for _ in range(2):
         network.zero_grad()

@@ -259,7 +259,10 @@ def test_an_update_goes_down_in_the_kind_in_which_it_came_up(
             assert bits(late) == bits(early)
         if isinstance(payloads[0], SparsePayload):
             held = [pushed[0] for _, pushed in shares]
-            union = set().union(*(decode_indices(p).tolist() for p in held if isinstance(p, SparsePayload)))
+            union: set[int] = set()
+            for each in held:
+                assert isinstance(each, SparsePayload)
+                union |= set(decode_indices(each).tolist())
             assert set(decode_indices(payloads[0]).tolist()) == union
     exact = bits(early) == [value.tobytes() for value in ours.values()]
     assert exact == (content is not Content.DELTA)
