@@ -73,6 +73,7 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
         epochs=epochs,
         seed=seed,
         mode=mode,
+        # In stale and async each push makes an update: if it were lossy, there would be a second difference.
         downlink="none",
         lease_seconds=LEASE_S,
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import statistics
 import tempfile
 import threading
@@ -132,9 +133,8 @@ def memory_and_cpu(pid: int) -> tuple[int, float] | None:
     except OSError:
         return None
     peak = next((line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")), "0")
-    return int(peak) * 1024, (
-        int(stat[11]) + int(stat[12])
-    ) / 100  # clock ticks, of which there are 100 a second
+    ticks = int(stat[11]) + int(stat[12])
+    return int(peak) * 1024, ticks / os.sysconf("SC_CLK_TCK")
 
 
 def traced(folder: Path) -> list[list[tuple[float, float]]]:

@@ -110,13 +110,13 @@ class Downlink:
         self.replica = parameters
         if self._fixed and not lossless(compressor):
             self._encoder(compressor)
-            self._part()
+            self._separate()
 
     def choose(self, shares: Sequence[Share]) -> Way:
         """How the update of a step with these pushes goes down. To be called before the step."""
         way = self._fixed or self._matching(shares)
         if not lossless(way.compressor):
-            self._part()
+            self._separate()
         return way
 
     def update(self, way: Way, version: int, *, changed: bool) -> tuple[Content, list[Payload]]:
@@ -140,7 +140,7 @@ class Downlink:
         """The replica as it is."""
         return list(map(_values, self.replica))
 
-    def _part(self) -> None:
+    def _separate(self) -> None:
         """From now on the replica is apart from the parameters."""
         if self.replica is self._parameters:
             self.replica = [parameter.detach().clone() for parameter in self._parameters]
