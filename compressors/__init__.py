@@ -14,6 +14,8 @@ from .base import ModelWide as ModelWide
 from .base import NoOptions as NoOptions
 from .base import StepContext as StepContext
 from .base import TensorSpec as TensorSpec
+from .cutting import cut as cut
+from .cutting import join as join
 from .dense import dense_payload as dense_payload
 from .feedback import ErrorFeedback as ErrorFeedback
 from .indices import Indices as Indices

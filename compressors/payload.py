@@ -4,7 +4,8 @@ A payload describes itself. Whoever reduces one looks at its kind and never at t
 algorithm that made it, so a new compressor needs no change on the server. The kinds are few:
 
 * `DensePayload`: every element, as float32, bfloat16 or float16.
-* `QuantizedPayload`: a fixed number of bits per element that index a small table of levels.
+* `QuantizedPayload`: a fixed number of bits per element that index a small table of levels; of one tensor, or
+  of several one after the other, each with a table of its own.
 * `LinearPayload`: signed integers of a fixed number of bits, times a scale per bucket of elements.
 * `SparsePayload`: some of the elements: which, and their values as a payload of one of the kinds above.
 
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
+Int64 = npt.NDArray[np.int64]
 
 
 class PayloadError(ValueError):
@@ -37,6 +39,13 @@ class PayloadError(ValueError):
 def code_bytes(bits: int, elements: int) -> int:
     """Bytes of so many packed codes: whole 32-bit words."""
     return -(-elements * bits // 32) * 4
+
+
+def code_words(bits: int, sizes: Int64) -> Int64:
+    """32-bit words of the packed codes of each block."""
+    per_word = 32 // bits
+    words: Int64 = sizes // per_word + (sizes % per_word > 0)
+    return words
 
 
 class DenseFormat(Enum):
@@ -92,18 +101,24 @@ class CodeFormat(Enum):
 
     def table(self, levels: Float32) -> Float32:
         """What each code is worth: float32, shape (2**bits,). The forbidden code gets a 0."""
-        table = np.zeros(2**self.bits, np.float32)
+        table: Float32 = self.tables(levels)[0]
+        return table
+
+    def tables(self, levels: Float32) -> Float32:
+        """`table` of each block: float32, shape (blocks, 2**bits). levels: those of all blocks, flat."""
+        each = levels.reshape(-1, self.level_count)
+        tables = np.zeros((len(each), 2**self.bits), np.float32)
         match self:
             case CodeFormat.SIGNED_4BIT:
-                table[1:8] = -levels
-                table[9:16] = levels
+                tables[:, 1:8] = -each
+                tables[:, 9:] = each
             case CodeFormat.SIGNED_2BIT:
-                table[2:] = -levels[0], levels[0]
+                tables[:, 2:3], tables[:, 3:] = -each, each
             case CodeFormat.BINARY:
-                table[:] = levels
+                tables[:] = each
             case CodeFormat.VOTE:
-                table[:] = -levels[0], levels[0]
-        return table
+                tables[:, :1], tables[:, 1:] = -each, each
+        return tables
 
 
 class IndexCoding(Enum):
@@ -135,15 +150,24 @@ class DensePayload:
 class QuantizedPayload:
     """Packed codes and the table of magnitudes that they index.
 
-    levels: float32, `format.level_count` finite values, ascending; but for BINARY positive magnitudes. They
-        are what a code decodes to: any scale (such as the division by the batch size) is already in them.
-    data: uint8, `format.code_bytes(elements)` long.
+    The elements may be those of several tensors, one after the other: blocks, each with levels of its own.
+
+    levels: float32, `format.level_count` finite values for each block, one block after the other. Those of a
+        block ascend, and are positive magnitudes but for BINARY. They are what a code decodes to: any scale
+        (such as the division by the batch size) is already in them.
+    sizes: int64, the elements of each block, 0 or more; None for a single block of them all.
+    data: uint8: the codes of each block, `format.code_bytes` of its size, one block after the other.
     """
 
     format: CodeFormat
     elements: int
     levels: Float32
+    sizes: Int64 | None = None
     data: Bytes
+
+    def block_sizes(self) -> Int64:
+        """int64, shape (blocks,)."""
+        return np.array([self.elements], np.int64) if self.sizes is None else self.sizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -228,7 +252,9 @@ def payload_bytes(payload: Payload) -> int:
         case DensePayload():
             return payload.elements * payload.format.element_bytes
         case QuantizedPayload():
-            return payload.format.code_bytes(payload.elements)
+            if payload.sizes is None:
+                return payload.format.code_bytes(payload.elements)
+            return 4 * int(code_words(payload.format.bits, payload.sizes).sum())
         case LinearPayload():
             return 4 * payload.buckets + code_bytes(payload.bits, payload.elements)
         case SparsePayload():

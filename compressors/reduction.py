@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 import torch
@@ -25,11 +25,11 @@ import torch
 from . import kernels
 from .indices import decode_indices
 from .payload import (
-    Bytes,
     CodeFormat,
     DenseFormat,
     DensePayload,
     Float32,
+    Int64,
     LinearPayload,
     Payload,
     QuantizedPayload,
@@ -122,61 +122,91 @@ def reduce_payloads(
         if payload.data.size != payload_bytes(payload):
             raise ValueError(f"expected {payload_bytes(payload)} bytes of data, got {payload.data.size}")
     pairs = zip(payloads, weights, strict=True)
-    for kind, run in groupby(pairs, key=lambda pair: _kind(pair[0])):
+    for _, run in groupby(pairs, key=lambda pair: _kind(pair[0])):
         members = list(run)
         factors = np.array([weight for _, weight in members], np.float32)
-        _add_run(kind, [payload for payload, _ in members], factors, out, keep=keep)
+        _add_run([payload for payload, _ in members], factors, out, keep=keep)
         keep = True
 
 
-# What neighbours must have in common to be added in one pass.
-_Kind = DenseFormat | CodeFormat | tuple[int, int] | type[SparsePayload]
+# What neighbours must have in common to be added in one pass: of codes the format and the sizes of blocks.
+# But all votes have to be counted together.
+_Kind = DenseFormat | CodeFormat | tuple[CodeFormat, bytes] | tuple[int, int] | type[SparsePayload]
 
 
 def _kind(payload: Payload) -> _Kind:
     match payload:
-        case DensePayload() | QuantizedPayload():
+        case DensePayload():
             return payload.format
+        case QuantizedPayload():
+            votes = payload.format is CodeFormat.VOTE
+            return payload.format if votes else (payload.format, payload.block_sizes().tobytes())
         case LinearPayload():
             return payload.bits, payload.bucket
         case SparsePayload():
             return SparsePayload
 
 
-def _add_run(kind: _Kind, payloads: Sequence[Payload], weights: Float32, out: Float32, *, keep: bool) -> None:
-    datas = [payload.data for payload in payloads]
-    if isinstance(kind, DenseFormat):
-        kernels.cpu.add_dense(kind, datas, weights, out, keep=keep)
-    elif isinstance(kind, CodeFormat):
-        levels = [payload.levels for payload in payloads if isinstance(payload, QuantizedPayload)]
-        if kind is CodeFormat.VOTE:
-            _add_votes(datas, np.concatenate(levels), weights, out, keep=keep)
-            return
-        tables = np.stack([kind.table(each) for each in levels]) * weights[:, None]
-        kernels.cpu.add_quantized(kind, datas, tables, out, keep=keep)
-    elif isinstance(kind, tuple):
-        linear = [payload for payload in payloads if isinstance(payload, LinearPayload)]
-        codes, scales = [payload.codes() for payload in linear], [payload.scales() for payload in linear]
-        kernels.linear.add_linear(*kind, codes, scales, weights, out, keep=keep)
-    else:
-        if not keep:
-            out.fill(0.0)
-        # One after the other, because decoded they are larger than they came.
-        for payload, weight in zip(payloads, weights, strict=True):
-            assert isinstance(payload, SparsePayload)
-            indices, values = decode_indices(payload), decode(payload.value_payload())
-            kernels.sparse.add_sparse([indices], [values], np.array([weight], np.float32), out)
+def _add_run(payloads: Sequence[Payload], weights: Float32, out: Float32, *, keep: bool) -> None:
+    match payloads[0]:
+        case DensePayload(format=format):
+            kernels.cpu.add_dense(format, [payload.data for payload in payloads], weights, out, keep=keep)
+        case QuantizedPayload(format=format):
+            add = _add_votes if format is CodeFormat.VOTE else _add_quantized
+            add([each for each in payloads if isinstance(each, QuantizedPayload)], weights, out, keep=keep)
+        case LinearPayload(bits=bits, bucket=bucket):
+            linear = [payload for payload in payloads if isinstance(payload, LinearPayload)]
+            codes, scales = [payload.codes() for payload in linear], [payload.scales() for payload in linear]
+            kernels.linear.add_linear(bits, bucket, codes, scales, weights, out, keep=keep)
+        case SparsePayload():
+            sparse = [payload for payload in payloads if isinstance(payload, SparsePayload)]
+            _add_sparse(sparse, weights, out, keep=keep)
 
 
-def _add_votes(
-    datas: Sequence[Bytes], levels: Float32, weights: Float32, out: Float32, *, keep: bool
+def _add_sparse(payloads: Sequence[SparsePayload], weights: Float32, out: Float32, *, keep: bool) -> None:
+    if not keep:
+        out.fill(0.0)
+    # One after the other, because decoded they are larger than they came.
+    for payload, weight in zip(payloads, weights, strict=True):
+        indices, values = decode_indices(payload), decode(payload.value_payload())
+        kernels.sparse.add_sparse([indices], [values], np.array([weight], np.float32), out)
+
+
+def _add_quantized(
+    payloads: Sequence[QuantizedPayload], weights: Float32, out: Float32, *, keep: bool
 ) -> None:
+    """Of equal formats and blocks."""
+    format, sizes = payloads[0].format, payloads[0].block_sizes()
+    levels = np.concatenate([payload.levels for payload in payloads])
+    shape = len(payloads), sizes.size, 2**format.bits
+    tables = format.tables(levels).reshape(shape) * weights[:, None, None]
+    datas = [payload.data for payload in payloads]
+    kernels.cpu.add_quantized(format, datas, tables, out, keep=keep, sizes=sizes)
+
+
+def _add_votes(payloads: Sequence[QuantizedPayload], weights: Float32, out: Float32, *, keep: bool) -> None:
     # Counted as whole numbers, which float32 holds exactly, so that a draw is one.
-    count = out if not keep else np.empty_like(out)
-    signs = np.tile(np.array([-1, 1], np.float32), (len(datas), 1))
-    kernels.cpu.add_quantized(CodeFormat.VOTE, datas, signs, count, keep=False)
+    count = np.zeros_like(out)
+    signs = np.array([-1, 1], np.float32)
+    starts: list[Int64] = []
+    for _, run in groupby(payloads, key=lambda payload: payload.block_sizes().tobytes()):
+        alike = list(run)
+        sizes = alike[0].block_sizes()
+        tables = np.tile(signs, (len(alike), sizes.size, 1))
+        datas = [payload.data for payload in alike]
+        kernels.cpu.add_quantized(CodeFormat.VOTE, datas, tables, count, sizes=sizes)
+        starts += [np.cumsum(sizes) - sizes] * len(alike)
     np.sign(count, out=count)
-    level = math.fsum(weights.astype(np.float64) * levels)
-    count *= np.float32(min(level, float(kernels.FLOAT32_MAX)))
+    # Where a block of any payload begins, another mean of levels does.
+    borders = np.unique(np.concatenate([*starts, [0, out.size]]))
+    for begin, end in pairwise(borders.tolist()):
+        levels = [
+            payload.levels[np.searchsorted(start, begin, "right") - 1]
+            for payload, start in zip(payloads, starts, strict=True)
+        ]
+        level = math.fsum(weights.astype(np.float64) * levels)
+        count[begin:end] *= np.float32(min(level, float(kernels.FLOAT32_MAX)))
     if keep:
         out += count
+    else:
+        out[:] = count

@@ -8,12 +8,15 @@ itself costs.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from . import kernels
 from .indices import decode_indices
 from .payload import (
+    Bytes,
     CodeFormat,
     DensePayload,
+    Float32,
     IndexCoding,
     LinearPayload,
     Payload,
@@ -21,6 +24,7 @@ from .payload import (
     QuantizedPayload,
     SparsePayload,
     check_linear,
+    code_words,
     payload_bytes,
 )
 
@@ -31,8 +35,8 @@ MAX_SPARSE_ELEMENTS = 2**31 - 1
 def check_announcement(payload: Payload) -> None:
     """Raise `PayloadError` if what is known of a payload before its data breaks a rule of its kind.
 
-    Afterwards `payload_bytes` is bounded: by 4 bytes per element and bucket, or for the indices of a sparse
-    payload by the most that so many of them can take.
+    Afterwards `payload_bytes` is bounded: by 4 bytes per element, bucket and block, or for the indices of a
+    sparse payload by the most that so many of them can take.
     """
     if payload.elements < 0:
         raise PayloadError("elements", "at least 0", str(payload.elements))
@@ -77,18 +81,40 @@ def validate(payload: Payload) -> None:
             validate(payload.value_payload())
 
 
+def _check_sizes(payload: QuantizedPayload) -> int:
+    """How many blocks there are."""
+    sizes = payload.sizes
+    if sizes is None:
+        return 1
+    if sizes.dtype != np.int64 or sizes.ndim != 1:
+        raise PayloadError("sizes", "int64 of one dimension", f"{sizes.dtype} of shape {sizes.shape}")
+    if (sizes < 0).any():
+        raise PayloadError("sizes", "at least 0 each", str(int(sizes.min())))
+    total = sum(sizes.tolist())  # as Python's integers, which do not overflow
+    if total != payload.elements:
+        raise PayloadError("sizes", f"{payload.elements} elements in all", str(total))
+    return sizes.size
+
+
 def _check_levels(payload: QuantizedPayload) -> None:
     levels, count = payload.levels, payload.format.level_count
-    if levels.dtype != np.float32 or levels.shape != (count,):
+    total = count * _check_sizes(payload)
+    if levels.dtype != np.float32 or levels.shape != (total,):
         got = f"{levels.dtype} of shape {levels.shape}"
-        raise PayloadError("levels", f"float32 of shape ({count},)", got)
-    if not np.isfinite(levels).all():
-        raise PayloadError("levels", "finite values", str(levels.tolist()))
+        raise PayloadError("levels", f"float32 of shape ({total},)", got)
+    each = levels.reshape(-1, count)
+    _refuse(each, ~np.isfinite(each).all(axis=1), "finite values")
     if payload.format is CodeFormat.BINARY:
-        if levels[0] > levels[1]:
-            raise PayloadError("levels", "values in ascending order", str(levels.tolist()))
-    elif levels[0] <= 0 or (levels[1:] <= levels[:-1]).any():
-        raise PayloadError("levels", "positive values in ascending order", str(levels.tolist()))
+        _refuse(each, each[:, 0] > each[:, 1], "values in ascending order")
+    else:
+        wrong = (each[:, 0] <= 0) | (each[:, 1:] <= each[:, :-1]).any(axis=1)
+        _refuse(each, wrong, "positive values in ascending order")
+
+
+def _refuse(levels: Float32, wrong: npt.NDArray[np.bool_] | np.bool_, expected: str) -> None:
+    """Raise `PayloadError` with the levels of the first block that is wrong. levels: a row for each block."""
+    if wrong.any():
+        raise PayloadError("levels", expected, str(levels[int(wrong.argmax())].tolist()))
 
 
 def _check_sparse(payload: SparsePayload) -> None:
@@ -120,7 +146,15 @@ def _validate_codes(payload: QuantizedPayload) -> None:
     format, data = payload.format, payload.data
     if format.forbidden_code is not None and kernels.cpu.has_forbidden_code(format, data):
         raise PayloadError("data", "codes that name a level", f"code {format.forbidden_code}")
-    _check_padding(data, payload.elements * format.bits)
+    if payload.sizes is None:
+        _check_padding(data, payload.elements * format.bits)
+        return
+    # The last word of each block that does not fill its last word.
+    used = payload.sizes % 32 * format.bits % 32
+    ends = np.cumsum(code_words(format.bits, payload.sizes))
+    last = data.view(np.uint32)[ends[used > 0] - 1]
+    if (last >> used[used > 0].astype(np.uint32)).any():
+        raise _padding_set()
 
 
 def _validate_linear(payload: LinearPayload) -> None:
@@ -134,10 +168,14 @@ def _validate_linear(payload: LinearPayload) -> None:
     _check_padding(codes, payload.elements * payload.bits)
 
 
-def _check_padding(data: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], used_bits: int) -> None:
+def _check_padding(data: Bytes, used_bits: int) -> None:
     # At most one 32-bit word is partly used, so the padding is fewer than four bytes and the rest of a byte.
     padding = data[used_bits // 8 :].copy()
     if padding.size and used_bits % 8:
         padding[0] >>= used_bits % 8
     if padding.any():
-        raise PayloadError("data", "zero padding after the last code", "padding bits that are set")
+        raise _padding_set()
+
+
+def _padding_set() -> PayloadError:
+    return PayloadError("data", "zero padding after the last code", "padding bits that are set")

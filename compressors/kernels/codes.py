@@ -14,8 +14,10 @@ from numba import njit
 from numba.misc.special import literally
 
 from . import vectors as v
-from .compiling import chunks, kernel, take
+from .blocks import CHUNK_PIECES, ELEMENTS, PIECES, WORDS
+from .compiling import block_of, chunks, kernel, spans, take
 from .late import CHUNK
+from .reference import SUM_BLOCK
 
 # Bytes ahead at which memory is asked for: one page, where the processor's own prefetching stops.
 AHEAD = 4096
@@ -73,55 +75,67 @@ def quantize_2bit(cursor, gradient, residual, levels, values, data, elements):
 
 
 @njit
-def _sum(bits, cursor, addresses, tables, out, keep, stream):
+def _byte_of(bits, layout, piece):
+    """Where the codes of a piece begin."""
+    block = block_of(layout, piece)
+    return 4 * layout[WORDS, block] + (piece - layout[PIECES, block]) * (SUM_BLOCK * bits // 8)
+
+
+@njit
+def _sum(bits, cursor, addresses, tables, layout, out, keep, stream):
     bits = literally(bits)
-    group = 16 * 32 // bits  # elements in sixteen words
-    block = group * AHEAD // 64
-    elements = out.size
-    start = take(cursor, CHUNK)
-    while start < elements:
-        following = take(cursor, CHUNK)
-        stop = min(start + CHUNK, elements)
-        whole = start + (stop - start) // group * group
-        for i in range(start, whole, group):
-            sums = v.load_sums(out, i, bits) if keep else v.no_sums(bits)
-            # Processors follow only so many streams by themselves. While this block is summed, the next page
-            # of each payload is asked for, one payload after the other: as many lines per group as payloads.
-            line = (i % block) // group * addresses.size
-            page = i - i % block + block
-            ahead = np.uint64((page if page < stop else following) * bits // 8)
-            for w in range(addresses.size):
-                v.prefetch(addresses[line // (AHEAD // 64)] + ahead, np.uint64(line % (AHEAD // 64) * 64))
-                line += 1
-                words = v.load_words(addresses[w], np.uint64(i * bits // 8))
-                sums = v.add_codes(sums, v.load(tables, 16 * w), words)
-            if stream:
-                v.stream_sums(out, i, sums)
-            else:
-                v.store_sums(out, i, sums)
-        for i in range(whole, stop):
-            total = out[i] if keep else np.float32(0.0)
-            for w in range(addresses.size):
-                byte = v.load_byte(addresses[w], np.uint64(i * bits // 8))
-                total += tables[16 * w + ((byte >> (i * bits % 8)) & (2**bits - 1))]
-            out[i] = total
-        start = following
+    group = 16 * 32 // bits  # elements in sixteen words, of 64 bytes
+    payloads, blocks, pieces = addresses.size, layout.shape[1] - 1, layout[PIECES, -1]
+    first = take(cursor, CHUNK_PIECES)
+    while first < pieces:
+        following = take(cursor, CHUNK_PIECES)
+        end = _byte_of(bits, layout, min(first + CHUNK_PIECES, pieces))
+        beyond = _byte_of(bits, layout, following)
+        for block, start, stop in spans(layout, first):
+            at, code = layout[ELEMENTS, block], 4 * layout[WORDS, block]
+            whole = start + (stop - start) // group * group
+            for i in range(start, whole, group):
+                sums = v.load_sums(out, at + i, bits) if keep else v.no_sums(bits)
+                # Processors follow only so many streams by themselves. While this page is summed, the next
+                # one of each payload is asked for, one payload after the other: as many lines per group as
+                # payloads.
+                byte = code + i * bits // 8
+                line = byte % AHEAD // 64 * payloads
+                page = byte - byte % AHEAD + AHEAD
+                ahead = np.uint64(page if page < end else beyond)
+                for w in range(payloads):
+                    v.prefetch(addresses[line // (AHEAD // 64)] + ahead, np.uint64(line % (AHEAD // 64) * 64))
+                    line += 1
+                    words = v.load_words(addresses[w], np.uint64(byte))
+                    sums = v.add_codes(sums, v.load(tables, 16 * (w * blocks + block)), words)
+                if stream:
+                    v.stream_sums(out, at + i, sums)
+                else:
+                    v.store_sums(out, at + i, sums)
+            for i in range(whole, stop):
+                total = out[at + i] if keep else np.float32(0.0)
+                for w in range(payloads):
+                    byte = v.load_byte(addresses[w], np.uint64(code + i * bits // 8))
+                    total += tables[16 * (w * blocks + block) + ((byte >> (i * bits % 8)) & (2**bits - 1))]
+                out[at + i] = total
+        first = following
     if stream:
         v.fence()
 
 
 @kernel
-def sum_4bit(cursor, addresses, tables, out, keep, stream):
+def sum_4bit(cursor, addresses, tables, layout, out, keep, stream):
     """Add payloads up, in their order, on top of `out` if `keep`, otherwise of zero.
 
     addresses: uint64 (payloads,), where codes begin.
-    tables: float32 (16 * payloads,), the worth of each code.
-    stream: write past the cache; only if `out` starts at a multiple of 64 bytes.
+    tables: float32 (16 * payloads * blocks,), the worth of each code, by payload, then by block.
+    layout: of the blocks (`blocks.layout_of`).
+    stream: write past the cache; only if `out` starts at a multiple of 64 bytes, and each block in it.
     """
-    _sum(4, cursor, addresses, tables, out, keep, stream)
+    _sum(4, cursor, addresses, tables, layout, out, keep, stream)
 
 
 @kernel
-def sum_2bit(cursor, addresses, tables, out, keep, stream):
+def sum_2bit(cursor, addresses, tables, layout, out, keep, stream):
     """As `sum_4bit`; a table holds its four entries four times over, because neighbours reach its index."""
-    _sum(2, cursor, addresses, tables, out, keep, stream)
+    _sum(2, cursor, addresses, tables, layout, out, keep, stream)

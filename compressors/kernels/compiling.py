@@ -12,7 +12,9 @@ import numba
 from numba import types
 from numba.extending import intrinsic
 
+from .blocks import CHUNK_PIECES, ELEMENTS, PIECES
 from .late import CHUNK
+from .reference import SUM_BLOCK
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 _FINGERPRINT = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:12]
@@ -67,3 +69,30 @@ def chunks(cursor, size, chunk=CHUNK):
     while start < size:
         yield start
         start = take(cursor, chunk)
+
+
+@numba.njit
+def block_of(layout, piece):
+    """The block that holds a piece (`blocks`); the last one for any beyond."""
+    low, high = 0, layout.shape[1] - 2
+    while low < high:
+        middle = (low + high) // 2
+        if layout[PIECES, middle + 1] > piece:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@numba.njit
+def spans(layout, first):
+    """Of the `CHUNK_PIECES` pieces from `first` on: block after block, with the elements in it from where to
+    where."""
+    last = min(first + CHUNK_PIECES, layout[PIECES, -1])
+    block = block_of(layout, first)
+    while first < last:
+        stop = min(last, layout[PIECES, block + 1])
+        if first < stop:
+            before, size = layout[PIECES, block], layout[ELEMENTS, block + 1] - layout[ELEMENTS, block]
+            yield block, (first - before) * SUM_BLOCK, min((stop - before) * SUM_BLOCK, size)
+        first, block = stop, block + 1

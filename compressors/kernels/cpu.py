@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..payload import Bytes, CodeFormat, DenseFormat, Float32
+from ..payload import Bytes, CodeFormat, DenseFormat, Float32, Int64
+from .blocks import ELEMENTS, WORDS, layout_of
 from .checks import address, check, check_signed, checked_pair, code_addresses, in_order
 from .late import LANES, codes, dense, linear_sums
 from .reference import SUM_BLOCK, Magnitudes
@@ -59,18 +60,27 @@ def quantize(
 
 
 def add_quantized(
-    format: CodeFormat, datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True
+    format: CodeFormat,
+    datas: Sequence[Bytes],
+    tables: Float32,
+    out: Float32,
+    *,
+    keep: bool = True,
+    sizes: Int64 | None = None,
 ) -> None:
+    layout = layout_of(format.bits, np.array([out.size], np.int64) if sizes is None else sizes)
+    starts, words = layout[ELEMENTS], layout[WORDS]
     flat = tables.reshape(-1)
-    check("out", out, np.float32, out.size, written=True)
-    check("tables", flat, np.float32, len(datas) * 2**format.bits)
-    codes_at = code_addresses(datas, format.code_bytes(out.size))
+    check("out", out, np.float32, int(starts[-1]), written=True)
+    check("tables", flat, np.float32, len(datas) * (starts.size - 1) * 2**format.bits)
+    codes_at = code_addresses(datas, 4 * int(words[-1]))
     if format.bits == 1:
-        run(linear_sums.add_binary, out.size, codes_at, flat, out, keep)
+        run(linear_sums.add_binary, out.size, codes_at, flat, layout, out, keep)
         return
     kernel = codes.sum_4bit if format is CodeFormat.SIGNED_4BIT else codes.sum_2bit
     stream = not keep and out.size >= STREAM_ELEMENTS and address(out) % 64 == 0
-    run(kernel, out.size, codes_at, _table_of_16(tables, format), out, keep, stream)
+    stream = stream and not (starts % LANES).any()
+    run(kernel, out.size, codes_at, _table_of_16(tables, format), layout, out, keep, stream)
 
 
 def add_dense(

@@ -13,7 +13,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from . import vectors as v
-from .compiling import chunks, kernel, take
+from .blocks import CHUNK_PIECES, ELEMENTS, PIECES, WORDS
+from .compiling import chunks, kernel, spans, take
 from .dense import read_float32
 from .late import CHUNK, LANES
 from .linear_loops import BLOCK, load_uint64
@@ -119,36 +120,41 @@ def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep
 
 
 @kernel
-def add_binary(cursor, addresses, tables, out, keep):
+def add_binary(cursor, addresses, tables, layout, out, keep):
     """`reference.add_quantized` of codes of one bit.
 
-    addresses: uint64 (payloads,), where codes begin. tables: flat.
+    addresses: uint64 (payloads,), where codes begin. tables: flat, by payload, then by block.
+    layout: of the blocks (`blocks.layout_of`).
     """
-    for start in chunks(cursor, out.size):
-        stop = min(start + CHUNK, out.size)
-        whole = start + (stop - start) // 64 * 64
-        for i in range(start, whole, 64):
-            if keep:
-                a, b, c, d = v.load(out, i), v.load(out, i + 16), v.load(out, i + 32), v.load(out, i + 48)
-            else:
-                a = b = c = d = v.all_floats(np.float32(0.0))
-            for w in range(addresses.size):
-                word = load_uint64(addresses[w], np.uint64(i // 8))
-                low, high = v.all_floats(tables[2 * w]), v.all_floats(tables[2 * w + 1])
-                a = v.add(a, choose(word, np.uint64(0), high, low))
-                b = v.add(b, choose(word, np.uint64(16), high, low))
-                c = v.add(c, choose(word, np.uint64(32), high, low))
-                d = v.add(d, choose(word, np.uint64(48), high, low))
-            v.store(out, i, a)
-            v.store(out, i + 16, b)
-            v.store(out, i + 32, c)
-            v.store(out, i + 48, d)
-        for i in range(whole, stop):
-            total = out[i] if keep else np.float32(0.0)
-            for w in range(addresses.size):
-                byte = v.load_byte(addresses[w], np.uint64(i // 8))
-                total += tables[2 * w + ((byte >> (i % 8)) & 1)]
-            out[i] = total
+    blocks = layout.shape[1] - 1
+    for first in chunks(cursor, layout[PIECES, -1], CHUNK_PIECES):
+        for block, start, stop in spans(layout, first):
+            at, code = layout[ELEMENTS, block], 4 * layout[WORDS, block]
+            whole = start + (stop - start) // 64 * 64
+            for i in range(start, whole, 64):
+                o = at + i
+                if keep:
+                    a, b, c, d = v.load(out, o), v.load(out, o + 16), v.load(out, o + 32), v.load(out, o + 48)
+                else:
+                    a = b = c = d = v.all_floats(np.float32(0.0))
+                for w in range(addresses.size):
+                    word = load_uint64(addresses[w], np.uint64(code + i // 8))
+                    worth = 2 * (w * blocks + block)
+                    low, high = v.all_floats(tables[worth]), v.all_floats(tables[worth + 1])
+                    a = v.add(a, choose(word, np.uint64(0), high, low))
+                    b = v.add(b, choose(word, np.uint64(16), high, low))
+                    c = v.add(c, choose(word, np.uint64(32), high, low))
+                    d = v.add(d, choose(word, np.uint64(48), high, low))
+                v.store(out, o, a)
+                v.store(out, o + 16, b)
+                v.store(out, o + 32, c)
+                v.store(out, o + 48, d)
+            for i in range(whole, stop):
+                total = out[at + i] if keep else np.float32(0.0)
+                for w in range(addresses.size):
+                    byte = v.load_byte(addresses[w], np.uint64(code + i // 8))
+                    total += tables[2 * (w * blocks + block) + ((byte >> (i % 8)) & 1)]
+                out[at + i] = total
 
 
 @njit

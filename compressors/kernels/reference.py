@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..payload import Bytes, CodeFormat, DenseFormat, Float32, code_bytes
+from ..payload import Bytes, CodeFormat, DenseFormat, Float32, Int64, code_bytes
 
 # The mean magnitude decides which thresholds a layer gets, so its sum must not depend on how many threads
 # or vector lanes took part. It is defined over blocks of 256 rows by 16 lanes.
@@ -107,17 +107,32 @@ def unpack(bits: int, data: Bytes, elements: int) -> npt.NDArray[np.int32]:
 
 
 def add_quantized(
-    format: CodeFormat, datas: Sequence[Bytes], tables: Float32, out: Float32, *, keep: bool = True
+    format: CodeFormat,
+    datas: Sequence[Bytes],
+    tables: Float32,
+    out: Float32,
+    *,
+    keep: bool = True,
+    sizes: Int64 | None = None,
 ) -> None:
-    """Add `tables[w][code]` to `out`, one payload after the other in the order given.
+    """Add `tables[w][block][code]` to `out`, one payload after the other in the order given.
 
-    tables: shape (len(datas), 2**format.bits), what each code is worth, weight included.
+    sizes: int64, shape (blocks,): elements of each block, whose codes begin with a word of their own; None
+        for one block.
+    tables: what each code is worth, weight included: shape (len(datas), blocks, 2**format.bits), or without
+        the second dimension for one block.
     keep: add to what `out` holds; otherwise to zeros.
     """
     if not keep:
         out[:] = 0.0
-    for data, table in zip(datas, tables, strict=True):
-        out += table[unpack(format.bits, data, out.size)]
+    blocks = [out.size] if sizes is None else sizes.tolist()
+    tables = tables.reshape(len(datas), len(blocks), 2**format.bits)
+    start = byte = 0
+    for block, size in enumerate(blocks):
+        end, stop = start + size, byte + format.code_bytes(size)
+        for data, table in zip(datas, tables[:, block], strict=True):
+            out[start:end] += table[unpack(format.bits, data[byte:stop], size)]
+        start, byte = end, stop
 
 
 def add_dense(

@@ -1,0 +1,191 @@
+"""Payloads in parts, and parts put together: both decode to the same bits, and need no decoding.
+
+`cut` takes a range of the elements out of a payload, and `join` makes one payload of neighbours where it can.
+Data are shared with what is given where they lie in one piece there; otherwise they are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from .indices import decode_indices, sparse_payload
+from .kernels.checks import address
+from .payload import (
+    Bytes,
+    CodeFormat,
+    DenseFormat,
+    DensePayload,
+    LinearPayload,
+    Payload,
+    QuantizedPayload,
+    SparsePayload,
+    ValuePayload,
+    code_bytes,
+    code_words,
+)
+
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+def cut(payload: Payload, start: int, end: int) -> list[Payload]:
+    """Payloads that decode, one after the other, to the elements from `start` to `end` of a valid payload.
+
+    None at all for an empty range. More than one only where the range begins inside a bucket of linear codes:
+    the first then has what is left of the bucket, or the values at that. Codes are copied and shifted unless
+    a word begins at `start`; one does at every multiple of 32, counted from the beginning of the block.
+    """
+    if not 0 <= start <= end <= payload.elements:
+        raise ValueError(f"expected a range in {payload.elements} elements, got {start} to {end}")
+    if (start, end) == (0, payload.elements):
+        return [payload]
+    if isinstance(payload, SparsePayload):
+        return _cut_sparse(payload, start, end)
+    return [*_cut_values(payload, start, end)]
+
+
+def join(payloads: Iterable[Payload]) -> list[Payload]:
+    """The same elements in the same order: neighbours become one where they are dense or quantized, of equal
+    formats. Quantized ones become blocks; each keeps its levels."""
+    runs: list[list[Payload]] = []
+    for payload in payloads:
+        if runs and _alike(runs[-1][-1], payload):
+            runs[-1].append(payload)
+        else:
+            runs.append([payload])
+    return [_joined(run) for run in runs]
+
+
+def _cut_values(payload: ValuePayload, start: int, end: int) -> list[ValuePayload]:
+    if start == end:
+        return []
+    match payload:
+        case DensePayload():
+            size = payload.format.element_bytes
+            return [replace(payload, elements=end - start, data=payload.data[start * size : end * size])]
+        case QuantizedPayload():
+            return [_cut_quantized(payload, start, end)]
+        case LinearPayload():
+            border = min(end, -(-start // payload.bucket) * payload.bucket)
+            parts = [(start, border), (border, end)]
+            return [_cut_linear(payload, first, last) for first, last in parts if first < last]
+
+
+def _cut_quantized(payload: QuantizedPayload, start: int, end: int) -> QuantizedPayload:
+    bits, sizes = payload.format.bits, payload.block_sizes()
+    stops = np.cumsum(sizes)
+    # The blocks that hold the first element and the last one.
+    first, last = (int(block) for block in np.searchsorted(stops, [start, end - 1], "right"))
+    before, beyond = start - int(stops[first] - sizes[first]), int(stops[last]) - end
+    words = np.cumsum(code_words(bits, sizes))
+    kept = sizes[first : last + 1].copy()
+    kept[0] -= before
+    kept[-1] -= beyond
+    begin = 4 * int(words[first] - code_words(bits, sizes[first : first + 1])[0])
+    data = _codes(payload.data[begin:], bits, before, int(kept[0]), int(sizes[first]))
+    if last > first:
+        # Those between are whole.
+        begin, final = 4 * int(words[first]), 4 * int(words[last - 1])
+        tail = _codes(payload.data[final:], bits, 0, int(kept[-1]), int(sizes[last]))
+        data = _concatenated([data, payload.data[begin:final], tail])
+    count = payload.format.level_count
+    return QuantizedPayload(
+        format=payload.format,
+        elements=end - start,
+        levels=payload.levels[count * first : count * (last + 1)],
+        sizes=kept if payload.sizes is not None else None,
+        data=data,
+    )
+
+
+def _cut_linear(payload: LinearPayload, start: int, end: int) -> LinearPayload:
+    """start: of a bucket, or no bucket begins later in the range."""
+    first, last = start // payload.bucket, -(-end // payload.bucket)
+    codes = _codes(payload.codes(), payload.bits, start, end - start, payload.elements)
+    data = np.concatenate([payload.data[4 * first : 4 * last], codes])
+    return replace(payload, elements=end - start, data=data)
+
+
+def _cut_sparse(payload: SparsePayload, start: int, end: int) -> list[Payload]:
+    indices, values = decode_indices(payload), payload.value_payload()
+    first, last = (int(place) for place in np.searchsorted(indices, [start, end]))
+    parts = _cut_values(values, first, last)
+    if not parts and start < end:
+        parts = [_nothing(values)]
+    cuts: list[Payload] = []
+    for index, part in enumerate(parts):
+        stop = first + part.elements
+        # Where the values of one payload end, another begins with the first index of its own.
+        border = end if index == len(parts) - 1 else int(indices[stop])
+        places = indices[first:stop] - np.uint32(start)
+        cuts.append(sparse_payload(border - start, places, part))
+        first, start = stop, border
+    return cuts
+
+
+def _nothing(values: ValuePayload) -> ValuePayload:
+    """Of no elements."""
+    if isinstance(values, QuantizedPayload):
+        one = values.levels[: values.format.level_count]
+        return replace(values, elements=0, sizes=None, levels=one, data=_NO_BYTES)
+    return replace(values, elements=0, data=_NO_BYTES)
+
+
+def _codes(data: Bytes, bits: int, start: int, count: int, elements: int) -> Bytes:
+    """So many codes from `start` on, of the `elements` in `data`, filled up with zeros to a whole word."""
+    size, first = code_bytes(bits, count), start * bits
+    begin = first // 8
+    if first % 32 == 0 and (start + count == elements or count * bits % 32 == 0):
+        return data[begin : begin + size]
+    taken = np.unpackbits(data[begin : -(-(first + count * bits) // 8)], bitorder="little")[first % 8 :]
+    codes = np.zeros(size, np.uint8)
+    packed = np.packbits(taken[: count * bits], bitorder="little")
+    codes[: packed.size] = packed
+    return codes
+
+
+def _alike(one: Payload, other: Payload) -> bool:
+    return _format(one) is not None and _format(one) is _format(other)
+
+
+def _format(payload: Payload) -> DenseFormat | CodeFormat | None:
+    """Of a payload that can be joined with another one."""
+    return payload.format if isinstance(payload, DensePayload | QuantizedPayload) else None
+
+
+def _joined(run: list[Payload]) -> Payload:
+    first = run[0]
+    if len(run) == 1:
+        return first
+    elements, data = sum(each.elements for each in run), _concatenated([each.data for each in run])
+    if isinstance(first, DensePayload):
+        return replace(first, elements=elements, data=data)
+    blocks = [each for each in run if isinstance(each, QuantizedPayload)]
+    return QuantizedPayload(
+        format=blocks[0].format,
+        elements=elements,
+        levels=np.concatenate([each.levels for each in blocks]),
+        sizes=np.concatenate([each.block_sizes() for each in blocks]),
+        data=data,
+    )
+
+
+def _concatenated(parts: list[Bytes]) -> Bytes:
+    """One after the other: the memory itself where they lie so in one buffer, otherwise a copy."""
+    parts = [part for part in parts if part.size]
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return _NO_BYTES
+    base = parts[0].base
+    places = np.array([address(part) for part in parts], np.int64)
+    sizes = np.array([part.size for part in parts], np.int64)
+    in_a_row = bool((places[1:] == places[:-1] + sizes[:-1]).all())
+    if not (in_a_row and isinstance(base, np.ndarray) and base.flags.c_contiguous):
+        return np.concatenate(parts)
+    if any(part.base is not base for part in parts):
+        return np.concatenate(parts)
+    offset = int(places[0]) - int(address(base))
+    return base.reshape(-1).view(np.uint8)[offset : offset + int(sizes.sum())]
