@@ -163,11 +163,12 @@ class Optimizer:
         self._parameters = list(parameters)
         self._memory = options.memory(self._parameters)
 
-    def step(self) -> None:
-        """Change the parameters in place; one without a gradient stays as it is."""
+    def step(self, only: int | None = None) -> None:
+        """Change the parameters in place; one without a gradient stays as it is. only: number of one."""
         import torch
 
-        places = [place for place, each in enumerate(self._parameters) if each.grad is not None]
+        among = range(len(self._parameters)) if only is None else (only,)
+        places = [place for place in among if self._parameters[place].grad is not None]
         if not places:
             return
         parameters = [self._parameters[place] for place in places]

@@ -124,6 +124,13 @@ class JobSettings:
         "schedule of the learning rate: constant, cosine, step or exponential, such as cosine:warmup=5",
         metavar=_SPEC,
     )
+    part_bytes: int = connection(
+        0,
+        "size of the largest part of the model that travels as one, as float32; 0 for a 32nd of the model, "
+        "but at least 2 MiB",
+        unit="bytes",
+        least=0,
+    )
     downlink: str = compression(
         "auto",
         "compressor of the updates that go to the workers: auto, as the pushes came, none, or such as 4bit",

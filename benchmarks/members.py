@@ -88,8 +88,6 @@ class Job:
                 base_version=to.version,
                 samples=1,
                 loss=1.0,
-                slice=to.slice,
-                slices=to.slices,
                 exchanged=None if to.coding is None else Exchanged(crc32c=0),
             ),
         )

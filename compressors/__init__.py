@@ -12,6 +12,7 @@ from .base import Compressor as Compressor
 from .base import FusedFeedback as FusedFeedback
 from .base import ModelWide as ModelWide
 from .base import NoOptions as NoOptions
+from .base import Random as Random
 from .base import StepContext as StepContext
 from .base import TensorSpec as TensorSpec
 from .cutting import cut as cut
@@ -31,7 +32,12 @@ from .ledger import Compressed as Compressed
 from .ledger import Ledger as Ledger
 from .model import ModelCompressor as ModelCompressor
 from .model import NonFiniteGradient as NonFiniteGradient
+from .model import Step as Step
 from .model import model_wide as model_wide
+from .parts import Part as Part
+from .parts import Plan as Plan
+from .parts import Unit as Unit
+from .parts import divide as divide
 from .payload import CodeFormat as CodeFormat
 from .payload import DenseFormat as DenseFormat
 from .payload import DensePayload as DensePayload

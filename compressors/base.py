@@ -6,7 +6,7 @@ A compressor is a pair of functions over explicit state, in the manner of an opt
     payload, state = compressor.compress(gradient, state, context)
 
 It never touches the network, protobuf, threads or the clock. The gradient is a flat, contiguous float32
-tensor and is never written to. Arrays inside the state belong to the compressor and may be updated in place;
+tensor and is never written to. A state is a value:
 the returned state replaces the one passed in. It need not know about error feedback and momentum correction,
 which are a wrapper (`feedback.ErrorFeedback`).
 """
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
@@ -46,6 +47,18 @@ class NoOptions:
     """Of a compressor with nothing to choose."""
 
 
+@dataclass(frozen=True)
+class Random:
+    """Random numbers that follow from a key of numbers of at least 0. They are made when they are asked for:
+    most compressors never do, and it takes longer than to compress a small tensor."""
+
+    key: tuple[int, ...]
+
+    @cached_property
+    def generator(self) -> np.random.Generator:
+        return np.random.default_rng(self.key)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepContext:
     """What a compressor may know about the step.
@@ -53,8 +66,8 @@ class StepContext:
     samples: how many samples the mean gradient was taken over, at least 1.
     version: of the parameters that the gradient was computed at, from 0; the same for all workers of a round.
     epoch: passes over the training samples so far, fractional; infinite where nothing is to be warmed up.
-    rng: seeded by job, rank and version, so that a run can be repeated bit for bit.
-    shared_seed: below 2**64; for this tensor and version the same on every worker.
+    random: numbers of this tensor, rank and version, so that a run can be repeated bit for bit.
+    shared: the same on every worker.
     magnitudes: of the gradient at hand, before any residual is added, where the caller knows them already;
         a compressor that needs them otherwise spends a read pass of its own.
     keep: how many elements a plan for the whole model leaves this tensor (`ModelWide`); None without one.
@@ -63,10 +76,20 @@ class StepContext:
     samples: int
     version: int
     epoch: float = 0.0
-    rng: np.random.Generator
-    shared_seed: int = 0
+    random: Random
+    shared: Random = field(default_factory=lambda: Random((0,)))
     magnitudes: Magnitudes | None = None
     keep: int | None = None
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Of this rank."""
+        return self.random.generator
+
+    @property
+    def shared_seed(self) -> int:
+        """Below 2**64, the same on every worker."""
+        return int(np.random.SeedSequence(self.shared.key).generate_state(1, np.uint64)[0])
 
 
 class Compressor(Protocol):

@@ -1,32 +1,30 @@
 """The residual ledger: what a worker has computed and the server has not got.
 
 `residual` is one flat float32 buffer in manifest order; where momentum is corrected, `velocity` is another. A
-compressor gets views of both as its state. So a worker that is given another slice of the tensors moves views
-only: what it held of the old slice stays in the buffer, and goes out when it gets that range again, or in its
+compressor gets views of both as its state. So a worker that is given other parts of the model moves views
+only: what it held of the old ones stays in the buffer, and goes out when it gets that range again, or in its
 flush. At any time
 
     everything sent and accepted + residual == everything computed
 
-(sums saturate at the largest finite float32). A step changes the ledger while it compresses. Afterwards there
-are three ways in which it may end otherwise than accepted, and a verb for each:
+(sums saturate at the largest finite float32). A step reads the ledger and writes to its *draft*, a second
+buffer, which takes the ledger's place when the step is pushed (`commit`). So a step that is abandoned has
+changed nothing. A push may end otherwise than accepted, and there is a verb for each way:
 
-    rollback    the step was abandoned before it was pushed: exactly the state of before it
     put_back    the push came too late (STALE): what was sent is owed again
     forget      others sent the gradient (REDUNDANT): what is owed is what was owed before the step
 
 Any number of pushes may be open, and settled in any order.
 
 A residual weighs in the next mean as much as its worker's gradient does, and gradients of one of n slices
-weigh n times as much as those of whole tensors. `slices` is the measure that the residual is kept in; a new
-number of slices rescales it.
+of the parts weigh n times as much as those of all. `slices` is the measure that the residual is kept in; a
+new number of slices rescales it.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import torch
@@ -59,8 +57,8 @@ class Compressed:
     """What one step sends, with what the ledger needs to settle the push.
 
     Attributes:
-        payloads: one for each tensor; none at all where the step only adds to the residual.
-        ranges: start and end of what they hold, in the flat buffer.
+        payloads: none at all where the step only adds to the residual.
+        ranges: start and end of what each holds, in flat order.
         slices: the measure of their values, at least 1.
         before: kept for a push that others may make superfluous.
     """
@@ -87,10 +85,12 @@ class Ledger:
         """
         self.states: list[Any] = [None] * len(elements)  # what each tensor's compressor remembers
         self.slices = 1
-        self._starts = [0, *accumulate(elements)]
+        self._elements = sum(elements)
         self._has_velocity = velocity
         self._residual: torch.Tensor | None = None  # allocated when it is needed: many jobs never do
         self._velocity: torch.Tensor | None = None
+        self._draft_residual: torch.Tensor | None = None
+        self._draft_velocity: torch.Tensor | None = None
         self._device = torch.device("cpu")
         self._latest: Before | None = None  # of the step that was the last thing to happen here
 
@@ -98,15 +98,41 @@ class Ledger:
     def residual(self) -> torch.Tensor:
         """Float32, shape (elements of all tensors,)."""
         if self._residual is None:
-            self._residual = torch.zeros(self._starts[-1], device=self._device)
+            self._residual = self._zeros()
         return self._residual
 
     @property
     def velocity(self) -> torch.Tensor | None:
         """As `residual`; None without momentum correction."""
         if self._velocity is None and self._has_velocity:
-            self._velocity = torch.zeros_like(self.residual)
+            self._velocity = self._zeros()
         return self._velocity
+
+    @property
+    def draft(self) -> torch.Tensor:
+        """What becomes the residual with `commit`; each element has to be written before."""
+        if self._draft_residual is None:
+            self._draft_residual = torch.empty(self._elements, device=self._device)
+        return self._draft_residual
+
+    @property
+    def draft_velocity(self) -> torch.Tensor | None:
+        """What becomes the velocity."""
+        if self._draft_velocity is None and self._has_velocity:
+            self._draft_velocity = torch.empty(self._elements, device=self._device)
+        return self._draft_velocity
+
+    def _zeros(self) -> torch.Tensor:
+        return torch.zeros(self._elements, device=self._device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def unused(self) -> bool:
+        """Whether there never was anything to owe."""
+        return self._residual is None
 
     @property
     def empty(self) -> bool:
@@ -117,28 +143,15 @@ class Ledger:
         """The norm of everything that is owed."""
         return 0.0 if self._residual is None else norm(self._residual)
 
-    def ranges(self, parts: Ranges | None = None) -> Ranges:
-        """Where parts of the tensors (start and end in each) lie in the buffer; whole tensors if None."""
-        if parts is None:
-            return list(pairwise(self._starts))
-        return [(at + start, at + end) for at, (start, end) in zip(self._starts, parts, strict=False)]
-
-    def take(self, start: int, end: int) -> torch.Tensor | None:
-        """Remove and return what is owed of a range, for a compressor without error feedback to add to its
-        gradient; None if that is nothing."""
-        if self._residual is None or not self._residual[start:end].any():
-            return None
-        owed = self._residual[start:end].clone()
-        self._residual[start:end] = 0.0
-        return owed
-
     def to(self, device: torch.device) -> None:
         """Move the buffers; views of the old ones are void."""
+        if device == self._device:
+            return
         self._device = device
-        if self._residual is not None:
-            self._residual = self._residual.to(device)
-        if self._velocity is not None:
-            self._velocity = self._velocity.to(device)
+        for name in ("_residual", "_velocity", "_draft_residual", "_draft_velocity"):
+            buffer: torch.Tensor | None = getattr(self, name)
+            if buffer is not None:
+                setattr(self, name, buffer.to(device))
 
     def divide(self, slices: int) -> None:
         """Keep the residual in the measure of so many slices. Momentum starts anew."""
@@ -149,28 +162,26 @@ class Ledger:
             self._velocity.zero_()
         self.slices = slices
 
-    def begin(self, *, undoable: bool) -> Before | None:
-        """A step begins. Returns the present state if the step has to be undoable, which takes a copy."""
-        self._move_on()
-        if undoable:
-            velocity = self.velocity
-            self._latest = Before(
-                residual=self.residual.clone(),
-                velocity=None if velocity is None else velocity.clone(),
-                states=copy.deepcopy(self.states),
-                slices=self.slices,
-            )
-        return self._latest
+    def commit(self, states: list[Any], *, undoable: bool) -> Before | None:
+        """A step is pushed: its draft takes the ledger's place. states: of the compressors after it.
 
-    def rollback(self, before: Before) -> None:
-        """Undo the last step, to the bit. Nothing else may have happened since it began."""
-        assert before is self._latest
-        assert before.states is not None
-        self.residual.copy_(before.residual)
-        if before.velocity is not None and self.velocity is not None:
-            self.velocity.copy_(before.velocity)
-        self.states[:] = before.states
-        self._latest = None
+        Returns the state of before, if the step may have to be undone.
+        """
+        self._move_on()
+        before = None
+        if undoable:
+            before = self._latest = Before(self.residual, self.velocity, self.states, self.slices)
+        self._residual, self._draft_residual = self._draft_residual, self._residual
+        self._velocity, self._draft_velocity = self._draft_velocity, self._velocity
+        if before is not None:  # it keeps the buffers
+            self._draft_residual = self._draft_velocity = None
+        self.states = states
+        return before
+
+    def settle(self) -> None:
+        """A step of which nothing is kept is pushed: nothing is owed any more."""
+        self._move_on()
+        self._residual = None
 
     def put_back(self, sent: Compressed) -> None:
         """What the payloads carried is owed again."""
@@ -194,7 +205,9 @@ class Ledger:
             self.put_back(sent)
             return
         if before is self._latest:
-            self.rollback(before)
+            assert before.states is not None
+            self._residual, self._velocity, self.states = before.residual, before.velocity, before.states
+            self._latest = None
             return
         self._move_on()
         undone = before.residual.to(self.residual.device)

@@ -1,20 +1,21 @@
-"""A whole model's gradients: one compressor and one state per tensor."""
+"""A whole model's gradients: one compressor and one state per tensor, and payloads by part."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from .base import Compressor, StepContext, TensorSpec, is_model_wide, takes_gpu
+from .base import Compressor, Random, StepContext, TensorSpec, is_model_wide, takes_gpu
+from .cutting import cut, join
 from .feedback import ErrorFeedback, FeedbackState, without_feedback
 from .kernels import Magnitudes, devices
 from .layers import LayerRule
-from .ledger import Ledger, Ranges, norm
+from .ledger import Before, Ledger, norm
+from .parts import Plan, divide
 from .payload import DenseFormat, DensePayload, Payload
 from .registry import create, create_bare, wrapping_of
 from .wrapping import Wrapping
@@ -28,23 +29,11 @@ class NonFiniteGradient(ValueError):
         self.name = name
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """whole: the tensor. spec: the part of it that is compressed, which begins at `start` and has the range
-    from `begin` to `end` of the ledger."""
-
-    whole: TensorSpec
-    spec: TensorSpec
-    start: int
-    begin: int
-    end: int
-    compressor: Compressor
-
-
 class ModelCompressor:
     """Compresses a model's gradients step by step; `ledger` keeps what must be kept between steps.
 
-    Not for use by several threads at once. Two of them made alike and fed alike produce the same bits.
+    Not for use by several threads at once. Two of them made alike and fed alike produce the same bits,
+    whatever the plan and the order in which gradients come.
     """
 
     def __init__(
@@ -55,6 +44,7 @@ class ModelCompressor:
         seed: int,
         rank: int,
         *,
+        plan: Plan | None = None,
         bare: bool = False,
     ) -> None:
         """
@@ -65,6 +55,7 @@ class ModelCompressor:
             seed: of the job, at least 0. It goes into every step's random numbers, and so does the rank.
             rank: of this worker, at least 0; it may be changed between steps. No two workers of a round may
                 have the same.
+            plan: how the model is divided; the default one if None.
             bare: keep no residuals and do without clipping and delay: the caller keeps what was not sent.
 
         Raises:
@@ -72,230 +63,318 @@ class ModelCompressor:
         """
         make = create_bare if bare else create
         make(compressor_spec)  # a bad spec is refused even if no tensor would use it
-        self._wrapping = (None if bare else wrapping_of(compressor_spec)) or Wrapping()
-        self._seed = seed
+        self.wrapping = (None if bare else wrapping_of(compressor_spec)) or Wrapping()
+        self.seed = seed
         self.rank = rank
-        self._specs = specs
-        self._compressors: list[Compressor] = []
+        self.specs = specs
+        self.plan = plan or divide([spec.elements for spec in specs])
+        self.compressors: list[Compressor] = []
         for spec in specs:
             chosen = rule.choose(spec, compressor_spec)
-            self._compressors.append(
+            self.compressors.append(
                 make(chosen.partition(":")[0] if bare and chosen != compressor_spec else chosen)
             )
         elements = [spec.elements for spec in specs]
-        self.ledger = Ledger(elements, velocity=not bare and self._wrapping.momentum > 0)
-        self.divide(None)
+        self.ledger = Ledger(elements, velocity=not bare and self.wrapping.momentum > 0)
+        self.ledger.states = self.first_states()
+        self.feedback = [isinstance(compressor, ErrorFeedback) for compressor in self.compressors]
+        inner = map(without_feedback, self.compressors)
+        self.planned = [place for place, compressor in enumerate(inner) if is_model_wide(compressor)]
 
-    def divide(self, parts: Ranges | None, slices: int = 1) -> None:
-        """From now on compress these parts of the tensors: start and end in each, one of `slices`; whole
-        tensors if None. Gradients are given whole all the same: clipping and the rule go by whole tensors.
+    def first_states(self) -> list[Any]:
+        """What the compressors remember before the first step."""
+        pairs = zip(self.compressors, self.specs, strict=True)
+        return [without_feedback(compressor).init(spec) for compressor, spec in pairs]
 
-        What the ledger holds of other parts stays there. Momentum and running statistics start anew.
-        """
-        self._in_parts = parts is not None
+    def divide(self, slices: int) -> None:
+        """From now on steps send one of so many slices. Momentum starts anew."""
         self.ledger.divide(slices)
-        self._layers: list[_Layer] = []
-        bounds = parts if parts is not None else [(0, spec.elements) for spec in self._specs]
-        ranges = self.ledger.ranges(parts)
-        places = zip(self._specs, self._compressors, bounds, ranges, strict=True)
-        for place, (whole, compressor, (start, stop), (begin, end)) in enumerate(places):
-            spec = replace(whole, shape=(stop - start,)) if self._in_parts else whole
-            self._layers.append(_Layer(whole, spec, start, begin, end, compressor))
-            self.ledger.states[place] = without_feedback(compressor).init(spec)
 
-    @property
-    def ranges(self) -> Ranges:
-        """Of what `compress` sends, in the ledger."""
-        return [(layer.begin, layer.end) for layer in self._layers]
-
-    def compress(
+    def begin(
         self,
-        gradients: Sequence[torch.Tensor],
         samples: int,
         *,
         version: int,
         step: int | None = None,
         epoch: float = 0.0,
         workers: int = 1,
-    ) -> list[Payload]:
-        """Compress one step's mean gradients over `samples` samples (at least 1).
+        wanted: frozenset[int] | None = None,
+        flush: bool = False,
+    ) -> Step:
+        """A step: mean gradients over `samples` samples (at least 1), that are to come one by one.
 
-        version: of the parameters they were computed at. step: what a delay counts, the version if not given.
+        version: of the parameters they are computed at. step: what a delay counts, the version if not given.
         epoch: passes over the training samples so far.
         workers: that take part in the round, at least 1.
+        wanted: parts that are sent, all if None; what the ledger holds of the others stays as it is.
+        flush: send the gradients and everything that is owed, as float32: the last push of a worker.
+        """
+        if samples < 1:
+            raise ValueError(f"samples: expected at least 1, got {samples}")
+        return Step(self, samples, version, version if step is None else step, epoch, workers, wanted, flush)
+
+    def compress(self, gradients: Sequence[torch.Tensor], samples: int, **step: Any) -> list[Payload]:
+        """All of a step at once, as `begin` takes it.
+
         A gradient that lies on a GPU is compressed there if its compressor can, otherwise on the host.
-        Returns payloads in the order of the specs; none at all at a version that a delay passes over.
+        Returns payloads that lie end to end in flat order; none at all at a version that a delay passes over.
 
         Raises:
             NonFiniteGradient: nothing was changed; the next step goes on as if this one had not been.
             ValueError: gradients of other number, shape or type than the specs say.
         """
-        if samples < 1:
-            raise ValueError(f"samples: expected at least 1, got {samples}")
-        flat, magnitudes = self._prepared(gradients, workers)
-        states = self._states(flat)
-        payloads: list[Payload] = []
-        if ((version if step is None else step) + 1) % self._wrapping.delay:
-            self._accumulate(flat, states)
-        else:
-            rng = np.random.default_rng([self._seed, self.rank, version])
-            context = StepContext(samples=samples, version=version, epoch=epoch, rng=rng)
-            payloads = self._compressed(flat, states, magnitudes, context)
-        self._keep(states)
-        return payloads
+        return self._whole(self.begin(samples, **step), gradients)
 
     def flush(self, gradients: Sequence[torch.Tensor], *, workers: int = 1) -> list[Payload]:
-        """These gradients and everything that is owed, of whole tensors, as float32. Nothing is left
-        afterwards. For the last push of a worker that leaves."""
-        flat, _ = self._prepared(gradients, workers)
-        states = self._states(flat)
-        self._accumulate(flat, states)
-        self._keep(states)
-        payloads: list[Payload] = []
-        for start, end in self.ledger.ranges():
-            values = self.ledger.residual[start:end].cpu().numpy().copy()
-            payloads.append(
-                DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=values.view(np.uint8))
-            )
-        self.ledger.residual.zero_()
-        return payloads
+        """These gradients and everything that is owed, as float32. Nothing is left afterwards."""
+        return self._whole(self.begin(1, version=0, workers=workers, flush=True), gradients)
 
-    def _accumulate(self, gradients: Sequence[torch.Tensor], states: Sequence[Any]) -> None:
-        """Take the gradients into the residual."""
-        for layer, gradient, state in zip(self._layers, gradients, states, strict=True):
-            if isinstance(layer.compressor, ErrorFeedback):
-                layer.compressor.accumulate(gradient, state)
-            else:  # `_prepared` has taken out what was there
-                self.ledger.residual[layer.begin : layer.end].copy_(gradient)
+    def _whole(self, step: Step, gradients: Sequence[torch.Tensor]) -> list[Payload]:
+        if len(gradients) != len(self.specs):
+            raise ValueError(f"expected {len(self.specs)} gradients, got {len(gradients)}")
+        sent: dict[int, list[Payload]] = {}
+        for place in reversed(range(len(gradients))):
+            sent.update(step.add(place, gradients[place]))
+        step.commit()
+        in_order = [part for unit in reversed(self.plan.units) for part in unit.parts]
+        return [payload for part in in_order for payload in sent.get(part, ())]
 
-    def _states(self, gradients: Sequence[torch.Tensor]) -> list[Any]:
-        """What each compressor works on: views of the ledger, copies only where it works on the host and the
-        ledger lies on a GPU."""
-        found: list[Any] = []
-        for layer, gradient, inner in zip(self._layers, gradients, self.ledger.states, strict=True):
-            if not isinstance(layer.compressor, ErrorFeedback):
-                found.append(inner)
-                continue
-            residual = self.ledger.residual[layer.begin : layer.end].to(gradient.device)
-            velocity = self.ledger.velocity
-            if velocity is not None:
-                velocity = velocity[layer.begin : layer.end].to(gradient.device)
-            found.append(FeedbackState(residual=residual, velocity=velocity, inner=inner))
-        return found
 
-    def _keep(self, states: Sequence[Any]) -> None:
-        """Note what the compressors leave."""
-        for place, (layer, state) in enumerate(zip(self._layers, states, strict=True)):
-            if not isinstance(state, FeedbackState):
-                self.ledger.states[place] = state
-                continue
-            self.ledger.states[place] = state.inner
-            if state.residual.device != self.ledger.residual.device:
-                self.ledger.residual[layer.begin : layer.end].copy_(state.residual)
-                if state.velocity is not None and self.ledger.velocity is not None:
-                    self.ledger.velocity[layer.begin : layer.end].copy_(state.velocity)
+class Step:
+    """One step of a `ModelCompressor`: gradients in any order, each once, then `commit`.
 
-    def _prepared(
-        self, gradients: Sequence[torch.Tensor], workers: int
-    ) -> tuple[list[torch.Tensor], list[Magnitudes]]:
-        """Checked, where they are compressed, and clipped. Nothing is changed if one is not finite."""
-        if len(gradients) != len(self._layers):
-            raise ValueError(f"expected {len(self._layers)} gradients, got {len(gradients)}")
-        flat = [_taken(layer, gradient) for layer, gradient in zip(self._layers, gradients, strict=True)]
-        for gradient in flat:
-            if gradient.device.type != "cpu":  # where one is compressed there, the ledger lies there
-                self.ledger.to(gradient.device)
-        if self._in_parts:  # the workers that compress the other parts must come to the same conclusion
-            for layer, gradient in zip(self._layers, gradients, strict=True):
-                if not devices.finite(gradient.detach().reshape(-1)):
-                    raise NonFiniteGradient(layer.whole.name)
-        # One read pass serves twice: as the check for infinities and NaNs, and for the magnitudes by which
-        # thresholds are chosen. It must be over before the first tensor's state changes.
-        magnitudes = [devices.magnitudes(gradient) for gradient in flat]
-        for layer, found in zip(self._layers, magnitudes, strict=True):
-            if not math.isfinite(found.total):
-                raise NonFiniteGradient(layer.spec.name)
-        if self._wrapping.clip:
-            flat = self._clipped(flat, gradients, workers)
-            magnitudes = [devices.magnitudes(gradient) for gradient in flat]
-        for place, layer in enumerate(self._layers):
-            if isinstance(layer.compressor, ErrorFeedback):
-                continue
-            owed = self.ledger.take(layer.begin, layer.end)
-            if owed is not None:
-                owed = owed.to(flat[place].device)
-                flat[place] = devices.saturate(flat[place] + owed)
-                magnitudes[place] = devices.magnitudes(flat[place])
-        return flat, magnitudes
+    Until then the ledger is as it was, so that a step is abandoned by not going on with it.
 
-    def _compressed(
-        self, flat: list[torch.Tensor], states: list[Any], magnitudes: list[Magnitudes], context: StepContext
-    ) -> list[Payload]:
-        shared = np.random.SeedSequence([self._seed, context.version]).generate_state(len(flat), np.uint64)
-        contexts = [
-            replace(context, shared_seed=int(seed), magnitudes=found)
-            for seed, found in zip(shared, magnitudes, strict=True)
-        ]
-        planned = [
-            place
-            for place, layer in enumerate(self._layers)
-            if is_model_wide(without_feedback(layer.compressor))
-        ]
-        if planned:
-            self._plan(planned, flat, states, contexts)
-        payloads: list[Payload] = []
-        for place, (layer, gradient, context) in enumerate(zip(self._layers, flat, contexts, strict=True)):
-            if place in planned and isinstance(layer.compressor, ErrorFeedback):
-                payload, states[place] = layer.compressor.send(states[place], context)
-            else:
-                payload, states[place] = layer.compressor.compress(gradient, states[place], context)
-            payloads.append(payload)
-        return payloads
+    Attributes:
+        sends: whether there will be payloads; at a version that a delay passes over there are none.
+        sent: by part, its payloads.
+    """
 
-    def _plan(
-        self, places: list[int], gradients: list[torch.Tensor], states: list[Any], contexts: list[StepContext]
+    def __init__(
+        self,
+        model: ModelCompressor,
+        samples: int,
+        version: int,
+        step: int,
+        epoch: float,
+        workers: int,
+        wanted: frozenset[int] | None,
+        flush: bool,
     ) -> None:
-        """Let the compressor see what all tensors have to send, and note in the contexts what it allots."""
-        totals: list[torch.Tensor] = []
-        for place in places:
-            layer, gradient = self._layers[place], gradients[place]
-            if isinstance(layer.compressor, ErrorFeedback):
-                added = layer.compressor.accumulate(gradient, states[place])
-                if added is not gradient:  # the velocity
-                    contexts[place] = replace(contexts[place], magnitudes=devices.magnitudes(added))
-                gradient = states[place].residual
-            totals.append(gradient)
-        planner = without_feedback(self._layers[places[0]].compressor)
-        assert is_model_wide(planner)
-        specs = [self._layers[place].spec for place in places]
-        for place, keep in zip(places, planner.plan(totals, specs, contexts[places[0]]), strict=True):
-            contexts[place] = replace(contexts[place], keep=keep)
+        self._model, self._ledger, self.plan = model, model.ledger, model.plan
+        self._version, self._epoch, self._samples = version, epoch, samples
+        self._workers, self._wanted, self._flush = workers, wanted, flush
+        self.sends = flush or (step + 1) % model.wrapping.delay == 0
+        self.sent: dict[int, list[Payload]] = {}
+        self._states = list(self._ledger.states)
+        self._gradients: dict[int, torch.Tensor] = {}
+        self._magnitudes: dict[int, Magnitudes] = {}
+        self._keep: dict[int, int] = {}
+        self._unit_of = self.plan.unit_of()
+        self._missing = [unit.last - unit.first for unit in self.plan.units]
+        self._units_left = len(self.plan.units)
+        # Clipping, and plans for the whole model, take all gradients before any is compressed.
+        self._whole = bool(model.wrapping.clip or (model.planned and not flush))
+        self._owing = any(model.feedback) or flush or not self._ledger.unused
 
-    def _clipped(
-        self, flat: Sequence[torch.Tensor], whole: Sequence[torch.Tensor], workers: int
-    ) -> list[torch.Tensor]:
-        """Scaled so that the whole gradients have at most the norm that each of so many workers may have."""
-        length = math.hypot(*map(norm, whole if self._in_parts else flat))
-        largest = self._wrapping.clip / math.sqrt(workers)
-        factor = largest / length if length > largest else 1.0
-        return [gradient * factor for gradient in flat]
+    def add(self, place: int, gradient: torch.Tensor) -> dict[int, list[Payload]]:
+        """The gradient of a tensor, mean over the samples. Nobody may write to it until its part is sent.
+
+        Returns the payloads of the parts that are complete with it, by part: each part's lie end to end.
+
+        Raises:
+            NonFiniteGradient: the step can only be abandoned.
+            ValueError: it has another shape or type than its spec says.
+        """
+        number = self._unit_of[place]
+        assert place not in self._gradients, "each gradient comes once"
+        self._gradients[place] = self._checked(place, gradient)
+        self._missing[number] -= 1
+        if self._missing[number]:
+            return {}
+        self._units_left -= 1
+        if not self._whole:
+            return self._compressed(number)
+        if self._units_left:
+            return {}
+        self._prepare()
+        done: dict[int, list[Payload]] = {}
+        for each in range(len(self.plan.units)):
+            done.update(self._compressed(each))
+        return done
+
+    def commit(self, *, undoable: bool = False) -> Before | None:
+        """The step is pushed. Returns the ledger of before, if the push may have to be undone."""
+        assert not self._units_left, "every gradient has to come first"
+        if self._owing:
+            return self._ledger.commit(self._states, undoable=undoable)
+        self._ledger.settle()
+        self._ledger.states = self._states
+        return None
+
+    def _checked(self, place: int, gradient: torch.Tensor) -> torch.Tensor:
+        """As shape (elements,), contiguous, where its compressor takes it; a view where possible."""
+        spec = self._model.specs[place]
+        if gradient.dtype != torch.float32:
+            raise ValueError(f"gradient of {spec.name!r}: expected torch.float32, got {gradient.dtype}")
+        if gradient.numel() != spec.elements:
+            got = f"shape {tuple(gradient.shape)}"
+            raise ValueError(f"gradient of {spec.name!r}: expected shape {spec.shape}, got {got}")
+        gradient = gradient.detach().reshape(-1)
+        if not (takes_gpu(self._model.compressors[place]) and devices.can_stay(gradient)):
+            gradient = gradient.cpu()
+        gradient = gradient.contiguous()
+        if gradient.device.type != "cpu":  # where one is compressed there, the ledger lies there
+            self._ledger.to(gradient.device)
+        # One read pass serves twice: as the check for infinities and NaNs, and for the magnitudes by which
+        # thresholds are chosen.
+        self._magnitudes[place] = devices.magnitudes(gradient)
+        if not math.isfinite(self._magnitudes[place].total):
+            raise NonFiniteGradient(spec.name)
+        return gradient
+
+    def _prepare(self) -> None:
+        """All gradients are there: clip them, and let the compressor see what all tensors have to send."""
+        model = self._model
+        if model.wrapping.clip:
+            length = math.hypot(*map(norm, self._gradients.values()))
+            largest = model.wrapping.clip / math.sqrt(self._workers)
+            factor = largest / length if length > largest else 1.0
+            for place, gradient in self._gradients.items():
+                self._gradients[place] = gradient * factor
+                self._magnitudes[place] = devices.magnitudes(self._gradients[place])
+        if not (model.planned and self.sends and not self._flush):
+            return
+        totals: list[torch.Tensor] = []
+        for place in model.planned:
+            compressor, gradient = model.compressors[place], self._gradients[place]
+            if isinstance(compressor, ErrorFeedback):
+                state = self._state(place, gradient.device)
+                added = compressor.accumulate(gradient, state)
+                if added is not gradient:  # the velocity
+                    self._magnitudes[place] = devices.magnitudes(added)
+                self._keep_state(place, state)
+                gradient = state.residual
+            totals.append(gradient)
+        planner = without_feedback(model.compressors[model.planned[0]])
+        assert is_model_wide(planner)
+        specs = [model.specs[place] for place in model.planned]
+        found = planner.plan(totals, specs, self._context(model.planned[0]))
+        self._keep = dict(zip(model.planned, found, strict=True))
+
+    def _compressed(self, number: int) -> dict[int, list[Payload]]:
+        """The parts of a unit whose gradients are all there."""
+        unit = self.plan.units[number]
+        unwanted = [] if self._wanted is None else [part for part in unit.parts if part not in self._wanted]
+        if len(unwanted) == len(unit.parts):
+            payloads: list[Payload] = []
+        else:
+            payloads = [payload for place in range(unit.first, unit.last) for payload in self._tensor(place)]
+        for part in unwanted:
+            self._leave(self.plan.parts[part].start, self.plan.parts[part].end)
+        for place in range(unit.first, unit.last):
+            del self._gradients[place]
+        if not self.sends:
+            return {}
+        wanted = [part for part in unit.parts if part not in unwanted]
+        if len(unit.parts) == 1:
+            done = {part: join(payloads) for part in wanted}
+        else:
+            bounds = [(self.plan.parts[part], part) for part in wanted]
+            (payload,) = payloads or (None,)
+            done = {
+                part: cut(payload, bound.start - unit.start, bound.end - unit.start)
+                for bound, part in bounds
+                if payload is not None
+            }
+        self.sent.update(done)
+        return done
+
+    def _leave(self, start: int, end: int) -> None:
+        """What the ledger holds of a range stays there."""
+        if self._owing:
+            self._ledger.draft[start:end].copy_(self._ledger.residual[start:end])
+            if self._ledger.velocity is not None and self._ledger.draft_velocity is not None:
+                self._ledger.draft_velocity[start:end].copy_(self._ledger.velocity[start:end])
+
+    def _tensor(self, place: int) -> list[Payload]:
+        """Compress one tensor, or take it into the draft."""
+        compressor, gradient = self._model.compressors[place], self._gradients[place]
+        if not isinstance(compressor, ErrorFeedback):
+            return self._without_feedback(place, gradient)
+        state = self._state(place, gradient.device)
+        payload: Payload | None = None
+        if place in self._keep:
+            payload, state = compressor.send(state, self._context(place))
+        elif self.sends and not self._flush:
+            payload, state = compressor.compress(gradient, state, self._context(place))
+        else:
+            compressor.accumulate(gradient, state)
+        self._keep_state(place, state)
+        return self._flushed(place) if self._flush else [] if payload is None else [payload]
+
+    def _without_feedback(self, place: int, gradient: torch.Tensor) -> list[Payload]:
+        """A compressor that keeps nothing: what was put back goes out with the gradient."""
+        start, end = self.plan.starts[place : place + 2]
+        if self._owing:
+            owed = self._ledger.residual[start:end]
+            if owed.any():
+                gradient = devices.saturate(gradient + owed.to(gradient.device))
+                self._magnitudes[place] = devices.magnitudes(gradient)
+            self._ledger.draft[start:end].zero_()
+        if self._flush:
+            self._ledger.draft[start:end].copy_(gradient)
+            return self._flushed(place)
+        payload, state = self._model.compressors[place].compress(
+            gradient, self._states[place], self._context(place)
+        )
+        self._states[place] = state
+        return [payload]
+
+    def _flushed(self, place: int) -> list[Payload]:
+        """What the draft holds of a tensor; nothing is left."""
+        start, end = self.plan.starts[place : place + 2]
+        values = self._ledger.draft[start:end].cpu().numpy().copy()
+        self._ledger.draft[start:end].zero_()
+        return [DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=values.view(np.uint8))]
+
+    def _state(self, place: int, device: torch.device) -> FeedbackState:
+        """What a compressor works on: views of the draft, copies only where it works on the host and the
+        ledger lies on a GPU. The first time in a step they hold what the ledger does."""
+        start, end = self.plan.starts[place : place + 2]
+        ledger, begun = self._ledger, place in self._keep
+        residual, velocity = ledger.draft[start:end], ledger.draft_velocity
+        if not begun:
+            residual.copy_(ledger.residual[start:end])
+        if velocity is not None:
+            velocity = velocity[start:end]
+            if not begun and ledger.velocity is not None:
+                velocity.copy_(ledger.velocity[start:end])
+            velocity = velocity.to(device)
+        return FeedbackState(residual=residual.to(device), velocity=velocity, inner=self._states[place])
+
+    def _keep_state(self, place: int, state: FeedbackState) -> None:
+        """Note what a compressor leaves."""
+        self._states[place] = state.inner
+        if state.residual.device != self._ledger.device:
+            start, end = self.plan.starts[place : place + 2]
+            self._ledger.draft[start:end].copy_(state.residual)
+            if state.velocity is not None and self._ledger.draft_velocity is not None:
+                self._ledger.draft_velocity[start:end].copy_(state.velocity)
+
+    def _context(self, place: int) -> StepContext:
+        model = self._model
+        return StepContext(
+            samples=self._samples,
+            version=self._version,
+            epoch=self._epoch,
+            random=Random((model.seed, model.rank, self._version, place)),
+            shared=Random((model.seed, self._version, place)),
+            magnitudes=self._magnitudes[place],
+            keep=self._keep.get(place),
+        )
 
 
 def model_wide(compressor_spec: str) -> bool:
     """Whether the compressor divides what is sent among all tensors, and wants to know their FLOPs for it."""
     return is_model_wide(without_feedback(create(compressor_spec)))
-
-
-def _taken(layer: _Layer, gradient: torch.Tensor) -> torch.Tensor:
-    """The part of `gradient` as shape (elements,), contiguous, where its compressor takes it; a view where
-    possible."""
-    spec = layer.whole
-    if gradient.dtype != torch.float32:
-        raise ValueError(f"gradient of {spec.name!r}: expected torch.float32, got {gradient.dtype}")
-    if gradient.numel() != spec.elements:
-        got = f"shape {tuple(gradient.shape)}"
-        raise ValueError(f"gradient of {spec.name!r}: expected shape {spec.shape}, got {got}")
-    gradient = gradient.detach().reshape(-1)[layer.start : layer.start + layer.spec.elements]
-    if not (takes_gpu(layer.compressor) and devices.can_stay(gradient)):
-        gradient = gradient.cpu()
-    return gradient.contiguous()

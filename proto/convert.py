@@ -23,7 +23,7 @@ from . import messages as m
 T = TypeVar("T")
 Read = Callable[[Any], Any]  # a field's value, from its message
 
-MAX_REPEATED = 1 << 14  # messages in one repeated field; more tensors than any model has
+MAX_REPEATED = 1 << 16  # messages in one repeated field; more tensors than any model has
 
 
 class MalformedError(ValueError):

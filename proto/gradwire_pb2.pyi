@@ -33,6 +33,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_PROTECTED: _ClassVar[Reason]
     REASON_STOPPING: _ClassVar[Reason]
     REASON_PACKET: _ClassVar[Reason]
+    REASON_PLAN: _ClassVar[Reason]
     REASON_REDUNDANT: _ClassVar[Reason]
 
 class DenseFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -62,7 +63,6 @@ class Content(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENT_UNSPECIFIED: _ClassVar[Content]
     CONTENT_VALUES: _ClassVar[Content]
     CONTENT_DELTA: _ClassVar[Content]
-    CONTENT_CHANGED: _ClassVar[Content]
 
 class Decision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -104,6 +104,7 @@ REASON_STALE: Reason
 REASON_PROTECTED: Reason
 REASON_STOPPING: Reason
 REASON_PACKET: Reason
+REASON_PLAN: Reason
 REASON_REDUNDANT: Reason
 DENSE_FORMAT_UNSPECIFIED: DenseFormat
 DENSE_FORMAT_FLOAT32: DenseFormat
@@ -121,7 +122,6 @@ INDEX_CODING_SEEDED: IndexCoding
 CONTENT_UNSPECIFIED: Content
 CONTENT_VALUES: Content
 CONTENT_DELTA: Content
-CONTENT_CHANGED: Content
 DECISION_UNSPECIFIED: Decision
 DECISION_ACCEPTED: Decision
 DECISION_REFUSED: Decision
@@ -303,12 +303,14 @@ class DenseHeader(_message.Message):
     def __init__(self, format: _Optional[_Union[DenseFormat, str]] = ...) -> None: ...
 
 class QuantizedHeader(_message.Message):
-    __slots__ = ("format", "levels")
+    __slots__ = ("format", "levels", "sizes")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
     format: CodeFormat
     levels: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, format: _Optional[_Union[CodeFormat, str]] = ..., levels: _Optional[_Iterable[float]] = ...) -> None: ...
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, format: _Optional[_Union[CodeFormat, str]] = ..., levels: _Optional[_Iterable[float]] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LinearHeader(_message.Message):
     __slots__ = ("bits", "bucket")
@@ -338,26 +340,26 @@ class SparseHeader(_message.Message):
     linear: LinearHeader
     def __init__(self, count: _Optional[int] = ..., coding: _Optional[_Union[IndexCoding, str]] = ..., low_bits: _Optional[int] = ..., index_bytes: _Optional[int] = ..., seed: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ...) -> None: ...
 
-class TensorHeader(_message.Message):
-    __slots__ = ("tensor", "elements", "dense", "quantized", "linear", "sparse")
-    TENSOR_FIELD_NUMBER: _ClassVar[int]
+class PayloadHeader(_message.Message):
+    __slots__ = ("elements", "dense", "quantized", "linear", "sparse", "content")
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     DENSE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZED_FIELD_NUMBER: _ClassVar[int]
     LINEAR_FIELD_NUMBER: _ClassVar[int]
     SPARSE_FIELD_NUMBER: _ClassVar[int]
-    tensor: int
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
     elements: int
     dense: DenseHeader
     quantized: QuantizedHeader
     linear: LinearHeader
     sparse: SparseHeader
-    def __init__(self, tensor: _Optional[int] = ..., elements: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ..., sparse: _Optional[_Union[SparseHeader, _Mapping]] = ...) -> None: ...
+    content: Content
+    def __init__(self, elements: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ..., sparse: _Optional[_Union[SparseHeader, _Mapping]] = ..., content: _Optional[_Union[Content, str]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("chunk", "push", "heartbeat", "hello", "evaluation", "leave", "ready", "packet", "snapshot", "crc32c")
+    __slots__ = ("chunk", "part", "heartbeat", "hello", "evaluation", "leave", "ready", "packet", "snapshot", "commit", "abandon", "crc32c")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
-    PUSH_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
@@ -365,9 +367,11 @@ class WorkerMessage(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     PACKET_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    ABANDON_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
-    push: Push
+    part: Part
     heartbeat: Heartbeat
     hello: Hello
     evaluation: Evaluation
@@ -375,8 +379,10 @@ class WorkerMessage(_message.Message):
     ready: Ready
     packet: Packet
     snapshot: Snapshot
+    commit: Commit
+    abandon: Abandon
     crc32c: int
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "worker", "incarnation")
@@ -398,27 +404,45 @@ class Ready(_message.Message):
     assigned: int
     def __init__(self, fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ..., assigned: _Optional[int] = ...) -> None: ...
 
-class Push(_message.Message):
-    __slots__ = ("seq", "base_version", "samples", "tensors", "loss", "assignment", "exchanged", "slice", "slices")
+class Part(_message.Message):
+    __slots__ = ("seq", "assignment", "part", "plan", "payloads")
     SEQ_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    assignment: int
+    part: int
+    plan: int
+    payloads: _containers.RepeatedCompositeFieldContainer[PayloadHeader]
+    def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., part: _Optional[int] = ..., plan: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[PayloadHeader, _Mapping]]] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("seq", "assignment", "base_version", "samples", "parts", "digest", "loss", "exchanged")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
-    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     EXCHANGED_FIELD_NUMBER: _ClassVar[int]
-    SLICE_FIELD_NUMBER: _ClassVar[int]
-    SLICES_FIELD_NUMBER: _ClassVar[int]
     seq: int
+    assignment: int
     base_version: int
     samples: int
-    tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
+    parts: int
+    digest: int
     loss: float
-    assignment: int
     exchanged: Exchanged
-    slice: int
-    slices: int
-    def __init__(self, seq: _Optional[int] = ..., base_version: _Optional[int] = ..., samples: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., loss: _Optional[float] = ..., assignment: _Optional[int] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ...) -> None: ...
+    def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., base_version: _Optional[int] = ..., samples: _Optional[int] = ..., parts: _Optional[int] = ..., digest: _Optional[int] = ..., loss: _Optional[float] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ...) -> None: ...
+
+class Abandon(_message.Message):
+    __slots__ = ("seq",)
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class Exchanged(_message.Message):
     __slots__ = ("crc32c", "computing_seconds", "clipped")
@@ -506,24 +530,38 @@ class ServerMessage(_message.Message):
     def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("rank", "version", "last_seq")
+    __slots__ = ("rank", "version", "last_seq", "stored")
     RANK_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     version: int
     last_seq: int
-    def __init__(self, rank: _Optional[int] = ..., version: _Optional[int] = ..., last_seq: _Optional[int] = ...) -> None: ...
+    stored: _containers.RepeatedCompositeFieldContainer[Stored]
+    def __init__(self, rank: _Optional[int] = ..., version: _Optional[int] = ..., last_seq: _Optional[int] = ..., stored: _Optional[_Iterable[_Union[Stored, _Mapping]]] = ...) -> None: ...
+
+class Stored(_message.Message):
+    __slots__ = ("seq", "parts")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    parts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seq: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Update(_message.Message):
-    __slots__ = ("version", "content", "tensors")
+    __slots__ = ("version", "part", "plan", "whole", "payloads")
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    CONTENT_FIELD_NUMBER: _ClassVar[int]
-    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     version: int
-    content: Content
-    tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
-    def __init__(self, version: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ...) -> None: ...
+    part: int
+    plan: int
+    whole: bool
+    payloads: _containers.RepeatedCompositeFieldContainer[PayloadHeader]
+    def __init__(self, version: _Optional[int] = ..., part: _Optional[int] = ..., plan: _Optional[int] = ..., whole: bool = ..., payloads: _Optional[_Iterable[_Union[PayloadHeader, _Mapping]]] = ...) -> None: ...
 
 class Range(_message.Message):
     __slots__ = ("start", "count")
@@ -580,16 +618,18 @@ class Coding(_message.Message):
     def __init__(self, exchange: _Optional[int] = ..., redundancy: _Optional[int] = ..., senders: _Optional[_Iterable[int]] = ..., present: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("seq", "decision", "version", "refusal")
+    __slots__ = ("seq", "decision", "version", "refusal", "part")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     seq: int
     decision: Decision
     version: int
     refusal: Refusal
-    def __init__(self, seq: _Optional[int] = ..., decision: _Optional[_Union[Decision, str]] = ..., version: _Optional[int] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+    part: int
+    def __init__(self, seq: _Optional[int] = ..., decision: _Optional[_Union[Decision, str]] = ..., version: _Optional[int] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., part: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("ranks", "seconds", "text")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from ..compressors import TensorSpec
 from . import messages as m
@@ -42,6 +44,16 @@ class Manifest:
         """Of the parameters alone, which come first."""
         pairs = zip(self.tensors, self.specs, strict=True)
         return sum(spec.elements for tensor, spec in pairs if not tensor.state)
+
+    def tensor_at(self, element: int) -> str:
+        """Which tensor an element of the flat order lies in, for people."""
+        place = bisect_right(self.ends, element)
+        return f"tensor {self.specs[min(place, len(self.specs) - 1)].name!r}"
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Where each tensor ends in flat order."""
+        return list(accumulate(spec.elements for spec in self.specs))
 
     @property
     def raw_bytes(self) -> int:

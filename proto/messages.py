@@ -1,4 +1,4 @@
-"""The messages of gradwire.v2 as plain dataclasses. Made from gradwire.proto by `make stubs`: do not edit.
+"""The messages of gradwire.v3 as plain dataclasses. Made from gradwire.proto by `make stubs`: do not edit.
 
 Server and worker work with these and never see a protobuf class; `convert` maps between the two.
 """
@@ -48,6 +48,7 @@ class Reason(_Enum):
     PROTECTED = 22  # protected mode: remote peers need --insecure on the server
     STOPPING = 23  # the server is shutting down
     PACKET = 24  # a coded packet that is not this worker's to send
+    PLAN = 26  # a part that the job's plan does not have
     REDUNDANT = 25  # the round was complete without it: nothing of it is to be sent again
 
 
@@ -80,13 +81,11 @@ class IndexCoding(_Enum):
 
 
 class Content(_Enum):
-    """What the tensors of an update are."""
+    """What becomes of the replica's elements by an update."""
 
     UNSPECIFIED = 0
-    VALUES = 1  # replaces the replica's parameters
-    DELTA = 2  # is added to the replica at version - 1
-    # A dense tensor replaces that of the replica at version - 1, a sparse one the elements that it holds.
-    CHANGED = 3
+    VALUES = 1  # they are replaced; by a sparse payload those that it holds
+    DELTA = 2  # they are added to
 
 
 class Decision(_Enum):
@@ -220,7 +219,8 @@ class FetchHeader:
 class Chunk:
     """Part of the concatenated payload bytes of a transfer, in order."""
 
-    # Up: seq of the push. Down: version of the update. 0 in Initialize. Of a packet or snapshot: see there.
+    # Of a part of a push: seq * 2^16 + part; of an update: version * 2^16 + part. 0 in Initialize. Of a
+    # packet or snapshot: see there.
     transfer: int
     offset: int  # bytes before this chunk
     crc32c: int  # over the data of the transfer up to the end of this chunk
@@ -239,7 +239,10 @@ class QuantizedHeader:
     """Codes of a fixed number of bits, in 32-bit words padded with code 0."""
 
     format: CodeFormat  # of every code
-    levels: tuple[float, ...]  # finite, ascending, but for BINARY positive; what the codes decode to
+    # Finite, ascending, but for BINARY positive: what the codes decode to. As many for each block.
+    levels: tuple[float, ...]
+    # Elements of each block, which has levels of its own and begins with a whole word; one block if none.
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,12 +266,12 @@ class SparseHeader:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TensorHeader:
-    """One tensor of a push or update. Its bytes follow those of the tensors before it."""
+class PayloadHeader:
+    """Some consecutive elements of a part. Their bytes follow those of the payloads before."""
 
-    tensor: int  # index in the manifest
-    elements: int  # of the tensor, or of its slice
+    elements: int  # of one tensor or several, or of a piece of one
     kind: DenseHeader | QuantizedHeader | LinearHeader | SparseHeader | None
+    content: Content = Content.UNSPECIFIED  # Of an update
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,18 +295,37 @@ class Ready:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Push:
-    """A gradient; chunks with transfer = seq follow."""
+class Part:
+    """A part of a push; chunks with transfer = seq * 2^16 + part follow. The parts of a model follow from
+    its manifest and the job's part_bytes.
+    """
 
-    seq: int  # grows by one per push of this incarnation, from 1
-    base_version: int  # parameters that the gradient was computed at
-    samples: int  # behind the mean gradient; 0 with no tensors: nothing to contribute
-    tensors: tuple[TensorHeader, ...]  # in manifest order, each once
-    loss: float = 0.0  # Mean training loss at the base version
+    seq: int  # of the push; grows by one per push of this incarnation, from 1
+    assignment: int  # id of the assignment that the push answers
+    part: int  # number of the part
+    plan: int  # number of the plan that it is a part of
+    payloads: tuple[PayloadHeader, ...]  # end to end over the elements of the part
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """By this a push counts: all of its parts have been sent."""
+
+    seq: int  # of the push
     assignment: int  # id of the assignment that it answers
-    exchanged: Exchanged | None = None  # in coded mode, instead of tensors
-    slice: int = 0  # Which slice of each tensor this is; as the assignment says
-    slices: int = 0  # Of each tensor; 0: this is the whole of each
+    base_version: int  # parameters that the gradient was computed at
+    samples: int  # behind the mean gradient; 0 with no parts: nothing to contribute
+    parts: int  # how many have been sent
+    digest: int  # crc32c over the crc32c of each part's bytes, in order of the parts
+    loss: float = 0.0  # Mean training loss at the base version
+    exchanged: Exchanged | None = None  # in coded mode, instead of parts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Abandon:
+    """Nothing will come of a push: forget its parts. Its assignment is answered by the next push."""
+
+    seq: int  # of the push
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -320,7 +342,7 @@ class Exchanged:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packet:
     """One packet of an exchange: a sum of slices of gradients in fixed point, little-endian uint32. The
-    server relays it, chunk by chunk, to its targets. Chunks with transfer = exchange * 2^32 + index
+    server relays it, chunk by chunk, to its targets. Chunks with transfer = 2^63 + exchange * 2^32 + index
     follow.
     """
 
@@ -373,15 +395,28 @@ class Welcome:
     rank: int  # as in JoinResponse
     version: int  # current parameter version
     last_seq: int  # last push that the server has decided on; 0 for none
+    stored: tuple[Stored, ...] = ()  # What has come of later ones
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """What the server has of a push that it has not decided on: that need not be sent again."""
+
+    seq: int  # of the push
+    parts: tuple[int, ...]  # ascending
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """Parameters, or the change of them; chunks with transfer = version follow."""
+    """A part of the parameters, or the change of it; chunks with transfer = version * 2^16 + part follow.
+    A replica is at the version once it has all parts.
+    """
 
-    version: int  # that the replica is at after it
-    content: Content  # what the tensors are
-    tensors: tuple[TensorHeader, ...]  # in manifest order, each once
+    version: int  # that the part is at after it
+    part: int  # number of the part
+    plan: int  # number of the plan that it is a part of
+    whole: bool = False  # It replaces every element, so a replica at any version can take it in
+    payloads: tuple[PayloadHeader, ...]  # end to end over the elements of the part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -408,8 +443,8 @@ class Assignment:
     ranges: tuple[Range, ...] = ()  # The samples to train on; none: nothing to compute
     progress: float = 0.0  # Epochs that the job has trained on so far
     learning_rate: float = 0.0  # Of local steps, and in coded mode of the step that follows
-    slice: int = 0  # Which slice of each tensor to push
-    slices: int = 0  # Of each tensor, one per worker of a group; 0: push it whole
+    slice: int = 0  # Which slice of the parts to push
+    slices: int = 0  # Of the parts, one per worker of a group; 0: push all
     stragglers: int = 0  # That a round may close without: push a sum coded for so many
     coding: Coding | None = None  # in coded mode: what to compute and to exchange
     apply: int = 0  # In coded mode: the exchange whose sum leads to the version; 0: none
@@ -438,6 +473,7 @@ class Outcome:
     decision: Decision  # of the server
     version: int = 0  # Accepted: the version that contains it
     refusal: Refusal | None = None  # refused: why
+    part: int | None = None  # refused because of this part of the push, which may be sent again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -545,7 +581,9 @@ class StatusResponse:
 
 InitializeMessage = Chunk | InitializeHeader
 FetchMessage = Chunk | FetchHeader
-WorkerMessage = Chunk | Push | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot
+WorkerMessage = (
+    Chunk | Part | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon
+)
 ServerMessage = (
     Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest
 )

@@ -1,4 +1,4 @@
-"""The methods of gradwire.v2.ParameterServer for both ends, with messages as dataclasses.
+"""The methods of gradwire.v3.ParameterServer for both ends, with messages as dataclasses.
 
 Serialisation lives here and nowhere else: handlers and stubs take and give the dataclasses of `messages`.
 A message that was encoded before (a broadcast) may be passed as bytes. What arrives and is no message of

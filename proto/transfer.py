@@ -1,14 +1,15 @@
 """Payloads <-> headers and chunks.
 
-A transfer is a header (Push, Update, Initialize, Fetch) that lists tensors, followed by chunks that hold
-their bytes laid end to end. The receiver derives every size from the header and the manifest, refuses what
+A transfer is a header (Part, Update, Initialize, Fetch) that says what its bytes are, followed by chunks that
+hold these laid end to end. The receiver derives every size from the header and the manifest, refuses what
 does not fit before it allocates, and then fills one buffer in order.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from ..compressors import (
     DensePayload,
     IndexCoding,
     LinearPayload,
+    Part,
     Payload,
     PayloadError,
     QuantizedPayload,
@@ -30,9 +32,8 @@ from ..compressors import (
 )
 from . import messages as m
 from .manifest import Manifest
-from .messages import Chunk, DenseHeader, LinearHeader, QuantizedHeader, SparseHeader, TensorHeader
+from .messages import Chunk, DenseHeader, LinearHeader, PayloadHeader, QuantizedHeader, SparseHeader
 from .refusal import Reason, Refused, refused
-from .shares import share
 from .wire import CHUNK_BYTES, crc32c, encode_chunk
 
 Bytes = npt.NDArray[np.uint8]
@@ -43,9 +44,13 @@ _CODE_FORMATS = {m.CodeFormat[format.name]: format for format in CodeFormat}
 _CODINGS = {m.IndexCoding[coding.name]: coding for coding in IndexCoding}
 _NO_BYTES = np.empty(0, np.uint8)
 
+PACKETS = 1 << 63  # transfers of coded packets are above
+MAX_PARTS = 1 << 16
+PLAN = 1  # number of the only plan that a job has
 
-def tensor_header(tensor: int, payload: Payload) -> TensorHeader:
-    """The header that describes `payload` as tensor number `tensor` of the manifest."""
+
+def payload_header(payload: Payload, content: m.Content = m.Content.UNSPECIFIED) -> PayloadHeader:
+    """The header that describes `payload`. content: what it does, in an update."""
     if isinstance(payload, SparsePayload):
         sparse = SparseHeader(
             count=payload.count,
@@ -55,8 +60,8 @@ def tensor_header(tensor: int, payload: Payload) -> TensorHeader:
             seed=payload.seed,
             values=_value_header(payload.values),
         )
-        return TensorHeader(tensor=tensor, elements=payload.elements, kind=sparse)
-    return TensorHeader(tensor=tensor, elements=payload.elements, kind=_value_header(payload))
+        return PayloadHeader(elements=payload.elements, kind=sparse, content=content)
+    return PayloadHeader(elements=payload.elements, kind=_value_header(payload), content=content)
 
 
 def _value_header(payload: ValuePayload) -> DenseHeader | QuantizedHeader | LinearHeader:
@@ -64,15 +69,27 @@ def _value_header(payload: ValuePayload) -> DenseHeader | QuantizedHeader | Line
         case DensePayload():
             return DenseHeader(format=m.DenseFormat[payload.format.name])
         case QuantizedPayload():
-            levels = tuple(payload.levels.tolist())
-            return QuantizedHeader(format=m.CodeFormat[payload.format.name], levels=levels)
+            sizes = () if payload.sizes is None else tuple(payload.sizes.tolist())
+            format = m.CodeFormat[payload.format.name]
+            return QuantizedHeader(format=format, levels=tuple(payload.levels.tolist()), sizes=sizes)
         case LinearPayload():
             return LinearHeader(bits=payload.bits, bucket=payload.bucket)
 
 
 def packet_transfer(packet: m.Packet) -> int:
     """The number that a packet's chunks are marked with."""
-    return (packet.exchange << 32) + packet.index
+    return PACKETS + (packet.exchange << 32) + packet.index
+
+
+def part_transfer(number: int, part: int) -> int:
+    """The number that a part's chunks are marked with. number: seq of its push, or version of its update."""
+    return (number << 16) + part
+
+
+def digest(checksums: Mapping[int, int]) -> int:
+    """Of a push, from the crc32c of the bytes of its parts."""
+    in_order = np.array([checksums[part] for part in sorted(checksums)], "<u4")
+    return crc32c((in_order.view(np.uint8),))
 
 
 def encode_chunks(transfer: int, parts: Sequence[Bytes], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
@@ -95,7 +112,7 @@ def encode_chunks(transfer: int, parts: Sequence[Bytes], chunk_bytes: int = CHUN
         yield encode_chunk(transfer, offset, pieces, crc32c(pieces, checksum))
 
 
-def _empty_payload(header: TensorHeader) -> Payload:
+def _empty_payload(header: PayloadHeader) -> Payload:
     """The payload that a header announces, checked, with no bytes yet. Raises PayloadError."""
     payload: Payload
     if isinstance(header.kind, SparseHeader):
@@ -122,11 +139,12 @@ def _empty_values(header: DenseHeader | QuantizedHeader | LinearHeader | None, e
     match header:
         case DenseHeader(format=code) if code in _FORMATS:
             return DensePayload(format=_FORMATS[code], elements=elements, data=_NO_BYTES)
-        case QuantizedHeader(format=code, levels=levels) if code in _CODE_FORMATS:
+        case QuantizedHeader(format=code, levels=levels, sizes=sizes) if code in _CODE_FORMATS:
             return QuantizedPayload(
                 format=_CODE_FORMATS[code],
                 elements=elements,
                 levels=np.array(levels, np.float32),
+                sizes=_block_sizes(sizes, elements),
                 data=_NO_BYTES,
             )
         case LinearHeader(bits=bits, bucket=bucket):
@@ -136,44 +154,48 @@ def _empty_values(header: DenseHeader | QuantizedHeader | LinearHeader | None, e
             raise PayloadError("kind", expected, "none that this side knows")
 
 
-def announced_payloads(
-    headers: Sequence[TensorHeader],
-    manifest: Manifest,
-    *,
-    worker: str,
-    slice: int = 0,
-    slices: int = 1,
-) -> list[Payload]:
-    """Check the headers of a transfer against the manifest; return its payloads, still without bytes.
+def _block_sizes(sizes: Sequence[int], elements: int) -> npt.NDArray[np.int64] | None:
+    if not sizes:
+        return None
+    if max(sizes) > elements:
+        raise PayloadError("sizes", f"blocks of at most {elements} elements", str(max(sizes)))
+    return np.array(sizes, np.int64)
 
-    A transfer holds every tensor once, in manifest order, or that slice of each. Nothing is allocated here.
+
+def announced_payloads(
+    headers: Sequence[PayloadHeader], part: Part, manifest: Manifest, *, worker: str
+) -> list[Payload]:
+    """Check the headers of a part of the model; return its payloads, still without bytes.
+
+    Payloads lie end to end over the part's elements. Nothing is allocated here.
 
     Raises:
-        Refused: TENSOR, ELEMENTS or PAYLOAD, naming the tensor.
+        Refused: ELEMENTS or PAYLOAD, naming the tensor.
     """
-    expected = tuple(range(len(manifest.tensors)))
-    got = tuple(header.tensor for header in headers)
-    if got != expected:
-        limit = f"each of the {len(expected)} tensors once, in manifest order"
-        first = next((place for place, tensor in enumerate(got[: len(expected)]) if tensor != place), None)
-        value = f"{len(got)} tensors" if first is None else f"tensor {got[first]} in place {first}"
-        raise refused(Reason.TENSOR, worker=worker, field="tensors", limit=limit, value=value)
+    total = sum(header.elements for header in headers)
+    if total != part.elements or not all(header.elements for header in headers):
+        limit, value = f"payloads of {part.elements} elements, none empty", f"{total} elements"
+        where = manifest.tensor_at(part.start)
+        raise refused(Reason.ELEMENTS, worker=worker, field=f"part from {where}", limit=limit, value=value)
     payloads: list[Payload] = []
+    at = part.start
     for header in headers:
-        spec = manifest.specs[header.tensor]
-        field = f"tensor {spec.name!r}"
-        start, end = share(spec.elements, slice, slices)
-        if header.elements != end - start:
-            limit = (
-                f"{end - start} elements ({f'slice {slice} of {slices}, ' * (slices > 1)}shape {spec.shape})"
-            )
-            value = f"{header.elements} elements"
-            raise refused(Reason.ELEMENTS, worker=worker, field=field, limit=limit, value=value)
         try:
             payloads.append(_empty_payload(header))
         except PayloadError as error:
-            raise _refused(error, worker, field) from None
+            raise _refused(error, worker, manifest.tensor_at(at)) from None
+        at += header.elements
     return payloads
+
+
+def part_assembly(
+    transfer: int, headers: Sequence[PayloadHeader], part: Part, manifest: Manifest, *, worker: str
+) -> Assembly:
+    """For the bytes of a part. Raises Refused, before anything is allocated."""
+    payloads = announced_payloads(headers, part, manifest, worker=worker)
+    starts = accumulate((payload.elements for payload in payloads), initial=part.start)
+    names = [manifest.tensor_at(at) for at, _ in zip(starts, payloads, strict=False)]
+    return Assembly(transfer, payloads, chunk_bytes=CHUNK_BYTES, worker=worker, names=names)
 
 
 def values_assembly(transfer: int, manifest: Manifest, *, worker: str) -> Assembly:
@@ -182,7 +204,7 @@ def values_assembly(transfer: int, manifest: Manifest, *, worker: str) -> Assemb
         DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=_NO_BYTES)
         for spec in manifest.specs
     ]
-    names = [spec.name for spec in manifest.specs]
+    names = [f"tensor {spec.name!r}" for spec in manifest.specs]
     return Assembly(transfer, payloads, chunk_bytes=CHUNK_BYTES, worker=worker, names=names)
 
 
@@ -214,6 +236,11 @@ class Passage:
     @property
     def complete(self) -> bool:
         return self._filled == self.size
+
+    @property
+    def checksum(self) -> int:
+        """crc32c over what has passed by."""
+        return self._crc32c
 
     def add(self, chunk: Chunk) -> None:
         """Take the next chunk. Raises Refused: CHUNK or CHECKSUM."""
@@ -262,7 +289,7 @@ class Assembly(Collection):
         """
         Args:
             payloads: as announced, without bytes.
-            worker, names: whom and which tensors to name in a refusal.
+            worker, names: whom to name in a refusal, and where each payload begins.
         """
         self._sizes = [payload_bytes(payload) for payload in payloads]
         super().__init__(transfer, sum(self._sizes), chunk_bytes=chunk_bytes, worker=worker)
@@ -286,6 +313,6 @@ class Assembly(Collection):
             try:
                 validate(filled)
             except PayloadError as error:
-                raise _refused(error, self.worker, f"tensor {name!r}") from None
+                raise _refused(error, self.worker, name) from None
             whole.append(filled)
         return whole

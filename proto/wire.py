@@ -27,7 +27,7 @@ Bytes = npt.NDArray[np.uint8]
 # At 1 Mbit/s a chunk takes 4 s, well within a lease: whoever sends one is heard of in time.
 CHUNK_BYTES = 512 << 10
 # Largest message either side takes: a chunk, or a header with thousands of tensors.
-MAX_MESSAGE_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 8 << 20
 
 _TAG_BODY_CHUNK = 0x0A  # field 1, length-delimited
 _TAG_TRANSFER = 0x08  # field 1, varint

@@ -13,7 +13,6 @@ import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Coroutine, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,9 +20,11 @@ from ..proto import messages as m
 from .job import events as e
 from .job.core import Core
 from .metrics import Metrics
+from .shard.inbox import Arrivals
 from .shard.shard import Shard
-from .shard.store import Broadcast, DivergedError
+from .shard.store import DivergedError, Encoded
 from .streams import WorkerStream
+from .updates import Broadcast
 
 log = logging.getLogger("gradwire.server")
 R = TypeVar("R")
@@ -62,9 +63,10 @@ class Conductor:
         self.failure = ""  # why the job cannot go on
         self.diverged = False  # is why
         self.parameters_sha256 = ""  # of the final parameters, once they are saved
+        self._arrivals: dict[tuple[str, int], Arrivals] = {}
         self._output = output
         self._updates: deque[Broadcast] = deque()  # the last
-        self._snapshot: asyncio.Task[Broadcast] | None = None  # of the current version
+        self._snapshot: Broadcast | None = None  # of the current version
         self._working: set[asyncio.Task[None]] = set()
         self._started_at: float | None = None
         self._ended_at: float | None = None
@@ -78,6 +80,23 @@ class Conductor:
         over = self.core.phase in (m.Phase.FINISHING, m.Phase.FINISHED)
         end = self._ended_at if over and self._ended_at is not None else time.monotonic()
         return end - self._started_at
+
+    def arrivals(self, worker: str, incarnation: int) -> Arrivals:
+        """What has come of a member's pushes that are not decided on."""
+        found = self._arrivals.get((worker, incarnation))
+        if found is None:
+            member = self.core.roster.members.get(worker)
+            found = Arrivals(worker, member.last_seq if member is not None else 0)
+            self._arrivals[worker, incarnation] = found
+        return found
+
+    def _forget_arrivals(self) -> None:
+        """What members that are gone had not committed."""
+        for worker, incarnation in list(self._arrivals):
+            member = self.core.roster.members.get(worker)
+            if member is None or member.incarnation != incarnation:
+                for seq in self._arrivals.pop((worker, incarnation)).open:
+                    self.shard.drop(e.PushKey(worker, incarnation, seq))
 
     def decide(self, event: e.Event[R]) -> e.Result[R]:
         """The reply to an event, and actions still to be performed. Raises Refused."""
@@ -97,7 +116,7 @@ class Conductor:
                 case e.Assign():
                     self._assign(action)
                 case e.Apply():
-                    self._work(self._apply(action, self.shard.apply(action)))
+                    self._begin_apply(action)
                 case e.Drop():
                     self.shard.drop(action.key)
                 case e.Closed():
@@ -152,44 +171,56 @@ class Conductor:
         if action.has != assignment.version:
             *missed, last = self._broadcasts(assignment.version, action.has)
             for broadcast in missed:  # uncompressed, the last alone would have done
-                assert isinstance(broadcast, Broadcast)
-                stream.outbox.put(replace(broadcast, raw_bytes=0))
-            stream.outbox.put(last)
+                stream.outbox.broadcast(broadcast, counted=False)
+            stream.outbox.broadcast(last)
         stream.outbox.send(assignment)
 
-    def _broadcasts(self, version: int, has: int | None) -> Sequence[Broadcast | Awaitable[Broadcast]]:
+    def _broadcasts(self, version: int, has: int | None) -> Sequence[Broadcast]:
         """What takes a replica from `has` to `version`: the updates between, or a snapshot."""
         updates: list[Broadcast] = []
         for update in reversed(self._updates):
             if update.version != version - len(updates):
                 break
             updates.append(update)
-            if update.content is m.Content.VALUES or update.version - 1 == has:
+            if update.whole or update.version - 1 == has:
                 return updates[::-1]
         if self._snapshot is None:
             # The shard keeps the order of what it is asked: before the next apply, so it is of this version.
-            self._snapshot = asyncio.create_task(self.shard.snapshot())
-        return [asyncio.shield(self._snapshot)]
+            self._snapshot = Broadcast(version)
+            self._work(self._take_snapshot(self._snapshot, self.shard.snapshot()))
+        return [self._snapshot]
+
+    async def _take_snapshot(self, snapshot: Broadcast, parts: Awaitable[Sequence[Encoded]]) -> None:
+        snapshot.finish(await parts)
 
     def _remember(self, update: Broadcast) -> None:
         """Keep an update for those that missed it, as long as a snapshot would not be smaller."""
         updates = self._updates
-        if update.content is m.Content.VALUES:
+        if update.whole:
             updates.clear()
         updates.append(update)
         while len(updates) > 1 and sum(each.wire_bytes for each in updates) > update.raw_bytes:
             updates.popleft()
 
-    async def _apply(self, action: e.Apply, applying: Awaitable[Broadcast]) -> None:
+    def _begin_apply(self, action: e.Apply) -> None:
+        broadcast = Broadcast(action.version)
+        for worker in action.members:
+            stream = self.streams.get(worker)
+            if stream is not None:
+                stream.outbox.broadcast(broadcast)
+        self._work(self._apply(action, broadcast, self.shard.apply(action, broadcast.add)))
+
+    async def _apply(self, action: e.Apply, broadcast: Broadcast, applying: Awaitable[int]) -> None:
         started = time.monotonic()
-        broadcast = await applying
+        passed_over = await applying
+        broadcast.finish()
         self._ended_at = time.monotonic()
-        if broadcast.passed_over:
+        if passed_over:
             self.metrics.passed_over.inc()
             log.warning(
                 "version %d: %d gradients are too few for the aggregation; the parameters stay as they are",
                 action.version,
-                broadcast.passed_over,
+                passed_over,
             )
         self.metrics.reduce_seconds.observe(self._ended_at - started)
         self._snapshot = None
@@ -283,6 +314,7 @@ class Conductor:
         while True:
             await asyncio.sleep(TICK_S)
             self.happen(e.Tick())
+            self._forget_arrivals()
             self._update_gauges()
             self.count_waiting(time.monotonic())
 

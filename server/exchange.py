@@ -1,7 +1,8 @@
 """One worker's Exchange stream: what it sends becomes events, what is decided goes back.
 
-A push is taken in only when all of it is here and valid; one that is not is answered with a refusal, and the
-stream goes on. What makes no sense on the stream itself ends it.
+A part is stored only when all of it is here and valid, and a push counts once all of its parts are stored and
+it is committed. What is not valid is answered with a refusal, and the stream goes on. What makes no sense on
+the stream itself ends it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
@@ -18,6 +20,7 @@ from ..compressors import Payload
 from ..proto import messages as m
 from ..proto.refusal import Reason, Refusal, Refused, refused, sentence
 from ..proto.service import Malformed
+from ..proto.transfer import Assembly
 from .conductor import Conductor
 from .job import events as e
 from .job import refusals
@@ -30,7 +33,10 @@ log = logging.getLogger("gradwire.server")
 T = TypeVar("T")
 Requests = AsyncIterator[m.WorkerMessage | Malformed]
 
-SMALL_PUSH_ELEMENTS = 1 << 18  # below this a thread costs more than the scan that it takes off the loop
+SMALL_PART_ELEMENTS = 1 << 18  # below this a thread costs more than the scan that it takes off the loop
+SCANS_AT_ONCE = 4  # of one worker
+# Bytes that were changed on their way: the worker sends them again.
+DAMAGED = (Reason.CHECKSUM, Reason.CHUNK)
 MAX_EVALUATION_METRICS = 32
 FAREWELL_S = 2.0  # for a worker to take what is still queued for it before its stream is ended
 MAX_TEXT_CHARACTERS = 128  # of what a worker says about itself
@@ -54,11 +60,9 @@ class WorkerCall:
             text = f"worker {hello.worker!r} has opened another stream"
             previous.outbox.end(Refusal(reason=Reason.FENCED, worker=hello.worker, message=text), final=False)
         SENDER.set(compressor_label(self._core.roster.members[hello.worker].compressor))
-        stream.outbox.send(attached.reply)
+        stream.outbox.send(replace(attached.reply, stored=self._conductor.arrivals(*stream.id).stored))
         self._conductor.perform(attached.actions)
-        writer = asyncio.create_task(
-            stream.outbox.pump(context, lambda broadcast: self._metrics.sent_raw(broadcast.raw_bytes))
-        )
+        writer = asyncio.create_task(stream.outbox.pump(context, self._metrics.sent_raw))
         reader = asyncio.create_task(self._read(stream, requests))
         ended = asyncio.create_task(stream.outbox.ended.wait())
         try:
@@ -100,9 +104,14 @@ class WorkerCall:
                     conductor.happen(e.Heard(*stream.id))
                     if not uploads.add(message):
                         await self._take(stream, message)
-                case m.Push():
+                case m.Part():
                     uploads.end()
                     await self._take(stream, message)
+                case m.Commit():
+                    uploads.end()
+                    self._committed(stream, message)
+                case m.Abandon():
+                    self._abandoned(stream, message)
                 case m.Packet() | m.Snapshot():
                     uploads.begin(message)
                 case m.Heartbeat():
@@ -129,64 +138,167 @@ class WorkerCall:
                     text = "Hello in the middle of a stream"
                     raise Refused(Refusal(reason=Reason.MALFORMED, worker=stream.worker, message=text))
 
-    async def _take(self, stream: WorkerStream, message: m.Push | m.Chunk) -> None:
-        """Take in a part of a push, and hand it on when it is complete."""
-        push = message if isinstance(message, m.Push) else stream.inbox.current
+    async def _take(self, stream: WorkerStream, message: m.Part | m.Chunk) -> None:
+        """Take in a piece of a part, and store the part when it is complete."""
+        part = message if isinstance(message, m.Part) else stream.inbox.current
         try:
-            if isinstance(message, m.Push):
-                exchanges = self._core.mode.exchanges
-                if (message.exchanged is not None) != exchanges:
-                    raise Refused(refusals.not_of_mode(stream.worker, message.seq, coded=exchanges))
-                member = self._core.roster.members.get(stream.worker)
-                work = member.work if member is not None else None
-                stream.inbox.begin(message, self._conductor.shard.manifest, work.assignment if work else None)
+            if isinstance(message, m.Part):
+                self._begin(stream, message)
             else:
                 stream.inbox.add(message)
             complete = stream.inbox.take()
+        except Refused as error:
+            if part is None:  # the stream itself is at fault
+                raise
+            stream.inbox.drop(part)
+            self._refuse(stream, part.seq, error, part.part)
+            return
+        if complete is None:
+            return
+        if sum(header.elements for header in complete[0].payloads) <= SMALL_PART_ELEMENTS:
+            self._store(stream, complete[0], complete[1].checksum, complete[1].finish)
+            return
+        # The stream is read on during the scan, as far as memory for a few parts goes.
+        while len(stream.scans) >= SCANS_AT_ONCE:
+            await asyncio.wait(stream.scans, return_when=asyncio.FIRST_COMPLETED)
+        scan = asyncio.create_task(self._scan(stream, *complete))
+        stream.scans.add(scan)
+        scan.add_done_callback(stream.scans.discard)
+
+    def _begin(self, stream: WorkerStream, part: m.Part) -> None:
+        shard, mode = self._conductor.shard, self._core.mode
+        if mode.exchanges:
+            raise Refused(refusals.not_of_mode(stream.worker, part.seq, coded=True))
+        if shard.manifest is None:
+            raise Refused(refusals.not_initialized(stream.worker, f"push {part.seq}"))
+        if self._conductor.arrivals(*stream.id).wants(part.seq, part.part):
+            stream.inbox.begin(part, shard.manifest, shard.plan)
+        else:
+            stream.inbox.drop(part)
+
+    async def _scan(self, stream: WorkerStream, part: m.Part, assembly: Assembly) -> None:
+        checked = await asyncio.to_thread(_outcome_of, assembly.finish)
+        self._store(stream, part, assembly.checksum, checked)
+
+    def _store(
+        self, stream: WorkerStream, part: m.Part, checksum: int, finish: Callable[[], list[Payload]]
+    ) -> None:
+        """A part is here whole. finish: returns its payloads, or raises Refused where they are not valid."""
+        arrivals = self._conductor.arrivals(*stream.id)
+        try:
+            payloads = finish()
+        except Refused as error:
+            self._refuse(stream, part.seq, error)
+            return
+        if arrivals.store(part.seq, part.part, checksum):
+            key = e.PushKey(*stream.id, part.seq)
+            self._conductor.shard.put(key, part.part, payloads)
+            self._deliver(stream)
+
+    def _committed(self, stream: WorkerStream, commit: m.Commit) -> None:
+        arrivals, exchanges = self._conductor.arrivals(*stream.id), self._core.mode.exchanges
+        try:
+            if (commit.exchanged is not None) != exchanges:
+                raise Refused(refusals.not_of_mode(stream.worker, commit.seq, coded=exchanges))
+            if not math.isfinite(commit.loss):
+                raise self._not(commit, stream, Reason.NON_FINITE, "loss", "a finite number", commit.loss)
+            if commit.parts and (commit.exchanged is not None or not commit.samples):
+                limit = "none where samples is 0 or packets were exchanged"
+                raise self._not(commit, stream, Reason.TENSOR, "parts", limit, commit.parts)
+            if commit.samples and not commit.parts and commit.exchanged is None:
+                raise self._not(commit, stream, Reason.TENSOR, "parts", "some, with samples", 0)
+            if commit.seq <= arrivals.through:  # told again
+                self._decide(stream, commit)
+                return
+            arrivals.commit(commit)
+        except Refused as error:
+            self._refuse(stream, commit.seq, error)
+            return
+        self._deliver(stream)
+
+    @staticmethod
+    def _not(
+        commit: m.Commit, stream: WorkerStream, reason: Reason, field: str, limit: str, value: object
+    ) -> Refused:
+        where = f"push {commit.seq} {field}"
+        return refused(reason, worker=stream.worker, field=where, limit=limit, value=str(value))
+
+    def _abandoned(self, stream: WorkerStream, abandon: m.Abandon) -> None:
+        arrivals = self._conductor.arrivals(*stream.id)
+        if abandon.seq > arrivals.through:
+            arrivals.close(abandon.seq)
+            self._conductor.shard.drop(e.PushKey(*stream.id, abandon.seq))
+            self._deliver(stream)
+
+    def _deliver(self, stream: WorkerStream) -> None:
+        """Have every push decided on that is complete, in order."""
+        arrivals = self._conductor.arrivals(*stream.id)
+        while stream.outbox.ended_with is None:
+            try:
+                complete = arrivals.next()
+            except Refused as error:  # what is stored is not what was sent
+                seq = min(arrivals.open)
+                arrivals.forget(seq)
+                self._conductor.shard.drop(e.PushKey(*stream.id, seq))
+                self._refuse(stream, seq, error, again=True)
+                continue
             if complete is None:
                 return
-            push, assembly = complete
-            if sum(header.elements for header in push.tensors) <= SMALL_PUSH_ELEMENTS:
-                payloads = assembly.finish()
-            else:
-                payloads = await asyncio.to_thread(assembly.finish)
-            if stream.outbox.ended_with is None:  # it may have been ended during the scan
-                self._pushed(stream, push, payloads)
-        except Refused as error:
-            # Without a push to answer for, or without a membership, the stream itself is at fault.
-            if push is None or error.refusal.reason in (Reason.FENCED, Reason.NOT_A_MEMBER):
-                raise
-            stream.inbox.drop(push)
-            self._metrics.push_refused(error.refusal.reason)
-            log.warning("refused push %d: %s", push.seq, error)
-            outcome = m.Outcome(seq=push.seq, decision=m.Decision.REFUSED, refusal=error.refusal)
-            stream.outbox.send(outcome)
+            commit, parts = complete
+            arrivals.close(commit.seq)
+            try:
+                self._check_parts(stream, commit, parts)
+                self._decide(stream, commit)
+            except Refused as error:
+                if error.refusal.reason in (Reason.FENCED, Reason.NOT_A_MEMBER):
+                    raise
+                self._refuse(stream, commit.seq, error)
 
-    def _pushed(self, stream: WorkerStream, push: m.Push, payloads: list[Payload]) -> None:
+    def _check_parts(self, stream: WorkerStream, commit: m.Commit, parts: frozenset[int]) -> None:
+        """Raises Refused for other parts than the assignment asks for."""
+        member = self._core.roster.members.get(stream.worker)
+        work = member.work if member is not None else None
+        if not commit.parts or work is None or work.id != commit.assignment:
+            return
+        plan, asked = self._conductor.shard.plan, work.assignment
+        expected = (
+            plan.slice(asked.slice, asked.slices) if asked.slices else frozenset(range(len(plan.parts)))
+        )
+        if parts != expected and len(parts) != len(plan.parts):
+            raise Refused(refusals.parts(stream.worker, commit.seq, len(parts), len(expected), asked))
+
+    def _refuse(
+        self, stream: WorkerStream, seq: int, error: Refused, part: int | None = None, *, again: bool = False
+    ) -> None:
+        """Answer for a push, or a part that is to be sent again. Any other push is forgotten."""
+        damaged = error.refusal.reason in DAMAGED
+        if not again and not (part is not None and damaged):
+            self._conductor.arrivals(*stream.id).close(seq)
+            self._conductor.shard.drop(e.PushKey(*stream.id, seq))
+            part = None
+        self._metrics.push_refused(error.refusal.reason)
+        log.warning("refused push %d: %s", seq, error)
+        decision = m.Decision.REFUSED
+        stream.outbox.send(m.Outcome(seq=seq, decision=decision, refusal=error.refusal, part=part))
+
+    def _decide(self, stream: WorkerStream, commit: m.Commit) -> None:
+        """Raises Refused."""
         event = e.Pushed(
             *stream.id,
-            seq=push.seq,
-            assignment=push.assignment,
-            base_version=push.base_version,
-            samples=push.samples,
-            loss=push.loss,
-            slice=push.slice,
-            slices=push.slices,
-            exchanged=push.exchanged,
+            seq=commit.seq,
+            assignment=commit.assignment,
+            base_version=commit.base_version,
+            samples=commit.samples,
+            loss=commit.loss,
+            exchanged=commit.exchanged,
         )
-        shard = self._conductor.shard
-        new = push.exchanged is None and shard.put(event.key, payloads)
-        try:
-            result = self._conductor.decide(event)
-        except Refused:
-            if new:
-                shard.drop(event.key)
-            raise
+        payloads = self._conductor.shard.payloads(event.key)
+        result = self._conductor.decide(event)
         outcome = result.reply.outcome
         if outcome.decision is m.Decision.REFUSED and not result.reply.repeated:
             self._metrics.push_refused(outcome.refusal.reason if outcome.refusal else Reason.STALE)
         elif not result.reply.repeated:
-            self._metrics.push_accepted(payloads, outcome.version - 1 - push.base_version)
+            self._metrics.push_accepted(payloads, outcome.version - 1 - commit.base_version)
         stream.outbox.send(outcome)
         self._conductor.perform(result.actions)
 
@@ -213,6 +325,20 @@ class WorkerCall:
         for name in ("accuracy", "loss"):  # a bounded set of labels, whatever a task reports
             if name in message.metrics:
                 self._metrics.validation.labels(name).set(message.metrics[name])
+
+
+def _outcome_of(finish: Callable[[], list[Payload]]) -> Callable[[], list[Payload]]:
+    """Run it here; what is returned gives its result, or raises Refused, elsewhere."""
+    try:
+        payloads = finish()
+    except Refused as error:
+        failure = error
+
+        def fail() -> list[Payload]:
+            raise failure
+
+        return fail
+    return lambda: payloads
 
 
 async def expect(requests: AsyncIterator[Any], expected: type[T]) -> T:

@@ -1,4 +1,4 @@
-"""The five calls of gradwire.v2.ParameterServer: what arrives becomes an event, or is refused.
+"""The five calls of gradwire.v3.ParameterServer: what arrives becomes an event, or is refused.
 
 Everything that comes over the wire is checked here, before the state machine hears of it.
 """

@@ -1,10 +1,11 @@
-"""One worker's Exchange stream at the server: what is still to be written, and the push that is arriving."""
+"""One worker's Exchange stream at the server: what is still to be written, and the part that is arriving."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
@@ -13,55 +14,95 @@ from ..proto.messages import ServerMessage
 from ..proto.refusal import Refusal
 from ..proto.wire import encode_server
 from .shard.inbox import Inbox
-from .shard.store import Broadcast
+from .updates import Broadcast
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(slots=True)
 class WorkerStream:
-    """A worker that is connected."""
+    """A worker that is connected. scans: of parts that have come, while they run."""
 
     worker: str
     incarnation: int
     outbox: Outbox
     inbox: Inbox
+    scans: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     @property
     def id(self) -> tuple[str, int]:
         return self.worker, self.incarnation
 
 
+@dataclass(slots=True)
+class _Sending:
+    """An update on its way. sent: messages of it. counted: whether its bytes count as parameters that were
+    sent."""
+
+    update: Broadcast
+    counted: bool
+    sent: int = 0
+
+
 class Outbox:
-    """Messages for one worker, in order. A broadcast that is still being encoded keeps its place."""
+    """Messages for one worker. Short ones overtake updates between two chunks; updates keep their order."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[bytes | Broadcast | Awaitable[Broadcast] | None] = asyncio.Queue()
+        self._urgent: deque[bytes] = deque()
+        self._updates: deque[_Sending | bytes] = deque()
+        self._more = asyncio.Event()
         self.ended = asyncio.Event()
         self.ended_with: Refusal | None = None
         self.final = False
 
     def send(self, message: ServerMessage) -> None:
-        self.put(encode_server(message))
+        """Send a message before what is left of any update."""
+        self._urgent.append(encode_server(message))
+        self._more.set()
 
-    def put(self, item: bytes | Broadcast | Awaitable[Broadcast]) -> None:
-        """Send what is encoded, or will be."""
-        self._queue.put_nowait(item)
+    def put(self, message: bytes) -> None:
+        """Send a chunk of a packet, behind what waits already."""
+        self._updates.append(message)
+        self._more.set()
+
+    def broadcast(self, update: Broadcast, *, counted: bool = True) -> None:
+        """Send an update, as far as there is one and then as it grows."""
+        self._updates.append(_Sending(update, counted))
+        update.listen(self._more.set)
+        self._more.set()
 
     def end(self, why: Refusal, *, final: bool) -> None:
         """End the stream. final: the worker shall not come back, and gets what is queued first if it can."""
         if self.ended_with is None:
             self.ended_with, self.final = why, final
-            self._queue.put_nowait(None)
             self.ended.set()
+            self._more.set()
 
-    async def pump(self, context: Context, on_broadcast: Callable[[Broadcast], None]) -> None:
-        """Write until the end. `on_broadcast` is told of each broadcast that has gone out."""
-        while (item := await self._queue.get()) is not None:
-            if isinstance(item, bytes):
-                await context.write(item)
-                continue
-            broadcast = item if isinstance(item, Broadcast) else await item
-            for message in broadcast.messages:
+    async def pump(self, context: Context, on_sent: Callable[[int], None]) -> None:
+        """Write until the end. `on_sent` is told what an update that has gone out takes as float32."""
+        while True:
+            message = self._urgent.popleft() if self._urgent else self._next(on_sent)
+            if message is not None:
                 await context.write(message)
-            on_broadcast(broadcast)
+            elif self.ended_with is not None:
+                return
+            else:
+                self._more.clear()
+                await self._more.wait()
+
+    def _next(self, on_sent: Callable[[int], None]) -> bytes | None:
+        """The next message of the first update; None if it has to grow first."""
+        while self._updates:
+            first = self._updates[0]
+            if isinstance(first, bytes):
+                self._updates.popleft()
+                return first
+            if first.sent < len(first.update.messages):
+                first.sent += 1
+                return first.update.messages[first.sent - 1]
+            if not first.update.complete:
+                return None
+            self._updates.popleft()
+            if first.counted:
+                on_sent(first.update.raw_bytes)
+        return None

@@ -20,7 +20,7 @@ from ..configuration import Effective, UsageError
 from ..exits import Exit
 from ..proto.job import job_terms
 from ..proto.refusal import Reason, Refused
-from ..settings import WorkerSettings, names_in, parse_address
+from ..settings import JobTerms, WorkerSettings, names_in, parse_address
 from ..spec import SpecError
 from ..telemetry import HttpEndpoint, add_log_fields, set_up_logging
 from .metrics import Metrics
@@ -31,7 +31,7 @@ from .session.session import Session
 from .tasks import Task, TaskError, check_task, load_allowed
 from .tasks.computation import TaskFailedError, guarded
 from .tasks.trainer import Trainer
-from .tasks.work import CodedExchange, parse_work
+from .tasks.work import CodedExchange, Gradients, parse_work
 
 log = logging.getLogger("gradwire.worker")
 
@@ -166,7 +166,7 @@ def _train(
             compressor = _without_compressor(compressor, chosen=chosen)
         connection.activity = "loading the task"
         task = load_allowed(job.task, own=settings.task, modules=names_in(settings.allow_task))
-        replica = _replica(task, job.seed, device)
+        replica = _replica(task, job, device)
         add_log_fields(lambda: {**known, "version": replica.version})
         trainer = Trainer(
             connection,
@@ -210,11 +210,13 @@ def _train(
         return Exit.INTERNAL, f"failed: {error!r}"
 
 
-def _replica(task: Task, seed: int, device: torch.device) -> Replica:
+def _replica(task: Task, job: JobTerms, device: torch.device) -> Replica:
     """Raises TaskFailedError or ModelError."""
-    torch.manual_seed(seed)
+    torch.manual_seed(job.seed)
     model = guarded(f"task {task.name!r}: model", task.model)
-    return Replica(model.to(device), task.train_samples)
+    work = parse_work(job.work)
+    slices = work.slices if isinstance(work, Gradients) else 1
+    return Replica(model.to(device), task.train_samples, part_bytes=job.part_bytes, slices=slices)
 
 
 def _without_compressor(spec: str, *, chosen: bool) -> str:

@@ -233,7 +233,7 @@ class Core(JobState):
             waits = known.decision is Decision.ACCEPTED and self.mode.holds(event.key)
             drop: list[e.Action] = [] if waits else [e.Drop(key=event.key)]
             return e.Result(reply=e.Decided(outcome=known, repeated=True), actions=drop)
-        if event.seq != member.last_seq + 1:
+        if event.seq <= member.last_seq:  # those between were abandoned: the shell keeps account of gaps
             raise Refused(refusals.sequence(member.worker, event.seq, member.last_seq + 1))
         version, redundant = None, False
         work = member.work
@@ -243,12 +243,9 @@ class Core(JobState):
         else:
             if event.samples > work.samples:
                 raise Refused(refusals.samples(member.worker, event.seq, event.samples, work.samples))
-            asked, part = work.assignment, (event.slice, event.slices)
-            if event.slices and part != (asked.slice, asked.slices):
-                raise Refused(refusals.slice_of(member.worker, event.seq, part, asked))
-            if event.base_version != asked.version:
-                given = event.base_version
-                raise Refused(refusals.base_version(member.worker, event.seq, given, asked.version))
+            if event.base_version != work.assignment.version:
+                given, expected = event.base_version, work.assignment.version
+                raise Refused(refusals.base_version(member.worker, event.seq, given, expected))
             self.roster.relieve(member)
             version = self.mode.take(member, work, event, now)
             redundant = version is None and work.assignment.stragglers > 0

@@ -119,10 +119,9 @@ class Heard(FromWorker[None]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pushed(FromWorker[Decided]):
-    """A push is complete, and the shard has its payloads, which are valid.
+    """A push is committed, and the shard has all of its parts, which are valid.
 
-    slice, slices: which part of each tensor it holds; 0 slices for all of it. exchanged: what came of an
-    exchange of packets, in place of payloads.
+    exchanged: what came of an exchange of packets, in place of payloads.
     """
 
     seq: int
@@ -130,8 +129,6 @@ class Pushed(FromWorker[Decided]):
     base_version: int
     samples: int
     loss: float = 0.0
-    slice: int = 0
-    slices: int = 0
     exchanged: Exchanged | None = None
 
     @property
@@ -243,9 +240,9 @@ class Assign:
 class Contribution:
     """One push of an application.
 
-    slice, slices: the part of each tensor that it speaks for, if slices is not 0. whole: all the same it
-    holds all of each; outside of its slice that is what its worker had held back. weight: in the sum; None
-    for its part of the samples.
+    slice: of the parts, that it speaks for, if the members of a group divide these among them. It may hold
+    others
+    all the same: what its worker had held back. weight: in the sum; None for its part of the samples.
     """
 
     key: PushKey
@@ -253,8 +250,6 @@ class Contribution:
     samples: int
     loss: float
     slice: int = 0
-    slices: int = 0
-    whole: bool = False
     weight: float | None = None
 
 
@@ -262,6 +257,8 @@ class Contribution:
 class Apply:
     """Reduce the contributions, in this order, and turn version - 1 into version.
 
+    members: workers that get each part of the update as soon as it is there; others get it with their next
+    assignment.
     rate_factor: what the base learning rate is multiplied with. weight: what the mean gradient is.
     opened_at: when the work was given out.
     base_version: at which the gradient of a single contribution was computed, if pushes are applied singly.
@@ -274,6 +271,7 @@ class Apply:
     contributions: tuple[Contribution, ...]
     rate_factor: float
     opened_at: float
+    members: tuple[str, ...] = ()
     weight: float = 1.0
     base_version: int | None = None
     bases: frozenset[int] = frozenset()

@@ -110,20 +110,21 @@ def redundant(worker: str, seq: int, assignment: int, version: int) -> Refusal:
     )
 
 
-def slice_of(worker: str, seq: int, given: tuple[int, int], assignment: Assignment | None) -> Refusal:
-    """given: slice and slices of a push."""
-    limit = "a slice below slices"
-    if assignment is not None:
-        limit = f"slice {assignment.slice} of {assignment.slices}, or all of each tensor"
-        if not assignment.slices:
-            limit = "all of each tensor"
-    return refusal(
-        Reason.TENSOR,
+def parts(worker: str, seq: int, given: int, expected: int, assignment: Assignment) -> Refusal:
+    """given: how many parts there are of a push. expected: how many its assignment asks for."""
+    of = (
+        f"slice {assignment.slice} of {assignment.slices}, or all of them"
+        if assignment.slices
+        else "all of them"
+    )
+    return Refusal(
+        reason=Reason.TENSOR,
         worker=worker,
-        field=f"push {seq}",
-        limit=limit,
-        value="slice {} of {}".format(*given),
-        remedy="push the slice that the assignment names",
+        field=f"push {seq} parts",
+        limit=f"{expected} ({of})",
+        value=str(given),
+        message=f"worker {worker!r}: push {seq} has {given} parts, expected {expected} ({of})",
+        remedy="push the parts that the assignment names",
     )
 
 

@@ -17,7 +17,7 @@ Descent" (NeurIPS 2017) for Krum. This module imports torch and numpy only when 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -87,31 +87,29 @@ def parse_aggregation(text: str) -> Aggregation:
     return parse_one_of("aggregation", text, AGGREGATIONS)
 
 
-def combine(
-    aggregation: Median | Trimmed | Krum, gradients: Sequence[Sequence[Payload]], outs: Sequence[Float32]
-) -> None:
-    """Overwrite `outs`, a flat array per tensor, with what the workers' gradients come to.
+def combine(aggregation: Median | Trimmed, gradients: Sequence[Sequence[Payload]], out: Float32) -> None:
+    """Overwrite `out` with what the workers' gradients come to, of a part of the model.
 
-    gradients: of each worker, in rank order, a payload per tensor; at least `aggregation.fewest` workers.
-    Decodes one tensor of all workers at a time, so it takes that much memory.
+    gradients: of each worker, in rank order, the payloads of the part, end to end; at least
+    `aggregation.fewest` workers. Decodes them all at once, so it takes that much memory.
     """
     import numpy as np
 
-    from ...compressors import decode, reduce_payloads
-
     if len(gradients) < aggregation.fewest:
         raise ValueError(f"gradients: expected at least {aggregation.fewest}, got {len(gradients)}")
-    if isinstance(aggregation, Krum):
-        chosen = _least_far(aggregation, gradients)
-        for payload, out in zip(gradients[chosen], outs, strict=True):
-            reduce_payloads([payload], [1.0], out)
-        return
-    for tensor, out in enumerate(outs):
-        rows = [decode(payloads[tensor]) for payloads in gradients]
-        for start in range(0, out.size, COLUMNS):
-            block = np.stack([row[start : start + COLUMNS] for row in rows])
-            block.sort(axis=0)
-            out[start : start + COLUMNS] = _middle(aggregation, block)
+    rows = [_decoded(payloads) for payloads in gradients]
+    for start in range(0, out.size, COLUMNS):
+        block = np.stack([row[start : start + COLUMNS] for row in rows])
+        block.sort(axis=0)
+        out[start : start + COLUMNS] = _middle(aggregation, block)
+
+
+def _decoded(payloads: Sequence[Payload]) -> Float32:
+    import numpy as np
+
+    from ...compressors import decode
+
+    return np.concatenate([decode(payload) for payload in payloads])
 
 
 def _middle(aggregation: Median | Trimmed, block: Float32) -> Float32:
@@ -127,22 +125,38 @@ def _middle(aggregation: Median | Trimmed, block: Float32) -> Float32:
     return mean
 
 
-def _least_far(aggregation: Krum, gradients: Sequence[Sequence[Payload]]) -> int:
-    """Which worker Krum chooses."""
+def least_far(aggregation: Krum, gradients: Sequence[Sequence[Payload]]) -> int:
+    """Which worker Krum chooses. gradients: as for `combine`, of the whole model."""
     import numpy as np
 
     from ...compressors import decode
 
     workers = len(gradients)
+    if workers < aggregation.fewest:
+        raise ValueError(f"gradients: expected at least {aggregation.fewest}, got {workers}")
     squares = np.zeros((workers, workers))
-    for tensor in range(len(gradients[0])):
-        rows = [decode(payloads[tensor]) for payloads in gradients]
-        for start in range(0, rows[0].size, COLUMNS):
-            block = np.stack([row[start : start + COLUMNS] for row in rows]).astype(np.float64)
-            for worker in range(workers - 1):
-                apart = block[worker + 1 :] - block[worker]
-                squares[worker, worker + 1 :] += np.einsum("ij,ij->i", apart, apart)
+    for rows in _rows([map(decode, payloads) for payloads in gradients]):
+        block = np.stack(rows).astype(np.float64)
+        for worker in range(workers - 1):
+            apart = block[worker + 1 :] - block[worker]
+            squares[worker, worker + 1 :] += np.einsum("ij,ij->i", apart, apart)
     squares += squares.T
     np.fill_diagonal(squares, np.inf)
     nearest = np.sort(squares, axis=1)[:, : workers - aggregation.wrong - 2]
     return int(np.argmin(nearest.sum(axis=1)))
+
+
+def _rows(streams: Sequence[Iterator[Float32]]) -> Iterator[list[Float32]]:
+    """All workers' values of the same coordinates, as many at a time as stay in the cache."""
+    import numpy as np
+
+    left = [np.empty(0, np.float32) for _ in streams]
+    while True:
+        for place, stream in enumerate(streams):
+            if not left[place].size:
+                left[place] = next(stream, left[place])
+        size = min(COLUMNS, *(each.size for each in left))
+        if not size:
+            return
+        yield [each[:size] for each in left]
+        left = [each[size:] for each in left]

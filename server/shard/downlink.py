@@ -5,24 +5,30 @@ way down it is the parameters themselves. With a compressor an update carries th
 between the two, so that what one update leaves out is in the next: the difference is the residual, and error
 feedback needs no other state.
 
-`auto` sends each update in the kind that most of its pushes came in, each judged by its largest tensor:
+`auto` sends each tensor in the kind that most pushes of it came in:
 
     float32               the values of the parameters
     bfloat16, float16     differences in that format
     linear codes          as `8bit` from 5 bits on, otherwise as `4bit`
     other codes           of one bit as `1bit`, otherwise as `4bit`
-    sparse                what a push held of each tensor: new values if the pushes had float32, otherwise
+    sparse                what any push held of it: new values if the pushes had float32, otherwise
                           differences as bfloat16 or float16. As `4bit` if a step changes other elements too,
                           or if that is smaller; the first update after such ones holds all values, or what
                           they left out would wait until a push holds those elements again
+
+Each part is encoded as soon as it has been stepped, unless that takes to know all of a tensor that is cut
+into
+several: then it waits for them. What a tensor is sent as is decided from its pushes alone, so the parts have
+no say in the bits.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +37,23 @@ import torch
 from ...compressors import (
     AUTO,
     CodeFormat,
+    Compressor,
     DenseFormat,
     DensePayload,
     IndexCoding,
     Indices,
     LayerRule,
     LinearPayload,
-    ModelCompressor,
     Payload,
+    Plan,
     QuantizedPayload,
+    Random,
     SparsePayload,
+    StepContext,
+    Unit,
     add_update,
+    create_bare,
+    cut,
     decode_indices,
     dense_payload,
     lossless,
@@ -51,10 +63,8 @@ from ...compressors import (
 )
 from ...proto.manifest import Manifest
 from ...proto.messages import Content
-from ...proto.shares import share
-from .mean import Share
+from .mean import Payloads
 
-Tensors = Sequence[torch.Tensor]
 Float32 = npt.NDArray[np.float32]
 LARGEST = float(np.finfo(np.float32).max)
 RULE = LayerRule()
@@ -65,155 +75,274 @@ SPARSE = "sparse"
 BACK = 0.5
 # Of kinds that as many came in, the first decides.
 KINDS = (SPARSE, "1bit", "4bit", "8bit", "bf16", "fp16", "none")
+# What needs to know nothing of a tensor but the elements at hand.
+PIECEWISE = frozenset({"none", "bf16", "fp16", "8bit"})
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How an update goes down.
+    """How consecutive elements go down.
 
-    compressor: of the differences; "none": values. indices: by tensor those that a step may change (uint32,
-    ascending), None for all; empty: all elements of all tensors.
+    start, end: in flat order. first, last: they are of the tensors from `first` up to, but not including,
+    `last`.
+    compressor: of the differences; "none": values. held: of one tensor, those that a step may change (uint32,
+    ascending, from `start`); None for all.
     """
 
+    start: int
+    end: int
+    first: int
+    last: int
     compressor: str
-    indices: Sequence[Indices | None] = ()
+    held: Indices | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartUpdate:
+    """What goes down of a part: payloads, end to end, and what each does."""
+
+    part: int
+    payloads: Sequence[Payload]
+    contents: Sequence[Content]
+
+
+@dataclass(slots=True)
+class _Coder:
+    """A compressor for each tensor, with what it remembers."""
+
+    compressors: list[Compressor]
+    states: list[Any] = field(default_factory=list[Any])
 
 
 class Downlink:
     def __init__(
         self,
         manifest: Manifest,
-        parameters: Tensors,
+        plan: Plan,
+        parameters: torch.Tensor,
         compressor: str,
         seed: int,
         *,
-        scratch: Tensors,
+        scratch: torch.Tensor,
         leaves_zeros: bool,
     ) -> None:
         """
         Args:
-            parameters: of the server, in manifest order; they change between the calls.
-            scratch: as many tensors of the same shapes, which `update` may overwrite: new memory of that size
-                would cost more than what is done with it.
+            parameters: of the server, in flat order; they change between the calls.
+            scratch: as much memory, of which `encode` may overwrite what belongs to its part: new memory of
+                that size would cost more than what is done with it.
             compressor: of the updates, or `auto`.
             seed: of the job, for compressors that draw.
             leaves_zeros: whether a step leaves elements alone whose gradient is 0.
         """
         self._specs = manifest.specs
+        self._plan = plan
         self._parameters = parameters
         self._scratch = scratch
-        self._fixed = None if compressor == AUTO else Way(compressor)
+        self._fixed = None if compressor == AUTO else compressor
         self._seed = seed
         self._leaves_zeros = leaves_zeros
-        self._encoders: dict[str, ModelCompressor] = {}
-        self._behind = False  # the replica, in elements that no push may hold again
+        self._coders: dict[str, _Coder] = {}
+        # By tensor: whether the replica is behind in elements that no push may hold again.
+        self._behind = [False] * len(manifest.specs)
         self.replica = parameters
-        if self._fixed and not lossless(compressor):
-            self._encoder(compressor)
+        if self._fixed and not lossless(self._fixed):
             self._separate()
 
-    def choose(self, shares: Sequence[Share]) -> Way:
-        """How the update of a step with these pushes goes down. To be called before the step."""
-        way = self._fixed or self._matching(shares)
-        if not lossless(way.compressor):
+    def piecewise(self, unit: Unit, pushes: Sequence[Payloads]) -> bool:
+        """Whether a part of a tensor that is cut into several can go down before the others are known, as far
+        as the pushes of that part tell."""
+        if self._fixed is not None:
+            return self._fixed in PIECEWISE
+        kind = self._kinds(unit.first, unit.last, unit.start, pushes)[0]
+        return kind in PIECEWISE
+
+    def choose(self, unit: Unit, start: int, end: int, pushes: Sequence[Payloads]) -> list[Way]:
+        """How elements of a unit go down after a step with these pushes. To be called before the step.
+
+        start, end: in flat order; all of the unit, or a part of its only tensor. pushes: of these elements.
+        """
+        if self._fixed is not None:
+            return [Way(start, end, unit.first, unit.last, self._fixed)]
+        ways: list[Way] = []
+        for tensor, kind in zip(
+            range(unit.first, unit.last), self._kinds(unit.first, unit.last, start, pushes), strict=True
+        ):
+            bounds = max(start, self._plan.starts[tensor]), min(end, self._plan.starts[tensor + 1])
+            way = self._way(tensor, *bounds, kind, start, pushes)
+            if ways and way.held is None and way.compressor == ways[-1].compressor and ways[-1].held is None:
+                way = replace(ways.pop(), end=way.end, last=way.last)
+            ways.append(way)
+        if not all(lossless(way.compressor) for way in ways):
             self._separate()
-        return way
+        return ways
 
-    def update(self, way: Way, version: int, *, changed: bool) -> tuple[Content, list[Payload]]:
-        """The update, which `replica` has taken in. changed: whether there has been a step."""
-        if not changed and (self._fixed is None or lossless(way.compressor)):
-            return Content.DELTA, [_nothing(spec.elements) for spec in self._specs]
-        if lossless(way.compressor):
-            payloads = self._some(way) if way.indices else list(map(_values, self._parameters))
-            if self.replica is not self._parameters:
-                for replica, payload in zip(self.replica, payloads, strict=True):
-                    put_update(payload, replica)
-            self._behind = self._behind and bool(way.indices)
-            return Content.CHANGED if way.indices else Content.VALUES, payloads
-        payloads = self._some(way) if way.indices else self._compressed(way, version)
-        for replica, payload in zip(self.replica, payloads, strict=True):
-            add_update(payload, replica)
-        self._behind = self._behind or not way.indices
-        return Content.DELTA, payloads
+    def encode(
+        self, ways: Sequence[Way], parts: Sequence[int], version: int, *, changed: bool
+    ) -> list[PartUpdate]:
+        """The updates of some parts, which `replica` has taken in. ways: of their elements. changed: whether
+        there has been a step."""
+        done: list[tuple[Payload, Content]] = []
+        for way in ways:
+            if not changed and (self._fixed is None or lossless(self._fixed)):
+                done.append((_nothing(way.end - way.start), Content.DELTA))
+                continue
+            content = Content.VALUES if lossless(way.compressor) else Content.DELTA
+            take = put_update if content is Content.VALUES else add_update
+            at = way.start
+            for payload in self._payloads(way, version):
+                if content is Content.DELTA or self.replica is not self._parameters:
+                    take(payload, self.replica[at : at + payload.elements])
+                at += payload.elements
+                done.append((payload, content))
+        if len(parts) == 1:
+            return [_update(parts[0], done)]
+        ((payload, content),) = done
+        start = ways[0].start
+        bounds = [self._plan.parts[part] for part in parts]
+        pieces = [cut(payload, bound.start - start, bound.end - start) for bound in bounds]
+        return [
+            _update(part, [(piece, content) for piece in each])
+            for part, each in zip(parts, pieces, strict=True)
+        ]
 
-    def snapshot(self) -> list[Payload]:
+    def snapshot(self) -> list[PartUpdate]:
         """The replica as it is."""
-        return list(map(_values, self.replica))
+        return [
+            _update(
+                number, [(_values(self.replica[part.start : part.end]), Content.VALUES)] * bool(part.elements)
+            )
+            for number, part in enumerate(self._plan.parts)
+        ]
 
     def _separate(self) -> None:
         """From now on the replica is apart from the parameters."""
         if self.replica is self._parameters:
-            self.replica = [parameter.detach().clone() for parameter in self._parameters]
+            self.replica = self._parameters.detach().clone()
 
-    def _compressed(self, way: Way, version: int) -> list[Payload]:
-        for parameter, replica, out in zip(self._parameters, self.replica, self._scratch, strict=True):
-            torch.sub(parameter, replica, out=out).clamp_(-LARGEST, LARGEST)
-        # A warm-up is for gradients: updates are compressed in full from the first.
-        encoder = self._encoder(way.compressor)
-        return encoder.compress(self._scratch, 1, version=version, epoch=math.inf)
-
-    def _some(self, way: Way) -> list[Payload]:
-        """The elements that a way names, in its format: of the differences, or of the parameters."""
-        format, found = FORMATS[way.compressor], list[Payload]()
-        for parameter, replica, indices in zip(self._parameters, self.replica, way.indices, strict=True):
-            elements, chosen = parameter.numel(), slice(None) if indices is None else indices
-            values = _flat(parameter)[chosen]
+    def _payloads(self, way: Way, version: int) -> Iterator[Payload]:
+        here = slice(way.start, way.end)
+        if way.held is not None or way.compressor in FORMATS:
+            values = self._parameters[here].numpy()
+            chosen = values if way.held is None else values[way.held]
             if not lossless(way.compressor):
+                replica = self.replica[here].numpy()
                 with np.errstate(over="ignore"):
-                    values = np.clip(values - _flat(replica)[chosen], -LARGEST, LARGEST)
-            payload = dense_payload(format, values)
-            found.append(payload if indices is None else sparse_payload(elements, indices, payload))
-        return found
+                    chosen = chosen - (replica if way.held is None else replica[way.held])
+                    np.clip(chosen, -LARGEST, LARGEST, out=chosen)
+            dense = dense_payload(FORMATS[way.compressor], chosen)
+            yield dense if way.held is None else sparse_payload(values.size, way.held, dense)
+            return
+        difference = self._scratch[here]
+        torch.sub(self._parameters[here], self.replica[here], out=difference).clamp_(-LARGEST, LARGEST)
+        coder = self._coder(way.compressor)
+        for tensor in range(way.first, way.last):
+            start, end = self._plan.starts[tensor : tensor + 2]
+            piece = difference[max(start, way.start) - way.start : min(end, way.end) - way.start]
+            context = StepContext(
+                samples=1,
+                version=version,
+                epoch=math.inf,  # a warm-up is for gradients: updates are compressed in full from the first
+                random=Random((self._seed, 0, version, tensor)),
+                shared=Random((self._seed, version, tensor)),
+            )
+            payload, coder.states[tensor] = coder.compressors[tensor].compress(
+                piece, coder.states[tensor], context
+            )
+            if payload.elements:
+                yield payload
 
-    def _encoder(self, compressor: str) -> ModelCompressor:
-        if compressor not in self._encoders:
-            found = ModelCompressor(self._specs, compressor, RULE, self._seed, 0, bare=True)
-            self._encoders[compressor] = found
-        return self._encoders[compressor]
+    def _coder(self, compressor: str) -> _Coder:
+        if compressor not in self._coders:
+            chosen = [RULE.choose(spec, compressor) for spec in self._specs]
+            # What the rule leaves uncompressed is bare, too: its wrapping is not for updates.
+            found = [create_bare(each if each == compressor else each.partition(":")[0]) for each in chosen]
+            states = [each.init(spec) for each, spec in zip(found, self._specs, strict=True)]
+            self._coders[compressor] = _Coder(found, states)
+        return self._coders[compressor]
 
-    def _matching(self, shares: Sequence[Share]) -> Way:
-        if not shares:
-            return Way("none")
-        largest = [max(payloads, key=lambda payload: payload.elements) for _, payloads in shares]
-        kinds = Counter(map(_kind, largest))
-        kind = max(KINDS, key=kinds.__getitem__)
+    # ---- auto
+
+    def _kinds(self, first: int, last: int, start: int, pushes: Sequence[Payloads]) -> list[str]:
+        """By tensor, what most pushes send it as. start: of what they hold, in flat order."""
+        if not pushes:
+            return ["none"] * (last - first)
+        found: list[list[str]] = []
+        for payloads in pushes:
+            at, kinds = start, list[str]()
+            remaining = iter(payloads)
+            payload, end = None, start
+            for tensor in range(first, last):
+                at = max(start, self._plan.starts[tensor])
+                while end <= at and (following := next(remaining, None)) is not None:
+                    payload, end = following, end + following.elements
+                kinds.append("none" if payload is None else _kind(payload))
+            found.append(kinds)
+        return [max(KINDS, key=Counter(kinds).__getitem__) for kinds in zip(*found, strict=True)]
+
+    def _way(
+        self, tensor: int, start: int, end: int, kind: str, begin: int, pushes: Sequence[Payloads]
+    ) -> Way:
+        """Of one tensor. begin: of what the pushes hold."""
         if kind != SPARSE:
-            return Way(kind)
+            if kind not in FORMATS:
+                self._behind[tensor] = True
+            elif kind == "none":
+                self._behind[tensor] = False
+            return Way(start, end, tensor, tensor + 1, kind)
+        behind = self._behind[tensor]
         if self._leaves_zeros:
-            held = [self._held(shares, place) for place in range(len(self._specs))]
-            way = Way(_value_format(largest), held)
-            if self._most_bytes(way) <= self._four_bit_bytes() * (BACK if self._behind else 1):
-                return Way("none") if self._behind else way
-        return Way("4bit")
+            format = _value_format(pushes)
+            held = [_held(payloads, begin, start, end) for payloads in pushes]
+            known = [each for each in held if each is not None]
+            way = Way(
+                start, end, tensor, tensor + 1, format, _merged(known) if len(known) == len(held) else None
+            )
+            limit = self._four_bit_bytes(tensor, end - start)
+            if _most_bytes(way) <= limit * (BACK if behind else 1):
+                self._behind[tensor] = False
+                return Way(start, end, tensor, tensor + 1, "none") if behind else way
+        self._behind[tensor] = True
+        return Way(start, end, tensor, tensor + 1, "4bit")
 
-    def _held(self, shares: Sequence[Share], place: int) -> Indices | None:
-        """The elements of one tensor that pushes hold; None for all."""
-        found: list[Indices] = []
-        for part, payloads in shares:
-            payload = payloads[place]
-            if not isinstance(payload, SparsePayload):
-                return None
-            start = 0
-            if part.slices and not part.whole:
-                start, _ = share(self._specs[place].elements, part.slice, part.slices)
-            found.append(decode_indices(payload) + np.uint32(start))
-        merged = np.sort(np.concatenate(found), kind="stable")  # merges what is in order already
-        return merged[np.diff(merged, prepend=merged[:1] - 1) != 0] if len(found) > 1 else merged
+    def _four_bit_bytes(self, tensor: int, elements: int) -> int:
+        coded = RULE.compresses(self._specs[tensor])
+        return CodeFormat.SIGNED_4BIT.code_bytes(elements) if coded else 2 * elements
 
-    def _most_bytes(self, way: Way) -> int:
-        size, total = FORMATS[way.compressor].element_bytes, 0
-        for spec, held in zip(self._specs, way.indices, strict=True):
-            if held is None:
-                total += spec.elements * size
-            else:
-                total += held.size * size + sparse_bytes(spec.elements, held.size)
-        return total
 
-    def _four_bit_bytes(self) -> int:
-        return sum(
-            CodeFormat.SIGNED_4BIT.code_bytes(spec.elements) if RULE.compresses(spec) else 2 * spec.elements
-            for spec in self._specs
-        )
+def _update(part: int, done: Sequence[tuple[Payload, Content]]) -> PartUpdate:
+    return PartUpdate(part, [payload for payload, _ in done], [content for _, content in done])
+
+
+def _held(payloads: Payloads, begin: int, start: int, end: int) -> Indices | None:
+    """Which of the elements from `start` to `end` a push holds, counted from there; None for all."""
+    found: list[Indices] = []
+    at = begin
+    for payload in payloads:
+        first, at = at, at + payload.elements
+        if at <= start or first >= end:
+            continue
+        if not isinstance(payload, SparsePayload):
+            return None
+        indices = decode_indices(payload).astype(np.int64) + (first - start)
+        inside = indices[(indices >= 0) & (indices < end - start)]
+        found.append(inside.astype(np.uint32))
+    return np.concatenate(found) if found else np.empty(0, np.uint32)
+
+
+def _merged(held: Sequence[Indices]) -> Indices:
+    if len(held) == 1:
+        return held[0]
+    merged: Indices = np.sort(np.concatenate(held), kind="stable")  # merges what is in order already
+    distinct: Indices = merged[np.diff(merged, prepend=merged[:1] - 1) != 0]
+    return distinct
+
+
+def _most_bytes(way: Way) -> int:
+    size, elements = FORMATS[way.compressor].element_bytes, way.end - way.start
+    if way.held is None:
+        return elements * size
+    return way.held.size * size + sparse_bytes(elements, way.held.size)
 
 
 def _kind(payload: Payload) -> str:
@@ -228,22 +357,19 @@ def _kind(payload: Payload) -> str:
             return SPARSE
 
 
-def _value_format(payloads: Iterable[Payload]) -> str:
+def _value_format(pushes: Sequence[Payloads]) -> str:
     """Of the first sparse push whose values are dense."""
-    for payload in payloads:
-        if isinstance(payload, SparsePayload) and isinstance(payload.values, DensePayload):
-            return NAMES[payload.values.format]
+    for payloads in pushes:
+        for payload in payloads:
+            if isinstance(payload, SparsePayload) and isinstance(payload.values, DensePayload):
+                return NAMES[payload.values.format]
     return "bf16"
 
 
-def _flat(tensor: torch.Tensor) -> Float32:
-    return tensor.detach().view(-1).numpy()
-
-
-def _values(tensor: torch.Tensor) -> Payload:
-    """The tensor as a dense payload over its own memory."""
-    values = _flat(tensor)
-    return DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=values.view(np.uint8))
+def _values(values: torch.Tensor) -> Payload:
+    """Values as a dense payload over their own memory."""
+    array = values.numpy()
+    return DensePayload(format=DenseFormat.FLOAT32, elements=array.size, data=array.view(np.uint8))
 
 
 def _nothing(elements: int) -> Payload:

@@ -1,72 +1,54 @@
-"""Assembles the push that is arriving on a stream: checks its header first, then takes its chunks."""
+"""What arrives of pushes: part after part, on one stream and then perhaps on another. No I/O.
+
+An `Inbox` belongs to a stream, and takes the chunks of one part after the other. `Arrivals` belong to a
+worker's
+incarnation, and outlive its streams: which parts are stored, which pushes are committed. A commit may come
+before parts that had to be sent again, so a push is handed on once both are there, and after those before it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from ...compressors import Payload
+from ...compressors import Plan
 from ...proto.manifest import Manifest
-from ...proto.messages import Assignment, Chunk, Push
-from ...proto.refusal import Reason, Refused, refused
-from ...proto.transfer import Assembly, announced_payloads
-from ...proto.wire import CHUNK_BYTES
-from ..job import refusals
+from ...proto.messages import Chunk, Commit, Part, Stored
+from ...proto.refusal import Reason, refused
+from ...proto.transfer import PLAN, Assembly, digest, part_assembly, part_transfer
+
+MAX_OPEN = 16  # pushes of a worker that have not been decided on
 
 
 class Inbox:
-    """Assembles one push at a time. A push that is refused leaves nothing behind; its chunks are dropped."""
+    """Assembles one part at a time. One that is refused leaves nothing behind; its chunks are dropped."""
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
-        self.current: Push | None = None  # the push that is arriving
+        self.current: Part | None = None  # the part that is arriving
         self._assembly: Assembly | None = None
-        self._dropping: int | None = None  # seq of the push that was refused
+        self._dropping: int | None = None  # transfer that is of no use
 
-    def begin(self, header: Push, manifest: Manifest | None, assigned: Assignment | None = None) -> None:
-        """Take a push header. A push that was arriving is forgotten: the worker has begun anew.
-
-        assigned: what the worker was given last, if it has not answered.
+    def begin(self, header: Part, manifest: Manifest, plan: Plan) -> None:
+        """Take a header. A part that was arriving is forgotten: the worker has begun anew.
 
         Raises:
             Refused: before anything is allocated.
         """
         self.drop(header)
-        if manifest is None:
-            raise Refused(refusals.not_initialized(self.worker, f"push {header.seq}"))
-        payloads = self._announced(header, manifest, assigned)
-        if header.loss != header.loss or abs(header.loss) == float("inf"):
-            raise self._refused(
-                Reason.NON_FINITE, f"push {header.seq} loss", "a finite number", str(header.loss)
+        what = f"push {header.seq}, part {header.part}"
+        if header.plan != PLAN:
+            raise refused(
+                Reason.PLAN, worker=self.worker, field=what, limit=f"plan {PLAN}", value=f"{header.plan}"
             )
-        self.current, self._dropping = header, None
-        names = [manifest.specs[tensor.tensor].name for tensor in header.tensors]
-        self._assembly = Assembly(
-            header.seq, payloads, chunk_bytes=CHUNK_BYTES, worker=self.worker, names=names
+        if header.part >= len(plan.parts):
+            limit, value = f"a part below {len(plan.parts)}", str(header.part)
+            raise refused(Reason.PLAN, worker=self.worker, field=what, limit=limit, value=value)
+        transfer = part_transfer(header.seq, header.part)
+        self._assembly = part_assembly(
+            transfer, header.payloads, plan.parts[header.part], manifest, worker=self.worker
         )
-
-    def _announced(self, header: Push, manifest: Manifest, assigned: Assignment | None) -> Sequence[Payload]:
-        if header.slices:
-            given = header.slice, header.slices
-            answers = assigned if assigned is not None and assigned.id == header.assignment else None
-            expected = given if answers is None else (answers.slice, answers.slices)
-            if header.slice >= header.slices or given != expected:
-                raise Refused(refusals.slice_of(self.worker, header.seq, given, answers))
-        if header.samples > 0 and header.exchanged is None:
-            return announced_payloads(
-                header.tensors,
-                manifest,
-                worker=self.worker,
-                slice=header.slice if header.slices else 0,
-                slices=max(1, header.slices),
-            )
-        if header.tensors:
-            raise self._refused(
-                Reason.TENSOR,
-                f"push {header.seq}",
-                "no tensors where samples is 0 or packets were exchanged",
-                f"{len(header.tensors)} tensors",
-            )
-        return ()
+        self.current, self._dropping = header, None
 
     def add(self, chunk: Chunk) -> None:
         """Take a chunk.
@@ -78,21 +60,98 @@ class Inbox:
             return
         if self._assembly is None:
             got = f"transfer {chunk.transfer} at offset {chunk.offset}"
-            raise self._refused(Reason.CHUNK, "chunk", "a push header first", got)
+            raise refused(
+                Reason.CHUNK, worker=self.worker, field="chunk", limit="the header of a part first", value=got
+            )
         self._assembly.add(chunk)
 
-    def take(self) -> tuple[Push, Assembly] | None:
-        """The push, if it is complete; the inbox is empty again then."""
+    def take(self) -> tuple[Part, Assembly] | None:
+        """The part, if it is complete; the inbox is empty again then."""
         if self.current is None or self._assembly is None or not self._assembly.complete:
             return None
         complete = self.current, self._assembly
         self.current = self._assembly = None
         return complete
 
-    def drop(self, header: Push) -> None:
-        """Forget what has arrived, and ignore the rest of this push."""
+    def drop(self, header: Part) -> None:
+        """Forget what has arrived, and ignore the rest of this part."""
         self.current = self._assembly = None
-        self._dropping = header.seq
+        self._dropping = part_transfer(header.seq, header.part)
 
-    def _refused(self, reason: Reason, field: str, limit: str, value: str) -> Refused:
-        return refused(reason, worker=self.worker, field=field, limit=limit, value=value)
+
+@dataclass(slots=True)
+class _Push:
+    """checksums: of its stored parts, by part."""
+
+    checksums: dict[int, int] = field(default_factory=dict[int, int])
+    commit: Commit | None = None
+
+
+class Arrivals:
+    """Of one incarnation of a worker. `through`: all pushes up to this seq have been decided on or
+    abandoned."""
+
+    def __init__(self, worker: str, through: int) -> None:
+        self.worker = worker
+        self.through = through
+        self._open: dict[int, _Push] = {}
+
+    @property
+    def stored(self) -> tuple[Stored, ...]:
+        """What need not be sent again."""
+        return tuple(
+            Stored(seq=seq, parts=tuple(sorted(push.checksums))) for seq, push in sorted(self._open.items())
+        )
+
+    @property
+    def open(self) -> Iterable[int]:
+        """Pushes of which something has come."""
+        return list(self._open)
+
+    def wants(self, seq: int, part: int) -> bool:
+        """Whether a part is of use. Raises Refused for one push too many."""
+        if seq <= self.through:
+            return False
+        if seq not in self._open and len(self._open) >= MAX_OPEN:
+            limit = f"{MAX_OPEN} open pushes"
+            raise refused(Reason.SIZE, worker=self.worker, field=f"push {seq}", limit=limit, value="one more")
+        return part not in self._open.setdefault(seq, _Push()).checksums
+
+    def store(self, seq: int, part: int, checksum: int) -> bool:
+        """A part is valid and stored. Returns False if it is not needed any more."""
+        push = self._open.get(seq)
+        if push is None:
+            return False
+        push.checksums[part] = checksum
+        return True
+
+    def commit(self, commit: Commit) -> None:
+        """Take a commit of a push that has not been decided on."""
+        self._open.setdefault(commit.seq, _Push()).commit = commit
+
+    def close(self, seq: int) -> None:
+        """The push has been decided on, or abandoned."""
+        self._open.pop(seq, None)
+        self.through = max(self.through, seq)
+
+    def forget(self, seq: int) -> None:
+        """All parts of the push have to come again."""
+        self._open[seq] = _Push()
+
+    def next(self) -> tuple[Commit, frozenset[int]] | None:
+        """The first open push with its parts, if it is committed and all of them are stored.
+
+        Raises:
+            Refused: what is stored is not what was committed.
+        """
+        if not self._open:
+            return None
+        seq = min(self._open)
+        push = self._open[seq]
+        if push.commit is None or len(push.checksums) < push.commit.parts:
+            return None
+        if digest(push.checksums) != push.commit.digest or len(push.checksums) != push.commit.parts:
+            limit, value = f"{push.commit.parts} parts with digest {push.commit.digest:08x}", "others"
+            field = f"push {seq}"
+            raise refused(Reason.CHECKSUM, worker=self.worker, field=field, limit=limit, value=value)
+        return push.commit, frozenset(push.checksums)

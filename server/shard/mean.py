@@ -1,57 +1,68 @@
-"""The mean gradient of a round: over all samples, of whole tensors, of slices of them, or decoded.
+"""The mean gradient of a round, part by part: over all samples, or decoded.
 
-Each share is weighted with its part of the samples, or with the weight that decodes a coded round. Where
-tensors are cut into slices that goes for each slice by itself, over those who pushed it: a group of which one
-member had nothing to push is missing in that slice alone. Terms are added in the order given.
+Each push is weighted with its part of the samples, or with the weight that decodes a coded round. Where the
+members of a group push different slices of the parts, that goes for each slice by itself, over those who
+pushed it: a group of which one member had nothing to push is missing in that slice alone. Terms are added in
+the order given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
-from ...compressors import DenseFormat, DensePayload, Payload, decode, reduce_payloads
-from ...proto.shares import share
+from ...compressors import Payload, reduce_payloads
 from ..job.events import Contribution
 
 Float32 = npt.NDArray[np.float32]
+Payloads = Sequence[Payload]  # of one part, end to end
+Push = Mapping[int, Payloads]  # by part
 
 
-Share = tuple[Contribution, Sequence[Payload]]  # the payloads in manifest order
+def weights(contributions: Sequence[Contribution], weight: float) -> list[float]:
+    """Of the pushes, whose sum is then the mean times `weight`."""
+    samples: dict[int, int] = {}
+    for each in contributions:
+        samples[each.slice] = samples.get(each.slice, 0) + each.samples
+    # What a worker had held back outside of its slice is added with the weight of its slice.
+    return [
+        (each.samples / samples[each.slice] if each.weight is None else each.weight) * weight
+        for each in contributions
+    ]
 
 
-def mean(shares: Sequence[Share], weight: float, outs: Sequence[Float32]) -> None:
-    """Times `weight`, into one array for each tensor: float32, shape (elements,)."""
-    slices = max((part.slices for part, _ in shares), default=0)
-    if slices:
-        for place, out in enumerate(outs):
-            _of_slices(shares, slices, weight, place, out)
-        return
-    total = sum(part.samples for part, _ in shares)
-    weights = [(part.samples / total if part.weight is None else part.weight) * weight for part, _ in shares]
-    for place, out in enumerate(outs):
-        reduce_payloads([payloads[place] for _, payloads in shares], weights, out)
+def add_up(pushes: Sequence[Payloads], weights: Sequence[float], out: Float32) -> None:
+    """Overwrite `out` with the weighted sum of what workers pushed of a part: float32, shape (elements,)."""
+    start = 0
+    for end, group in _segments(pushes, out.size):
+        if all(len(payloads) == 1 for payloads in group):
+            reduce_payloads([payloads[0] for payloads in group], weights, out[start:end])
+        else:  # from other compressors, with other borders
+            out[start:end] = 0.0
+            for payloads, weight in zip(group, weights, strict=True):
+                at = start
+                for payload in payloads:
+                    reduce_payloads([payload], [weight], out[at : at + payload.elements], keep=True)
+                    at += payload.elements
+        start = end
 
 
-def _of_slices(shares: Sequence[Share], slices: int, weight: float, place: int, out: Float32) -> None:
-    """One tensor. What a worker had held back outside of its slice is added with the weight of its slice."""
-    samples = [0] * slices
-    for part, _ in shares:
-        samples[part.slice] += part.samples
-    whole = [decode(payloads[place]) if part.whole else None for part, payloads in shares]
-    for number in range(slices):
-        start, end = share(out.size, number, slices)
-        payloads: list[Payload] = []
-        weights: list[float] = []
-        for (part, pushed), values in zip(shares, whole, strict=True):
-            if part.slice == number or values is not None:
-                payloads.append(pushed[place] if values is None else _cut(values, start, end))
-                weights.append(part.samples / samples[part.slice] * weight)
-        reduce_payloads(payloads, weights, out[start:end])
-
-
-def _cut(values: Float32, start: int, end: int) -> Payload:
-    part = values[start:end]
-    return DensePayload(format=DenseFormat.FLOAT32, elements=part.size, data=part.view(np.uint8))
+def _segments(pushes: Sequence[Payloads], elements: int) -> list[tuple[int, list[Payloads]]]:
+    """The part from one border that all pushes have to the next: where it ends, and their payloads of it."""
+    if not pushes:
+        return [(elements, [])]
+    ends = [list(accumulate(payload.elements for payload in payloads)) for payloads in pushes]
+    if all(each == ends[0] for each in ends[1:]):
+        return [(end, [payloads[n : n + 1] for payloads in pushes]) for n, end in enumerate(ends[0])]
+    found: list[tuple[int, list[Payloads]]] = []
+    done = [0] * len(pushes)
+    for end in sorted(set(ends[0]).intersection(*ends[1:])):
+        upto = [bisect_left(each, end) + 1 for each in ends]
+        parts = zip(pushes, done, upto, strict=True)
+        found.append((end, [payloads[first:last] for payloads, first, last in parts]))
+        done = upto
+    return found

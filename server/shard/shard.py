@@ -1,9 +1,10 @@
 """The border between control and the owner of the parameters. Control never sees a tensor; a shard sees no
 rule of a job.
 
-A push is *stored* when all of it has come and is valid: `put` gives it to the shard under its key, by which
-control names it from then on. Only then does control hear of it. An `Apply` that names it applies it, or a
-`Drop` has it forgotten: each stored push meets exactly one of the two.
+A part of a push is *stored* when all of it has come and is valid: `put` gives it to the shard under the key
+of its push, by which control names that from then on. Control hears of it once all parts are stored and the
+push is committed. An `Apply` that names it applies it, or a `Drop` has it forgotten: each push meets exactly
+one of the two.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ...compressors import Payload
+from ...compressors import Payload, Plan
 from ...compressors.kernels import WARM_UPS
 from ...proto.manifest import Manifest
 from ...proto.refusal import Refused
 from ...proto.transfer import Assembly, encode_chunks
 from ..job.events import Apply, CopyKey, PushKey
-from .store import Broadcast, DivergedError, Float32, Store
+from .store import DivergedError, Encoded, Float32, Send, Store
 
 T = TypeVar("T")
 Build = Callable[[Manifest, Sequence[Float32]], Store]
@@ -47,8 +49,8 @@ class Shard:
     - `open` comes first; until it has returned, `manifest` is None and nothing else may be awaited.
     - The awaited methods take effect one after another, in the order in which they were called: a `snapshot`
       called between two `apply` is of the version between them.
-    - `put` and `drop` take effect at once. A key that is stored already stays as it is, so that a duplicate
-      is harmless; dropping what is not stored does nothing.
+    - `put` and `drop` take effect at once. A part that is stored already stays as it is, so that a duplicate
+      is harmless; dropping what is not stored does nothing. A key without parts is a push without a gradient.
     - `apply` sums in the order given, so that arrival order has no part in the bits. If it raises, the
       version is that of before, the parameters are its own or, with a lossy downlink, those that the workers
       have, and the job cannot go on.
@@ -56,10 +58,10 @@ class Shard:
     """
 
     def __init__(self, build: Build) -> None:
-        """build: makes the store, on the reducer thread, from initial values that it may keep."""
+        """build: makes the store, on the reducer thread, from initial values, which it copies."""
         self._build = build
         self._store: Store | None = None
-        self._pushes: dict[PushKey, Sequence[Payload]] = {}
+        self._pushes: dict[PushKey, dict[int, Sequence[Payload]]] = {}
         self._copies: dict[CopyKey, Assembly] = {}
         self._values = WeakValueDictionary[int, Values]()  # as long as somebody is being sent them
         self._reducer = ThreadPoolExecutor(1, "reducer")
@@ -81,6 +83,11 @@ class Shard:
         return None if self._store is None else self._store.manifest
 
     @property
+    def plan(self) -> Plan:
+        """How the model is divided. Not before `open`."""
+        return self._opened.plan
+
+    @property
     def version(self) -> int:
         """Of the parameters; 0 before the first `apply`."""
         return 0 if self._store is None else self._store.version
@@ -98,19 +105,20 @@ class Shard:
         """
 
         def build() -> Store:
-            # Copies, because the optimizer writes to the parameters and the buffer is one for all tensors.
-            return self._build(manifest, [each.data.copy().view(np.float32) for each in values.finish()])
+            return self._build(manifest, [each.data.view(np.float32) for each in values.finish()])
 
         store = await self._run(build)
         accepted = accept()
         self._store = store
         return accepted
 
-    def put(self, key: PushKey, payloads: Sequence[Payload]) -> bool:
-        """Store a push: valid payloads in manifest order. Returns whether it was not stored before."""
-        new = key not in self._pushes
-        self._pushes.setdefault(key, payloads)
-        return new
+    def put(self, key: PushKey, part: int, payloads: Sequence[Payload]) -> None:
+        """Store a part of a push: valid payloads, end to end."""
+        self._pushes.setdefault(key, {}).setdefault(part, payloads)
+
+    def payloads(self, key: PushKey) -> list[Payload]:
+        """What is stored of a push."""
+        return [payload for part in self._pushes.get(key, {}).values() for payload in part]
 
     def put_copy(self, key: CopyKey, values: Assembly) -> None:
         """Store a worker's snapshot, whose values are still to be checked."""
@@ -123,14 +131,21 @@ class Shard:
         else:
             self._copies.pop(key, None)
 
-    def apply(self, order: Apply) -> Awaitable[Broadcast]:
+    def apply(self, order: Apply, send: Send) -> Awaitable[int]:
         """Turn version - 1 into version with the pushes that the order names.
 
-        Takes the pushes at once, so that a `drop` of one that comes again finds nothing to forget. Returns
-        the update for every worker. Raises DivergedError.
+        Takes the pushes at once, so that a `drop` of one that comes again finds nothing to forget.
+
+        Args:
+            send: is given each part of the update for every worker on the event loop, as soon as there is
+            one.
+
+        Returns how many gradients had no effect, because they were too few to be aggregated. Raises
+        DivergedError.
         """
-        pushes = [self._pushes.pop(each.key) for each in order.contributions]
-        return self._run(self._opened.apply, order, pushes)
+        pushes = [self._pushes.pop(each.key) if each.samples else {} for each in order.contributions]
+        loop = asyncio.get_running_loop()
+        return self._run(self._opened.apply, order, pushes, partial(loop.call_soon_threadsafe, send))
 
     async def load(self, key: CopyKey) -> None:
         """Replace the parameters by a stored snapshot. Raises DivergedError if it is not finite."""
@@ -145,7 +160,7 @@ class Shard:
         """Call what is here another version."""
         await self._run(self._opened.relabel, version)
 
-    async def snapshot(self) -> Broadcast:
+    async def snapshot(self) -> list[Encoded]:
         """What every worker has, for one that has none or an old one."""
         return await self._run(self._opened.snapshot)
 

@@ -53,7 +53,7 @@ def test_a_worker_of_another_version_is_refused_naming_both(package: str) -> Non
     handler = generic_handler(dict.fromkeys(METHODS, unused), sent=ignore, received=ignore)
     refusal = refused(join, handler)
     assert refusal.reason is Reason.PROTOCOL_VERSION
-    assert "expected gradwire.v2 (gradwire " in refusal.message
+    assert "expected gradwire.v3 (gradwire " in refusal.message
     assert f"got {package}" in refusal.message
     assert "install the same release" in refusal.remedy
 
@@ -66,4 +66,4 @@ def test_a_server_of_another_version_is_named_too() -> None:
 
     refusal = refused(join)
     assert refusal.reason is Reason.PROTOCOL_VERSION
-    assert "expected gradwire.v2" in refusal.message
+    assert "expected gradwire.v3" in refusal.message

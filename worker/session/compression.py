@@ -1,22 +1,16 @@
-"""What a worker pushes of its gradients: all of every tensor, or where members of a round divide the tensors
+"""What a worker pushes of its gradients: all parts of the model, or where members of a round divide these
 among them, its slice."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-
-from ...compressors import Compressed, Ledger, ModelCompressor, TensorSpec
+from ...compressors import Ledger, ModelCompressor, Step
 from ...proto.messages import Assignment
-from ...proto.shares import share
 
 
 class Compression:
     """A `ModelCompressor` that follows the assignments."""
 
-    def __init__(self, specs: Sequence[TensorSpec], compressor: ModelCompressor) -> None:
-        self._specs = specs
+    def __init__(self, compressor: ModelCompressor) -> None:
         self._compressor = compressor
         self._slice = 0, 0  # number and count; 0 of 0 is all
 
@@ -24,52 +18,41 @@ class Compression:
     def ledger(self) -> Ledger:
         return self._compressor.ledger
 
-    def compress(
-        self,
-        assignment: Assignment,
-        gradients: Sequence[torch.Tensor],
-        samples: int,
-        *,
-        rank: int,
-        version: int,
-        step: int,
-        leaving: bool,
-    ) -> tuple[Compressed, tuple[int, int]]:
-        """Mean gradients, of whole tensors, for the slice that the assignment names.
+    @property
+    def tensors(self) -> int:
+        """How many gradients make a step."""
+        return len(self._compressor.specs)
+
+    def begin(
+        self, assignment: Assignment, samples: int, *, rank: int, version: int, step: int, leaving: bool
+    ) -> Step:
+        """Begin the step that answers an assignment.
 
         Args:
+            samples: behind the mean gradients.
             rank, version, step: as for `ModelCompressor`.
-            leaving: everything that is owed goes too, of whole tensors, as float32.
-
-        Returns:
-            What to send, and slice and slices for the header of the push.
-
-        Raises:
-            NonFiniteGradient: the ledger is as it was.
+            leaving: all parts go, with everything that is owed, as float32.
         """
-        self._divide(assignment)
-        compressor, (slice, slices) = self._compressor, self._slice
-        # Members of a group compute the same and compress different slices.
-        compressor.rank = rank * max(1, slices) + slice
-        before = self.ledger.begin(undoable=slices > 1 or assignment.stragglers > 0)
-        if leaving:
-            payloads = compressor.flush(gradients, workers=assignment.world)
-            return Compressed(payloads, self.ledger.ranges(), self.ledger.slices, before), (0, 0)
-        payloads = compressor.compress(
-            *(gradients, samples),
+        given = assignment.slice, assignment.slices
+        if given != self._slice:
+            self._slice = given
+            self._compressor.divide(max(1, assignment.slices))
+        # Members of a group compute the same and send different parts.
+        self._compressor.rank = rank * max(1, assignment.slices) + assignment.slice
+        wanted = None
+        if assignment.slices > 1 and not leaving:
+            wanted = self._compressor.plan.slice(*given)
+        return self._compressor.begin(
+            samples,
             version=version,
             step=step,
             epoch=assignment.progress,
             workers=assignment.world,
+            wanted=wanted,
+            flush=leaving,
         )
-        sent = Compressed(payloads, compressor.ranges, self.ledger.slices, before)
-        return sent, (slice, slices) if payloads else (0, 0)
 
-    def _divide(self, assignment: Assignment) -> None:
-        given = assignment.slice, assignment.slices
-        if given == self._slice:
-            return
-        self._slice = given
-        slice, slices = given
-        parts = [share(spec.elements, slice, slices) for spec in self._specs] if slices > 1 else None
-        self._compressor.divide(parts, max(1, slices))
+    @staticmethod
+    def undoable(assignment: Assignment) -> bool:
+        """Whether others compute the same, so that its push may turn out to be superfluous."""
+        return assignment.slices > 1 or assignment.stragglers > 0

@@ -24,13 +24,13 @@ import numpy as np
 import numpy.typing as npt
 import uvloop
 
-from ...compressors import Payload
+from ...compressors import Payload, Plan
 from ...proto import messages as m
 from ...proto.channel import CLIENT_OPTIONS
 from ...proto.manifest import Manifest
 from ...proto.refusal import Reason, Refused
 from ...proto.service import Malformed, Meter, Stub
-from ...proto.transfer import encode_chunks, packet_transfer
+from ...proto.transfer import encode_chunks, packet_transfer, part_transfer
 from .attempts import Attempts, BrokenError, UnreachableError, translated
 from .outgoing import Outgoing, Transfer
 from .receiving import Received, ReceivedPacket, Receiver
@@ -42,6 +42,7 @@ CALL_TIMEOUT_S = 10.0
 LEAVE_TIMEOUT_S = 5.0
 LAST_WORD_S = 1.0
 FLUSH_POLL_S = 0.02
+SMALL_PART_BYTES = 1 << 16  # below this a thread costs more than the scan
 
 
 Incoming = (
@@ -137,9 +138,9 @@ class Connection:
                 return False
             raise
 
-    def ready(self, manifest: Manifest) -> None:
+    def ready(self, manifest: Manifest, plan: Plan) -> None:
         """Say that work may come."""
-        self._soon(self._outgoing.ready, manifest)
+        self._soon(self._outgoing.ready, manifest, plan)
 
     def next(self, timeout_s: float) -> Incoming | None:
         """What arrived next, None after the timeout.
@@ -156,18 +157,27 @@ class Connection:
             raise item
         return item
 
-    def push(self, header: m.Push, payloads: Sequence[Payload]) -> None:
-        """Send a push, and keep it until `settle`. Nobody may write to the payloads until then."""
+    def part(self, header: m.Part, payloads: Sequence[Payload]) -> None:
+        """Send a part of a push, and keep it until `settle`. Nobody may write to the payloads until then."""
         data = [payload.data for payload in payloads]
-        self._soon(self._outgoing.push, self._transfer(header, header.seq, data))
+        transfer = self._transfer(header, part_transfer(header.seq, header.part), data)
+        self._soon(self._outgoing.part, header.seq, header.part, transfer)
+
+    def commit(self, commit: m.Commit) -> None:
+        """Send the commit of a push, and keep it with its parts."""
+        self._soon(self._outgoing.commit, commit)
+
+    def abandon(self, seq: int) -> None:
+        """Say that nothing will come of a push, and keep it no longer."""
+        self._soon(self._outgoing.abandon, seq)
 
     def settle(self, seq: int) -> None:
         """Keep a push no longer: the server has refused it. An accepted one is not kept anyway."""
         self._soon(self._outgoing.settle, seq)
 
-    def resend(self) -> None:
-        """Send every push that is not settled once more, after the server found one damaged."""
-        self._soon(self._outgoing.resend)
+    def resend(self, seq: int, part: int | None) -> None:
+        """Send a push, or a part of it, once more, after the server found it damaged."""
+        self._soon(self._outgoing.resend, seq, part)
 
     def send(self, header: m.Packet | m.Snapshot, data: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Send a coded packet or a snapshot. If the stream breaks it is lost."""
@@ -184,7 +194,7 @@ class Connection:
             time.sleep(FLUSH_POLL_S)
 
     def stepped(self, version: int) -> None:
-        """The replica has got to a version otherwise than by an update."""
+        """The replica has got to a version."""
 
         def note() -> None:
             self._outgoing.version = max(version, self._outgoing.version or 0)
@@ -227,7 +237,7 @@ class Connection:
 
     def _transfer(
         self,
-        header: m.Push | m.Packet | m.Snapshot,
+        header: m.Part | m.Packet | m.Snapshot,
         number: int,
         data: Sequence[npt.NDArray[np.uint8]],
     ) -> Transfer:
@@ -291,8 +301,7 @@ class Connection:
 
         async def write() -> None:
             while True:
-                for message in await outgoing.next():
-                    await call.write(message)
+                await call.write(await outgoing.next())
 
         async def beat() -> None:
             while True:
@@ -315,12 +324,12 @@ class Connection:
             call.cancel()
 
     async def _read(self, call: AsyncIterator[m.ServerMessage | Malformed], progress: asyncio.Event) -> None:
-        receiver, outgoing = Receiver(self.worker, self._reply.limits.chunk_bytes), self._outgoing
+        receiver, outgoing = Receiver(self.worker), self._outgoing
         async for message in call:
             arrived: Incoming | None = None
             match message:
                 case m.Update():
-                    receiver.begin_update(message, outgoing.manifest)
+                    receiver.begin_update(message, outgoing.manifest, outgoing.plan)
                 case m.Packet():
                     arrived = receiver.begin_packet(message, outgoing.manifest)
                 case m.Chunk():
@@ -341,13 +350,17 @@ class Connection:
                     arrived = message
                 case m.Welcome():
                     log.info("connected as rank %d, server at version %d", message.rank, message.version)
+                    outgoing.welcome(message.stored)
                 case Malformed():
                     raise BrokenError(f"the server's message cannot be read: {message.text}")
             complete = receiver.take_update()
             if complete is not None:
                 update, assembly = complete
-                arrived = Received(update, await asyncio.to_thread(assembly.finish))
-                outgoing.version = update.version
+                if assembly.size <= SMALL_PART_BYTES:
+                    payloads = assembly.finish()
+                else:
+                    payloads = await asyncio.to_thread(assembly.finish)
+                arrived = Received(update, payloads)
             if arrived is not None:
                 self._incoming.put(arrived)
 

@@ -1,18 +1,21 @@
 """What a worker says on its stream, and says again when the stream is a new one. No I/O.
 
-A push is kept until it is settled, so that a new stream, or a request after damage, gets the same bytes. A
-coded packet or a snapshot is not kept: if the stream breaks, the server asks for it anew.
+The parts of a push are kept until it is settled, so that a new stream, or a request after damage, gets the
+same bytes; what the server has of them already is not sent again. A coded packet or a snapshot is not kept:
+if the stream breaks, the server asks for it anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from ...compressors import Plan
 from ...proto import messages as m
 from ...proto.manifest import Manifest
 from ...proto.transfer import encode_chunks
@@ -28,7 +31,7 @@ class Transfer:
     copy.
     """
 
-    header: m.Push | m.Packet | m.Snapshot
+    header: m.Part | m.Packet | m.Snapshot
     number: int
     data: Sequence[npt.NDArray[np.uint8]]
     chunk_bytes: int
@@ -38,11 +41,19 @@ class Transfer:
         yield from encode_chunks(self.number, self.data, self.chunk_bytes)
 
 
+@dataclass(slots=True)
+class _Push:
+    """What has been said of a push, to be said again. parts: by number."""
+
+    parts: dict[int, Transfer] = field(default_factory=dict[int, Transfer])
+    commit: m.Commit | None = None
+
+
 class Outgoing:
     """The queue of the present stream, and what outlives it. Belongs to the event loop.
 
     Attributes:
-        manifest: None until work may come.
+        manifest, plan: None until work may come.
         version: that the replica has, or has when everything that came is applied; None before the first.
         assigned: id of the last assignment that came.
         exchange: that it is about; packets of earlier ones are not sent any more.
@@ -50,44 +61,61 @@ class Outgoing:
 
     def __init__(self) -> None:
         self.manifest: Manifest | None = None
+        self.plan: Plan | None = None
         self.version: int | None = None
         self.assigned = 0
         self.exchange = 0
-        self._pushes: dict[int, Transfer] = {}  # that are not settled, in order of seq
+        self._pushes: dict[int, _Push] = {}  # that are not settled, in order of seq
         self._evaluation: m.Evaluation | None = None
-        self._queue: asyncio.Queue[bytes | Transfer] | None = None
+        self._queue: deque[bytes | Transfer] | None = None
+        self._urgent: deque[bytes] = deque()
+        self._more = asyncio.Event()
+        self._sending: Iterator[bytes] | None = None  # what is left of a transfer
+        self._welcome = False  # whether the server has said what it has of open pushes
         self._writing = False
 
     @property
     def idle(self) -> bool:
         """Whether everything has been written, or there is no stream to write to."""
-        return self._queue is None or (self._queue.empty() and not self._writing)
+        return self._queue is None or not (self._queue or self._urgent or self._sending or self._writing)
 
     def begin(self, hello: m.Hello) -> None:
-        """A stream has been opened."""
-        self._queue, self._writing = asyncio.Queue(), False
+        """A stream has been opened. Pushes are not sent until the server has said what it has of them."""
+        self._queue, self._sending, self._writing, self._welcome = deque(), None, False, False
+        self._urgent.clear()
         self.say(hello)
         if self.manifest is not None:
             self._say_ready(self.manifest)
         if self._evaluation is not None:
             self.say(self._evaluation)
-        self.resend()
+
+    def welcome(self, stored: Iterable[m.Stored]) -> None:
+        """The server says what it has of pushes that it has not decided on: the rest goes out again."""
+        self._welcome = True
+        known = {each.seq: frozenset(each.parts) for each in stored}
+        for seq in known.keys() - self._pushes.keys():  # what was to say so may not have arrived
+            self._put(encode_worker(m.Abandon(seq=seq)))
+        for seq, push in self._pushes.items():
+            self._resend(push, known.get(seq, frozenset()))
 
     def end(self) -> None:
         """The stream is gone. What is said meanwhile is lost, unless it is one of those that are kept."""
         self._queue = None
 
     def say(self, message: m.WorkerMessage) -> bool:
-        """Returns whether there is a stream to say it on."""
-        return self._put(encode_worker(message))
+        """Say something short, before what is left of any transfer. Returns whether there is a stream."""
+        if self._queue is None:
+            return False
+        self._urgent.append(encode_worker(message))
+        self._more.set()
+        return True
 
     def beat(self, activity: str) -> None:
-        """A sign of life, unless the server hears of this worker anyway."""
-        if self._queue is not None and self._queue.empty():
-            self.say(m.Heartbeat(activity=activity))
+        """A sign of life."""
+        self.say(m.Heartbeat(activity=activity))
 
-    def ready(self, manifest: Manifest) -> None:
-        self.manifest = manifest
+    def ready(self, manifest: Manifest, plan: Plan) -> None:
+        self.manifest, self.plan = manifest, plan
         self._say_ready(manifest)
 
     def report(self, evaluation: m.Evaluation) -> None:
@@ -98,36 +126,79 @@ class Outgoing:
         """Once, on this stream."""
         self._put(transfer)
 
-    def push(self, transfer: Transfer) -> None:
-        """Now, and again until it is settled."""
-        self._pushes[transfer.number] = transfer
-        self._put(transfer)
+    def part(self, seq: int, number: int, transfer: Transfer) -> None:
+        """Now, and again until the push is settled."""
+        self._pushes.setdefault(seq, _Push()).parts[number] = transfer
+        if self._welcome:
+            self._put(transfer)
+
+    def commit(self, commit: m.Commit) -> None:
+        """As `part`."""
+        self._pushes.setdefault(commit.seq, _Push()).commit = commit
+        if self._welcome:
+            self._put(encode_worker(commit))
+
+    def abandon(self, seq: int) -> None:
+        """Nothing will come of a push."""
+        self._pushes.pop(seq, None)
+        if self._welcome:
+            self._put(encode_worker(m.Abandon(seq=seq)))
 
     def settle(self, seq: int) -> None:
         self._pushes.pop(seq, None)
 
-    def resend(self) -> None:
-        """Every push that is not settled, in order."""
-        for transfer in self._pushes.values():
-            self._put(transfer)
+    def resend(self, seq: int, part: int | None) -> None:
+        """A push that is not settled, or one part of it."""
+        push = self._pushes.get(seq)
+        if push is None or not self._welcome:
+            return
+        if part is None:
+            self._resend(push, frozenset())
+        elif part in push.parts:
+            self._put(push.parts[part])
 
-    async def next(self) -> Iterable[bytes]:
-        """The messages of what goes out next."""
+    def _resend(self, push: _Push, known: frozenset[int]) -> None:
+        for number, transfer in push.parts.items():
+            if number not in known:
+                self._put(transfer)
+        if push.commit is not None:
+            self._put(encode_worker(push.commit))
+
+    async def next(self) -> bytes:
+        """The message that goes out next: what is short before the next chunk of a transfer."""
         assert self._queue is not None
         self._writing = False
         while True:
-            item = await self._queue.get()
+            if self._urgent:
+                message: bytes | None = self._urgent.popleft()
+            else:
+                message = self._following(self._queue)
+            if message is not None:
+                self._writing = True
+                return message
+            self._more.clear()
+            await self._more.wait()
+
+    def _following(self, queue: deque[bytes | Transfer]) -> bytes | None:
+        """The next message of the queue."""
+        while self._sending is not None or queue:
+            if self._sending is not None:
+                message = next(self._sending, None)
+                if message is not None:
+                    return message
+                self._sending = None
+                continue
+            item = queue.popleft()
             if isinstance(item, bytes):
-                self._writing = True
-                return (item,)
+                return item
             if not (isinstance(item.header, m.Packet) and item.header.exchange < self.exchange):
-                self._writing = True
-                return item.messages()
+                self._sending = item.messages()
+        return None
 
     def _say_ready(self, manifest: Manifest) -> None:
         self.say(m.Ready(fingerprint=manifest.fingerprint, version=self.version, assigned=self.assigned))
 
-    def _put(self, item: bytes | Transfer) -> bool:
+    def _put(self, item: bytes | Transfer) -> None:
         if self._queue is not None:
-            self._queue.put_nowait(item)
-        return self._queue is not None
+            self._queue.append(item)
+            self._more.set()

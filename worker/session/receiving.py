@@ -1,4 +1,5 @@
-"""What comes down one stream: headers and chunks become updates and packets, whole and checked. No I/O."""
+"""What comes down one stream: headers and chunks become parts of updates and packets, whole and checked. No
+I/O."""
 
 from __future__ import annotations
 
@@ -8,18 +9,24 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...compressors import Payload
+from ...compressors import Payload, Plan
 from ...proto import messages as m
 from ...proto.manifest import Manifest
-from ...proto.transfer import Assembly, Collection, announced_payloads, packet_transfer
+from ...proto.transfer import (
+    PACKETS,
+    PLAN,
+    Assembly,
+    Collection,
+    packet_transfer,
+    part_assembly,
+    part_transfer,
+)
 from .attempts import BrokenError
-
-MAX_UINT32 = 2**32 - 1  # versions are below, transfers of packets above
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Received:
-    """An update whose bytes have all arrived and been checked."""
+    """A part of an update whose bytes have all arrived and been checked."""
 
     update: m.Update
     payloads: Sequence[Payload]
@@ -34,26 +41,23 @@ class ReceivedPacket:
 
 
 class Receiver:
-    """Of one stream. Updates come one after the other; packets come between and beside their chunks."""
+    """Of one stream. Parts of updates come one after the other; packets between and beside their chunks."""
 
-    def __init__(self, worker: str, chunk_bytes: int) -> None:
+    def __init__(self, worker: str) -> None:
         self._worker = worker
-        self._chunk_bytes = chunk_bytes
         self._update: tuple[m.Update, Assembly] | None = None
         self._packets: dict[int, tuple[m.Packet, Collection]] = {}  # by transfer
 
-    def begin_update(self, update: m.Update, manifest: Manifest | None) -> None:
+    def begin_update(self, update: m.Update, manifest: Manifest | None, plan: Plan | None) -> None:
         """Raises BrokenError or Refused, before anything is allocated."""
-        if manifest is None:
+        if manifest is None or plan is None:
             raise BrokenError("an update came before this worker was ready")
-        announced = announced_payloads(update.tensors, manifest, worker=self._worker)
-        assembly = Assembly(
-            *(update.version, announced),
-            chunk_bytes=self._chunk_bytes,
-            worker=self._worker,
-            names=[spec.name for spec in manifest.specs],
-        )
-        self._update = update, assembly
+        if update.plan != PLAN or update.part >= len(plan.parts):
+            raise BrokenError(
+                f"part {update.part} of plan {update.plan} came, and there are {len(plan.parts)}"
+            )
+        part, transfer = plan.parts[update.part], part_transfer(update.version, update.part)
+        self._update = update, part_assembly(transfer, update.payloads, part, manifest, worker=self._worker)
 
     def begin_packet(self, packet: m.Packet, manifest: Manifest | None) -> ReceivedPacket | None:
         """The packet, if it is empty. Raises BrokenError, before anything is allocated."""
@@ -73,7 +77,7 @@ class Receiver:
         if chunk.transfer in self._packets:
             self._packets[chunk.transfer][1].add(chunk)
             return self._finished_packet(chunk.transfer)
-        if chunk.transfer > MAX_UINT32:
+        if chunk.transfer >= PACKETS:
             return None  # the rest of a packet of an exchange that was given up
         if self._update is None:
             raise BrokenError("a chunk came without an update")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from ...compressors import Payload, add_update, put_update
+from ...compressors import Payload, add_update, divide, put_update
 from ...proto.manifest import DTYPE, Manifest
 from ...proto.messages import Content, Tensor, Update
 
@@ -19,10 +20,19 @@ class ModelError(ValueError):
 
 
 class Replica:
-    """A model's trainable parameters as the manifest orders them: by `named_parameters`."""
+    """A model's trainable parameters as the manifest orders them: by `named_parameters`.
 
-    def __init__(self, model: nn.Module, train_samples: int) -> None:
-        """Raises ModelError for parameters that are not float32, or none at all."""
+    They are moved into one buffer, in that order, each with its shape and contiguous. Each part of it has a
+    version of its own; an update takes it to the next one.
+    """
+
+    _version: int | None = None
+
+    def __init__(self, model: nn.Module, train_samples: int, *, part_bytes: int = 0, slices: int = 1) -> None:
+        """part_bytes, slices: how the job divides the model, see `compressors.divide`.
+
+        Raises ModelError for parameters that are not float32, or none at all.
+        """
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ModelError("the model has no parameter that requires a gradient")
@@ -38,27 +48,54 @@ class Replica:
         self.manifest = Manifest(
             tuple(Tensor(name=name, shape=tuple(p.shape), dtype=DTYPE) for name, p in named), train_samples
         )
-        self.version: int | None = None
+        self._part_bytes, self._slices = part_bytes, slices
+        self._arrange()
 
     def include(self, state: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Make named tensors that are no parameters a part of the replica and its manifest."""
         self._tensors += [tensor for _, tensor in state]
         added = [Tensor(name=name, shape=tuple(t.shape), dtype=DTYPE, state=True) for name, t in state]
         self.manifest = Manifest((*self.manifest.tensors, *added), self.manifest.train_samples)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Have all tensors lie end to end in one buffer, so that a part is a range of it."""
+        self.plan = divide([spec.elements for spec in self.manifest.specs], self._part_bytes, self._slices)
+        self._versions: list[int | None] = [None] * len(self.plan.parts)
+        with torch.no_grad():
+            self._flat = torch.cat([tensor.detach().reshape(-1) for tensor in self._tensors])
+            for tensor, (start, end) in zip(self._tensors, pairwise(self.plan.starts), strict=True):
+                tensor.data = self._flat[start:end].view(tensor.shape)
+
+    @property
+    def version(self) -> int | None:
+        """That all parts have; None before the first."""
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._versions = [version] * len(self._versions)
+        self._version = version
 
     def values(self) -> list[npt.NDArray[np.uint8]]:
         """Every tensor as flat float32 bytes."""
-        return [p.detach().cpu().contiguous().view(-1).numpy().view(np.uint8) for p in self._tensors]
+        flat = self._flat.cpu().numpy()
+        return [flat[start:end].view(np.uint8) for start, end in pairwise(self.plan.starts)]
 
     def apply(self, update: Update, payloads: Sequence[Payload]) -> None:
-        """Take in an update. One that has been applied before is passed over."""
-        if update.content is not Content.VALUES and update.version != (self.version or 0) + 1:
+        """Take in a part of an update. One that has been applied before is passed over."""
+        has = self._versions[update.part]
+        if (has is not None and update.version <= has) or (not update.whole and has != update.version - 1):
             return
+        at = self.plan.parts[update.part].start
         with torch.no_grad():
-            for tensor, payload in zip(update.tensors, payloads, strict=True):
-                take = add_update if update.content is Content.DELTA else put_update
-                take(payload, self._tensors[tensor.tensor])
-        self.version = update.version
+            for header, payload in zip(update.payloads, payloads, strict=True):
+                take = add_update if header.content is Content.DELTA else put_update
+                take(payload, self._flat[at : at + payload.elements])
+                at += payload.elements
+        self._versions[update.part] = update.version
+        if all(version == update.version for version in self._versions):
+            self._version = update.version
 
     def gradients(self) -> list[torch.Tensor]:
         """Where the parameters are; zeros where the loss did not reach one."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ...compressors import Compressed
 from ...proto import messages as m
 from ...proto.refusal import Reason, Refused, sentence
-from ...proto.transfer import tensor_header
+from ...proto.transfer import digest
 from ..metrics import Metrics
 from .compression import Compression
 from .connection import Connection
+from .pushing import Pushing
 from .receiving import Received, ReceivedPacket
 from .replica import Replica
 from .waiting import WaitingLog
@@ -50,7 +51,10 @@ class Session:
 
         begin                        once: uploads the initial parameters if the server asks for them
         next                         whenever no step is half done: the only call that changes the replica
-        push, skip or confirm        to answer each assignment that has samples; exactly one of them
+        begin_step                   for each assignment that has samples; then `add` its gradients to the
+                                     step, in any order, and `commit` or `abandon` it. Parts leave as soon as
+                                     they are complete
+        skip or confirm              to answer an assignment without a step, or after one that was abandoned
         report                       what `evaluate_epoch` of an assignment asks for
         leave                        from any thread or signal handler: the next push is to be the last
 
@@ -60,11 +64,13 @@ class Session:
 
     Any number of pushes may be open. `next` settles their outcomes in whichever order they come: a push
     that came too late is put back into the residual ledger, one that was not needed is forgotten, a damaged
-    one is sent again as the same bytes. After a reconnect every open push goes out again.
+    part is sent again as the same bytes. After a reconnect goes out again what the server has not got of
+    them.
 
     `begin` and `next` raise Refused (the server ended the membership for good, or refused a push for another
     reason than those), UnreachableError (no stream for `give_up_s`), and RuntimeError for a server that
-    breaks the protocol. `push` raises NonFiniteGradient and leaves the ledger as it was; answer with `skip`.
+    breaks the protocol. `add` raises NonFiniteGradient, and leaves the ledger as it was before the step:
+    abandon that, and answer with `skip`.
 
     Attributes:
         replica: the parameters, at `replica.version`.
@@ -99,7 +105,8 @@ class Session:
         self._answered = 0  # id of the last assignment that was
         self._resends = 0
         self._reconnects = 0
-        self._raw_arrived = 0
+        self._raw_arrived = 0, 0  # version, and bytes of what came of it as float32
+        self._held: m.Assignment | None = None  # until its version is whole
         self._waiting = WaitingLog()
 
     # ---- what the owner may know
@@ -139,7 +146,7 @@ class Session:
             if self._connection.initialize(self.replica.manifest, self.replica.values()):
                 self.replica.version = 0
                 self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
-        self._connection.ready(self.replica.manifest)
+        self._connection.ready(self.replica.manifest, self.replica.plan)
         log.info("ready for work")
 
     def next(self, timeout_s: float) -> m.Assignment | None:
@@ -157,10 +164,11 @@ class Session:
         match message:
             case Received():
                 self._apply(message)
+                return self._released()
             case m.Assignment():
                 self._waiting.over()
-                self._follow(message)
-                return message
+                self._held = message
+                return self._released()
             case m.Outcome():
                 self._settle(message)
             case m.Waiting():
@@ -180,49 +188,48 @@ class Session:
                 raise RuntimeError(f"the server sent a {type(message).__name__} in a job without packets")
         return None
 
-    def push(
-        self,
-        assignment: m.Assignment,
-        gradients: Sequence[torch.Tensor],
-        samples: int,
-        loss: float,
-        *,
-        rank: int,
-        version: int,
-        step: int,
-    ) -> bool:
-        """Compress mean gradients over `samples` samples and send them; all of the ledger too when leaving.
+    def begin_step(
+        self, assignment: m.Assignment, samples: int, *, rank: int, version: int, step: int
+    ) -> Pushing:
+        """Begin to push mean gradients over `samples` samples; all of the ledger too when leaving.
 
         Args:
             rank, version: what random numbers depend on, besides the job's seed.
             step: what a compressor's delay counts.
+        """
+        compressing = self._compression.begin(
+            assignment, samples, rank=rank, version=version, step=step, leaving=self.leaving
+        )
+        self.seq += 1
+        return Pushing(self._connection, self._metrics, self.seq, assignment, samples, compressing)
+
+    def commit(self, pushing: Pushing, loss: float) -> bool:
+        """Push what the step holds.
 
         Returns:
             Whether something was sent; otherwise the compressor holds all of it back until a later version.
-
-        Raises:
-            NonFiniteGradient: the ledger is as it was.
         """
-        self.doing("compressing")
-        with self._metrics.during("compressing"):
-            sent, slice = self._compression.compress(
-                *(assignment, gradients, samples),
-                rank=rank,
-                version=version,
-                step=step,
-                leaving=self.leaving,
-            )
+        sent = pushing.commit(
+            self._compression.ledger.slices, undoable=self._compression.undoable(pushing.assignment)
+        )
         # A push without payloads has no samples: the later one speaks for them.
-        self._send(assignment, sent, samples if sent.payloads else 0, loss, slice=slice)
+        samples = pushing.samples if sent.payloads else 0
+        self._commit(pushing.seq, pushing.assignment, sent, samples, loss, checksums=pushing.checksums)
         return bool(sent.payloads)
+
+    def abandon(self, pushing: Pushing) -> None:
+        """Nothing will come of the step; the ledger is as it was before."""
+        self._connection.abandon(pushing.seq)
 
     def skip(self, assignment: m.Assignment) -> None:
         """Answer without a gradient, and without samples that would count."""
-        self._send(assignment, Compressed(), 0, 0.0)
+        self.seq += 1
+        self._commit(self.seq, assignment, Compressed(), 0, 0.0)
 
     def confirm(self, assignment: m.Assignment, samples: int, loss: float, exchanged: m.Exchanged) -> None:
         """Say that the gradients have been exchanged as coded packets."""
-        self._send(assignment, Compressed(), samples, loss, exchanged=exchanged)
+        self.seq += 1
+        self._commit(self.seq, assignment, Compressed(), samples, loss, exchanged=exchanged)
 
     def report(self, evaluation: m.Evaluation) -> None:
         """Report what was measured; told again after a reconnect."""
@@ -267,60 +274,80 @@ class Session:
     # ---- inside
 
     def _apply(self, received: Received) -> None:
+        update, had = received.update, self.replica.version
         with self._metrics.during("applying"):
-            self.replica.apply(received.update, received.payloads)
-        self._metrics.version.set(received.update.version)
+            self.replica.apply(update, received.payloads)
         # Of several updates in a row, uncompressed, the last alone would have done.
-        self._raw_arrived = sum(payload.elements for payload in received.payloads) * 4
+        version, raw_bytes = self._raw_arrived
+        elements = sum(payload.elements for payload in received.payloads)
+        self._raw_arrived = update.version, elements * 4 + (raw_bytes if version == update.version else 0)
+        if self.replica.version is not None and self.replica.version != had:
+            self._connection.stepped(self.replica.version)
+            self._metrics.version.set(self.replica.version)
 
-    def _follow(self, assignment: m.Assignment) -> None:
+    def _released(self) -> m.Assignment | None:
+        """The assignment that waits, once the replica is at its version."""
+        assignment = self._held
+        if assignment is None:
+            return None
         if self._packets is not None:
             self._packets.apply(assignment.apply, assignment.version)
-        if assignment.finished:
-            return
-        self._at(assignment.version, "told to work at")
-        self._metrics.raw_down.inc(self._raw_arrived)
-        self._raw_arrived = 0
-        self._metrics.epoch.set(assignment.epoch)
+        if not assignment.finished:
+            if self.replica.version is None or self.replica.version < assignment.version:
+                return None
+            self._at(assignment.version, "told to work at")
+            self._metrics.raw_down.inc(self._raw_arrived[1])
+            self._raw_arrived = 0, 0
+            self._metrics.epoch.set(assignment.epoch)
+        self._held = None
+        return assignment
 
     def _at(self, version: int, what: str) -> None:
         if version != self.replica.version:
             raise RuntimeError(f"{what} version {version} with a replica of {self.replica.version}")
 
-    def _send(
+    def _commit(
         self,
+        seq: int,
         assignment: m.Assignment,
         sent: Compressed,
         samples: int,
         loss: float,
         *,
-        slice: tuple[int, int] = (0, 0),
+        checksums: Mapping[int, int] = MappingProxyType({}),
         exchanged: m.Exchanged | None = None,
     ) -> None:
-        self.seq += 1
-        header = m.Push(
-            seq=self.seq,
+        commit = m.Commit(
+            seq=seq,
             assignment=assignment.id,
             base_version=assignment.version,
             samples=samples,
-            tensors=tuple(tensor_header(i, payload) for i, payload in enumerate(sent.payloads)),
+            parts=len(checksums),
+            digest=digest(checksums),
             loss=loss,
-            slice=slice[0],
-            slices=slice[1],
             exchanged=exchanged,
         )
-        self._open[self.seq] = sent
+        self._open[seq] = sent
         self._answered = assignment.id
-        with self._metrics.during("pushing"):
-            self._connection.push(header, sent.payloads)
+        self._connection.commit(commit)
         self._metrics.loss.set(loss)
-        if self.seq % RESIDUAL_EVERY == 1:
+        if seq % RESIDUAL_EVERY == 1:
             self._metrics.residual_norm.set(self.held_back)
+
+    def _refused_early(self, outcome: m.Outcome, refusal: m.Refusal) -> None:
+        """A part was refused of a push that is still being made: only damage can be mended."""
+        log.warning("push %d was refused: %s", outcome.seq, sentence(refusal))
+        if refusal.reason not in (Reason.CHECKSUM, Reason.CHUNK) or self._resends >= MAX_RESENDS:
+            raise Refused(refusal)
+        self._resends += 1
+        self._connection.resend(outcome.seq, outcome.part)
 
     def _settle(self, outcome: m.Outcome) -> None:
         """A push is decided on. Its outcome may come while later pushes are open, or more than once."""
         sent = self._open.get(outcome.seq)
         if sent is None:
+            if outcome.seq == self.seq and outcome.refusal is not None:
+                self._refused_early(outcome, outcome.refusal)
             return
         if outcome.decision is m.Decision.ACCEPTED:
             del self._open[outcome.seq]
@@ -341,11 +368,10 @@ class Session:
             case Reason.REDUNDANT:
                 log.info("push %d was not needed: others have pushed its gradient", outcome.seq)
                 self._compression.ledger.forget(sent)
-            # Damaged on its way, or behind one that was: everything that is open goes out again, in order.
-            case Reason.CHECKSUM | Reason.CHUNK | Reason.SEQUENCE if self._resends < MAX_RESENDS:
+            case Reason.CHECKSUM | Reason.CHUNK if self._resends < MAX_RESENDS:  # damaged on its way
                 log.warning("push %d was refused: %s", outcome.seq, sentence(outcome.refusal))
                 self._resends += 1
-                self._connection.resend()
+                self._connection.resend(outcome.seq, outcome.part)
                 return
             case _:
                 log.warning("push %d was refused: %s", outcome.seq, sentence(outcome.refusal))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -32,6 +33,7 @@ class GradientWork(Strategy):
         super().__init__(session, computation, metrics)
         self._single = single
         self._held = 0  # steps since the last that was pushed
+        self._steps = 0
 
     def work(self, assignment: m.Assignment) -> None:
         session = self._session
@@ -41,9 +43,7 @@ class GradientWork(Strategy):
                 samples, loss, gradients = self._compute(assignment)
             if not math.isfinite(loss):
                 raise UnusableError(f"the loss is {loss}")
-            version, rank = self._place(assignment)
-            step = session.seq if self._single else assignment.version
-            pushed = session.push(assignment, gradients, samples, loss, rank=rank, version=version, step=step)
+            pushed = self._push(assignment, gradients, samples, loss)
         except (UnusableError, NonFiniteGradient) as error:
             log.warning("version %d: %s; this step contributes nothing", assignment.version, error)
             self._skipped.add(str(error))
@@ -52,6 +52,23 @@ class GradientWork(Strategy):
             return
         self._skipped.over()
         self._held = 0 if pushed else self._held + 1
+
+    def _push(
+        self, assignment: m.Assignment, gradients: Sequence[torch.Tensor], samples: int, loss: float
+    ) -> bool:
+        """Returns whether something was sent. Raises NonFiniteGradient."""
+        session, (version, rank) = self._session, self._place(assignment)
+        session.doing("compressing")
+        step = self._steps if self._single else assignment.version
+        pushing = session.begin_step(assignment, samples, rank=rank, version=version, step=step)
+        try:
+            for place in reversed(range(len(gradients))):
+                pushing.add(place, gradients[place])
+        except NonFiniteGradient:
+            session.abandon(pushing)
+            raise
+        self._steps += 1
+        return session.commit(pushing, loss)
 
     def finish(self) -> None:
         if self._held:

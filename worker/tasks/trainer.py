@@ -58,7 +58,8 @@ class Trainer:
         self._computation = Computation(task, replica, device, job.seed)
         specs = _measured(self._computation, replica, task.name) if model_wide(compressor) else None
         specs = specs or replica.manifest.specs
-        compression = Compression(specs, ModelCompressor(specs, compressor, rule, job.seed, reply.rank))
+        plan = replica.plan
+        compression = Compression(ModelCompressor(specs, compressor, rule, job.seed, reply.rank, plan=plan))
         self.session = Session(connection, replica, compression, metrics, initialize=reply.initialize)
         self._strategy = _strategy(work, job, self.session, self._computation, metrics)
         self._evaluation: m.Evaluation | None = None  # the last one

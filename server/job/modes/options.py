@@ -54,6 +54,11 @@ class ModeOptions(ABC):
         return False
 
     @property
+    def slices(self) -> int:
+        """That members of a group may divide the parts of the model among themselves in."""
+        return 1
+
+    @property
     def staleness_bound(self) -> int | None:
         """Clocks that a push may be behind; None for no bound."""
         return None

@@ -253,8 +253,6 @@ class Rounds(Mode):
             samples=event.samples,
             loss=event.loss,
             slice=part.slice,
-            slices=part.slices,
-            whole=part.slices > 0 and not event.slices,
         )
         round_.answer(number, contribution)
         return round_.version + 1
@@ -319,10 +317,18 @@ class Rounds(Mode):
         ]
         self._state.wait_from(now)
         self._settle(round_)
+        members = [
+            member
+            for member in self._state.roster.listening()
+            if member.work is None and member.version == round_.version
+        ]
+        for member in members:
+            member.version = round_.version + 1
         return [
             e.Apply(
                 version=round_.version + 1,
                 contributions=tuple(in_rank_order),
+                members=tuple(member.worker for member in members),
                 rate_factor=1.0 if self.local is not None else round_.rate_factor,
                 opened_at=round_.opened_at,
             )

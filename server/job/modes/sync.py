@@ -22,7 +22,7 @@ class SyncOptions(ModeOptions):
     backup: int = option(0, "stragglers that a round may close without", least=0, most=MAX_UINT32)
     redundancy: int = option(
         1,
-        "workers that compute the same samples; each pushes a slice of every tensor",
+        "workers that compute the same samples; each pushes other parts of the model",
         least=1,
         most=MAX_UINT32,
     )
@@ -35,7 +35,7 @@ class SyncOptions(ModeOptions):
 
     @property
     def work(self) -> str:
-        return "gradients"
+        return f"gradients:slices={self.redundancy}" if self.redundancy > 1 else "gradients"
 
     def __post_init__(self) -> None:
         asked = [f"redundancy={self.redundancy}"] if self.redundancy > 1 else []
@@ -53,6 +53,10 @@ class SyncOptions(ModeOptions):
         from .rounds import Rounds  # late: options are read where there is no job, as for --help
 
         return Rounds(state, self)
+
+    @property
+    def slices(self) -> int:
+        return self.redundancy
 
     @property
     def lossless(self) -> bool:

@@ -1,0 +1,109 @@
+"""How a model is divided into parts, which are sent, summed, stepped and sent back one by one.
+
+The elements of all tensors, laid end to end in manifest order, are the *flat* order. A part is a range of it.
+Parts come in the order in which backward produces gradients: the last tensors first. The list of parts is the
+*plan*. It follows from the sizes of the tensors and of a part alone, so that both sides make the same one.
+
+A *unit* is what is compressed at once: several small tensors that make up one part, or one large tensor that
+is cut into several. So whatever a compressor finds out about a tensor, it finds out about all of it, and the
+result does not depend on where parts begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+# Cuts within a tensor are at multiples of so many elements: every coding has a border of its own there.
+ALIGNMENT = 4096
+# A part is at most such a share of the model by default, but not less than the bytes below, as float32.
+SHARE = 32
+LEAST_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """start, end: of its elements in flat order."""
+
+    start: int
+    end: int
+
+    @property
+    def elements(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """first, last: its tensors are from `first` up to, but not including, `last`. parts: numbers of its
+    parts, ascending like their elements. start, end: of its elements in flat order."""
+
+    first: int
+    last: int
+    parts: range
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """starts: of each tensor in flat order, and the end of the last."""
+
+    parts: tuple[Part, ...]
+    units: tuple[Unit, ...]
+    starts: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return self.starts[-1]
+
+    def unit_of(self) -> list[int]:
+        """By tensor, the number of its unit."""
+        return [
+            n
+            for n, unit in sorted(enumerate(self.units), key=lambda each: each[1].first)
+            for _ in range(unit.first, unit.last)
+        ]
+
+    def slice(self, number: int, count: int) -> frozenset[int]:
+        """Which parts are slice `number` of `count`: each part is in one, and they are about equally
+        large."""
+        total = max(1, self.elements)
+        ends = accumulate(part.elements for part in self.parts)
+        middles = [end - part.elements / 2 for end, part in zip(ends, self.parts, strict=True)]
+        return frozenset(
+            place for place, middle in enumerate(middles) if int(middle * count / total) == number
+        )
+
+
+def divide(elements: Sequence[int], part_bytes: int = 0, slices: int = 1) -> Plan:
+    """The plan of a model.
+
+    Args:
+        elements: of each tensor, in manifest order.
+        part_bytes: of the largest part, as float32; 0 for the default, see `SHARE`. A tensor that is larger
+        is
+            cut into equal parts.
+        slices: that members of a group divide the parts among themselves in; there are several for each.
+    """
+    starts = (0, *accumulate(elements))
+    part_bytes = part_bytes or max(LEAST_BYTES, 4 * starts[-1] // SHARE)
+    if slices > 1:
+        part_bytes = min(part_bytes, 4 * starts[-1] // (4 * slices))
+    most = max(ALIGNMENT, part_bytes // 4)
+    parts: list[Part] = []
+    units: list[Unit] = []
+    last = len(elements)
+    while last:
+        first = last - 1
+        while first and starts[last] - starts[first - 1] <= most:
+            first -= 1
+        start, end = starts[first], starts[last]
+        pieces = max(1, -(-(end - start) // most))
+        size = -(-(end - start) // pieces // ALIGNMENT) * ALIGNMENT if pieces > 1 else end - start
+        bounds = [*range(start, end, size), end] if size else [start, end]
+        units.append(Unit(first, last, range(len(parts), len(parts) + len(bounds) - 1), start, end))
+        parts += [Part(*pair) for pair in pairwise(bounds)]
+        last = first
+    return Plan(tuple(parts), tuple(units), starts)

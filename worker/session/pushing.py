@@ -1,0 +1,71 @@
+"""A push that is being made: gradients go in, in any order, and parts go out as soon as they are complete."""
+
+from __future__ import annotations
+
+import torch
+
+from ...compressors import Compressed, Step
+from ...proto import messages as m
+from ...proto.transfer import PLAN, payload_header
+from ...proto.wire import crc32c
+from ..metrics import Metrics
+from .connection import Connection
+
+
+class Pushing:
+    """One step of one session. `Session.commit` or `Session.abandon` ends it.
+
+    Attributes:
+        samples: behind the mean gradients.
+        checksums: crc32c of the bytes of each part that was sent, by part.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        metrics: Metrics,
+        seq: int,
+        assignment: m.Assignment,
+        samples: int,
+        compressing: Step,
+    ) -> None:
+        self.seq = seq
+        self.assignment = assignment
+        self.samples = samples
+        self.checksums: dict[int, int] = {}
+        self._connection = connection
+        self._metrics = metrics
+        self._compressing = compressing
+
+    def add(self, place: int, gradient: torch.Tensor) -> None:
+        """The gradient of the tensor with this number. Each comes once; nobody may write to it before the
+        end.
+
+        Raises:
+            NonFiniteGradient: the step can only be abandoned.
+        """
+        with self._metrics.during("compressing"):
+            done = self._compressing.add(place, gradient)
+        for part, payloads in done.items():
+            self.checksums[part] = crc32c(payload.data for payload in payloads)
+            header = m.Part(
+                seq=self.seq,
+                assignment=self.assignment.id,
+                part=part,
+                plan=PLAN,
+                payloads=tuple(map(payload_header, payloads)),
+            )
+            self._connection.part(header, payloads)
+
+    def commit(self, slices: int, *, undoable: bool) -> Compressed:
+        """Have the ledger take the step in. slices: the measure of the ledger."""
+        before = self._compressing.commit(undoable=undoable)
+        plan, sent = self._compressing.plan, self._compressing.sent
+        payloads = [payload for part in sent.values() for payload in part]
+        ranges: list[tuple[int, int]] = []
+        for part, each in sent.items():
+            at = plan.parts[part].start
+            for payload in each:
+                ranges.append((at, at + payload.elements))
+                at += payload.elements
+        return Compressed(payloads, ranges, slices, before)
