@@ -131,6 +131,11 @@ class JobSettings:
         unit="bytes",
         least=0,
     )
+    overlap: Literal["off", "backward", "both"] = connection(
+        "backward",
+        "what travels while workers compute: nothing, gradients during the backward pass, or with both also "
+        "parts of the update while other gradients are still on their way",
+    )
     downlink: str = compression(
         "auto",
         "compressor of the updates that go to the workers: auto, as the pushes came, none, or such as 4bit",

@@ -193,6 +193,8 @@ def run_ours(given: argparse.Namespace, name: str) -> tuple[Row, Recorder, list[
             workers=given.workers,
             compressor=compressor,
             downlink=downlink or "auto",
+            overlap=given.overlap,
+            part_bytes=given.part_bytes,
             epochs=1,
             batch_size=1,
             learning_rate=1e-3,
@@ -278,6 +280,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "layer table: vgg16, vgg19, resnet20, resnet50, resnet56, resnet110 or NxSIZE"
     parser.add_argument("--model", default="4x1048576", metavar="NAME", help=f"{text} {shown}")
     parser.add_argument("--workers", type=at_least_one, default=4, help=shown)
+    text = "what travels while workers compute"
+    parser.add_argument(
+        "--overlap", choices=("off", "backward", "both"), default="backward", help=f"{text} {shown}"
+    )
+    parser.add_argument("--part-bytes", type=int, default=0, help=f"as of gc-run {shown}")
     text = "of each link in each direction; 0 for as fast as it goes"
     parser.add_argument("--mbit", type=amount, default=100.0, help=f"{text} {shown}")
     parser.add_argument("--seconds", type=amount, default=0.0, help=f"of computation per step {shown}")

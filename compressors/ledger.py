@@ -183,12 +183,14 @@ class Ledger:
         self._move_on()
         self._residual = None
 
-    def put_back(self, sent: Compressed) -> None:
-        """What the payloads carried is owed again."""
+    def put_back(self, sent: Compressed, but: Ranges = ()) -> None:
+        """What the payloads carried is owed again. but: ranges of which it counts all the same."""
         self._move_on()
         if not sent.payloads:
             return
         for payload, (start, end) in zip(sent.payloads, sent.ranges, strict=True):
+            if any(first <= start and end <= last for first, last in but):
+                continue
             owed = self.residual[start:end]
             if sent.slices == self.slices:
                 add_update(payload, owed)

@@ -173,6 +173,7 @@ class Step:
         self._unit_of = self.plan.unit_of()
         self._missing = [unit.last - unit.first for unit in self.plan.units]
         self._units_left = len(self.plan.units)
+        self._compressed_units: set[int] = set()
         # Clipping, and plans for the whole model, take all gradients before any is compressed.
         self._whole = bool(model.wrapping.clip or (model.planned and not flush))
         self._owing = any(model.feedback) or flush or not self._ledger.unused
@@ -202,6 +203,22 @@ class Step:
         for each in range(len(self.plan.units)):
             done.update(self._compressed(each))
         return done
+
+    def cease(self) -> list[int]:
+        """Compress no more. What is not sent is left as it was before the step, and no gradient of it is
+        kept.
+
+        Returns the parts that will not be sent.
+        """
+        missing = [number for number in range(len(self.plan.units)) if number not in self._compressed_units]
+        parts = [part for number in missing for part in self.plan.units[number].parts]
+        for number in missing:
+            unit = self.plan.units[number]
+            self._leave(unit.start, unit.end)
+            for place in range(unit.first, unit.last):
+                self._states[place] = self._ledger.states[place]
+        self._units_left = 0
+        return [part for part in parts if self._wanted is None or part in self._wanted]
 
     def commit(self, *, undoable: bool = False) -> Before | None:
         """The step is pushed. Returns the ledger of before, if the push may have to be undone."""
@@ -270,6 +287,7 @@ class Step:
             payloads: list[Payload] = []
         else:
             payloads = [payload for place in range(unit.first, unit.last) for payload in self._tensor(place)]
+        self._compressed_units.add(number)
         for part in unwanted:
             self._leave(self.plan.parts[part].start, self.plan.parts[part].end)
         for place in range(unit.first, unit.last):

@@ -618,18 +618,20 @@ class Coding(_message.Message):
     def __init__(self, exchange: _Optional[int] = ..., redundancy: _Optional[int] = ..., senders: _Optional[_Iterable[int]] = ..., present: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("seq", "decision", "version", "refusal", "part")
+    __slots__ = ("seq", "decision", "version", "refusal", "part", "counted")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     seq: int
     decision: Decision
     version: int
     refusal: Refusal
     part: int
-    def __init__(self, seq: _Optional[int] = ..., decision: _Optional[_Union[Decision, str]] = ..., version: _Optional[int] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., part: _Optional[int] = ...) -> None: ...
+    counted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seq: _Optional[int] = ..., decision: _Optional[_Union[Decision, str]] = ..., version: _Optional[int] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., part: _Optional[int] = ..., counted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("ranks", "seconds", "text")

@@ -474,6 +474,7 @@ class Outcome:
     version: int = 0  # Accepted: the version that contains it
     refusal: Refusal | None = None  # refused: why
     part: int | None = None  # refused because of this part of the push, which may be sent again
+    counted: tuple[int, ...] = ()  # Refused: parts that are in a version all the same
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

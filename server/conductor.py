@@ -66,6 +66,7 @@ class Conductor:
         self._arrivals: dict[tuple[str, int], Arrivals] = {}
         self._output = output
         self._updates: deque[Broadcast] = deque()  # the last
+        self._growing: Broadcast | None = None  # to the version that the open round leads to
         self._snapshot: Broadcast | None = None  # of the current version
         self._working: set[asyncio.Task[None]] = set()
         self._started_at: float | None = None
@@ -115,6 +116,10 @@ class Conductor:
                     self._send(action.worker, m.InitializeRequest())
                 case e.Assign():
                     self._assign(action)
+                case e.Open():
+                    self._open_round(action)
+                case e.Wait():
+                    self.shard.wait(action.assignment, on=action.on)
                 case e.Apply():
                     self._begin_apply(action)
                 case e.Drop():
@@ -202,12 +207,28 @@ class Conductor:
         while len(updates) > 1 and sum(each.wire_bytes for each in updates) > update.raw_bytes:
             updates.popleft()
 
+    def _open_round(self, action: e.Open) -> None:
+        """Parts of the update go out as soon as they are there."""
+        if self._growing is not None:  # its round was given up before it had any
+            self._growing.finish()
+        self._growing = Broadcast(action.version)
+        for worker, _, _ in action.members.values():
+            self._follow(worker, self._growing)
+        begun = e.Begun(version=action.version)
+        self.shard.open_round(action, self._growing.add, lambda: self.happen(begun))
+
+    def _follow(self, worker: str, update: Broadcast) -> None:
+        """Have a worker sent an update while it grows."""
+        stream = self.streams.get(worker)
+        if stream is not None and stream.following is not update:
+            stream.following = update
+            stream.outbox.broadcast(update)
+
     def _begin_apply(self, action: e.Apply) -> None:
-        broadcast = Broadcast(action.version)
+        growing, self._growing = self._growing, None
+        broadcast = growing if growing is not None else Broadcast(action.version)
         for worker in action.members:
-            stream = self.streams.get(worker)
-            if stream is not None:
-                stream.outbox.broadcast(broadcast)
+            self._follow(worker, broadcast)
         self._work(self._apply(action, broadcast, self.shard.apply(action, broadcast.add)))
 
     async def _apply(self, action: e.Apply, broadcast: Broadcast, applying: Awaitable[int]) -> None:
@@ -243,6 +264,8 @@ class Conductor:
     async def _conclude(self, *, finished: bool) -> str:
         """Write the parameters, if somebody wants them. Returns their SHA-256."""
         shard, path = self.shard, self._output
+        if not finished:
+            await shard.undo()
         digest = await shard.digest()
         if path is None:
             return digest

@@ -192,7 +192,7 @@ class WorkerCall:
             return
         if arrivals.store(part.seq, part.part, checksum):
             key = e.PushKey(*stream.id, part.seq)
-            self._conductor.shard.put(key, part.part, payloads)
+            self._conductor.shard.put(key, part.part, payloads, part.assignment)
             self._deliver(stream)
 
     def _committed(self, stream: WorkerStream, commit: m.Commit) -> None:
@@ -299,6 +299,9 @@ class WorkerCall:
             self._metrics.push_refused(outcome.refusal.reason if outcome.refusal else Reason.STALE)
         elif not result.reply.repeated:
             self._metrics.push_accepted(payloads, outcome.version - 1 - commit.base_version)
+        counted = self._conductor.shard.counted(event.key)
+        if counted and outcome.decision is m.Decision.REFUSED:
+            outcome = replace(outcome, counted=tuple(sorted(counted)))
         stream.outbox.send(outcome)
         self._conductor.perform(result.actions)
 

@@ -21,12 +21,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(slots=True)
 class WorkerStream:
-    """A worker that is connected. scans: of parts that have come, while they run."""
+    """A worker that is connected. scans: of parts that have come, while they run. following: the last update
+    that it is sent as it grows."""
 
     worker: str
     incarnation: int
     outbox: Outbox
     inbox: Inbox
+    following: Broadcast | None = None
     scans: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     @property

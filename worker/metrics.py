@@ -49,6 +49,7 @@ class Metrics(MetricSet, prefix="gradwire_worker"):
         self.raw_up = self._raw.labels("up", compressor)
         self.raw_down = self._raw.labels("down", compressor)
         self._stepped_at: float | None = None
+        self._inside = 0.0  # time of the blocks within the one that is being counted
 
     def step(self) -> None:
         """A step begins."""
@@ -59,9 +60,12 @@ class Metrics(MetricSet, prefix="gradwire_worker"):
 
     @contextmanager
     def during(self, activity: str) -> Generator[None]:
-        """Count the time of a block."""
-        started = time.perf_counter()
+        """Count the time of a block, but for blocks within it."""
+        started, outside = time.perf_counter(), self._inside
+        self._inside = 0.0
         try:
             yield
         finally:
-            self.seconds.labels(activity).inc(time.perf_counter() - started)
+            taken = time.perf_counter() - started
+            self.seconds.labels(activity).inc(taken - self._inside)
+            self._inside = outside + taken

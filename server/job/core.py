@@ -59,6 +59,7 @@ class Core(JobState):
             e.CopyArrived: self._of_mode,
             e.Copied: self._done_for_mode,
             e.Published: self._done_for_mode,
+            e.Begun: self._begun,
             e.Evaluated: self._evaluated,
             e.Left: self._left,
             e.Tick: self._tick,
@@ -300,6 +301,10 @@ class Core(JobState):
         if any(isinstance(action, e.Disconnect) and action.final for action in actions):
             return [*actions, *self._give_up(member, "its packets keep arriving damaged", now)]
         return [*actions, *self._advance(now)]
+
+    def _begun(self, event: e.Begun, now: float) -> list[e.Action]:
+        self.mode.begun(event.version)
+        return []
 
     def _done_for_mode(self, event: e.Published | e.Copied, now: float) -> list[e.Action]:
         """The shard has done what the mode wanted."""

@@ -144,6 +144,13 @@ class Published(Event[None]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Begun(Event[None]):
+    """The shard has stepped a part of the round that is open: there is no way back."""
+
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PacketBegun(FromWorker[Targets]):
     """The first bytes of a coded packet are here. checksums: of the blocks behind its terms."""
 
@@ -251,6 +258,28 @@ class Contribution:
     loss: float
     slice: int = 0
     weight: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Open:
+    """A round has opened whose parts may be stepped one by one, each as soon as every member has stored it or
+    is given up. `Apply` closes it.
+
+    members: by id of the assignment, in rank order: worker, incarnation, and samples behind the gradient.
+    rate_factor: as in `Apply`.
+    """
+
+    version: int
+    members: Mapping[int, tuple[str, int, int]]
+    rate_factor: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """Whether parts of the round that is open wait for the member with this assignment."""
+
+    assignment: int
+    on: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -364,6 +393,8 @@ Action = (
     Lost
     | RequestInitialize
     | Assign
+    | Open
+    | Wait
     | Apply
     | Drop
     | Closed

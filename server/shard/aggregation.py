@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ...spec import parse_one_of
 
@@ -37,7 +37,9 @@ COLUMNS = 1 << 14
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mean:
-    """fewest: contributions that it needs, here and below."""
+    """fewest: contributions that it needs, here and below. by_coordinate: whether each is found by itself."""
+
+    by_coordinate: ClassVar[bool] = True
 
     @property
     def fewest(self) -> int:
@@ -46,6 +48,8 @@ class Mean:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Median:
+    by_coordinate: ClassVar[bool] = True
+
     @property
     def fewest(self) -> int:
         return 1
@@ -54,6 +58,8 @@ class Median:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trimmed:
     """wrong: Byzantine workers that it tolerates."""
+
+    by_coordinate: ClassVar[bool] = True
 
     wrong: int = 1
 
@@ -68,6 +74,8 @@ class Trimmed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Krum(Trimmed):
+    by_coordinate: ClassVar[bool] = False
+
     @property
     def fewest(self) -> int:
         return 2 * self.wrong + 3

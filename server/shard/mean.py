@@ -20,7 +20,8 @@ from ..job.events import Contribution
 
 Float32 = npt.NDArray[np.float32]
 Payloads = Sequence[Payload]  # of one part, end to end
-Push = Mapping[int, Payloads]  # by part
+Push = Mapping[int, Payloads]  # by part; a part that is empty contributes nothing
+Share = tuple[Contribution, Payloads]
 
 
 def weights(contributions: Sequence[Contribution], weight: float) -> list[float]:

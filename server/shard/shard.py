@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -25,10 +24,12 @@ from ...compressors.kernels import WARM_UPS
 from ...proto.manifest import Manifest
 from ...proto.refusal import Refused
 from ...proto.transfer import Assembly, encode_chunks
-from ..job.events import Apply, CopyKey, PushKey
+from ..job.events import Apply, Contribution, CopyKey, Open, PushKey
+from .mean import Share
 from .store import DivergedError, Encoded, Float32, Send, Store
 
 T = TypeVar("T")
+COUNTED_REMEMBERED = 1024  # pushes of lost members of which parts count
 Build = Callable[[Manifest, Sequence[Float32]], Store]
 
 
@@ -38,6 +39,20 @@ class Values:
 
     version: int
     chunks: Sequence[bytes]
+
+
+@dataclass(slots=True)
+class _Round:
+    """A round whose parts are stepped one by one. members: that parts wait for, a part of the order's.
+    stored: by part and assignment, the push that has it. final: parts that are stepped, or about to be."""
+
+    order: Open
+    members: dict[int, tuple[str, int, int]]
+    send: Send
+    begun: Callable[[], None]
+    stored: dict[int, dict[int, PushKey]] = field(default_factory=dict[int, dict[int, PushKey]])
+    final: set[int] = field(default_factory=set[int])
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Shard:
@@ -63,6 +78,8 @@ class Shard:
         self._store: Store | None = None
         self._pushes: dict[PushKey, dict[int, Sequence[Payload]]] = {}
         self._copies: dict[CopyKey, Assembly] = {}
+        self._round: _Round | None = None
+        self._counted: dict[PushKey, set[int]] = {}  # of pushes that are not applied, or not yet
         self._values = WeakValueDictionary[int, Values]()  # as long as somebody is being sent them
         self._reducer = ThreadPoolExecutor(1, "reducer")
         self._loading: list[Future[None]] = []
@@ -112,9 +129,61 @@ class Shard:
         self._store = store
         return accepted
 
-    def put(self, key: PushKey, part: int, payloads: Sequence[Payload]) -> None:
-        """Store a part of a push: valid payloads, end to end."""
+    def put(self, key: PushKey, part: int, payloads: Sequence[Payload], assignment: int = 0) -> None:
+        """Store a part of a push: valid payloads, end to end, or none at all where it contributes nothing.
+
+        assignment: that the push answers; of a round that is open, the part may be stepped at once.
+        """
         self._pushes.setdefault(key, {}).setdefault(part, payloads)
+        if self._round is not None and assignment in self._round.members:
+            self._round.stored.setdefault(part, {}).setdefault(assignment, key)
+            self._step_if_final(self._round, part)
+
+    def open_round(self, order: Open, send: Send, begun: Callable[[], None]) -> None:
+        """From now on step each part as soon as every member of the round has stored it or is given up.
+
+        send: as for `apply`, which closes the round. begun: called before the first part is stepped.
+        """
+        self._round = _Round(order, dict(order.members), _on_loop(send), begun)
+
+    def wait(self, assignment: int, *, on: bool) -> None:
+        """Whether parts of the round that is open wait for the member with this assignment."""
+        round_ = self._round
+        if round_ is None or assignment not in round_.order.members:
+            return
+        if on:
+            round_.members[assignment] = round_.order.members[assignment]
+            return
+        round_.members.pop(assignment, None)
+        for part in list(round_.stored):
+            round_.stored[part].pop(assignment, None)
+            self._step_if_final(round_, part)
+
+    def _step_if_final(self, round_: _Round, part: int) -> None:
+        stored = round_.stored.get(part, {})
+        if not round_.members or part in round_.final or any(each not in stored for each in round_.members):
+            return
+        if not round_.final:
+            round_.begun()
+            self._submit(self._opened.begin, round_.order.version, round_.order.rate_factor)
+        round_.final.add(part)
+        shares: list[Share] = []
+        for rank, (assignment, (_, _, samples)) in enumerate(round_.order.members.items()):
+            key = stored.get(assignment)
+            if assignment in round_.members and key is not None:
+                self._counted.setdefault(key, set()).add(part)
+                payloads = self._pushes[key][part]
+                if payloads:
+                    share = Contribution(key=key, rank=rank, samples=samples, loss=0.0)
+                    shares.append((share, payloads))
+        self._submit(self._opened.add, part, shares, round_.send)
+
+    def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._reducer.submit(function, *arguments)
+
+    def counted(self, key: PushKey) -> frozenset[int]:
+        """Parts of a push that are in a version although the push as a whole was never applied."""
+        return frozenset(self._counted.get(key, ()))
 
     def payloads(self, key: PushKey) -> list[Payload]:
         """What is stored of a push."""
@@ -128,6 +197,9 @@ class Shard:
         """Forget what will not be applied."""
         if isinstance(key, PushKey):
             self._pushes.pop(key, None)
+            for stored in self._round.stored.values() if self._round is not None else ():
+                for assignment in [each for each, other in stored.items() if other == key]:
+                    del stored[assignment]
         else:
             self._copies.pop(key, None)
 
@@ -144,8 +216,14 @@ class Shard:
         DivergedError.
         """
         pushes = [self._pushes.pop(each.key) if each.samples else {} for each in order.contributions]
-        loop = asyncio.get_running_loop()
-        return self._run(self._opened.apply, order, pushes, partial(loop.call_soon_threadsafe, send))
+        for each in order.contributions:
+            self._counted.pop(each.key, None)
+        while len(self._counted) > COUNTED_REMEMBERED:
+            del self._counted[next(iter(self._counted))]
+        if self._round is not None:
+            self._round.closed.set()
+            self._round = None
+        return self._run(self._opened.apply, order, pushes, _on_loop(send))
 
     async def load(self, key: CopyKey) -> None:
         """Replace the parameters by a stored snapshot. Raises DivergedError if it is not finite."""
@@ -164,8 +242,16 @@ class Shard:
         """What every worker has, for one that has none or an old one."""
         return await self._run(self._opened.snapshot)
 
+    async def undo(self) -> None:
+        """Go back to the last version as far as parts of the next one have been stepped, if there is a
+        way."""
+        await self._run(self._opened.undo)
+
     async def values(self) -> Values:
-        """The parameters, for anyone who asks; several who ask for one version share the chunks."""
+        """The parameters, for anyone who asks; several who ask for one version share the chunks. Waits for a
+        round of which parts have been stepped already."""
+        while self._round is not None and self._round.final:
+            await self._round.closed.wait()
         return await self._run(self._encode, self._opened)
 
     def _encode(self, store: Store) -> Values:
@@ -192,3 +278,13 @@ class Shard:
     async def _run(self, function: Callable[..., T], *arguments: Any) -> T:
         """On the reducer thread, after everything that was handed to it before."""
         return await asyncio.get_running_loop().run_in_executor(self._reducer, function, *arguments)
+
+
+def _on_loop(send: Send) -> Send:
+    """The same on the event loop that runs here, called from another thread."""
+    loop = asyncio.get_running_loop()
+
+    def forward(part: Encoded) -> None:
+        loop.call_soon_threadsafe(send, part)
+
+    return forward

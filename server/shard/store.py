@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
-from ...compressors import DensePayload, Part, Payload, Plan, Unit, decode, divide, finite, wire_bytes
+from ...compressors import DensePayload, Part, Payload, Plan, decode, divide, finite, wire_bytes
 from ...optimizer import Optimizer
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
@@ -27,7 +27,7 @@ from ...proto.wire import encode_server
 from ..job.events import Apply
 from .aggregation import Aggregation, Krum, Mean, combine, least_far
 from .downlink import Downlink, PartUpdate
-from .mean import Payloads, Push, add_up, weights
+from .mean import Push, Share, add_up, weights
 
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -48,6 +48,28 @@ class Encoded:
 
 
 Send = Callable[[Encoded], None]
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """What is known of a version while it is made.
+
+    before: the parameters of the version before, or what every worker has. taken: parts that need nothing
+    more.
+    piecewise: by unit, whether its parts go one by one. waiting: by unit and part, what waits for the others.
+    failure: of a part.
+    """
+
+    version: int
+    before: torch.Tensor = field(init=False)
+    taken: set[int] = field(default_factory=set[int])
+    piecewise: dict[int, bool] = field(default_factory=dict[int, bool])
+    waiting: dict[int, dict[int, Sequence[Share]]] = field(
+        default_factory=dict[int, dict[int, Sequence[Share]]]
+    )
+    failure: Exception | None = None
+    weight: float = 1.0
+    base_version: int | None = None
 
 
 class DivergedError(ArithmeticError):
@@ -78,8 +100,7 @@ class Store:
                 which gradients are being computed. Source: Zheng et al., "Asynchronous Stochastic Gradient
                 Descent with Delay Compensation" (ICML 2017).
             plan: how the model is divided; the default one if None.
-            keep_last: keep a copy of the parameters before each step, to go back to if it fails. Not needed
-                where `replica` is one.
+            keep_last: keep a copy of the parameters before each step, to go back to if it fails.
         """
         self._aggregation = aggregation
         self._compensation = delay_compensation
@@ -101,6 +122,8 @@ class Store:
             scratch=self._gradient,  # which nobody needs after the step
             leaves_zeros=self._optimizer.leaves_zeros,
         )
+        self._unit_of = {part: place for place, unit in enumerate(self.plan.units) for part in unit.parts}
+        self._step: Step | None = None
         self._keep_last = keep_last
         self._last: torch.Tensor | None = None
         self._bases: dict[int, torch.Tensor] = {}  # by version
@@ -111,82 +134,119 @@ class Store:
         pairs = zip(self.manifest.specs, pairwise(self.plan.starts), strict=True)
         return [flat[start:end].view(spec.shape) for spec, (start, end) in pairs]
 
+    def begin(self, version: int, rate_factor: float, *, early: bool = True) -> None:
+        """The parts of another version are to come. early: with `add`."""
+        self._step = Step(version)
+        self._optimizer.learning_rate = self._base_rate * rate_factor
+        self._step.before = self._before(early=early)
+
+    def add(self, part: int, shares: Sequence[Share], send: Send) -> None:
+        """Step one part, once and for all, before the others. Raises DivergedError, and so does `apply`
+        then."""
+        step = self._step
+        if step is None or step.failure is not None:
+            return
+        try:
+            self._add(step, part, shares, send)
+        except Exception as failure:
+            step.failure = failure
+
     def apply(self, order: Apply, pushes: Sequence[Push], send: Send) -> int:
         """Take one optimizer step, and encode what the workers need for it. pushes: of the contributions.
 
-        send: takes each part of the update as soon as it is encoded.
-        The mean is one over all samples, summed in the order given (`mean`). Without samples, and with fewer
-        gradients than the aggregation needs, the parameters stay as they are. If the step fails, they become
-        what every worker has where the replica is apart from them, otherwise what they were, if that is kept.
-        Returns how many gradients came and had no effect, because they were too few to be aggregated as
-        asked.
+        send: takes each part of the update as soon as it is encoded. Parts that were added before are not
+        done again. The mean is one over all samples, summed in the order given (`mean`). Without samples, and
+        with fewer gradients than the aggregation needs, the parameters stay as they are. If the step fails,
+        they become what they were if that is kept, otherwise what every worker has, as far as the replica is
+        apart from them. Returns how many gradients came and had no effect, because they were too few to be
+        aggregated as asked.
 
         Raises:
             DivergedError: the parameters are no longer finite.
         """
+        if self._step is None or self._step.version != order.version:
+            self.begin(order.version, order.rate_factor, early=False)
+        step, self._step = self._step, None
+        assert step is not None
+        step.weight, step.base_version = order.weight, order.base_version
         pairs = [
             (contribution, push)
             for contribution, push in zip(order.contributions, pushes, strict=True)
             if contribution.samples > 0 and contribution.weight != 0
         ]
-        shares = [contribution for contribution, _ in pairs]
-        step = Step(order, weights(shares, order.weight), [push for _, push in pairs])
-        step.changes = len(pairs) >= self._aggregation.fewest
-        if step.changes and isinstance(self._aggregation, Krum):
-            step.chosen = least_far(self._aggregation, [_in_order(push) for push in step.pushes])
-        self._optimizer.learning_rate = self._base_rate * order.rate_factor
-        last = self._before()
+        enough = len(pairs) >= self._aggregation.fewest
         try:
-            for unit in self.plan.units:
-                self._apply_unit(unit, step, send)
+            if step.failure is not None:
+                raise step.failure
+            if isinstance(self._aggregation, Krum) and enough:
+                pairs = [pairs[least_far(self._aggregation, [_in_order(push) for _, push in pairs])]]
+            for number in range(len(self.plan.parts)):
+                if number not in step.taken:
+                    shares = [(each, push[number]) for each, push in pairs if push.get(number)]
+                    self._add(step, number, shares if enough else [], send)
         except Exception:
-            self._flat.copy_(last)
+            self._flat.copy_(step.before)
             raise
         self.version = order.version
         if self._compensation:
             self._keep_base(order.version, order.bases)
-        return 0 if step.changes else len(pairs)
+        return 0 if enough else len(pairs)
 
-    def _apply_unit(self, unit: Unit, step: Step, send: Send) -> None:
-        first = step.of(unit.parts[0])
-        if len(unit.parts) == 1 or self._downlink.piecewise(unit, first):
-            groups = [[part] for part in unit.parts]
-        else:
-            groups = [list(unit.parts)]
-        for group in groups:
-            start, end = self.plan.parts[group[0]].start, self.plan.parts[group[-1]].end
-            of_group = [[payload for part in group for payload in push.get(part, ())] for push in step.pushes]
-            ways = self._downlink.choose(unit, start, end, [each for each in of_group if each])
-            for part in group:
-                if step.changes:
-                    self._step_part(part, step)
-            for update in self._downlink.encode(ways, group, step.order.version, changed=step.changes):
-                send(self._encode(step.order.version, update))
+    def undo(self) -> None:
+        """Go back to the last version, if parts of the next one have been stepped and there is a way."""
+        step, self._step = self._step, None
+        if step is not None and step.taken and step.before is not self._downlink.replica:
+            self._flat.copy_(step.before)
 
-    def _step_part(self, number: int, step: Step) -> None:
-        """Sum a part and take the optimizer's step with it."""
+    def _add(self, step: Step, number: int, shares: Sequence[Share], send: Send) -> None:
+        """Step a part, or with the last of its unit all of that."""
+        step.taken.add(number)
+        place = self._unit_of[number]
+        unit = self.plan.units[place]
+        if place not in step.piecewise:
+            known = [(self.plan.parts[number].start, payloads) for _, payloads in shares]
+            step.piecewise[place] = len(unit.parts) == 1 or self._downlink.piecewise(unit, known)
+        group = {number: shares}
+        if not step.piecewise[place]:
+            waiting = step.waiting.setdefault(place, {})
+            waiting[number] = shares
+            if len(waiting) < len(unit.parts):
+                return
+            group = {part: waiting[part] for part in unit.parts}
+        start, end = (self.plan.parts[min(group)].start, self.plan.parts[max(group)].end)
+        known = [(self.plan.parts[part].start, payloads) for part in group for _, payloads in group[part]]
+        ways = self._downlink.choose(unit, start, end, known)
+        changed = False
+        for part in group:
+            changed |= self._step_part(part, group[part], step)
+        for update in self._downlink.encode(ways, list(group), step.version, changed=changed):
+            send(self._encode(step.version, update))
+
+    def _step_part(self, number: int, shares: Sequence[Share], step: Step) -> bool:
+        """Sum a part and take the optimizer's step with it. Returns whether there was enough for one."""
+        krum = isinstance(self._aggregation, Krum)
+        if len(shares) < (1 if krum else self._aggregation.fewest):
+            return False
         part = self.plan.parts[number]
         out = self._gradient[part.start : part.end].numpy()
-        if isinstance(self._aggregation, Mean):
-            present = [
-                (push[number], w) for push, w in zip(step.pushes, step.weights, strict=True) if number in push
-            ]
-            add_up([payloads for payloads, _ in present], [weight for _, weight in present], out)
-        elif isinstance(self._aggregation, Krum):
-            add_up([step.pushes[step.chosen][number]], [1.0], out)
+        payloads = [each for _, each in shares]
+        if krum:
+            add_up(payloads, [1.0], out)
+        elif isinstance(self._aggregation, Mean):
+            add_up(payloads, weights([each for each, _ in shares], step.weight), out)
         else:
-            combine(self._aggregation, step.of(number), out)
-        if self._compensation and step.order.base_version is not None:
-            self._compensate(part, step.order.base_version, step.order.weight)
+            combine(self._aggregation, payloads, out)
+        if self._compensation and step.base_version is not None:
+            self._compensate(part, step.base_version, step.weight)
         self._optimizer.step(number)
         if not finite(self._flat[part.start : part.end]):
-            self._refuse(part, step.order.version)
+            self._refuse(step.version)
+        return True
 
-    def _before(self) -> torch.Tensor:
-        """What to go back to: the replica if it is apart from the parameters, or a copy that is kept."""
+    def _before(self, *, early: bool) -> torch.Tensor:
+        """What to go back to: what every worker has, or a copy where that may not do."""
         replica = self._downlink.replica
-        if replica is not self._flat or not self._keep_last:
-            self._last = None
+        if not self._keep_last or (replica is not self._flat and not early):
             return replica
         if self._last is None:
             self._last = torch.empty_like(self._flat)
@@ -197,7 +257,7 @@ class Store:
         """What every worker has of the last version."""
         return self._by_tensor(self._downlink.replica)
 
-    def _refuse(self, part: Part, version: int) -> None:
+    def _refuse(self, version: int) -> None:
         pairs = zip(self.manifest.specs, self.parameters, strict=True)
         for spec, parameter in pairs:
             if not finite(parameter.view(-1)):
@@ -284,22 +344,6 @@ class Store:
 
 def _flat(tensor: torch.Tensor) -> Float32:
     return tensor.detach().view(-1).numpy()
-
-
-@dataclass(slots=True, eq=False)
-class Step:
-    """What a version is made of. pushes: that have an effect, with their weights, in rank order. changes:
-    whether they are enough. chosen: by Krum."""
-
-    order: Apply
-    weights: Sequence[float]
-    pushes: Sequence[Push]
-    changes: bool = True
-    chosen: int = 0
-
-    def of(self, part: int) -> list[Payloads]:
-        """What there is of a part."""
-        return [push[part] for push in self.pushes if part in push]
 
 
 def _in_order(push: Push) -> list[Payload]:

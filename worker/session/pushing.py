@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from ...compressors import Compressed, Step
+from ...compressors import Compressed, Payload, Step
 from ...proto import messages as m
 from ...proto.transfer import PLAN, payload_header
 from ...proto.wire import crc32c
@@ -46,16 +48,28 @@ class Pushing:
         """
         with self._metrics.during("compressing"):
             done = self._compressing.add(place, gradient)
-        for part, payloads in done.items():
-            self.checksums[part] = crc32c(payload.data for payload in payloads)
-            header = m.Part(
-                seq=self.seq,
-                assignment=self.assignment.id,
-                part=part,
-                plan=PLAN,
-                payloads=tuple(map(payload_header, payloads)),
-            )
-            self._connection.part(header, payloads)
+        if not done:
+            return
+        with self._metrics.during("pushing"):
+            for part, payloads in done.items():
+                self._send(part, payloads)
+
+    def _send(self, part: int, payloads: Sequence[Payload]) -> None:
+        self.checksums[part] = crc32c(payload.data for payload in payloads)
+        header = m.Part(
+            seq=self.seq,
+            assignment=self.assignment.id,
+            part=part,
+            plan=PLAN,
+            payloads=tuple(map(payload_header, payloads)),
+        )
+        self._connection.part(header, payloads)
+
+    def cease(self) -> None:
+        """Parts that were sent cannot be taken back: the others go empty, and what they hold stays in the
+        ledger."""
+        for part in self._compressing.cease():
+            self._send(part, ())
 
     def commit(self, slices: int, *, undoable: bool) -> Compressed:
         """Have the ledger take the step in. slices: the measure of the ledger."""

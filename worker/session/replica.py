@@ -13,6 +13,7 @@ from torch import nn
 from ...compressors import Payload, add_update, divide, put_update
 from ...proto.manifest import DTYPE, Manifest
 from ...proto.messages import Content, Tensor, Update
+from .hooks import as_dense
 
 
 class ModelError(ValueError):
@@ -97,9 +98,11 @@ class Replica:
         if all(version == update.version for version in self._versions):
             self._version = update.version
 
+    def gradient(self, place: int) -> torch.Tensor:
+        """Where the parameter is; zeros if the loss did not reach it."""
+        parameter = self.parameters[place]
+        return torch.zeros_like(parameter) if parameter.grad is None else as_dense(parameter.grad)
+
     def gradients(self) -> list[torch.Tensor]:
-        """Where the parameters are; zeros where the loss did not reach one."""
-        return [
-            torch.zeros_like(p) if p.grad is None else p.grad.detach().to_dense().to(torch.float32)
-            for p in self.parameters
-        ]
+        """Of every parameter."""
+        return [self.gradient(place) for place in range(len(self.parameters))]

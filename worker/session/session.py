@@ -105,7 +105,8 @@ class Session:
         self._answered = 0  # id of the last assignment that was
         self._resends = 0
         self._reconnects = 0
-        self._raw_arrived = 0, 0  # version, and bytes of what came of it as float32
+        self._raw_arrived = 0
+        self._arriving: list[Received] = []  # parts of the next version
         self._held: m.Assignment | None = None  # until its version is whole
         self._waiting = WaitingLog()
 
@@ -274,14 +275,21 @@ class Session:
     # ---- inside
 
     def _apply(self, received: Received) -> None:
-        update, had = received.update, self.replica.version
+        """Keep a part of an update until all of them are here: others may still need this version."""
+        version = received.update.version
+        if self._arriving and self._arriving[0].update.version != version:
+            self._arriving = []
+        self._arriving = [each for each in self._arriving if each.update.part != received.update.part]
+        self._arriving.append(received)
+        if len(self._arriving) < len(self.replica.plan.parts):
+            return
+        parts, self._arriving = self._arriving, []
         with self._metrics.during("applying"):
-            self.replica.apply(update, received.payloads)
+            for each in parts:
+                self.replica.apply(each.update, each.payloads)
         # Of several updates in a row, uncompressed, the last alone would have done.
-        version, raw_bytes = self._raw_arrived
-        elements = sum(payload.elements for payload in received.payloads)
-        self._raw_arrived = update.version, elements * 4 + (raw_bytes if version == update.version else 0)
-        if self.replica.version is not None and self.replica.version != had:
+        self._raw_arrived = self.replica.manifest.raw_bytes
+        if self.replica.version is not None:
             self._connection.stepped(self.replica.version)
             self._metrics.version.set(self.replica.version)
 
@@ -296,8 +304,8 @@ class Session:
             if self.replica.version is None or self.replica.version < assignment.version:
                 return None
             self._at(assignment.version, "told to work at")
-            self._metrics.raw_down.inc(self._raw_arrived[1])
-            self._raw_arrived = 0, 0
+            self._metrics.raw_down.inc(self._raw_arrived)
+            self._raw_arrived = 0
             self._metrics.epoch.set(assignment.epoch)
         self._held = None
         return assignment
@@ -362,7 +370,8 @@ class Session:
         match reason:
             case Reason.STALE if sent.payloads:
                 log.info("push %d came too late; its gradient goes out with the next push", outcome.seq)
-                self._compression.ledger.put_back(sent)
+                parts = [self.replica.plan.parts[part] for part in outcome.counted]
+                self._compression.ledger.put_back(sent, [(part.start, part.end) for part in parts])
             case Reason.STALE:
                 log.info("push %d came too late, and had nothing in it", outcome.seq)
             case Reason.REDUNDANT:

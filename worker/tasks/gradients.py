@@ -11,8 +11,10 @@ import torch
 from ...compressors import NonFiniteGradient
 from ...proto import messages as m
 from ..metrics import Metrics
+from ..session.hooks import GradientHooks
+from ..session.pushing import Pushing
 from ..session.session import Session
-from .computation import Computation
+from .computation import Computation, TaskFailedError
 from .sharding import Indices
 from .strategy import Strategy
 
@@ -23,52 +25,122 @@ class GradientWork(Strategy):
     """Work that pushes something else in place of a gradient overrides `_compute`."""
 
     def __init__(
-        self, session: Session, computation: Computation, metrics: Metrics, *, single: bool = False
+        self,
+        session: Session,
+        computation: Computation,
+        metrics: Metrics,
+        *,
+        single: bool = False,
+        overlap: bool = False,
+        final: bool = False,
     ) -> None:
         """
         Args:
             single: whether gradients become versions one at a time, so that a worker may compute at one
                 version twice, or not at all.
+            overlap: push parts during the backward pass.
+            final: whether parts may count before the push is committed, and cannot be taken back.
         """
         super().__init__(session, computation, metrics)
         self._single = single
         self._held = 0  # steps since the last that was pushed
         self._steps = 0
+        self._hooks = GradientHooks(session.replica.parameters) if overlap else None
+        self._final = final
 
     def work(self, assignment: m.Assignment) -> None:
         session = self._session
         session.doing("computing")
         try:
-            with self._metrics.during("computing"):
-                samples, loss, gradients = self._compute(assignment)
-            if not math.isfinite(loss):
-                raise UnusableError(f"the loss is {loss}")
-            pushed = self._push(assignment, gradients, samples, loss)
+            if self._hooks is not None and not assignment.stragglers:
+                pushed = self._overlapped(assignment, self._hooks)
+            else:
+                pushed = self._one_after_the_other(assignment)
         except (UnusableError, NonFiniteGradient) as error:
             log.warning("version %d: %s; this step contributes nothing", assignment.version, error)
             self._skipped.add(str(error))
             self._reset()
             session.skip(assignment)
             return
-        self._skipped.over()
         self._held = 0 if pushed else self._held + 1
 
-    def _push(
-        self, assignment: m.Assignment, gradients: Sequence[torch.Tensor], samples: int, loss: float
-    ) -> bool:
-        """Returns whether something was sent. Raises NonFiniteGradient."""
-        session, (version, rank) = self._session, self._place(assignment)
-        session.doing("compressing")
-        step = self._steps if self._single else assignment.version
-        pushing = session.begin_step(assignment, samples, rank=rank, version=version, step=step)
+    def _overlapped(self, assignment: m.Assignment, hooks: GradientHooks) -> bool:
+        """Push each part as soon as backward has its last gradient."""
+        indices = self._computation.indices(assignment)
+        pushing, loss = self._begin(assignment, len(indices)), math.nan
         try:
-            for place in reversed(range(len(gradients))):
-                pushing.add(place, gradients[place])
+            hooks.follow(pushing)
+            try:
+                with self._metrics.during("computing"):
+                    loss = self._loss(assignment, 0, indices)
+            finally:
+                missing = hooks.let_go()
+            if hooks.error is not None:
+                raise hooks.error
+            if hooks.repeated:
+                raise RepeatedError
+            if not math.isfinite(loss):
+                raise UnusableError(f"the loss is {loss}")
+            for place in missing:  # the loss does not reach them
+                pushing.add(place, self._session.replica.gradient(place))
+        except Exception as error:
+            return self._broken_off(pushing, error, loss)
+        return self._commit(pushing, loss)
+
+    def _broken_off(self, pushing: Pushing, error: Exception, loss: float) -> bool:
+        """Some parts may have been sent. Returns whether the step counts."""
+        if self._final and pushing.checksums and isinstance(error, UnusableError | NonFiniteGradient):
+            log.warning("version %d: %s; some of its parts have left", pushing.assignment.version, error)
+            self._skipped.add(str(error))
+            pushing.cease()
+            self._steps += 1
+            return self._session.commit(pushing, loss if math.isfinite(loss) else 0.0)
+        if self._final and pushing.checksums and isinstance(error, RepeatedError):
+            why = "a gradient came twice in one backward pass, and the first has left"
+            raise TaskFailedError(f"{why}: use --overlap off for this model") from None
+        self._session.abandon(pushing)
+        if not isinstance(error, RepeatedError):
+            raise error
+        log.warning("a gradient came twice in one backward pass; from now on parts leave after it")
+        self._hooks = None
+        return self._push(pushing.assignment, pushing.samples, loss)
+
+    def _one_after_the_other(self, assignment: m.Assignment) -> bool:
+        with self._metrics.during("computing"):
+            samples, loss, gradients = self._compute(assignment)
+        if not math.isfinite(loss):
+            raise UnusableError(f"the loss is {loss}")
+        return self._push(assignment, samples, loss, gradients)
+
+    def _push(
+        self,
+        assignment: m.Assignment,
+        samples: int,
+        loss: float,
+        gradients: Sequence[torch.Tensor] | None = None,
+    ) -> bool:
+        """gradients: those of the replica if None. Returns whether something was sent. Raises
+        NonFiniteGradient."""
+        self._session.doing("compressing")
+        pushing = self._begin(assignment, samples)
+        replica = self._session.replica
+        try:
+            for place in reversed(range(len(replica.parameters))):
+                pushing.add(place, replica.gradient(place) if gradients is None else gradients[place])
         except NonFiniteGradient:
-            session.abandon(pushing)
+            self._session.abandon(pushing)
             raise
+        return self._commit(pushing, loss)
+
+    def _begin(self, assignment: m.Assignment, samples: int) -> Pushing:
+        version, rank = self._place(assignment)
+        step = self._steps if self._single else assignment.version
+        return self._session.begin_step(assignment, samples, rank=rank, version=version, step=step)
+
+    def _commit(self, pushing: Pushing, loss: float) -> bool:
+        self._skipped.over()
         self._steps += 1
-        return session.commit(pushing, loss)
+        return self._session.commit(pushing, loss)
 
     def finish(self) -> None:
         if self._held:
@@ -78,14 +150,15 @@ class GradientWork(Strategy):
                 self._held,
             )
 
-    def _compute(self, assignment: m.Assignment) -> tuple[int, float, list[torch.Tensor]]:
-        """How many samples are this worker's, their mean loss at the base version, and what to push."""
+    def _compute(self, assignment: m.Assignment) -> tuple[int, float, list[torch.Tensor] | None]:
+        """How many samples are this worker's, their mean loss at the base version, and what to push: None for
+        the gradients of the replica."""
         indices = self._computation.indices(assignment)
         if assignment.stragglers:
             samples, loss = self._computation.combined_loss(assignment, indices)
         else:
             samples, loss = len(indices), self._loss(assignment, 0, indices)
-        return samples, loss, self._session.replica.gradients()
+        return samples, loss, None
 
     def _loss(self, assignment: m.Assignment, step: int, indices: Indices) -> float:
         """Of a local step, 0 where there is one only; the gradients are the replica's afterwards."""
@@ -99,6 +172,10 @@ class GradientWork(Strategy):
 
     def _reset(self) -> None:
         """A step was skipped."""
+
+
+class RepeatedError(Exception):
+    """A gradient came twice."""
 
 
 class UnusableError(Exception):

@@ -40,7 +40,7 @@ class LocalWork(GradientWork):
         self._training = training
         self._batch_size = batch_size
 
-    def _compute(self, assignment: Assignment) -> tuple[int, float, list[torch.Tensor]]:
+    def _compute(self, assignment: Assignment) -> tuple[int, float, list[torch.Tensor] | None]:
         """As for gradients; the loss is over the samples of the first step."""
         indices = self._computation.indices(assignment)
 

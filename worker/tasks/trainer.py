@@ -116,7 +116,15 @@ def _strategy(
 ) -> Strategy:
     match work:
         case Gradients():
-            return GradientWork(session, computation, metrics, single=work.single)
+            overlap = job.overlap != "off"
+            return GradientWork(
+                session,
+                computation,
+                metrics,
+                single=work.single,
+                overlap=overlap,
+                final=job.overlap == "both",
+            )
         case Local():
             training = LocalTraining(session.replica.parameters, job.optimizer, work.correction)
             return LocalWork(session, computation, metrics, training, job.batch_size)

@@ -66,6 +66,10 @@ class Mode(ABC):
         `ranks` are of those that have been given work and have not answered, where others wait for them.
         """
 
+    def begun(self, version: int) -> None:
+        """Part of the round that leads to the version cannot be undone any more."""
+        return
+
     def due(self, now: float) -> bool:
         """Whether time alone has changed what can be done."""
         return False

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from ...shard.aggregation import parse_aggregation
 from .. import events as e
 from ..lives import move
 from ..roster import Member, Name, Work, WorkLife
@@ -58,7 +59,8 @@ class Place:
 class Round:
     """Places are in rank order. contributions and answered, with the samples behind each, are by place.
 
-    open: places that have neither answered nor been lost. lost: places whose member is, or was.
+    open: places that have neither answered nor been lost. lost: places whose member is, or was. parts:
+    whether the shard may step parts before the round closes. begun: whether it has.
     """
 
     version: int
@@ -66,6 +68,8 @@ class Round:
     progress: float  # of the job, when it opened
     rate_factor: float
     division: Division | Sliced | StragglerCoded
+    parts: bool = False
+    begun: bool = False
     life: RoundLife = RoundLife.OPEN
     places: list[Place] = field(default_factory=list[Place])
     place_of: dict[int, int] = field(default_factory=dict[int, int])  # by id of the work
@@ -119,6 +123,7 @@ class Rounds(Mode):
     round: Round | None = None
     _first_loss: float | None = None  # at the start of the first round
     _loss: float = math.nan  # at the start of the last round that has closed
+    _waits: list[e.Wait] = field(default_factory=list[e.Wait])  # still to be told
     _note: str = ""  # the last thing said about how rounds are divided
 
     @property
@@ -130,7 +135,8 @@ class Rounds(Mode):
         return self.wanted.redundancy > 1 or self.wanted.stragglers > 0
 
     def advance(self, now: float) -> list[e.Action]:
-        return [*self._offer(now), *self._close(now)]
+        waits, self._waits = self._waits, []
+        return [*waits, *self._offer(now), *self._close(now)]
 
     # ---- giving out work
 
@@ -157,6 +163,7 @@ class Rounds(Mode):
             progress=progress,
             rate_factor=state.rate_factor(progress + count / 2 / state.samples.per_epoch),
             division=division,
+            parts=self._in_parts and type(division) is Division,
         )
         actions: list[e.Action] = []
         for number, (member, part) in enumerate(zip(idle, division.parts, strict=False)):
@@ -166,9 +173,33 @@ class Rounds(Mode):
         if division.note and division.note != self._note:
             self._note = division.note
             actions.append(e.Note(text=division.note))
+        if round_.parts:  # behind the assignments: what takes members to this version comes before the next
+            actions.append(self._open(round_))
         state.local_steps = steps
         state.wait_from(now)
         return actions
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether parts of an update may be sent while others are on their way up."""
+        wanted = self._state.rules.overlap == "both" and self.local is None and not self.wanted.backup
+        return wanted and parse_aggregation(self._state.rules.aggregation).by_coordinate
+
+    def _open(self, round_: Round) -> e.Open:
+        members = {
+            place.work: (*place.member, part.samples)
+            for place, part in zip(round_.places, round_.division.parts, strict=False)
+        }
+        return e.Open(version=round_.version + 1, members=members, rate_factor=round_.rate_factor)
+
+    def _wait(self, round_: Round, work: int, *, on: bool) -> None:
+        """Have the shard told with the next actions."""
+        if round_.parts:
+            self._waits.append(e.Wait(assignment=work, on=on))
+
+    def begun(self, version: int) -> None:
+        if self.round is not None and self.round.version == version - 1:
+            self.round.begun = True
 
     def _give(
         self, round_: Round, number: int, member: Member, part: Part, now: float, *, evaluate_epoch: int = 0
@@ -228,8 +259,13 @@ class Rounds(Mode):
             assert round_ is not None
             # What it was told may not have arrived.
             assignment = work.assignment
-            if work.shared:
-                number = round_.place_of[work.id]
+            number = round_.place_of[work.id]
+            if round_.begun and number in round_.lost:  # its push will be too late
+                state.roster.relieve(member)
+                return []
+            if work.shared or round_.parts:
+                if number in round_.lost:
+                    self._wait(round_, work.id, on=True)
                 round_.lost.discard(number)  # nobody else has been given it
                 round_.open.add(number)
             state.ask_for_evaluation(member, assignment.evaluate_epoch, assignment.id, now)
@@ -246,6 +282,10 @@ class Rounds(Mode):
         round_ = self.round
         assert round_ is not None
         number = round_.place_of[work.id]
+        if round_.parts and number in round_.lost:  # parts may have been stepped without it
+            return None
+        if not event.samples:
+            self._wait(round_, work.id, on=False)
         part = round_.division.parts[number]
         contribution = e.Contribution(
             key=event.key,
@@ -274,9 +314,10 @@ class Rounds(Mode):
             return
         assert round_ is not None
         round_.lose(round_.place_of[work.id])
+        self._wait(round_, work.id, on=False)
         if self._state.roster.get(member.id) is None:  # another incarnation has replaced it
             self._state.roster.relieve(member)
-        if not round_.contributions and not round_.open:
+        if not round_.contributions and not round_.open and not round_.begun:
             # Everyone is gone and nothing came: its samples are drawn again, by whoever comes.
             self.round = None
             for drawn, places in round_.division.portions():
@@ -337,7 +378,8 @@ class Rounds(Mode):
     def _settle(self, round_: Round) -> None:
         """Account for the samples of a round that has closed."""
         for drawn, places in round_.division.portions():
-            answered = any(number in round_.contributions for number in places)
+            # What parts hold of a lost member's gradient cannot be taken out, so nobody else computes it.
+            answered = round_.begun or any(number in round_.contributions for number in places)
             if not answered and all(number in round_.lost for number in places):
                 self._return(round_, drawn, places)
                 continue

@@ -1,0 +1,62 @@
+"""Gradients as backward produces them: hooks after accumulation hand each to the push that is being made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from .pushing import Pushing
+
+log = logging.getLogger("gradwire.worker")
+
+
+class GradientHooks:
+    """Of a model's parameters, for as long as they live. A push is *followed* during one backward pass.
+
+    Autograd calls a hook once for each parameter that the loss reaches, also where several modules share it.
+    A
+    gradient that comes twice, as of reentrant checkpoints, was handed on too early: then the push is no good.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self._parameters = parameters
+        self._pushing: Pushing | None = None
+        self._added: set[int] = set()
+        self.error: Exception | None = None  # what a hook met; raised in autograd it would lose its type
+        self.repeated = False  # whether a gradient came twice
+        for place, parameter in enumerate(parameters):
+            register: Any = parameter.register_post_accumulate_grad_hook
+            register(partial(self._came, place))
+
+    def follow(self, pushing: Pushing) -> None:
+        """Hand what comes from now on to a push."""
+        self._pushing, self.error, self.repeated = pushing, None, False
+        self._added.clear()
+
+    def let_go(self) -> list[int]:
+        """The pass is over, or has failed. Returns the tensors whose gradients have not come."""
+        self._pushing = None
+        return [place for place in reversed(range(len(self._parameters))) if place not in self._added]
+
+    def _came(self, place: int, parameter: torch.Tensor) -> None:
+        if self._pushing is None or self.error is not None:
+            return
+        if place in self._added:
+            self.repeated = True
+            return
+        if parameter.grad is None:  # another hook has taken it
+            return
+        self._added.add(place)
+        try:
+            self._pushing.add(place, as_dense(parameter.grad))
+        except Exception as error:
+            self.error = error
+
+
+def as_dense(gradient: torch.Tensor) -> torch.Tensor:
+    """As it is pushed."""
+    return gradient.detach().to_dense().to(torch.float32)
