@@ -107,7 +107,7 @@ def _quantize_blocks_on_gpu(
     if left.data_ptr() != residual.data_ptr():
         left.copy_(residual)
     found = torch.zeros((2, len(gradients)), dtype=torch.float64, device=residual.device)
-    parts = codes.split((4 * words).tolist()), left.split(sizes.tolist())
+    parts = torch.split(codes, (4 * words).tolist()), torch.split(left, sizes.tolist())
     tables = levels.reshape(-1, format.level_count)
     for block, (gradient, table, own_codes, own_left) in enumerate(
         zip(gradients, tables, *parts, strict=True)

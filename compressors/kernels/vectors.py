@@ -291,6 +291,15 @@ def _lookup_four(builder, table, index):
     return builder.shuffle_vector(*halves, ir.Constant(WORDS.llvm, list(range(LANES))))
 
 
+def _lookup_eight(builder, table, index):
+    """As `_lookup_four` for eight entries, which stand in the table twice, and an index below 8."""
+    if _target_has("avx512f") or not _target_has("avx2"):
+        return _lookup(builder, table, index)
+    low, _ = _halves(builder, table)
+    halves = [_call(builder, "llvm.x86.avx2.permps", low.type, low, part) for part in _halves(builder, index)]
+    return builder.shuffle_vector(*halves, ir.Constant(WORDS.llvm, list(range(LANES))))
+
+
 def _halves(builder, vector):
     """Lanes 0 to 7, and 8 to 15."""
     places = (ir.Constant(ir.VectorType(I32, 8), list(range(start, start + 8))) for start in (0, 8))
@@ -298,6 +307,7 @@ def _halves(builder, vector):
 
 
 lookup_four = binary(_lookup_four)
+lookup_eight = binary(_lookup_eight)
 
 
 def _pack_avx2(builder, codes, width):
@@ -480,6 +490,17 @@ def add_codes(typingctx, sums, table, words):
         return context.make_tuple(builder, sums, vectors)
 
     return sums(sums, table, words), codegen
+
+
+def _power(builder, a, base):
+    """How often a positive number can be halved before its bits are below those of `base`, from 0 to 7."""
+    exponent = builder.ashr(builder.sub(builder.bitcast(a, WORDS.llvm), base), WORDS.constant(23))
+    zero, seven = WORDS.constant(0), WORDS.constant(7)
+    exponent = builder.select(builder.icmp_signed("<", exponent, seven), exponent, seven)
+    return builder.select(builder.icmp_signed(">", exponent, zero), exponent, zero)
+
+
+power = binary(_power, WORDS)
 
 
 @njit

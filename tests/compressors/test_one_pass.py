@@ -1,4 +1,4 @@
-"""One pass over many tensors: codes, what is left, and statistics, bit for bit those of the plain functions."""
+"""One pass over many tensors: codes, what is left, and statistics, to the bits of the plain functions."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from gradwire.compressors.kernels.late import CHUNK
 from gradwire.compressors.kernels.reference import FLOAT32_MAX, SUM_BLOCK
 
 Array = npt.NDArray[np.float32]
+
+FOUR = CodeFormat.SIGNED_4BIT
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +51,16 @@ def all_levels(format: CodeFormat, blocks: int) -> Array:
     return levels
 
 
-def check(format: CodeFormat, gradients: Sequence[Array], residual: Array, *, in_place: bool) -> None:
-    levels = all_levels(format, len(gradients))
+def check(
+    format: CodeFormat,
+    gradients: Sequence[Array],
+    residual: Array,
+    *,
+    in_place: bool,
+    levels: Array | None = None,
+) -> None:
+    if levels is None:
+        levels = all_levels(format, len(gradients))
     size = sum(format.code_bytes(gradient.size) for gradient in gradients)
     results: list[tuple[bytes, ...]] = []
     for kernels in (cpu, reference):
@@ -94,6 +104,40 @@ CASES: dict[str, Array] = {
 @pytest.mark.parametrize("format", SIGNED)
 def test_special_values(format: CodeFormat, case: str, owed: str) -> None:
     check(format, [CASES[case][:40]] * 2, np.tile(CASES[owed][:40], 2), in_place=True)
+
+
+SMALLEST = float(np.finfo(np.float32).smallest_normal)
+UNITS = [SMALLEST / 4, SMALLEST / 2, SMALLEST, 1.5 * SMALLEST, 1e-30, 0.04, 0.75, 3e3, 2.0**120, 2.6e36]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_levels_each_double_the_next(unit: float) -> None:
+    """As `running` has them. At each level, next to it, and between."""
+    levels = (unit * 2.0 ** np.arange(7)).astype(np.float32)
+    assert np.isfinite(levels).all()
+    near = [np.nextafter(levels, np.float32(0)), levels, np.nextafter(levels, np.float32(np.inf))]
+    values = np.concatenate([*near, levels * np.float32(1.4), gradient(60)])
+    values = np.concatenate([values, -values, np.array([0.0, -0.0, 1e-45], np.float32)])
+    check(
+        FOUR,
+        [values, values[:50]],
+        np.zeros(values.size + 50, np.float32),
+        in_place=False,
+        levels=np.tile(levels, 2),
+    )
+    codes, left = np.zeros(FOUR.code_bytes(values.size), np.uint8), np.zeros_like(values)
+    expected, expected_left = np.zeros_like(codes), np.zeros_like(values)
+    cpu.quantize(FOUR, values, left, levels, codes)
+    reference.quantize(FOUR, values, expected_left, levels, expected)
+    assert same_bits(codes, expected)
+    assert same_bits(left, expected_left)
+
+
+def test_some_blocks_with_levels_that_double() -> None:
+    doubling = (0.01 * 2.0 ** np.arange(7)).astype(np.float32)
+    levels = np.concatenate([doubling, levels_of(FOUR), doubling, np.nextafter(doubling, np.float32(1))])
+    sizes = [5000, 77, 300, 4100]
+    check(FOUR, gradients_of(sizes), residual_of(sum(sizes)), in_place=True, levels=levels)
 
 
 @pytest.mark.parametrize("format", SIGNED)
@@ -155,7 +199,6 @@ def test_torch_tensors() -> None:
     assert np.allclose(decode(payload) + expected, np.clip(sums, -FLOAT32_MAX, FLOAT32_MAX))
 
 
-FOUR = CodeFormat.SIGNED_4BIT
 memory: Array = np.zeros(100, np.float32)
 
 
