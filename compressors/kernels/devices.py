@@ -79,11 +79,12 @@ def quantize_blocks(
 
     All tensors are contiguous float32 of one dimension, on the same device.
     """
+    where = residual.get_device()
     for gradient in gradients:
-        if gradient.dtype != torch.float32 or gradient.dim() != 1 or not gradient.is_contiguous():
+        if gradient.dtype is not torch.float32 or gradient.ndim != 1 or not gradient.is_contiguous():
             got = f"{gradient.dtype} of shape {tuple(gradient.shape)}"
             raise ValueError(f"gradient: expected contiguous torch.float32 of one dimension, got {got}")
-        if gradient.device != residual.device:
+        if gradient.get_device() != where:
             raise ValueError(f"gradient: expected it on {residual.device}, got {gradient.device}")
     sizes = np.array([gradient.numel() for gradient in gradients], np.int64)
     if on_gpu(residual):
