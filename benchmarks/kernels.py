@@ -4,8 +4,8 @@
 
 Two peers: `torch.add_` on float32 tensors of the same size (12 bytes moved per element: two read, one
 written) for everything that passes over memory once, and adding up decoded float32 tensors with `add_` for
-the reductions. Repetitions are interleaved and medians compared. Absolute times mean nothing on another
-machine, or on this one tomorrow.
+the reductions. At the end, a model of many small tensors: a call for each, and one for all. Repetitions are
+interleaved and medians compared. Absolute times mean nothing on another machine, or on this one tomorrow.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from ..compressors import (
 )
 from . import output
 from .arguments import file_to_write, program
-from .timing import interleaved
+from .timing import interleaved, wall
 
 PUSHES = 16
 ADD_BYTES = 12.0
+BLOCKS, BLOCK_ELEMENTS = 200, 4096
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,22 @@ def make_cases(elements: int, seed: int) -> list[Case]:
         pushes = [payload_of(spec, gradients[w % 2].roll(w)) for w in range(PUSHES)]
         return lambda: reduce_payloads(pushes, weights, out)
 
+    def one_pass(spec: str, left: torch.Tensor) -> Callable[[], object]:
+        payload = payload_of(spec, gradient)
+        assert isinstance(payload, QuantizedPayload)
+        given = [gradient.numpy()], residual.numpy(), left.numpy(), payload.levels, payload.data.copy()
+        return lambda: kernels.cpu.quantize_blocks(payload.format, *given)
+
     whole = model_compressor("4bit", elements)
     four = payload_of("4bit:levels=groups", gradient)
     return [
         Case("4bit with feedback, one pass", quantize("4bit:levels=groups"), moved=(12.5,), goal=0.9),
         Case("2bit with feedback, one pass", quantize("2bit"), moved=(12.25,)),
+        Case("4bit, one pass with statistics", one_pass("4bit", residual), (12.5,), 0.85),
+        Case("4bit, the same, any levels", one_pass("4bit:levels=groups", residual), (12.5,)),
+        # Four bytes more per element are moved where what is left does not go past the cache.
+        Case("4bit, the same, residual kept", one_pass("4bit", torch.zeros(elements)), (12.5,)),
+        Case("2bit, one pass with statistics", one_pass("2bit", residual), moved=(12.25,)),
         Case("mean |g| and finite check", lambda: kernels.cpu.magnitudes(gradient.numpy()), moved=(4,)),
         # What its passes move, and what a single pass would have to.
         Case(
@@ -147,6 +159,36 @@ def measure(cases: Sequence[Case], elements: int, repeats: int, seed: int) -> li
     return rows
 
 
+def measure_blocks(blocks: int, elements: int, repeats: int, seed: int) -> list[dict[str, Any]]:
+    """Many small tensors: a kernel call for each, its magnitudes first, and one call for all.
+
+    Returns:
+        A row for each: name and median time_us of what all tensors take.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    gradients = [torch.randn(elements, generator=generator) * 2e-3 for _ in range(blocks)]
+    residual = torch.zeros(blocks * elements)
+    payload = payload_of("4bit", gradients[0])
+    assert isinstance(payload, QuantizedPayload)
+    format, levels = payload.format, payload.levels
+    parts, all_levels = residual.view(blocks, elements).unbind(), np.tile(levels, blocks)
+
+    def each() -> None:
+        for gradient, part in zip(gradients, parts, strict=True):
+            kernels.devices.magnitudes(gradient)
+            kernels.devices.quantize(format, gradient, part, levels)
+
+    def at_once() -> None:
+        kernels.devices.quantize_blocks(format, gradients, residual, residual, all_levels)
+
+    tasks: dict[str, Callable[[], object]] = {"a call for each": each, "one call for all": at_once}
+    taken = interleaved(list(tasks.values()), repeats, lambda task: wall(task, 10))
+    return [
+        {"name": f"4bit of {blocks} x {elements}, {name}", "time_us": 1e6 * seconds}
+        for name, seconds in zip(tasks, taken, strict=True)
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = program(__doc__)
     shown = "(default: %(default)s)"
@@ -174,7 +216,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         goal = "" if row["goal"] is None else f"{row['goal']:.2f}"
         times = f"{row['time_ms']:.1f} : {row['peer_ms']:.1f} ms"
         print(f"{row['name']:32} {row['ratio']:6.2f}  {goal:>5}  {row['peer']} ({times})")
-    output.write_json(options.json, {"conditions": conditions, "rows": rows})
+    blocks = measure_blocks(BLOCKS, BLOCK_ELEMENTS, options.repeats, options.seed)
+    for row in blocks:
+        print(f"{row['name']:40} {row['time_us']:8.0f} us")
+    output.write_json(options.json, {"conditions": conditions, "rows": rows, "blocks": blocks})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from .indices import decode_indices, sparse_payload
-from .kernels.checks import address
+from .kernels.checks import address, addresses
 from .payload import (
     Bytes,
     CodeFormat,
@@ -180,12 +180,12 @@ def _concatenated(parts: list[Bytes]) -> Bytes:
     if not parts:
         return _NO_BYTES
     base = parts[0].base
-    places = np.array([address(part) for part in parts], np.int64)
+    places = addresses(parts)
     sizes = np.array([part.size for part in parts], np.int64)
-    in_a_row = bool((places[1:] == places[:-1] + sizes[:-1]).all())
+    in_a_row = bool((np.diff(places) == sizes[:-1]).all())
     if not (in_a_row and isinstance(base, np.ndarray) and base.flags.c_contiguous):
         return np.concatenate(parts)
-    if any(part.base is not base for part in parts):
+    if any(part.base is not base for part in parts):  # neighbours by chance
         return np.concatenate(parts)
     offset = int(places[0]) - int(address(base))
     return base.reshape(-1).view(np.uint8)[offset : offset + int(sizes.sum())]

@@ -41,7 +41,7 @@ def address(array: npt.NDArray[np.generic]) -> np.uint64:
 
 
 def addresses(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint64]:
-    return np.array([address(array) for array in arrays], np.uint64)
+    return np.array([array.__array_interface__["data"][0] for array in arrays], np.uint64)
 
 
 def code_addresses(datas: Sequence[Bytes], size: int) -> npt.NDArray[np.uint64]:

@@ -15,63 +15,227 @@ from numba.misc.special import literally
 
 from . import vectors as v
 from .blocks import CHUNK_PIECES, ELEMENTS, PIECES, WORDS
-from .compiling import block_of, chunks, kernel, spans, take
-from .late import CHUNK
+from .compiling import block_of, chunks, copy, kernel, spans, take
+from .dense import bits_of, read_float32
+from .late import CHUNK, LANES
 from .reference import SUM_BLOCK
 
 # Bytes ahead at which memory is asked for: one page, where the processor's own prefetching stops.
 AHEAD = 4096
+# Elements of a gradient that are added up, and then quantized while they are in the first-level cache.
+PART = 1024
+# Of levels each of which is the next lower one doubled: then a code is a difference of exponents.
+DOUBLING = 8
 
 
 @njit
 def _total(gradient, residual, i, kept):
-    """gradient + residual, if there is one, kept within the finite range."""
+    """gradient + residual, if there is one; `_code` keeps it within the finite range."""
     v.prefetch(np.uint64(gradient.ctypes.data), np.uint64(4 * i + AHEAD))
     if not kept:
         return v.load(gradient, i)
     v.prefetch(np.uint64(residual.ctypes.data), np.uint64(4 * i + AHEAD))
-    return v.saturated_sum(v.load(gradient, i), v.load(residual, i))
+    return v.add(v.load(gradient, i), v.load(residual, i))
+
+
+@njit
+def _tables(bits, levels, block):
+    """What `_code` needs of a block's levels."""
+    if bits == 2:
+        level = v.all_floats(levels[block])
+        return level, level, level, level, level, level, level, v.all_words(0)
+    first, values = 7 * block, np.zeros((3, LANES), np.float32)
+    for lane in range(LANES):
+        values[0, lane] = levels[first + lane % 4 * 2]
+        if lane % 4:
+            values[1, lane] = levels[first + lane % 4 * 2 - 1]
+        if lane % 8:
+            values[2, lane] = levels[first + lane % 8 - 1]
+    flat = values.reshape(-1)
+    lowest, fourth = v.all_floats(levels[first]), v.all_floats(levels[first + 3])
+    second, sixth = v.all_floats(levels[first + 1]), v.all_floats(levels[first + 5])
+    # What is larger than the lowest level by anything is at least this much doubled.
+    base = v.all_words(np.uint32(bits_of(levels[first]) + np.uint32(1) - np.uint32(1 << 23)))
+    thirds, below, worths = v.load(flat, 0), v.load(flat, LANES), v.load(flat, 2 * LANES)
+    return lowest, second, fourth, sixth, thirds, below, worths, base
+
+
+@njit
+def _kind(bits, levels, block):
+    """`DOUBLING` if each of the seven levels is the next lower one doubled, otherwise the bits."""
+    if bits == 2:
+        return bits
+    lowest = bits_of(levels[7 * block])
+    if lowest < np.uint32(1 << 23):
+        return bits
+    for k in range(1, 7):
+        if bits_of(levels[7 * block + k]) != lowest + np.uint32(k << 23):
+            return bits
+    return DOUBLING
+
+
+@njit
+def _code(kind, tables, total):
+    """Sixteen codes, and what they leave of the total, once that is kept within the finite range."""
+    lowest, second, fourth, sixth, thirds, below, worths, base = tables
+    sign = v.sign(total)
+    size = v.saturated(v.differing(total, sign))
+    if kind == 2:
+        beyond = v.at_least(size, lowest)
+        code = v.where(beyond, v.all_words(2), v.all_words(0))
+        code = v.where(v.at_least(total, lowest), v.all_words(3), code)
+        # What the level leaves of itself is +0, also where it is negative.
+        worth = v.where(beyond, v.differing(lowest, sign), v.all_floats(np.float32(0.0)))
+        return code, v.subtract(v.differing(size, sign), worth)
+    if kind == DOUBLING:
+        code = v.power(size, base)
+        worth = v.lookup_eight(worths, code)
+    else:
+        # Binary search in seven levels: against the fourth, the second or sixth, and one of the other four.
+        beyond = v.above(size, fourth)
+        index = v.where(beyond, v.all_words(2), v.all_words(0))
+        index = v.add_set(index, v.above(size, v.where(beyond, sixth, second)))
+        third = v.lookup_four(thirds, index)
+        beyond = v.above(size, third)
+        code = v.add_set(v.twice(index), beyond)
+        worth = v.where(beyond, third, v.lookup_four(below, index))
+    code = v.where(v.above(total, lowest), v.either(code, v.all_words(8)), code)
+    # Something is left, or there was nothing: so it has the sign of the total.
+    return code, v.differing(v.subtract(size, worth), sign)
+
+
+@njit
+def _quantize(kind, bits, cursor, gradient, residual, levels, data, elements):
+    kept, tables = residual.size > 0, _tables(bits, levels, 0)
+    for start in chunks(cursor, elements):
+        for i in range(start, min(start + CHUNK, elements), LANES):
+            code, left = _code(kind, tables, _total(gradient, residual, i, kept))
+            v.store_codes(data, i * bits >> 3, code, bits)
+            if kept:
+                v.store(residual, i, left)
 
 
 @kernel
-def quantize_4bit(cursor, gradient, residual, levels, values, data, elements):
-    """`reference.quantize` for a multiple of 16 elements. values: float32 (16,), the worth of each code.
+def quantize_4bit(cursor, gradient, residual, levels, data, elements):
+    """`reference.quantize` for a multiple of 16 elements. residual: empty if nobody wants it."""
+    if _kind(4, levels, 0) == DOUBLING:
+        _quantize(DOUBLING, 4, cursor, gradient, residual, levels, data, elements)
+    else:
+        _quantize(4, 4, cursor, gradient, residual, levels, data, elements)
 
-    residual: empty if nobody wants it.
+
+@kernel
+def quantize_2bit(cursor, gradient, residual, levels, data, elements):
+    """As `quantize_4bit`, for one level and codes of 2 bits."""
+    _quantize(2, 2, cursor, gradient, residual, levels, data, elements)
+
+
+@njit
+def _quantize_part(kind, bits, tables, gradient, residual, left, data, code_at, at, first, end, past):
+    """Elements of a block from `first` to `end`, a multiple of 16 of them.
+
+    at, code_at: where the block begins in the residual and in the data. past: write what is left past the
+    cache.
     """
-    kept = residual.size > 0
-    # Binary search in seven levels: against the fourth, then in tables of the candidates that are left.
-    second, third = np.zeros(16, np.float32), np.zeros(16, np.float32)
-    second[0], second[4] = levels[1], levels[5]
-    third[0], third[2], third[4], third[6] = levels[0], levels[2], levels[4], levels[6]
-    seconds, thirds, worth = v.load(second, 0), v.load(third, 0), v.load(values, 0)
-    first, fourth = v.all_floats(levels[0]), v.all_floats(levels[3])
-    for start in chunks(cursor, elements):
-        for i in range(start, min(start + CHUNK, elements), 16):
-            total = _total(gradient, residual, i, kept)
-            size = v.magnitude(total)
-            code = v.where(v.above(size, fourth), v.all_words(4), v.all_words(0))
-            code = v.where(v.above(size, v.lookup(seconds, code)), v.either(code, v.all_words(2)), code)
-            code = v.where(v.above(size, v.lookup(thirds, code)), v.either(code, v.all_words(1)), code)
-            code = v.where(v.above(total, first), v.either(code, v.all_words(8)), code)
-            v.store_codes(data, i >> 1, code, 4)
-            if kept:
-                v.store(residual, i, v.subtract(total, v.lookup(worth, code)))
+    ahead = np.uint64(residual.ctypes.data + AHEAD)
+    for i in range(first, end, LANES):
+        v.prefetch(ahead, np.uint64(4 * (at + i)))
+        total = v.add(v.load_floats(gradient, np.uint64(4 * i)), v.load(residual, at + i))
+        code, rest = _code(kind, tables, total)
+        v.store_codes(data, code_at + (i * bits >> 3), code, bits)
+        if past:
+            v.stream(left, at + i, rest)
+        else:
+            v.store(left, at + i, rest)
+
+
+@njit
+def _quantize_blocks(bits, cursor, gradients, residual, left, levels, layout, data, sums, counts, stream):
+    bits = literally(bits)
+    # The last elements of a block, fewer than a vector: gradient, residual and what is left; and their codes.
+    padded, packed = np.zeros(3 * LANES, np.float32), np.zeros(LANES * bits // 8, np.uint8)
+    padded_at = np.uint64(padded.ctypes.data)
+    for first in chunks(cursor, layout[PIECES, -1], CHUNK_PIECES):
+        for block, start, stop in spans(layout, first):
+            gradient, at, code_at = gradients[block], layout[ELEMENTS, block], 4 * layout[WORDS, block]
+            tables, doubling = _tables(bits, levels, block), _kind(bits, levels, block) == DOUBLING
+            past = stream and at % LANES == 0
+            for begin in range(start, stop, SUM_BLOCK):
+                end = min(begin + SUM_BLOCK, stop)
+                whole = begin + (end - begin) // LANES * LANES
+                lanes, count = v.no_doubles(), v.all_words(0)
+                # In turn, because in one loop they would take more registers than most processors have.
+                for part in range(begin, whole, PART):
+                    last = min(part + PART, whole)
+                    for i in range(part, last, LANES):
+                        v.prefetch(gradient, np.uint64(4 * i + AHEAD))
+                        here = v.load_floats(gradient, np.uint64(4 * i))
+                        lanes = v.add_widened(lanes, v.magnitude(here))
+                        count = v.add_set(count, v.nonzero(here))
+                    if doubling:
+                        _quantize_part(
+                            DOUBLING,
+                            bits,
+                            tables,
+                            gradient,
+                            residual,
+                            left,
+                            data,
+                            code_at,
+                            at,
+                            part,
+                            last,
+                            past,
+                        )
+                    else:
+                        _quantize_part(
+                            bits, bits, tables, gradient, residual, left, data, code_at, at, part, last, past
+                        )
+                if whole < end:
+                    padded[:] = np.float32(0.0)
+                    for k in range(end - whole):
+                        padded[k] = read_float32(gradient, whole + k)
+                    copy(residual, at + whole, at + end, padded, LANES)
+                    here = v.load(padded, 0)
+                    lanes = v.add_widened(lanes, v.magnitude(here))
+                    count = v.add_set(count, v.nonzero(here))
+                    rests = padded[LANES:]
+                    _quantize_part(bits, bits, tables, padded_at, rests, rests, packed, 0, 0, 0, LANES, False)
+                    copy(rests, 0, end - whole, left, at + whole)
+                    # Zeros leave code 0, the padding.
+                    copy(packed, 0, ((end - whole) * bits + 31) // 32 * 4, data, code_at + whole * bits // 8)
+                piece = layout[PIECES, block] + begin // SUM_BLOCK
+                sums[piece], counts[piece] = v.sum_doubles(lanes), v.sum_words(count)
+    if stream:
+        v.fence()
 
 
 @kernel
-def quantize_2bit(cursor, gradient, residual, levels, values, data, elements):
-    """As `quantize_4bit`, for one level and codes of 2 bits. values: float32 (16,), by the low two bits."""
-    kept = residual.size > 0
-    level, worth = v.all_floats(levels[0]), v.load(values, 0)
-    for start in chunks(cursor, elements):
-        for i in range(start, min(start + CHUNK, elements), 16):
-            total = _total(gradient, residual, i, kept)
-            code = v.where(v.at_least(v.magnitude(total), level), v.all_words(2), v.all_words(0))
-            code = v.where(v.at_least(total, level), v.all_words(3), code)
-            v.store_codes(data, i >> 2, code, 2)
-            if kept:
-                v.store(residual, i, v.subtract(total, v.lookup(worth, code)))
+def quantize_blocks_4bit(cursor, gradients, residual, left, levels, layout, data, sums, counts, stream):
+    """`reference.quantize_blocks`, but for adding up what is found in each piece.
+
+    gradients: uint64 (blocks,), where each begins. layout: of the blocks (`blocks.layout_of`).
+    sums, counts: float64 and int64 (pieces,): of |gradient|, and of what is not zero.
+    stream: write what is left past the cache; only if it starts at a multiple of 64 bytes.
+    """
+    _quantize_blocks(4, cursor, gradients, residual, left, levels, layout, data, sums, counts, stream)
+
+
+@kernel
+def quantize_blocks_2bit(cursor, gradients, residual, left, levels, layout, data, sums, counts, stream):
+    """As `quantize_blocks_4bit`."""
+    _quantize_blocks(2, cursor, gradients, residual, left, levels, layout, data, sums, counts, stream)
+
+
+@kernel
+def add_pieces(layout, sums, counts, totals, nonzero):
+    """Add up what is found in the pieces of each block, in order."""
+    for block in range(totals.size):
+        total, count = 0.0, 0
+        for piece in range(layout[PIECES, block], layout[PIECES, block + 1]):
+            total += sums[piece]
+            count += counts[piece]
+        totals[block], nonzero[block] = total, count
 
 
 @njit

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from ..payload import Bytes, CodeFormat, DenseFormat, Float32, Int64
+from ..payload import Bytes, CodeFormat, DenseFormat, Float32, Float64, Int64
 from .blocks import ELEMENTS, WORDS, layout_of
-from .checks import address, check, check_signed, checked_pair, code_addresses, in_order
+from .checks import address, addresses, check, check_signed, checked_pair, code_addresses, in_order
 from .late import LANES, codes, dense, linear_sums
 from .reference import SUM_BLOCK, Magnitudes
 from .threads import run
@@ -41,9 +42,8 @@ def quantize(
     check("levels", levels, np.float32, format.level_count)
     check("data", data, np.uint8, format.code_bytes(gradient.size), written=True)
     kernel = codes.quantize_4bit if format is CodeFormat.SIGNED_4BIT else codes.quantize_2bit
-    table = _table_of_16(format.table(levels), format)
     whole = gradient.size // LANES * LANES
-    run(kernel, whole, gradient, left, levels, table, data, whole)
+    run(kernel, whole, gradient, left, levels, data, whole)
     rest = gradient.size - whole
     if rest:
         # The last few elements: the same kernel on a copy with zeros behind, which become the padding.
@@ -52,11 +52,56 @@ def quantize(
         if residual is not None:
             padded[1, :rest] = residual[whole:]
         packed = np.zeros(LANES * format.bits // 8, np.uint8)
-        run(kernel, LANES, padded[0], padded[1], levels, table, packed, LANES)
+        run(kernel, LANES, padded[0], padded[1], levels, packed, LANES)
         if residual is not None:
             residual[whole:] = padded[1, :rest]
         tail = data[whole * format.bits // 8 :]
         tail[:] = packed[: tail.size]
+
+
+def quantize_blocks(
+    format: CodeFormat,
+    gradients: Sequence[Float32],
+    residual: Float32,
+    left: Float32,
+    levels: Float32,
+    data: Bytes,
+) -> tuple[Float64, Int64]:
+    """See `reference.quantize_blocks`."""
+    for gradient in gradients:
+        check("gradient", gradient, np.float32, gradient.size)
+    sizes = np.array([gradient.size for gradient in gradients], np.int64)
+    return quantize_at(format, addresses(gradients), sizes, residual, left, levels, data)
+
+
+def quantize_at(
+    format: CodeFormat,
+    gradients: npt.NDArray[np.uint64],
+    sizes: Int64,
+    residual: Float32,
+    left: Float32,
+    levels: Float32,
+    data: Bytes,
+) -> tuple[Float64, Int64]:
+    """`quantize_blocks` of gradients that the caller has checked: by address, each of so many elements."""
+    check_signed(format)
+    layout = layout_of(format.bits, sizes)
+    elements, words, pieces = (int(count) for count in layout[:, -1])
+    check("gradients", gradients, np.uint64, sizes.size)
+    check("residual", residual, np.float32, elements)
+    check("left", left, np.float32, elements, written=True)
+    check("levels", levels, np.float32, sizes.size * format.level_count)
+    check("data", data, np.uint8, 4 * words, written=True)
+    in_place = address(left) == address(residual)
+    if not in_place and np.may_share_memory(left, residual):
+        raise ValueError("left: expected the memory of the residual, or other memory throughout")
+    stream = not in_place and elements >= STREAM_ELEMENTS and address(left) % 64 == 0
+    sums, counts = np.empty(pieces), np.empty(pieces, np.int64)
+    kernel = codes.quantize_blocks_4bit if format.bits == 4 else codes.quantize_blocks_2bit
+    run(kernel, elements, gradients, residual, left, levels, layout, data, sums, counts, stream)
+    totals, nonzero = np.empty(sizes.size), np.empty(sizes.size, np.int64)
+    codes.add_pieces(layout, sums, counts, totals, nonzero)
+    return totals, nonzero
 
 
 def add_quantized(
@@ -132,6 +177,7 @@ def warm_up() -> None:
         levels = np.arange(1, code_format.level_count + 1, dtype=np.float32)
         data = np.zeros(code_format.code_bytes(ones.size), np.uint8)
         quantize(code_format, ones, np.zeros_like(ones), levels, data)
+        quantize_blocks(code_format, [ones], ones, np.zeros_like(ones), levels, data)
         add_quantized(code_format, [data], code_format.table(levels)[None], np.zeros_like(ones))
         has_forbidden_code(code_format, data)
     data, tables = np.zeros(CodeFormat.BINARY.code_bytes(ones.size), np.uint8), np.ones((1, 2), np.float32)

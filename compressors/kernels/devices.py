@@ -8,13 +8,14 @@ both give the same bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 
 import numpy as np
 import torch
 
-from ..payload import Bytes, CodeFormat, Float32
+from ..payload import Bytes, CodeFormat, Float32, Float64, Int64, code_words
 from . import cpu, selection
 from .late import cuda
 from .reference import FLOAT32_MAX, Magnitudes
@@ -65,6 +66,58 @@ def quantize(
     left = torch.zeros_like(gradient) if residual is None else residual
     cuda.quantize(format, gradient, left, levels, codes)
     return codes.cpu().numpy()
+
+
+def quantize_blocks(
+    format: CodeFormat,
+    gradients: Sequence[torch.Tensor],
+    residual: torch.Tensor,
+    left: torch.Tensor,
+    levels: Float32,
+) -> tuple[Bytes, Float64, Int64]:
+    """The codes, totals and nonzero of `reference.quantize_blocks`; what is left goes to `left`.
+
+    All tensors are contiguous float32 of one dimension, on the same device.
+    """
+    where = residual.get_device()
+    for gradient in gradients:
+        if gradient.dtype is not torch.float32 or gradient.ndim != 1 or not gradient.is_contiguous():
+            got = f"{gradient.dtype} of shape {tuple(gradient.shape)}"
+            raise ValueError(f"gradient: expected contiguous torch.float32 of one dimension, got {got}")
+        if gradient.get_device() != where:
+            raise ValueError(f"gradient: expected it on {residual.device}, got {gradient.device}")
+    sizes = np.array([gradient.numel() for gradient in gradients], np.int64)
+    if on_gpu(residual):
+        return _quantize_blocks_on_gpu(format, gradients, sizes, residual, left, levels)
+    data = np.empty(4 * int(code_words(format.bits, sizes).sum()), np.uint8)
+    places = np.array([gradient.data_ptr() for gradient in gradients], np.uint64)
+    given = places, sizes, residual.numpy(), left.numpy(), levels, data
+    return data, *cpu.quantize_at(format, *given)
+
+
+def _quantize_blocks_on_gpu(
+    format: CodeFormat,
+    gradients: Sequence[torch.Tensor],
+    sizes: Int64,
+    residual: torch.Tensor,
+    left: torch.Tensor,
+    levels: Float32,
+) -> tuple[Bytes, Float64, Int64]:
+    words = code_words(format.bits, sizes)
+    codes = torch.empty(4 * int(words.sum()), dtype=torch.uint8, device=residual.device)
+    if left.data_ptr() != residual.data_ptr():
+        left.copy_(residual)
+    found = torch.zeros((2, len(gradients)), dtype=torch.float64, device=residual.device)
+    parts = torch.split(codes, (4 * words).tolist()), torch.split(left, sizes.tolist())
+    tables = levels.reshape(-1, format.level_count)
+    for block, (gradient, table, own_codes, own_left) in enumerate(
+        zip(gradients, tables, *parts, strict=True)
+    ):
+        found[0, block], found[1, block] = gradient.abs().sum(dtype=torch.float64), gradient.count_nonzero()
+        cuda.quantize(format, gradient, own_left, table, own_codes)
+    # One copy to the host each, because each waits for the GPU.
+    totals, nonzero = found.cpu().numpy()
+    return codes.cpu().numpy(), totals, nonzero.astype(np.int64)
 
 
 def saturate(values: torch.Tensor) -> torch.Tensor:

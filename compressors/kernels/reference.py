@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..payload import Bytes, CodeFormat, DenseFormat, Float32, Int64, code_bytes
+from ..payload import Bytes, CodeFormat, DenseFormat, Float32, Float64, Int64, code_bytes
 
 # The mean magnitude decides which thresholds a layer gets, so its sum must not depend on how many threads
 # or vector lanes took part. It is defined over blocks of 256 rows by 16 lanes.
@@ -85,6 +85,36 @@ def quantize(format: CodeFormat, gradient: Float32, residual: Float32, levels: F
         codes = 2 * index + ((total > 0) & (index > 0))
     residual[:] = total - format.table(levels)[codes]
     data[:] = pack(format.bits, codes)
+
+
+def quantize_blocks(
+    format: CodeFormat,
+    gradients: Sequence[Float32],
+    residual: Float32,
+    left: Float32,
+    levels: Float32,
+    data: Bytes,
+) -> tuple[Float64, Int64]:
+    """Quantize several tensors in one pass, and say what `magnitudes` says of each gradient.
+
+    gradients: one for each block. residual: of all of them, one after the other. left: what is left of them;
+        the memory of `residual`, or none of it.
+    levels: `format.level_count` of each block. data: the codes of each block, which begin a word.
+
+    Returns totals (float64) and nonzero (int64), both of shape (blocks,). Where a total is not finite,
+    anything may be in the codes and in what is left of the block.
+    """
+    totals, nonzero = np.zeros(len(gradients)), np.zeros(len(gradients), np.int64)
+    left[:] = residual
+    start = byte = 0
+    for block, (gradient, own) in enumerate(
+        zip(gradients, levels.reshape(-1, format.level_count), strict=True)
+    ):
+        end, stop = start + gradient.size, byte + format.code_bytes(gradient.size)
+        totals[block], nonzero[block] = magnitudes(gradient)
+        quantize(format, gradient, left[start:end], own, data[byte:stop])
+        start, byte = end, stop
+    return totals, nonzero
 
 
 def pack(bits: int, codes: npt.NDArray[np.integer]) -> Bytes:

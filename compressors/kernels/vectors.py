@@ -73,13 +73,17 @@ subtract = binary(ir.IRBuilder.fsub)
 above = binary(lambda builder, a, b: builder.fcmp_ordered(">", a, b), MASK)
 at_least = binary(lambda builder, a, b: builder.fcmp_ordered(">=", a, b), MASK)
 either = binary(ir.IRBuilder.or_)
+twice = unary(lambda builder, words: builder.shl(words, WORDS.constant(1)))
 magnitude = unary(lambda builder, a: _call(builder, "llvm.fabs.v16f32", a.type, a))
 # sums + a in float64, exact as far as a is concerned.
 add_widened = binary(lambda builder, sums, a: builder.fadd(sums, builder.fpext(a, sums.type)))
-# counts + 1 in every lane where the mask is set.
-add_set = binary(lambda builder, counts, mask: builder.add(counts, builder.zext(mask, counts.type)))
+# counts + 1 in every lane where the mask is set: less -1, which is how a processor has the mask at hand.
+add_set = binary(lambda builder, counts, mask: builder.sub(counts, builder.sext(mask, counts.type)))
 # Where a number is not zero; a NaN is not.
 nonzero = unary(lambda builder, a: builder.fcmp_unordered("!=", a, FLOATS.constant(0.0)), MASK)
+# The sign bit alone, and the bits of either one but not of both: with the sign of a number, its magnitude.
+sign = unary(lambda builder, a: _on_bits(builder, builder.and_, a, FLOATS.constant(-0.0)))
+differing = binary(lambda builder, a, b: _on_bits(builder, builder.xor, a, b))
 # Where the one mask is set and the other is not.
 without = binary(lambda builder, mask, other: builder.and_(mask, builder.not_(other)))
 
@@ -88,6 +92,11 @@ def _call(builder, name, result, *args):
     """Call a function of LLVM's own."""
     signature = ir.FunctionType(result, [each.type for each in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), args)
+
+
+def _on_bits(builder, emit, a, b):
+    words = (builder.bitcast(each, WORDS.llvm) for each in (a, b))
+    return builder.bitcast(emit(*words), a.type)
 
 
 @intrinsic
@@ -154,14 +163,29 @@ def load(typingctx, array, index):
     return FLOATS(array, index), codegen
 
 
-@intrinsic
-def store(typingctx, array, index, vector):
-    """Sixteen float32 to array[index]."""
+def _store(streaming):
+    @intrinsic
+    def operation(typingctx, array, index, vector):
+        """Sixteen float32 to array[index]."""
 
-    def codegen(context, builder, signature, args):
-        builder.store(args[2], _pointer(context, builder, signature.args[0], *args[:2]), align=4)
+        def codegen(context, builder, signature, args):
+            target = _pointer(context, builder, signature.args[0], *args[:2])
+            _put(builder, args[2], target, streaming)
 
-    return types.void(array, index, vector), codegen
+        return types.void(array, index, vector), codegen
+
+    return operation
+
+
+def _put(builder, vector, target, streaming):
+    instruction = builder.store(vector, target, align=64 if streaming else 4)
+    if streaming:
+        instruction.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
+
+
+store = _store(streaming=False)
+# Past the cache, as `stream_sums`.
+stream = _store(streaming=True)
 
 
 def load_at(result, target, convert=None):
@@ -256,6 +280,53 @@ def _lookup_avx2(builder, table, index):
 lookup = binary(_lookup)
 
 
+def _lookup_four(builder, table, index):
+    """`table[index & 3]` for every lane of `index`. The four entries stand in the table four times over."""
+    if _target_has("avx512f") or not _target_has("avx2"):
+        return _lookup(builder, table, index)
+    halves = [
+        _call(builder, "llvm.x86.avx.vpermilvar.ps.256", entries.type, entries, part)
+        for entries, part in zip(_halves(builder, table), _halves(builder, index), strict=True)
+    ]
+    return builder.shuffle_vector(*halves, ir.Constant(WORDS.llvm, list(range(LANES))))
+
+
+def _lookup_eight(builder, table, index):
+    """As `_lookup_four` for eight entries, which stand in the table twice, and an index below 8."""
+    if _target_has("avx512f") or not _target_has("avx2"):
+        return _lookup(builder, table, index)
+    low, _ = _halves(builder, table)
+    halves = [_call(builder, "llvm.x86.avx2.permps", low.type, low, part) for part in _halves(builder, index)]
+    return builder.shuffle_vector(*halves, ir.Constant(WORDS.llvm, list(range(LANES))))
+
+
+def _halves(builder, vector):
+    """Lanes 0 to 7, and 8 to 15."""
+    places = (ir.Constant(ir.VectorType(I32, 8), list(range(start, start + 8))) for start in (0, 8))
+    return [builder.shuffle_vector(vector, vector, place) for place in places]
+
+
+lookup_four = binary(_lookup_four)
+lookup_eight = binary(_lookup_eight)
+
+
+def _pack_avx2(builder, codes, width):
+    """Each two of sixteen codes in a byte. The wider the lanes, the longer LLVM's own way of cutting them."""
+    short, half = ir.VectorType(ir.IntType(16), LANES), ir.VectorType(ir.IntType(16), 8)
+    # Codes 0-3, 8-11, 4-7, 12-15: instructions stay within 128 bits.
+    narrow = _call(builder, "llvm.x86.avx2.packusdw", short, *_halves(builder, codes))
+    factors = ir.Constant(short, [1, 1 << width] * 8)
+    pairs = _call(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), narrow, factors)
+    low, high = (
+        builder.shuffle_vector(pairs, pairs, ir.Constant(ir.VectorType(I32, 4), list(range(at, at + 4))))
+        for at in (0, 4)
+    )
+    joined = _call(builder, "llvm.x86.sse41.packusdw", half, low, high)
+    order = ir.Constant(ir.VectorType(I32, 8), [2 * place for place in (0, 1, 4, 5, 2, 3, 6, 7)])
+    parts = builder.bitcast(joined, ir.VectorType(I8, LANES))
+    return builder.shuffle_vector(parts, parts, order)
+
+
 @intrinsic(prefer_literal=True)
 def store_codes(typingctx, array, index, codes, bits):
     """Pack sixteen codes of 2 or 4 bits (a literal) to array[index], the lowest in the lowest bits."""
@@ -267,7 +338,10 @@ def store_codes(typingctx, array, index, codes, bits):
         return builder.trunc(builder.or_(lanes, moved), ir.VectorType(I8, lanes.type.count))
 
     def codegen(context, builder, signature, args):
-        packed = join(builder, builder.bitcast(args[2], ir.VectorType(I64, 8)), 32 - width)
+        if _target_has("avx2") and not _target_has("avx512f"):
+            packed = _pack_avx2(builder, args[2], width)
+        else:
+            packed = join(builder, builder.bitcast(args[2], ir.VectorType(I64, 8)), 32 - width)
         if width == 2:
             packed = join(builder, builder.bitcast(packed, ir.VectorType(ir.IntType(16), 4)), 4)
         pointer = _pointer(context, builder, signature.args[0], *args[:2], packed.type)
@@ -392,10 +466,7 @@ def _store_sums(streaming):
         def codegen(context, builder, signature, args):
             pointer = _pointer(context, builder, signature.args[0], *args[:2])
             for j, part in enumerate(_interleave(builder, cgutils.unpack_tuple(builder, args[2]))):
-                target = builder.gep(pointer, [I64(j)])
-                instruction = builder.store(part, target, align=64 if streaming else 4)
-                if streaming:
-                    instruction.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
+                _put(builder, part, builder.gep(pointer, [I64(j)]), streaming)
 
         return types.void(array, index, sums), codegen
 
@@ -419,6 +490,24 @@ def add_codes(typingctx, sums, table, words):
         return context.make_tuple(builder, sums, vectors)
 
     return sums(sums, table, words), codegen
+
+
+def _power(builder, a, base):
+    """How often a positive number can be halved before its bits are below those of `base`, from 0 to 7."""
+    exponent = builder.ashr(builder.sub(builder.bitcast(a, WORDS.llvm), base), WORDS.constant(23))
+    zero, seven = WORDS.constant(0), WORDS.constant(7)
+    exponent = builder.select(builder.icmp_signed("<", exponent, seven), exponent, seven)
+    return builder.select(builder.icmp_signed(">", exponent, zero), exponent, zero)
+
+
+power = binary(_power, WORDS)
+
+
+@njit
+def saturated(size):
+    """Sixteen magnitudes, kept within the finite range; a NaN becomes its end."""
+    largest = all_floats(FLOAT32_MAX)
+    return where(above(largest, size), size, largest)
 
 
 @njit

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.compressors import Compressed, LayerRule, ModelCompressor, NonFiniteGradient, TensorSpec
+from gradwire.compressors import (
+    CodeFormat,
+    Compressed,
+    LayerRule,
+    ModelCompressor,
+    NonFiniteGradient,
+    TensorSpec,
+)
 from gradwire.compressors.base import takes_gpu
 from gradwire.compressors.kernels import devices
 from gradwire.compressors.payload import Payload
@@ -105,6 +112,25 @@ def test_a_gradient_that_is_not_finite_changes_nothing(monkeypatch: pytest.Monke
         with pytest.raises(NonFiniteGradient, match="odd"):
             compressor.compress(given, 1, version=0)
         assert compressor.ledger.norm() == 0
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("format", [CodeFormat.SIGNED_4BIT, CodeFormat.SIGNED_2BIT])
+def test_many_tensors_at_once(format: CodeFormat, in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = [gradient.reshape(-1) for gradient in gradients(0)]
+    owed = torch.cat([gradient.reshape(-1) for gradient in gradients(1)])
+    levels = np.linspace(0.01, 0.4, format.level_count * len(flat), dtype=np.float32)
+    left = torch.empty_like(owed)
+    data, totals, nonzero = devices.quantize_blocks(format, flat, owed, left, levels)
+    pretend(monkeypatch)
+    ours = owed.to(DEVICE, copy=True)
+    kept = ours if in_place else torch.empty_like(ours)
+    got = devices.quantize_blocks(format, [each.to(DEVICE) for each in flat], ours, kept, levels)
+    assert np.array_equal(got[0], data)
+    assert got[1].tolist() == totals.tolist()
+    assert got[2].tolist() == nonzero.tolist()
+    assert torch.equal(kept.cpu().view(torch.int32), left.view(torch.int32))
+    assert in_place or torch.equal(ours.cpu(), owed)
 
 
 def test_which_compressors_work_on_a_gpu() -> None:

@@ -28,6 +28,7 @@ CODES = """
 import sys; sys.path.insert(0, sys.argv[1])
 import numpy as np
 import test_kernels as k, test_linear_kernels as l, test_selection as s, test_sparse_kernels as p
+import test_one_pass as o
 from gradwire.compressors import CodeFormat, DenseFormat, warm_up
 from gradwire.compressors.kernels import cpu
 
@@ -42,6 +43,11 @@ def codes_and_selection():
             k.test_add_quantized(format, elements, False)
             k.test_add_quantized(format, elements, True)
         k.test_encode_dense(DenseFormat.FLOAT16, elements)
+    sizes = [5, 0, 4099, 16, 300]
+    for format in k.SIGNED:
+        for in_place in (False, True):
+            o.check(format, o.gradients_of(sizes), o.residual_of(sum(sizes)), in_place=in_place)
+    o.test_levels_each_double_the_next(0.04)
 """
 EVERYTHING = """
 from numba.core import event
