@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from flat import as_push, by_tensor, ranges_of
 
 from gradwire.compressors import (
-    Compressed,
     CompressorEntry,
     DenseFormat,
     DensePayload,
@@ -23,6 +23,7 @@ from gradwire.compressors import (
     TensorSpec,
     decode,
     registry,
+    wire_bytes,
 )
 from gradwire.spec import SpecError
 
@@ -46,8 +47,12 @@ def model(spec: str = "4bit", rule: LayerRule | None = None, rank: int = 0) -> M
 
 
 def kinds(payloads: list[Payload]) -> list[str]:
+    """Of each tensor; neighbours of a kind are one payload."""
     found: list[str] = []
-    for payload in payloads:
+    bounds, end = list(zip(ranges_of(payloads), payloads, strict=True)), 0
+    for spec in SPECS:
+        begin, end = end, end + spec.elements
+        (payload,) = (each for (first, last), each in bounds if first <= begin and end <= last)
         assert isinstance(payload, QuantizedPayload | DensePayload)
         found.append(payload.format.value)
     return found
@@ -90,11 +95,8 @@ def test_small_tensors_have_feedback_unless_it_is_off() -> None:
 
 def test_payload_bytes_are_an_eighth_where_it_matters() -> None:
     spec = [TensorSpec(name="w", shape=(1000, 1000))]
-    (payload,) = ModelCompressor(spec, "4bit", LayerRule(), 0, 0).compress(
-        [torch.zeros(1000, 1000)], 1, version=0
-    )
-    assert isinstance(payload, QuantizedPayload)
-    assert 4_000_000 / (payload.data.nbytes + payload.levels.nbytes) == pytest.approx(8.0, rel=1e-3)
+    sent = ModelCompressor(spec, "4bit", LayerRule(), 0, 0).compress([torch.zeros(1000, 1000)], 1, version=0)
+    assert 4_000_000 / sum(map(wire_bytes, sent)) == pytest.approx(8.0, rel=1e-3)
 
 
 def test_a_bad_spec_is_refused_even_if_no_tensor_would_use_it() -> None:
@@ -190,14 +192,16 @@ def test_a_refused_push_is_sent_with_the_next(spec: str) -> None:
     compressor = model(spec)
     given = gradients()
     refused = compressor.compress(given, 32, version=0)
-    compressor.ledger.put_back(Compressed(refused, compressor.ranges))
+    compressor.ledger.put_back(as_push(refused))
     total = np.sqrt(sum(float((g.double() ** 2).sum()) for g in given))
     assert compressor.ledger.norm() == pytest.approx(total, rel=1e-6)
     zeros = [torch.zeros_like(g) for g in given]
     sent = [np.zeros(g.numel(), np.float32) for g in given]
     for _ in range(400):
-        for values, payload in zip(sent, compressor.compress(zeros, 32, version=0), strict=True):
-            values += decode(payload)
+        for values, more in zip(
+            sent, by_tensor(compressor.compress(zeros, 32, version=0), SPECS), strict=True
+        ):
+            values += more
         if compressor.ledger.norm() == 0.0:
             break
     for values, g, spec_of in zip(sent, given, SPECS, strict=True):
@@ -209,10 +213,11 @@ def test_a_refused_push_is_sent_with_the_next(spec: str) -> None:
 def test_without_feedback_a_refused_push_is_added_to_the_next_gradient() -> None:
     compressor = model("none")
     given = gradients()
-    compressor.ledger.put_back(Compressed(compressor.compress(given, 32, version=0), compressor.ranges))
+    compressor.ledger.put_back(as_push(compressor.compress(given, 32, version=0)))
     assert compressor.ledger.norm() > 0
-    for payload, gradient in zip(compressor.compress(given, 32, version=1), given, strict=True):
-        assert np.array_equal(decode(payload), 2 * gradient.reshape(-1).numpy())
+    sent = by_tensor(compressor.compress(given, 32, version=1), SPECS)
+    for values, gradient in zip(sent, given, strict=True):
+        assert np.array_equal(values, 2 * gradient.reshape(-1).numpy())
     assert compressor.ledger.norm() == 0.0
 
 
@@ -223,7 +228,7 @@ def test_flushing_sends_all_that_is_left_whole(spec: str) -> None:
     """What was sent before and what is flushed is what would have been sent without compression."""
     compressor = model(spec)
     given = gradients()
-    sent = [[decode(payload) for payload in compressor.compress(given, 1, version=step)] for step in range(3)]
+    sent = [by_tensor(compressor.compress(given, 1, version=step), SPECS) for step in range(3)]
     held = compressor.ledger.norm()
     last = compressor.flush([torch.zeros_like(gradient) for gradient in given])
     assert compressor.ledger.norm() == 0.0
@@ -234,18 +239,19 @@ def test_flushing_sends_all_that_is_left_whole(spec: str) -> None:
     assert held == pytest.approx(
         np.sqrt(sum(float((decode(payload) ** 2).sum()) for payload in last)), abs=1e-6
     )
+    left = by_tensor(last, SPECS)
     for place, gradient in enumerate(given):
-        total = sum(step[place] for step in sent) + decode(last[place])
+        total = sum(step[place] for step in sent) + left[place]
         np.testing.assert_allclose(total, 3 * gradient.reshape(-1).numpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_residual_norm_covers_every_tensor() -> None:
     compressor = model("2bit:threshold=1000")
     given = gradients()
-    payloads = compressor.compress(given, 1, version=0)
+    sent = by_tensor(compressor.compress(given, 1, version=0), SPECS)
     squares = 0.0
-    for g, payload in zip(given, payloads, strict=True):
-        squares += float(((g.reshape(-1).numpy() - decode(payload)).astype(np.float64) ** 2).sum())
+    for g, values in zip(given, sent, strict=True):
+        squares += float(((g.reshape(-1).numpy() - values).astype(np.float64) ** 2).sum())
     assert compressor.ledger.norm() == pytest.approx(np.sqrt(squares), rel=1e-6)
 
 
@@ -285,4 +291,4 @@ def test_dense_small_tensors_cost_two_bytes_an_element() -> None:
     payload = model().compress(gradients(), 32, version=0)[1]
     assert isinstance(payload, DensePayload)
     assert payload.format is DenseFormat.BFLOAT16
-    assert payload.data.nbytes == 2 * 4
+    assert payload.data.nbytes == 2 * (4 + 4)  # both that lie between the weights

@@ -23,6 +23,7 @@ from gradwire.compressors import (
     Payload,
     PayloadError,
     QuantizedPayload,
+    Random,
     SparsePayload,
     StepContext,
     TensorSpec,
@@ -357,7 +358,7 @@ def test_what_was_sent_and_what_is_left_is_what_was_there(
             total = velocity.numpy().astype(np.float64)
         total = np.clip(total + old, -FLOAT32_MAX, FLOAT32_MAX)
         context = StepContext(
-            samples=4, version=step, epoch=math.inf, rng=np.random.default_rng(step), shared_seed=step
+            samples=4, version=step, epoch=math.inf, random=Random((step,)), shared=Random((step,))
         )
         payload, state = compressor.compress(gradient, state, context)
         validate(payload)
