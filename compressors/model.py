@@ -208,9 +208,7 @@ class Step:
         assert not self._units_left, "every gradient has to come first"
         if self._owing:
             return self._ledger.commit(self._states, undoable=undoable)
-        self._ledger.settle()
-        self._ledger.states = self._states
-        return None
+        return self._ledger.settle(self._states, undoable=undoable)
 
     def _checked(self, place: int, gradient: torch.Tensor) -> torch.Tensor:
         """As shape (elements,), contiguous, where its compressor takes it; a view where possible."""
