@@ -276,7 +276,7 @@ class Step:
             return {}
         wanted = [part for part in unit.parts if part not in unwanted]
         if len(unit.parts) == 1:
-            done = {part: join(payloads) for part in wanted}
+            done = {part: join(each for each in payloads if each.elements) for part in wanted}
         else:
             bounds = [(self.plan.parts[part], part) for part in wanted]
             (payload,) = payloads or (None,)
