@@ -235,7 +235,7 @@ class Step:
         """All gradients are there: clip them, and let the compressor see what all tensors have to send."""
         model = self._model
         if model.wrapping.clip:
-            length = math.hypot(*map(norm, self._gradients.values()))
+            length = math.hypot(*(norm(self._gradients[place]) for place in sorted(self._gradients)))
             largest = model.wrapping.clip / math.sqrt(self._workers)
             factor = largest / length if length > largest else 1.0
             for place, gradient in self._gradients.items():
