@@ -15,7 +15,7 @@ from .feedback import ErrorFeedback, FeedbackState, without_feedback
 from .kernels import Magnitudes, devices
 from .layers import LayerRule
 from .ledger import Before, Ledger, norm
-from .parts import Plan, divide
+from .parts import Plan, Unit, divide
 from .payload import DenseFormat, DensePayload, Payload
 from .registry import create, create_bare, wrapping_of
 from .wrapping import Wrapping
@@ -107,7 +107,8 @@ class ModelCompressor:
         epoch: passes over the training samples so far.
         workers: that take part in the round, at least 1.
         wanted: parts that are sent, all if None; what the ledger holds of the others stays as it is.
-        flush: send the gradients and everything that is owed, as float32: the last push of a worker.
+        flush: send everything that is owed too, also what the ledger holds of the others, as float32: the
+            last push of a worker.
         """
         if samples < 1:
             raise ValueError(f"samples: expected at least 1, got {samples}")
@@ -274,7 +275,9 @@ class Step:
             del self._gradients[place]
         if not self.sends:
             return {}
-        wanted = [part for part in unit.parts if part not in unwanted]
+        wanted = [part for part in unit.parts if self._flush or part not in unwanted]
+        if self._flush:
+            payloads = self._flushed(unit)
         if len(unit.parts) == 1:
             done = {part: join(each for each in payloads if each.elements) for part in wanted}
         else:
@@ -309,7 +312,7 @@ class Step:
         else:
             compressor.accumulate(gradient, state)
         self._keep_state(place, state)
-        return self._flushed(place) if self._flush else [] if payload is None else [payload]
+        return [] if payload is None else [payload]
 
     def _without_feedback(self, place: int, gradient: torch.Tensor) -> list[Payload]:
         """A compressor that keeps nothing: what was put back goes out with the gradient."""
@@ -322,18 +325,18 @@ class Step:
             self._ledger.draft[start:end].zero_()
         if self._flush:
             self._ledger.draft[start:end].copy_(gradient)
-            return self._flushed(place)
+            return []
         payload, state = self._model.compressors[place].compress(
             gradient, self._states[place], self._context(place)
         )
         self._states[place] = state
         return [payload]
 
-    def _flushed(self, place: int) -> list[Payload]:
-        """What the draft holds of a tensor; nothing is left."""
-        start, end = self.plan.starts[place : place + 2]
-        values = self._ledger.draft[start:end].cpu().numpy().copy()
-        self._ledger.draft[start:end].zero_()
+    def _flushed(self, unit: Unit) -> list[Payload]:
+        """What the draft holds of a unit; nothing is left."""
+        draft = self._ledger.draft[unit.start : unit.end]
+        values = draft.cpu().numpy().copy()
+        draft.zero_()
         return [DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=values.view(np.uint8))]
 
     def _state(self, place: int, device: torch.device) -> FeedbackState:
