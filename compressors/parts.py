@@ -72,8 +72,9 @@ class Plan:
         total = max(1, self.elements)
         ends = accumulate(part.elements for part in self.parts)
         middles = [end - part.elements / 2 for end, part in zip(ends, self.parts, strict=True)]
+        last = count - 1  # also of an empty part at the end
         return frozenset(
-            place for place, middle in enumerate(middles) if int(middle * count / total) == number
+            place for place, middle in enumerate(middles) if min(last, int(middle * count / total)) == number
         )
 
 
