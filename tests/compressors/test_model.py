@@ -22,9 +22,12 @@ from gradwire.compressors import (
     StepContext,
     TensorSpec,
     decode,
+    divide,
     registry,
+    validate,
     wire_bytes,
 )
+from gradwire.compressors.parts import ALIGNMENT
 from gradwire.spec import SpecError
 
 SPECS = [
@@ -198,10 +201,9 @@ def test_a_refused_push_is_sent_with_the_next(spec: str) -> None:
     zeros = [torch.zeros_like(g) for g in given]
     sent = [np.zeros(g.numel(), np.float32) for g in given]
     for _ in range(400):
-        for values, more in zip(
-            sent, by_tensor(compressor.compress(zeros, 32, version=0), SPECS), strict=True
-        ):
-            values += more
+        more = by_tensor(compressor.compress(zeros, 32, version=0), SPECS)
+        for values, each in zip(sent, more, strict=True):
+            values += each
         if compressor.ledger.norm() == 0.0:
             break
     for values, g, spec_of in zip(sent, given, SPECS, strict=True):
@@ -292,3 +294,125 @@ def test_dense_small_tensors_cost_two_bytes_an_element() -> None:
     assert isinstance(payload, DensePayload)
     assert payload.format is DenseFormat.BFLOAT16
     assert payload.data.nbytes == 2 * (4 + 4)  # both that lie between the weights
+
+
+# Parts
+
+LARGE = [
+    TensorSpec(name="first", shape=(40, 320)),
+    TensorSpec(name="bias", shape=(40,)),
+    TensorSpec(name="nothing", shape=(0, 3)),
+    TensorSpec(name="second", shape=(5, 1024)),
+    TensorSpec(name="last", shape=(31, 100)),
+]
+CUT = divide([spec.elements for spec in LARGE], 4 * ALIGNMENT)
+EVERY = [*sorted(registry.BUILT_IN), "topk:momentum=0.9,clip=1", "krngc:feedback=off", "4bit:delay=2"]
+
+
+def large(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(spec.shape, generator=generator) * 0.01 for spec in LARGE]
+
+
+def compressor_of(spec: str, part_bytes: int = 4 * ALIGNMENT) -> ModelCompressor:
+    plan = divide([spec.elements for spec in LARGE], part_bytes)
+    return ModelCompressor(LARGE, spec, LayerRule(), seed=1, rank=0, plan=plan)
+
+
+def kept(subject: ModelCompressor) -> list[object]:
+    """All of what it remembers, to the bit."""
+    velocity = subject.ledger.velocity
+    return [
+        subject.ledger.residual.numpy().tobytes(),
+        None if velocity is None else velocity.numpy().tobytes(),
+        repr(subject.ledger.states),
+    ]
+
+
+@pytest.mark.parametrize("spec", EVERY)
+def test_the_bits_depend_neither_on_the_plan_nor_on_the_order_of_gradients(spec: str) -> None:
+    """Of what is sent and of what is kept, over steps of which one comes back and the last is a flush."""
+    small, middle, whole = 4 * ALIGNMENT, 16 * ALIGNMENT, 1 << 30
+    results: list[list[object]] = []
+    for part_bytes, order in [(whole, "01234"), (small, "43210"), (small, "20413"), (middle, "31402")]:
+        subject, seen = compressor_of(spec, part_bytes), list[object]()
+        for version in range(4):
+            given = large(version)
+            step = subject.begin(8, version=version, workers=2, flush=version == 3)
+            for place in map(int, order):
+                step.add(place, given[place])
+            step.commit()
+            in_order = sorted(step.sent, key=lambda part: subject.plan.parts[part].start)
+            payloads = [payload for part in in_order for payload in step.sent[part]]
+            for payload in payloads:
+                assert payload.elements
+                validate(payload)
+            seen += [np.concatenate([decode(each) for each in payloads]).tobytes()] if payloads else []
+            if version == 1:
+                subject.ledger.put_back(as_push(payloads))
+            seen += kept(subject)
+        results.append(seen)
+    assert all(result == results[0] for result in results[1:])
+
+
+def test_a_part_is_there_as_soon_as_its_last_gradient_is() -> None:
+    tensors = [range(unit.first, unit.last) for unit in CUT.units]
+    assert tensors == [range(4, 5), range(3, 4), range(1, 3), range(1)]
+    given, step = large(0), compressor_of("4bit").begin(8, version=0)
+    ready = [[*step.add(place, given[place])] for place in (4, 2, 0, 1, 3)]
+    assert ready == [[0], [], [4, 5, 6, 7], [3], [1, 2]]
+    for part, payloads in step.sent.items():
+        assert sum(payload.elements for payload in payloads) == CUT.parts[part].elements
+
+
+@pytest.mark.parametrize("spec", ["topk:clip=1", "krngc"])
+def test_what_needs_all_gradients_sends_every_part_with_the_last_one(spec: str) -> None:
+    given, step = large(0), compressor_of(spec).begin(8, version=0)
+    counts = [len(step.add(place, given[place])) for place in (4, 2, 0, 1, 3)]
+    assert counts == [0, 0, 0, 0, len(CUT.parts)]
+
+
+@pytest.mark.parametrize("spec", EVERY)
+def test_a_step_that_is_not_committed_changes_nothing(spec: str) -> None:
+    """Wherever it stops: in its middle, at a gradient that is not finite, or at its end."""
+    subject, calm = compressor_of(spec), compressor_of(spec)
+    for version in range(2):
+        for each in (subject, calm):
+            each.compress(large(version), 8, version=version)
+    before = kept(subject)
+    given = large(77)
+    for stop in range(1, len(LARGE) + 1):
+        step = subject.begin(8, version=stop)
+        for place in reversed(range(len(LARGE) - stop, len(LARGE))):
+            step.add(place, given[place])
+        assert kept(subject) == before
+    given[0][0, 0] = float("nan")
+    step = subject.begin(8, version=9)
+    step.add(4, given[4])
+    with pytest.raises(NonFiniteGradient, match="'first'"):
+        step.add(0, given[0])
+    assert kept(subject) == before
+    sent = [each.compress(large(2), 8, version=2) for each in (subject, calm)]
+    assert [p.data.tobytes() for p in sent[0]] == [p.data.tobytes() for p in sent[1]]
+    assert kept(subject) == kept(calm)
+
+
+@pytest.mark.parametrize("spec", ["4bit", "topk", "dgc", "none", "qsgd"])
+def test_parts_that_are_not_wanted_leave_the_rest_of_the_ledger(spec: str) -> None:
+    """A part that is wanted is what it is among all of them, also where its tensor is cut."""
+    subject, whole = compressor_of(spec), compressor_of(spec)
+    for each in (subject, whole):
+        each.ledger.put_back(as_push(each.compress(large(0), 8, version=0)))
+    before, wanted = subject.ledger.residual.clone(), frozenset({0, 2, 5})
+    steps = subject.begin(8, version=1, wanted=wanted), whole.begin(8, version=1)
+    for step in steps:
+        for place in reversed(range(len(LARGE))):
+            step.add(place, large(1)[place])
+        step.commit()
+    assert steps[0].sent.keys() == wanted
+    for part, bounds in enumerate(CUT.parts):
+        owed, alone = (each.ledger.residual[bounds.start : bounds.end] for each in (subject, whole))
+        assert torch.equal(owed, alone if part in wanted else before[bounds.start : bounds.end])
+        if part in wanted:
+            ours, theirs = ([decode(each).tobytes() for each in step.sent[part]] for step in steps)
+            assert ours == theirs
