@@ -247,7 +247,9 @@ class Step:
         totals: list[torch.Tensor] = []
         for place in model.planned:
             compressor, gradient = model.compressors[place], self._gradients[place]
-            if isinstance(compressor, ErrorFeedback):
+            if not isinstance(compressor, ErrorFeedback):
+                gradient = self._with_owed(place)
+            else:
                 state = self._state(place, gradient.device)
                 added = compressor.accumulate(gradient, state)
                 if added is not gradient:  # the velocity
@@ -302,7 +304,7 @@ class Step:
         """Compress one tensor, or take it into the draft."""
         compressor, gradient = self._model.compressors[place], self._gradients[place]
         if not isinstance(compressor, ErrorFeedback):
-            return self._without_feedback(place, gradient)
+            return self._without_feedback(place)
         state = self._state(place, gradient.device)
         payload: Payload | None = None
         if place in self._keep:
@@ -314,14 +316,19 @@ class Step:
         self._keep_state(place, state)
         return [] if payload is None else [payload]
 
-    def _without_feedback(self, place: int, gradient: torch.Tensor) -> list[Payload]:
-        """A compressor that keeps nothing: what was put back goes out with the gradient."""
+    def _with_owed(self, place: int) -> torch.Tensor:
+        """The gradient for a compressor that keeps nothing: what was put back goes out with it."""
+        gradient, (start, end) = self._gradients[place], self.plan.starts[place : place + 2]
+        if self._owing and self._ledger.residual[start:end].any():
+            owed = self._ledger.residual[start:end].to(gradient.device)
+            gradient = self._gradients[place] = devices.saturate(gradient + owed)
+            self._magnitudes[place] = devices.magnitudes(gradient)
+        return gradient
+
+    def _without_feedback(self, place: int) -> list[Payload]:
         start, end = self.plan.starts[place : place + 2]
+        gradient = self._gradients[place] if place in self._keep else self._with_owed(place)
         if self._owing:
-            owed = self._ledger.residual[start:end]
-            if owed.any():
-                gradient = devices.saturate(gradient + owed.to(gradient.device))
-                self._magnitudes[place] = devices.magnitudes(gradient)
             self._ledger.draft[start:end].zero_()
         if self._flush:
             self._ledger.draft[start:end].copy_(gradient)

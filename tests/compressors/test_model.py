@@ -223,6 +223,21 @@ def test_without_feedback_a_refused_push_is_added_to_the_next_gradient() -> None
     assert compressor.ledger.norm() == 0.0
 
 
+def test_a_plan_for_the_whole_model_sees_what_was_put_back() -> None:
+    spec = "krngc:ratio=4,warmup=0,feedback=off"
+    compressor, given = model(spec), gradients()
+    given[3] *= 100
+    refused = compressor.compress(given, 32, version=0)
+    compressor.ledger.put_back(as_push(refused))
+    more = [
+        gradient + torch.from_numpy(owed).view(gradient.shape)
+        for gradient, owed in zip(gradients(1), by_tensor(refused, SPECS), strict=True)
+    ]
+    expected = model(spec).compress(more, 32, version=1)
+    sent = compressor.compress(gradients(1), 32, version=1)
+    assert [each.data.tobytes() for each in sent] == [each.data.tobytes() for each in expected]
+
+
 @pytest.mark.parametrize(
     "spec", ["none", "2bit", "topk:ratio=10,momentum=0.9", "dgc:clip=0.01", "krngc:delay=9"]
 )
