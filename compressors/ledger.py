@@ -42,11 +42,12 @@ class Before:
 
     Attributes:
         residual, velocity: float32, shape (elements,): the state, or what has to be added to undo the step.
+            None for nothing.
         states: of the compressors, None once it is a difference.
         slices: the measure of the residual.
     """
 
-    residual: torch.Tensor
+    residual: torch.Tensor | None
     velocity: torch.Tensor | None
     states: list[Any] | None
     slices: int
@@ -178,10 +179,13 @@ class Ledger:
         self.states = states
         return before
 
-    def settle(self) -> None:
-        """A step of which nothing is kept is pushed: nothing is owed any more."""
+    def settle(self, states: list[Any], *, undoable: bool) -> Before | None:
+        """As `commit` of a step of which nothing is kept, where nothing was owed."""
         self._move_on()
-        self._residual = None
+        if undoable:
+            self._latest = Before(None, None, self.states, self.slices)
+        self._residual, self.states = None, states
+        return self._latest
 
     def put_back(self, sent: Compressed, but: Ranges = ()) -> None:
         """What the payloads carried is owed again. but: ranges of which it counts all the same."""
@@ -212,13 +216,15 @@ class Ledger:
             self._latest = None
             return
         self._move_on()
-        undone = before.residual.to(self.residual.device)
-        saturate(self.residual.add_(undone, alpha=before.slices / self.slices))
+        if before.residual is not None:
+            undone = before.residual.to(self.residual.device)
+            saturate(self.residual.add_(undone, alpha=before.slices / self.slices))
 
     def _move_on(self) -> None:
         """Something else happens than the end of the latest step: keep the difference it made."""
         if self._latest is not None:
-            before = self._latest.residual.to(self.residual.device)  # the buffer may have moved since
-            self._latest.residual = saturate(before.sub_(self.residual))
+            if self._latest.residual is not None:
+                before = self._latest.residual.to(self.residual.device)  # the buffer may have moved since
+                self._latest.residual = saturate(before.sub_(self.residual))
             self._latest.states = self._latest.velocity = None
             self._latest = None

@@ -15,7 +15,7 @@ from .feedback import ErrorFeedback, FeedbackState, without_feedback
 from .kernels import Magnitudes, devices
 from .layers import LayerRule
 from .ledger import Before, Ledger, norm
-from .parts import Plan, divide
+from .parts import Plan, Unit, divide
 from .payload import DenseFormat, DensePayload, Payload
 from .registry import create, create_bare, wrapping_of
 from .wrapping import Wrapping
@@ -107,7 +107,8 @@ class ModelCompressor:
         epoch: passes over the training samples so far.
         workers: that take part in the round, at least 1.
         wanted: parts that are sent, all if None; what the ledger holds of the others stays as it is.
-        flush: send the gradients and everything that is owed, as float32: the last push of a worker.
+        flush: send everything that is owed too, also what the ledger holds of the others, as float32: the
+            last push of a worker.
         """
         if samples < 1:
             raise ValueError(f"samples: expected at least 1, got {samples}")
@@ -225,9 +226,7 @@ class Step:
         assert not self._units_left, "every gradient has to come first"
         if self._owing:
             return self._ledger.commit(self._states, undoable=undoable)
-        self._ledger.settle()
-        self._ledger.states = self._states
-        return None
+        return self._ledger.settle(self._states, undoable=undoable)
 
     def _checked(self, place: int, gradient: torch.Tensor) -> torch.Tensor:
         """As shape (elements,), contiguous, where its compressor takes it; a view where possible."""
@@ -254,7 +253,7 @@ class Step:
         """All gradients are there: clip them, and let the compressor see what all tensors have to send."""
         model = self._model
         if model.wrapping.clip:
-            length = math.hypot(*map(norm, self._gradients.values()))
+            length = math.hypot(*(norm(self._gradients[place]) for place in sorted(self._gradients)))
             largest = model.wrapping.clip / math.sqrt(self._workers)
             factor = largest / length if length > largest else 1.0
             for place, gradient in self._gradients.items():
@@ -265,7 +264,9 @@ class Step:
         totals: list[torch.Tensor] = []
         for place in model.planned:
             compressor, gradient = model.compressors[place], self._gradients[place]
-            if isinstance(compressor, ErrorFeedback):
+            if not isinstance(compressor, ErrorFeedback):
+                gradient = self._with_owed(place)
+            else:
                 state = self._state(place, gradient.device)
                 added = compressor.accumulate(gradient, state)
                 if added is not gradient:  # the velocity
@@ -294,9 +295,11 @@ class Step:
             del self._gradients[place]
         if not self.sends:
             return {}
-        wanted = [part for part in unit.parts if part not in unwanted]
+        wanted = [part for part in unit.parts if self._flush or part not in unwanted]
+        if self._flush:
+            payloads = self._flushed(unit)
         if len(unit.parts) == 1:
-            done = {part: join(payloads) for part in wanted}
+            done = {part: join(each for each in payloads if each.elements) for part in wanted}
         else:
             bounds = [(self.plan.parts[part], part) for part in wanted]
             (payload,) = payloads or (None,)
@@ -319,7 +322,7 @@ class Step:
         """Compress one tensor, or take it into the draft."""
         compressor, gradient = self._model.compressors[place], self._gradients[place]
         if not isinstance(compressor, ErrorFeedback):
-            return self._without_feedback(place, gradient)
+            return self._without_feedback(place)
         state = self._state(place, gradient.device)
         payload: Payload | None = None
         if place in self._keep:
@@ -329,31 +332,36 @@ class Step:
         else:
             compressor.accumulate(gradient, state)
         self._keep_state(place, state)
-        return self._flushed(place) if self._flush else [] if payload is None else [payload]
+        return [] if payload is None else [payload]
 
-    def _without_feedback(self, place: int, gradient: torch.Tensor) -> list[Payload]:
-        """A compressor that keeps nothing: what was put back goes out with the gradient."""
+    def _with_owed(self, place: int) -> torch.Tensor:
+        """The gradient for a compressor that keeps nothing: what was put back goes out with it."""
+        gradient, (start, end) = self._gradients[place], self.plan.starts[place : place + 2]
+        if self._owing and self._ledger.residual[start:end].any():
+            owed = self._ledger.residual[start:end].to(gradient.device)
+            gradient = self._gradients[place] = devices.saturate(gradient + owed)
+            self._magnitudes[place] = devices.magnitudes(gradient)
+        return gradient
+
+    def _without_feedback(self, place: int) -> list[Payload]:
         start, end = self.plan.starts[place : place + 2]
+        gradient = self._gradients[place] if place in self._keep else self._with_owed(place)
         if self._owing:
-            owed = self._ledger.residual[start:end]
-            if owed.any():
-                gradient = devices.saturate(gradient + owed.to(gradient.device))
-                self._magnitudes[place] = devices.magnitudes(gradient)
             self._ledger.draft[start:end].zero_()
         if self._flush:
             self._ledger.draft[start:end].copy_(gradient)
-            return self._flushed(place)
+            return []
         payload, state = self._model.compressors[place].compress(
             gradient, self._states[place], self._context(place)
         )
         self._states[place] = state
         return [payload]
 
-    def _flushed(self, place: int) -> list[Payload]:
-        """What the draft holds of a tensor; nothing is left."""
-        start, end = self.plan.starts[place : place + 2]
-        values = self._ledger.draft[start:end].cpu().numpy().copy()
-        self._ledger.draft[start:end].zero_()
+    def _flushed(self, unit: Unit) -> list[Payload]:
+        """What the draft holds of a unit; nothing is left."""
+        draft = self._ledger.draft[unit.start : unit.end]
+        values = draft.cpu().numpy().copy()
+        draft.zero_()
         return [DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=values.view(np.uint8))]
 
     def _state(self, place: int, device: torch.device) -> FeedbackState:

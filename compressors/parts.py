@@ -72,8 +72,9 @@ class Plan:
         total = max(1, self.elements)
         ends = accumulate(part.elements for part in self.parts)
         middles = [end - part.elements / 2 for end, part in zip(ends, self.parts, strict=True)]
+        last = count - 1  # also of an empty part at the end
         return frozenset(
-            place for place, middle in enumerate(middles) if int(middle * count / total) == number
+            place for place, middle in enumerate(middles) if min(last, int(middle * count / total)) == number
         )
 
 
@@ -83,15 +84,14 @@ def divide(elements: Sequence[int], part_bytes: int = 0, slices: int = 1) -> Pla
     Args:
         elements: of each tensor, in manifest order.
         part_bytes: of the largest part, as float32; 0 for the default, see `SHARE`. A tensor that is larger
-        is
-            cut into equal parts.
+            is cut into equal parts.
         slices: that members of a group divide the parts among themselves in; there are several for each.
     """
     starts = (0, *accumulate(elements))
     part_bytes = part_bytes or max(LEAST_BYTES, 4 * starts[-1] // SHARE)
     if slices > 1:
         part_bytes = min(part_bytes, 4 * starts[-1] // (4 * slices))
-    most = max(ALIGNMENT, part_bytes // 4)
+    most = max(1, part_bytes // 4 // ALIGNMENT) * ALIGNMENT
     parts: list[Part] = []
     units: list[Unit] = []
     last = len(elements)

@@ -12,6 +12,7 @@ import torch
 from gradwire.compressors import (
     Compressor,
     Payload,
+    Random,
     StepContext,
     TensorSpec,
     create,
@@ -54,8 +55,8 @@ def context(step: int = 0, samples: int = 32) -> StepContext:
     return StepContext(
         samples=samples,
         version=step,
-        rng=np.random.default_rng([0, 0, step]),
-        shared_seed=step,
+        random=Random((0, 0, step)),
+        shared=Random((step,)),
     )
 
 

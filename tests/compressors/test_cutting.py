@@ -22,6 +22,7 @@ from gradwire.compressors import (
     LinearPayload,
     Payload,
     QuantizedPayload,
+    Random,
     SparsePayload,
     StepContext,
     TensorSpec,
@@ -42,7 +43,7 @@ def compressed(spec: str, elements: int, seed: int) -> Payload:
     values = np.random.default_rng(seed).standard_normal(elements).astype(np.float32)
     state = compressor.init(TensorSpec(name="w", shape=(elements,)))
     context = StepContext(
-        samples=1, version=seed, epoch=math.inf, rng=np.random.default_rng(seed), shared_seed=seed
+        samples=1, version=seed, epoch=math.inf, random=Random((seed,)), shared=Random((seed,))
     )
     return compressor.compress(torch.from_numpy(values), state, context)[0]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from flat import as_push, by_tensor, ranges_of
 
 from gradwire.compressors import (
-    Compressed,
     CompressorEntry,
     DenseFormat,
     DensePayload,
@@ -22,8 +22,12 @@ from gradwire.compressors import (
     StepContext,
     TensorSpec,
     decode,
+    divide,
     registry,
+    validate,
+    wire_bytes,
 )
+from gradwire.compressors.parts import ALIGNMENT
 from gradwire.spec import SpecError
 
 SPECS = [
@@ -46,8 +50,12 @@ def model(spec: str = "4bit", rule: LayerRule | None = None, rank: int = 0) -> M
 
 
 def kinds(payloads: list[Payload]) -> list[str]:
+    """Of each tensor; neighbours of a kind are one payload."""
     found: list[str] = []
-    for payload in payloads:
+    bounds, end = list(zip(ranges_of(payloads), payloads, strict=True)), 0
+    for spec in SPECS:
+        begin, end = end, end + spec.elements
+        (payload,) = (each for (first, last), each in bounds if first <= begin and end <= last)
         assert isinstance(payload, QuantizedPayload | DensePayload)
         found.append(payload.format.value)
     return found
@@ -90,11 +98,8 @@ def test_small_tensors_have_feedback_unless_it_is_off() -> None:
 
 def test_payload_bytes_are_an_eighth_where_it_matters() -> None:
     spec = [TensorSpec(name="w", shape=(1000, 1000))]
-    (payload,) = ModelCompressor(spec, "4bit", LayerRule(), 0, 0).compress(
-        [torch.zeros(1000, 1000)], 1, version=0
-    )
-    assert isinstance(payload, QuantizedPayload)
-    assert 4_000_000 / (payload.data.nbytes + payload.levels.nbytes) == pytest.approx(8.0, rel=1e-3)
+    sent = ModelCompressor(spec, "4bit", LayerRule(), 0, 0).compress([torch.zeros(1000, 1000)], 1, version=0)
+    assert 4_000_000 / sum(map(wire_bytes, sent)) == pytest.approx(8.0, rel=1e-3)
 
 
 def test_a_bad_spec_is_refused_even_if_no_tensor_would_use_it() -> None:
@@ -190,14 +195,15 @@ def test_a_refused_push_is_sent_with_the_next(spec: str) -> None:
     compressor = model(spec)
     given = gradients()
     refused = compressor.compress(given, 32, version=0)
-    compressor.ledger.put_back(Compressed(refused, compressor.ranges))
+    compressor.ledger.put_back(as_push(refused))
     total = np.sqrt(sum(float((g.double() ** 2).sum()) for g in given))
     assert compressor.ledger.norm() == pytest.approx(total, rel=1e-6)
     zeros = [torch.zeros_like(g) for g in given]
     sent = [np.zeros(g.numel(), np.float32) for g in given]
     for _ in range(400):
-        for values, payload in zip(sent, compressor.compress(zeros, 32, version=0), strict=True):
-            values += decode(payload)
+        more = by_tensor(compressor.compress(zeros, 32, version=0), SPECS)
+        for values, each in zip(sent, more, strict=True):
+            values += each
         if compressor.ledger.norm() == 0.0:
             break
     for values, g, spec_of in zip(sent, given, SPECS, strict=True):
@@ -209,11 +215,27 @@ def test_a_refused_push_is_sent_with_the_next(spec: str) -> None:
 def test_without_feedback_a_refused_push_is_added_to_the_next_gradient() -> None:
     compressor = model("none")
     given = gradients()
-    compressor.ledger.put_back(Compressed(compressor.compress(given, 32, version=0), compressor.ranges))
+    compressor.ledger.put_back(as_push(compressor.compress(given, 32, version=0)))
     assert compressor.ledger.norm() > 0
-    for payload, gradient in zip(compressor.compress(given, 32, version=1), given, strict=True):
-        assert np.array_equal(decode(payload), 2 * gradient.reshape(-1).numpy())
+    sent = by_tensor(compressor.compress(given, 32, version=1), SPECS)
+    for values, gradient in zip(sent, given, strict=True):
+        assert np.array_equal(values, 2 * gradient.reshape(-1).numpy())
     assert compressor.ledger.norm() == 0.0
+
+
+def test_a_plan_for_the_whole_model_sees_what_was_put_back() -> None:
+    spec = "krngc:ratio=4,warmup=0,feedback=off"
+    compressor, given = model(spec), gradients()
+    given[3] *= 100
+    refused = compressor.compress(given, 32, version=0)
+    compressor.ledger.put_back(as_push(refused))
+    more = [
+        gradient + torch.from_numpy(owed).view(gradient.shape)
+        for gradient, owed in zip(gradients(1), by_tensor(refused, SPECS), strict=True)
+    ]
+    expected = model(spec).compress(more, 32, version=1)
+    sent = compressor.compress(gradients(1), 32, version=1)
+    assert [each.data.tobytes() for each in sent] == [each.data.tobytes() for each in expected]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +245,7 @@ def test_flushing_sends_all_that_is_left_whole(spec: str) -> None:
     """What was sent before and what is flushed is what would have been sent without compression."""
     compressor = model(spec)
     given = gradients()
-    sent = [[decode(payload) for payload in compressor.compress(given, 1, version=step)] for step in range(3)]
+    sent = [by_tensor(compressor.compress(given, 1, version=step), SPECS) for step in range(3)]
     held = compressor.ledger.norm()
     last = compressor.flush([torch.zeros_like(gradient) for gradient in given])
     assert compressor.ledger.norm() == 0.0
@@ -234,18 +256,19 @@ def test_flushing_sends_all_that_is_left_whole(spec: str) -> None:
     assert held == pytest.approx(
         np.sqrt(sum(float((decode(payload) ** 2).sum()) for payload in last)), abs=1e-6
     )
+    left = by_tensor(last, SPECS)
     for place, gradient in enumerate(given):
-        total = sum(step[place] for step in sent) + decode(last[place])
+        total = sum(step[place] for step in sent) + left[place]
         np.testing.assert_allclose(total, 3 * gradient.reshape(-1).numpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_residual_norm_covers_every_tensor() -> None:
     compressor = model("2bit:threshold=1000")
     given = gradients()
-    payloads = compressor.compress(given, 1, version=0)
+    sent = by_tensor(compressor.compress(given, 1, version=0), SPECS)
     squares = 0.0
-    for g, payload in zip(given, payloads, strict=True):
-        squares += float(((g.reshape(-1).numpy() - decode(payload)).astype(np.float64) ** 2).sum())
+    for g, values in zip(given, sent, strict=True):
+        squares += float(((g.reshape(-1).numpy() - values).astype(np.float64) ** 2).sum())
     assert compressor.ledger.norm() == pytest.approx(np.sqrt(squares), rel=1e-6)
 
 
@@ -285,4 +308,126 @@ def test_dense_small_tensors_cost_two_bytes_an_element() -> None:
     payload = model().compress(gradients(), 32, version=0)[1]
     assert isinstance(payload, DensePayload)
     assert payload.format is DenseFormat.BFLOAT16
-    assert payload.data.nbytes == 2 * 4
+    assert payload.data.nbytes == 2 * (4 + 4)  # both that lie between the weights
+
+
+# Parts
+
+LARGE = [
+    TensorSpec(name="first", shape=(40, 320)),
+    TensorSpec(name="bias", shape=(40,)),
+    TensorSpec(name="nothing", shape=(0, 3)),
+    TensorSpec(name="second", shape=(5, 1024)),
+    TensorSpec(name="last", shape=(31, 100)),
+]
+CUT = divide([spec.elements for spec in LARGE], 4 * ALIGNMENT)
+EVERY = [*sorted(registry.BUILT_IN), "topk:momentum=0.9,clip=1", "krngc:feedback=off", "4bit:delay=2"]
+
+
+def large(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(spec.shape, generator=generator) * 0.01 for spec in LARGE]
+
+
+def compressor_of(spec: str, part_bytes: int = 4 * ALIGNMENT) -> ModelCompressor:
+    plan = divide([spec.elements for spec in LARGE], part_bytes)
+    return ModelCompressor(LARGE, spec, LayerRule(), seed=1, rank=0, plan=plan)
+
+
+def kept(subject: ModelCompressor) -> list[object]:
+    """All of what it remembers, to the bit."""
+    velocity = subject.ledger.velocity
+    return [
+        subject.ledger.residual.numpy().tobytes(),
+        None if velocity is None else velocity.numpy().tobytes(),
+        repr(subject.ledger.states),
+    ]
+
+
+@pytest.mark.parametrize("spec", EVERY)
+def test_the_bits_depend_neither_on_the_plan_nor_on_the_order_of_gradients(spec: str) -> None:
+    """Of what is sent and of what is kept, over steps of which one comes back and the last is a flush."""
+    small, middle, whole = 4 * ALIGNMENT, 16 * ALIGNMENT, 1 << 30
+    results: list[list[object]] = []
+    for part_bytes, order in [(whole, "01234"), (small, "43210"), (small, "20413"), (middle, "31402")]:
+        subject, seen = compressor_of(spec, part_bytes), list[object]()
+        for version in range(4):
+            given = large(version)
+            step = subject.begin(8, version=version, workers=2, flush=version == 3)
+            for place in map(int, order):
+                step.add(place, given[place])
+            step.commit()
+            in_order = sorted(step.sent, key=lambda part: subject.plan.parts[part].start)
+            payloads = [payload for part in in_order for payload in step.sent[part]]
+            for payload in payloads:
+                assert payload.elements
+                validate(payload)
+            seen += [np.concatenate([decode(each) for each in payloads]).tobytes()] if payloads else []
+            if version == 1:
+                subject.ledger.put_back(as_push(payloads))
+            seen += kept(subject)
+        results.append(seen)
+    assert all(result == results[0] for result in results[1:])
+
+
+def test_a_part_is_there_as_soon_as_its_last_gradient_is() -> None:
+    tensors = [range(unit.first, unit.last) for unit in CUT.units]
+    assert tensors == [range(4, 5), range(3, 4), range(1, 3), range(1)]
+    given, step = large(0), compressor_of("4bit").begin(8, version=0)
+    ready = [[*step.add(place, given[place])] for place in (4, 2, 0, 1, 3)]
+    assert ready == [[0], [], [4, 5, 6, 7], [3], [1, 2]]
+    for part, payloads in step.sent.items():
+        assert sum(payload.elements for payload in payloads) == CUT.parts[part].elements
+
+
+@pytest.mark.parametrize("spec", ["topk:clip=1", "krngc"])
+def test_what_needs_all_gradients_sends_every_part_with_the_last_one(spec: str) -> None:
+    given, step = large(0), compressor_of(spec).begin(8, version=0)
+    counts = [len(step.add(place, given[place])) for place in (4, 2, 0, 1, 3)]
+    assert counts == [0, 0, 0, 0, len(CUT.parts)]
+
+
+@pytest.mark.parametrize("spec", EVERY)
+def test_a_step_that_is_not_committed_changes_nothing(spec: str) -> None:
+    """Wherever it stops: in its middle, at a gradient that is not finite, or at its end."""
+    subject, calm = compressor_of(spec), compressor_of(spec)
+    for version in range(2):
+        for each in (subject, calm):
+            each.compress(large(version), 8, version=version)
+    before = kept(subject)
+    given = large(77)
+    for stop in range(1, len(LARGE) + 1):
+        step = subject.begin(8, version=stop)
+        for place in reversed(range(len(LARGE) - stop, len(LARGE))):
+            step.add(place, given[place])
+        assert kept(subject) == before
+    given[0][0, 0] = float("nan")
+    step = subject.begin(8, version=9)
+    step.add(4, given[4])
+    with pytest.raises(NonFiniteGradient, match="'first'"):
+        step.add(0, given[0])
+    assert kept(subject) == before
+    sent = [each.compress(large(2), 8, version=2) for each in (subject, calm)]
+    assert [p.data.tobytes() for p in sent[0]] == [p.data.tobytes() for p in sent[1]]
+    assert kept(subject) == kept(calm)
+
+
+@pytest.mark.parametrize("spec", ["4bit", "topk", "dgc", "none", "qsgd"])
+def test_parts_that_are_not_wanted_leave_the_rest_of_the_ledger(spec: str) -> None:
+    """A part that is wanted is what it is among all of them, also where its tensor is cut."""
+    subject, whole = compressor_of(spec), compressor_of(spec)
+    for each in (subject, whole):
+        each.ledger.put_back(as_push(each.compress(large(0), 8, version=0)))
+    before, wanted = subject.ledger.residual.clone(), frozenset({0, 2, 5})
+    steps = subject.begin(8, version=1, wanted=wanted), whole.begin(8, version=1)
+    for step in steps:
+        for place in reversed(range(len(LARGE))):
+            step.add(place, large(1)[place])
+        step.commit()
+    assert steps[0].sent.keys() == wanted
+    for part, bounds in enumerate(CUT.parts):
+        owed, alone = (each.ledger.residual[bounds.start : bounds.end] for each in (subject, whole))
+        assert torch.equal(owed, alone if part in wanted else before[bounds.start : bounds.end])
+        if part in wanted:
+            ours, theirs = ([decode(each).tobytes() for each in step.sent[part]] for step in steps)
+            assert ours == theirs

@@ -8,10 +8,10 @@ import os
 import numpy as np
 import pytest
 import torch
+from flat import as_push
 
 from gradwire.compressors import (
     CodeFormat,
-    Compressed,
     LayerRule,
     ModelCompressor,
     NonFiniteGradient,
@@ -77,7 +77,7 @@ def steps(spec: str, device: torch.device) -> tuple[list[list[Payload]], ModelCo
         given = [gradient.to(device) for gradient in gradients(version)]
         taken.append(compressor.compress(given, 32, version=version, workers=2))
         if version == 2 and taken[-1]:
-            compressor.ledger.put_back(Compressed(taken[-1], compressor.ranges))
+            compressor.ledger.put_back(as_push(taken[-1]))
     return taken, compressor
 
 

@@ -20,9 +20,11 @@ from gradwire.compressors import (
     DensePayload,
     IndexCoding,
     LinearPayload,
+    Part,
     Payload,
     PayloadError,
     QuantizedPayload,
+    Random,
     SparsePayload,
     StepContext,
     TensorSpec,
@@ -42,7 +44,7 @@ from gradwire.proto.convert import decode as from_wire
 from gradwire.proto.convert import encode as to_wire
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refused
-from gradwire.proto.transfer import Assembly, announced_payloads, encode_chunks, tensor_header
+from gradwire.proto.transfer import Assembly, announced_payloads, encode_chunks, payload_header
 from gradwire.proto.wire import decode_envelope
 
 Bytes = npt.NDArray[np.uint8]
@@ -123,10 +125,13 @@ def encoded_again(payload: Payload) -> bytes:
             short = payload.format is DenseFormat.BFLOAT16
             return (words >> 16).astype(np.uint16).tobytes() if short else words.tobytes()
         case QuantizedPayload():
-            bits = payload.format.bits
-            codes = reference.unpack(bits, payload.data, payload.elements)
-            assert payload.format.forbidden_code not in codes.tolist()
-            return reference.pack(bits, codes).tobytes()
+            bits, blocks, at = payload.format.bits, list[bytes](), 0
+            for size in payload.block_sizes().tolist():
+                codes = reference.unpack(bits, payload.data[at : at + payload.format.code_bytes(size)], size)
+                assert payload.format.forbidden_code not in codes.tolist()
+                blocks.append(reference.pack(bits, codes).tobytes())
+                at += len(blocks[-1])
+            return b"".join(blocks)
         case LinearPayload():
             codes = linear_reference.unpack_signed(payload.bits, payload.codes(), payload.elements)
             assert -(2 ** (payload.bits - 1)) not in codes.tolist()
@@ -152,17 +157,17 @@ def check_accepted(payload: Payload, elements: int) -> None:
     assert encoded_again(payload) == payload.data.tobytes()
 
 
-def receive(header: m.TensorHeader, data: Bytes) -> Payload:
+def receive(header: m.PayloadHeader, data: Bytes) -> Payload:
     """As a server takes it from the wire. Missing bytes are zeros, surplus ones are left out."""
     manifest = Manifest((m.Tensor(name="w", shape=(header.elements,), dtype="float32"),), 1)
-    header = from_wire(to_wire(header), m.TensorHeader)
-    announced = announced_payloads([header], manifest, worker="w")
+    header = from_wire(to_wire(header), m.PayloadHeader)
+    announced = announced_payloads([header], Part(0, header.elements), manifest, worker="w")
     size = payload_bytes(announced[0])
     # An index takes 32 bits and a bit per element, a value 4 bytes; and there is some padding.
     assert size <= 9 * header.elements + 16
     whole = np.zeros(size, np.uint8)
     whole[: min(size, data.size)] = data[:size]
-    assembly = Assembly(1, announced, chunk_bytes=CHUNK, worker="w", names=["w"])
+    assembly = Assembly(1, announced, chunk_bytes=CHUNK, worker="w", names=["tensor 'w'"])
     for message in encode_chunks(1, [whole], CHUNK):
         chunk = decode_envelope(message, "WorkerMessage")
         assert isinstance(chunk, m.Chunk)
@@ -181,6 +186,7 @@ HOSTILE: dict[str, st.SearchStrategy[Any]] = {
     "low_bits": st.integers(0, 33) | st.integers(0, 2**32 - 1),
     "index_bytes": st.integers(0, 70) | st.integers(0, 2**64 - 1),
     "seed": st.integers(0, 2**64 - 1),
+    "sizes": st.lists(st.integers(0, 70) | st.integers(0, 2**64 - 1), max_size=4).map(tuple),
 }
 NESTED = ("kind", "values")
 
@@ -200,13 +206,13 @@ def changed(header: Any, draw: st.DataObject) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=100)
-@given(st.integers(0, 70), st.integers(0, 1 << 30), st.data())
+@given(st.integers(1, 70), st.integers(0, 1 << 30), st.data())
 def test_whatever_arrives_is_refused_or_decodes(
     kind: str, elements: int, seed: int, draw: st.DataObject
 ) -> None:
     """A valid payload arrives as it was sent. Then a header, bits of the data, or all of the data change."""
     payload = payload_of(kind, elements, seed)
-    header, data = tensor_header(0, payload), payload.data.copy()
+    header, data = payload_header(payload), payload.data.copy()
     arrived = receive(header, data)
     assert arrived.data.tobytes() == data.tobytes()
     assert decode(arrived).tobytes() == decode(payload).tobytes()
@@ -214,7 +220,7 @@ def test_whatever_arrives_is_refused_or_decodes(
 
     what = draw.draw(st.sampled_from(["header", "bits", "bytes"]))
     if what == "header":
-        header = cast(m.TensorHeader, changed(header, draw))
+        header = cast(m.PayloadHeader, changed(header, draw))
     elif what == "bytes":
         data = np.frombuffer(np.random.default_rng(seed).bytes(data.size), np.uint8)
     elif data.size:
@@ -305,7 +311,7 @@ def test_what_a_sparse_payload_announces_is_bounded_by_its_elements(
 def test_a_bucket_of_any_size_is_refused_or_decodes(bucket: int) -> None:
     """The wire has 64 bits for it, machine code has 63."""
     data = np.array([0, 0, 0, 63, 1, 0, 0, 0], np.uint8)
-    header = m.TensorHeader(tensor=0, elements=1, kind=m.LinearHeader(bits=8, bucket=bucket))
+    header = m.PayloadHeader(elements=1, kind=m.LinearHeader(bits=8, bucket=bucket))
     try:
         payload = receive(header, data)
     except Refused:
@@ -357,7 +363,7 @@ def test_what_was_sent_and_what_is_left_is_what_was_there(
             total = velocity.numpy().astype(np.float64)
         total = np.clip(total + old, -FLOAT32_MAX, FLOAT32_MAX)
         context = StepContext(
-            samples=4, version=step, epoch=math.inf, rng=np.random.default_rng(step), shared_seed=step
+            samples=4, version=step, epoch=math.inf, random=Random((step,)), shared=Random((step,))
         )
         payload, state = compressor.compress(gradient, state, context)
         validate(payload)

@@ -15,6 +15,7 @@ from gradwire.compressors import (
     LinearPayload,
     Payload,
     QuantizedPayload,
+    Random,
     StepContext,
     TensorSpec,
     create_bare,
@@ -30,7 +31,7 @@ def bare(spec: str, values: Array, seed: int = 0) -> Payload:
     """One step without feedback."""
     compressor = create_bare(spec)
     state = compressor.init(TensorSpec(name="w", shape=values.shape))
-    context = StepContext(samples=1, version=0, rng=np.random.default_rng(seed))
+    context = StepContext(samples=1, version=0, random=Random((seed,)))
     payload, _ = compressor.compress(torch.from_numpy(values), state, context)
     validate(payload)
     return payload

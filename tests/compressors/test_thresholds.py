@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.compressors import CodeFormat, QuantizedPayload, StepContext, TensorSpec, create, decode
+from gradwire.compressors import CodeFormat, QuantizedPayload, Random, StepContext, TensorSpec, create, decode
 from gradwire.compressors.feedback import FeedbackState
 from gradwire.compressors.four_bit import GROUP_1, GROUP_2, GROUP_3, choose_group
 
 
 def context(samples: int = 1, version: int = 0) -> StepContext:
-    return StepContext(samples=samples, version=version, rng=np.random.default_rng(0))
+    return StepContext(samples=samples, version=version, random=Random((0,)))
 
 
 def compress(

@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from flat import as_push
 
 from gradwire.compressors import (
-    Compressed,
     LayerRule,
     ModelCompressor,
     NonFiniteGradient,
     Payload,
+    Random,
     SparsePayload,
     StepContext,
     TensorSpec,
@@ -47,7 +48,7 @@ def model(spec: str, *, bare: bool = False) -> ModelCompressor:
 
 def context(step: int = 0) -> StepContext:
     return StepContext(
-        samples=1, version=step, epoch=math.inf, rng=np.random.default_rng(step), shared_seed=step
+        samples=1, version=step, epoch=math.inf, random=Random((step,)), shared=Random((step,))
     )
 
 
@@ -268,8 +269,10 @@ def test_what_is_held_back_is_in_the_next_push_as_a_sum() -> None:
 def test_the_version_decides_when_a_push_is_due_and_not_how_many_steps_were_taken(spec: str) -> None:
     """So that all workers push at the same ones, also the one that joins later."""
     late = model(spec)
-    assert [len(late.compress(gradients(v), 8, version=v)) for v in (10, 11, 12, 13, 14, 17)] == [
-        *(0, 3, 0, 0, 3, 3)
+    sent = [late.compress(gradients(v), 8, version=v) for v in (10, 11, 12, 13, 14, 17)]
+    elements = sum(spec.elements for spec in SPECS)
+    assert [sum(each.elements for each in payloads) for payloads in sent] == [
+        *(0, elements, 0, 0, elements, elements)
     ]
 
 
@@ -334,7 +337,7 @@ def test_a_refused_push_joins_the_residual(spec: str, extra: str) -> None:
     while not payloads:
         payloads = compressor.compress(gradients(0), 8, version=version)
         version += 1
-    compressor.ledger.put_back(Compressed(payloads, compressor.ranges))
+    compressor.ledger.put_back(as_push(payloads))
     assert compressor.ledger.norm() == pytest.approx(
         norm([version * g.numpy().reshape(-1) for g in gradients(0)]), rel=1e-5
     )
@@ -381,7 +384,7 @@ def test_the_largest_gradients_leave_everything_finite(spec: str) -> None:
     compressor = model(spec)
     for version in range(4):
         payloads = compressor.compress([torch.full(s.shape, LARGEST) for s in SPECS], 1, version=version)
-        compressor.ledger.put_back(Compressed(payloads, compressor.ranges))
+        compressor.ledger.put_back(as_push(payloads))
         assert compressor.ledger.velocity is not None
         assert torch.isfinite(compressor.ledger.velocity).all()
         assert torch.isfinite(compressor.ledger.residual).all()

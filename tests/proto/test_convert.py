@@ -17,21 +17,24 @@ from gradwire.proto.service import INVALID, STATUS
 
 EXAMPLES: list[Any] = [
     m.JoinRequest(worker="w", incarnation=2**63, compressors=("none", "4bit")),
-    m.Push(
+    m.Part(
         seq=7,
         assignment=5,
-        base_version=6,
-        samples=32,
-        tensors=(
-            m.TensorHeader(tensor=0, elements=9, kind=m.DenseHeader(format=m.DenseFormat.BFLOAT16)),
-            m.TensorHeader(
-                tensor=1,
+        part=2**16 - 1,
+        plan=1,
+        payloads=(
+            m.PayloadHeader(elements=9, kind=m.DenseHeader(format=m.DenseFormat.BFLOAT16)),
+            m.PayloadHeader(
                 elements=2**40,
-                kind=m.QuantizedHeader(format=m.CodeFormat.SIGNED_2BIT, levels=(0.5,)),
+                kind=m.QuantizedHeader(format=m.CodeFormat.SIGNED_2BIT, levels=(0.5, 2), sizes=(9, 2**39)),
             ),
-            m.TensorHeader(tensor=2, elements=0, kind=None),
+            m.PayloadHeader(elements=0, kind=None, content=m.Content.DELTA),
         ),
     ),
+    m.Commit(seq=7, assignment=5, base_version=6, samples=32, parts=2, digest=2**32 - 1, loss=0.5),
+    m.Abandon(seq=7),
+    m.Welcome(rank=1, version=2, last_seq=3, stored=(m.Stored(seq=4, parts=(0, 2)),)),
+    m.Update(version=3, part=2, plan=1, whole=True, payloads=()),
     m.Ready(fingerprint=b"\x00\xff", version=None),
     m.Ready(fingerprint=b"", version=0),
     m.Outcome(seq=1, decision=m.Decision.ACCEPTED, version=3),
@@ -54,8 +57,8 @@ def test_a_round_trip_changes_nothing(value: Any) -> None:
 @given(st.floats(width=32), st.integers(0, 2**64 - 1))
 def test_numbers_survive_to_the_bit(level: float, elements: int) -> None:
     kind = m.QuantizedHeader(format=m.CodeFormat.SIGNED_4BIT, levels=(level,))
-    header = m.TensorHeader(tensor=1, elements=elements, kind=kind)
-    back = decode(encode(header), m.TensorHeader)
+    header = m.PayloadHeader(elements=elements, kind=kind)
+    back = decode(encode(header), m.PayloadHeader)
     assert repr(back) == repr(header)
 
 

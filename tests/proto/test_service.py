@@ -43,7 +43,7 @@ def refused(call: Callable[[grpc.aio.Channel], Awaitable[Any]], *handlers: Any) 
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("package", ["gradwire.v1", "gradwire.v3"])
+@pytest.mark.parametrize("package", ["gradwire.v2", "gradwire.v4"])
 def test_a_worker_of_another_version_is_refused_naming_both(package: str) -> None:
     def join(channel: grpc.aio.Channel) -> Awaitable[Any]:
         untyped: Any = channel

@@ -8,12 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.compressors import CodeFormat, DenseFormat, DensePayload, Payload, QuantizedPayload
+from gradwire.compressors import CodeFormat, DenseFormat, DensePayload, Part, Payload, QuantizedPayload
 from gradwire.proto import messages as m
 from gradwire.proto.convert import MalformedError
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refused
-from gradwire.proto.transfer import Assembly, announced_payloads, encode_chunks, tensor_header
+from gradwire.proto.transfer import (
+    MAX_PARTS,
+    PACKETS,
+    Assembly,
+    announced_payloads,
+    digest,
+    encode_chunks,
+    part_transfer,
+    payload_header,
+)
 from gradwire.proto.wire import CHUNK_BYTES, crc32c, decode_envelope
 
 MANIFEST = Manifest(
@@ -23,6 +32,7 @@ MANIFEST = Manifest(
     ),
     100,
 )
+PART = Part(0, 26)
 LEVELS = np.linspace(0.125, 0.875, 7, dtype=np.float32)
 
 
@@ -35,12 +45,12 @@ def payloads() -> list[Payload]:
     return [weight, bias]
 
 
-def headers() -> list[m.TensorHeader]:
-    return [tensor_header(i, payload) for i, payload in enumerate(payloads())]
+def headers() -> list[m.PayloadHeader]:
+    return [payload_header(payload) for payload in payloads()]
 
 
 def assemble(transfer: int, announced: list[Payload]) -> Assembly:
-    names = ["weight", "bias"][: len(announced)]
+    names = ["tensor 'weight'", "tensor 'bias'"][: len(announced)]
     return Assembly(transfer, announced, chunk_bytes=CHUNK_BYTES, worker="w", names=names)
 
 
@@ -56,7 +66,7 @@ def receive(messages: list[bytes], announced: list[Payload]) -> list[Payload]:
 def test_a_transfer_arrives_as_it_was_sent() -> None:
     sent = payloads()
     parts = [payload.data for payload in sent]
-    announced = announced_payloads(headers(), MANIFEST, worker="w")
+    announced = announced_payloads(headers(), PART, MANIFEST, worker="w")
     got = receive(list(encode_chunks(4, parts)), announced)
 
     assert [payload.data.tobytes() for payload in got] == [part.tobytes() for part in parts]
@@ -79,23 +89,42 @@ def test_chunks_hold_the_parts_end_to_end(sizes: list[int], chunk_bytes: int) ->
     assert len(chunks) == -(-data.size // chunk_bytes)
 
 
-def altered(place: int, **changes: Any) -> list[m.TensorHeader]:
+def altered(place: int, **changes: Any) -> list[m.PayloadHeader]:
     changed = headers()
     changed[place] = dataclasses.replace(changed[place], **changes)
     return changed
 
 
+EMPTY = m.PayloadHeader(elements=0, kind=m.DenseHeader(format=m.DenseFormat.FLOAT32))
+
+
+def in_blocks(*sizes: int, levels: int = 0) -> list[m.PayloadHeader]:
+    """The weight in blocks. levels: in all, as many as they take if 0."""
+    kind = m.QuantizedHeader(
+        format=m.CodeFormat.SIGNED_4BIT,
+        levels=(*LEVELS.tolist(),) * len(sizes) if not levels else (1.0,) * levels,
+        sizes=sizes,
+    )
+    return altered(0, kind=kind)
+
+
 @pytest.mark.parametrize(
     ("sent", "reason", "words"),
     [
-        (headers()[:1], Reason.TENSOR, "1 tensors"),
-        ([*headers(), headers()[1]], Reason.TENSOR, "3 tensors"),
-        (headers()[::-1], Reason.TENSOR, "tensor 1 in place 0"),
-        (altered(1, tensor=0), Reason.TENSOR, "tensor 0 in place 1"),
-        (altered(1, tensor=9), Reason.TENSOR, "tensor 9 in place 1"),
-        (altered(0, elements=20), Reason.ELEMENTS, "'weight': expected 21 elements"),
-        (altered(0, elements=2**40), Reason.ELEMENTS, "got 1099511627776 elements"),
-        (altered(0, kind=None), Reason.PAYLOAD, "kind"),
+        ([], Reason.ELEMENTS, "part from tensor 'weight': expected payloads of 26 elements, none empty"),
+        (headers()[:1], Reason.ELEMENTS, "got 21 elements"),
+        ([*headers(), headers()[1]], Reason.ELEMENTS, "got 31 elements"),
+        ([*headers(), EMPTY], Reason.ELEMENTS, "none empty"),
+        ([EMPTY, *headers()], Reason.ELEMENTS, "none empty"),
+        (altered(0, elements=20), Reason.ELEMENTS, "got 25 elements"),
+        (altered(0, elements=2**40), Reason.ELEMENTS, "got 1099511627781 elements"),
+        (altered(0, kind=None), Reason.PAYLOAD, "tensor 'weight' kind"),
+        (altered(1, kind=None), Reason.PAYLOAD, "tensor 'bias' kind"),
+        (in_blocks(21, 1), Reason.PAYLOAD, "sizes"),
+        (in_blocks(20), Reason.PAYLOAD, "sizes"),
+        (in_blocks(22), Reason.PAYLOAD, "sizes: expected blocks of at most 21 elements, got 22"),
+        (in_blocks(2**63, 2**63, 21), Reason.PAYLOAD, "sizes"),
+        (in_blocks(10, 11, levels=7), Reason.PAYLOAD, "levels"),
         (
             altered(1, kind=m.DenseHeader(format=m.DenseFormat.UNSPECIFIED)),
             Reason.PAYLOAD,
@@ -104,25 +133,70 @@ def altered(place: int, **changes: Any) -> list[m.TensorHeader]:
     ],
 )
 def test_a_header_that_does_not_fit_is_refused(
-    sent: list[m.TensorHeader], reason: Reason, words: str
+    sent: list[m.PayloadHeader], reason: Reason, words: str
 ) -> None:
     with pytest.raises(Refused) as caught:
-        announced_payloads(sent, MANIFEST, worker="w")
+        announced_payloads(sent, PART, MANIFEST, worker="w")
     assert caught.value.refusal.reason is reason
     assert words in caught.value.refusal.message
     assert "'w'" in caught.value.refusal.message
 
 
-def with_levels(levels: tuple[float, ...]) -> list[m.TensorHeader]:
+def test_payloads_may_lie_across_tensors_and_begin_within_one() -> None:
+    """A part is a range of the flat order; what is refused names the tensor that it begins in."""
+    sent = [payload_header(values_of(size)) for size in (3, 20)]
+    part = Part(3, 26)
+    assert [each.elements for each in announced_payloads(sent, part, MANIFEST, worker="w")] == [3, 20]
+    sent[1] = dataclasses.replace(sent[1], kind=None)
+    with pytest.raises(Refused, match="tensor 'weight' kind"):
+        announced_payloads(sent, part, MANIFEST, worker="w")
+    with pytest.raises(Refused, match="part from tensor 'bias': expected payloads of 5 elements"):
+        announced_payloads(sent, Part(21, 26), MANIFEST, worker="w")
+
+
+def test_a_part_without_elements_has_no_payloads() -> None:
+    assert announced_payloads([], Part(26, 26), MANIFEST, worker="w") == []
+    with pytest.raises(Refused, match="none empty"):
+        announced_payloads([EMPTY], Part(26, 26), MANIFEST, worker="w")
+
+
+def test_blocks_of_a_payload_have_levels_of_their_own() -> None:
+    weight, _ = announced_payloads(in_blocks(10, 0, 11), PART, MANIFEST, worker="w")
+    assert isinstance(weight, QuantizedPayload)
+    assert weight.block_sizes().tolist() == [10, 0, 11]
+    assert weight.levels.size == 3 * LEVELS.size
+
+
+def test_transfers_of_parts_have_numbers_of_their_own() -> None:
+    pairs = [(number, part) for number in (0, 1, 2, 2**40) for part in (0, 1, MAX_PARTS - 1)]
+    assert len({part_transfer(*pair) for pair in pairs}) == len(pairs)
+    assert max(part_transfer(*pair) for pair in pairs) < PACKETS
+
+
+def test_the_digest_is_over_the_checksums_in_the_order_of_the_parts() -> None:
+    checksums = {2: 30, 0: 10, 1: 2**32 - 1}
+    expected = crc32c((np.array([10, 2**32 - 1, 30], "<u4").view(np.uint8),))
+    assert digest(checksums) == digest(dict(sorted(checksums.items()))) == expected
+    assert digest({}) == 0
+    others = [{0: 10, 1: 30, 2: 2**32 - 1}, {0: 10, 1: 2**32 - 1}, {**checksums, 0: 11}]
+    assert expected not in map(digest, others)
+
+
+def values_of(elements: int) -> Payload:
+    values = np.ones(elements, np.float32)
+    return DensePayload(format=DenseFormat.FLOAT32, elements=elements, data=values.view(np.uint8))
+
+
+def with_levels(levels: tuple[float, ...]) -> list[m.PayloadHeader]:
     kind = m.QuantizedHeader(format=m.CodeFormat.SIGNED_4BIT, levels=levels)
     return altered(0, kind=kind)
 
 
-def refused_content(sent: list[Payload], sent_headers: list[m.TensorHeader]) -> Reason:
+def refused_content(sent: list[Payload], sent_headers: list[m.PayloadHeader]) -> Reason:
     parts = [payload.data for payload in sent]
 
     def take() -> None:
-        announced = announced_payloads(sent_headers, MANIFEST, worker="w")
+        announced = announced_payloads(sent_headers, PART, MANIFEST, worker="w")
         receive(list(encode_chunks(4, parts)), announced)
 
     with pytest.raises(Refused) as caught:

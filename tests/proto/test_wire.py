@@ -17,20 +17,20 @@ MESSAGES: list[m.WorkerMessage] = [
     m.Hello(job="j", worker="w", incarnation=5),
     m.Heartbeat(activity="computing"),
     m.Ready(fingerprint=b"1234", version=7),
-    m.Push(
+    m.Part(
         seq=3,
         assignment=5,
-        base_version=2,
-        samples=32,
-        loss=0.5,
-        tensors=(
-            m.TensorHeader(
-                tensor=1,
+        part=1,
+        plan=1,
+        payloads=(
+            m.PayloadHeader(
                 elements=9,
                 kind=m.QuantizedHeader(format=m.CodeFormat.SIGNED_2BIT, levels=(0.25,)),
             ),
         ),
     ),
+    m.Commit(seq=3, assignment=5, base_version=2, samples=32, parts=2, digest=9, loss=0.5),
+    m.Abandon(seq=3),
     m.Evaluation(version=3, epoch=1, metrics={"accuracy": 0.5}),
     m.Leave(failed=True, reason="x"),
 ]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from gradwire.compressors import Payload
+import numpy as np
+
+from gradwire.compressors import DenseFormat, DensePayload, Payload, Plan
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
+from gradwire.proto.transfer import PLAN, digest, payload_header
+from gradwire.proto.wire import crc32c
 from gradwire.settings import JobTerms
+from gradwire.worker.session.receiving import Received
+from gradwire.worker.session.replica import Replica
 
 JOB = job_message(JobTerms(id="j", work="gradients", batch_size=4, epochs=9))
 LIMITS = m.Limits(chunk_bytes=1 << 20, lease_seconds=10, heartbeat_seconds=2)
@@ -16,28 +23,52 @@ REPLY = m.JoinResponse(job=JOB, limits=LIMITS, rank=0, version=0, initialize=Tru
 
 
 class Script:
-    """Stands in for a `Connection`. A message that can be called is made when its turn comes."""
+    """Stands in for a `Connection`. A message that can be called is made when its turn comes.
+
+    Attributes:
+        parts: by seq and number, header and payloads.
+        pushed: commits, each with the payloads of its parts in flat order.
+        resent: seq and part of what was asked for.
+    """
 
     def __init__(self, *messages: Any) -> None:
         self.messages = list(messages)
         self.activity = ""
         self.reconnects = 0
-        self.pushed: list[tuple[m.Push, list[Payload]]] = []
+        self.parts: dict[tuple[int, int], tuple[m.Part, list[Payload]]] = {}
+        self.pushed: list[tuple[m.Commit, list[Payload]]] = []
+        self.abandoned: list[int] = []
         self.reports: list[m.Evaluation] = []
         self.settled: list[int] = []
-        self.resends = 0
+        self.resent: list[tuple[int, int | None]] = []
+        self.at: list[int] = []
+        self._plan: Plan | None = None
 
     def initialize(self, manifest: Any, values: Any) -> bool:
         return True
 
-    def ready(self, manifest: Any) -> None: ...
+    def ready(self, manifest: Any, plan: Plan) -> None:
+        self._plan = plan
 
     def next(self, timeout_s: float) -> Any:
         message = self.messages.pop(0)
         return message() if callable(message) else message
 
-    def push(self, header: m.Push, payloads: Sequence[Payload]) -> None:
-        self.pushed.append((header, list(payloads)))
+    def part(self, header: m.Part, payloads: Sequence[Payload]) -> None:
+        assert (header.seq, header.part) not in self.parts
+        self.parts[header.seq, header.part] = header, list(payloads)
+
+    def commit(self, commit: m.Commit) -> None:
+        parts = {part: payloads for (seq, part), (_, payloads) in self.parts.items() if seq == commit.seq}
+        checksums = {part: crc32c(each.data for each in payloads) for part, payloads in parts.items()}
+        assert (commit.parts, commit.digest) == (len(parts), digest(checksums))
+        # Parts come in backward order, those of one tensor from its beginning.
+        bounds = self._plan.parts if self._plan is not None else ()
+        in_order = sorted(parts, key=lambda part: bounds[part].start if bounds else -part)
+        self.pushed.append((commit, [payload for part in in_order for payload in parts[part]]))
+
+    def abandon(self, seq: int) -> None:
+        self.abandoned.append(seq)
 
     def report(self, evaluation: m.Evaluation) -> None:
         self.reports.append(evaluation)
@@ -45,5 +76,23 @@ class Script:
     def settle(self, seq: int) -> None:
         self.settled.append(seq)
 
-    def resend(self) -> None:
-        self.resends += 1
+    def resend(self, seq: int, part: int | None) -> None:
+        self.resent.append((seq, part))
+
+    def stepped(self, version: int) -> None:
+        self.at.append(version)
+
+
+def updates(
+    replica: Replica, version: int, values: Sequence[np.ndarray[Any, Any]] | None = None, **changes: Any
+) -> list[Received]:
+    """All parts of a whole update. values: of each tensor, the present ones if not given."""
+    flat = np.concatenate([value.view(np.float32).copy() for value in values or replica.values()])
+    found: list[Received] = []
+    for number, part in enumerate(replica.plan.parts):
+        data = flat[part.start : part.end].view(np.uint8)
+        payload = DensePayload(format=DenseFormat.FLOAT32, elements=part.elements, data=data)
+        header = payload_header(payload, m.Content.VALUES)
+        update = m.Update(version=version, part=number, plan=PLAN, whole=True, payloads=(header,))
+        found.append(Received(dataclasses.replace(update, **changes), [payload]))
+    return found

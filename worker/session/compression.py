@@ -31,7 +31,7 @@ class Compression:
         Args:
             samples: behind the mean gradients.
             rank, version, step: as for `ModelCompressor`.
-            leaving: all parts go, with everything that is owed, as float32.
+            leaving: everything that is owed goes too, of all parts, as float32.
         """
         given = assignment.slice, assignment.slices
         if given != self._slice:
@@ -40,7 +40,7 @@ class Compression:
         # Members of a group compute the same and send different parts.
         self._compressor.rank = rank * max(1, assignment.slices) + assignment.slice
         wanted = None
-        if assignment.slices > 1 and not leaving:
+        if assignment.slices > 1:
             wanted = self._compressor.plan.slice(*given)
         return self._compressor.begin(
             samples,

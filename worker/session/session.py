@@ -102,6 +102,7 @@ class Session:
         self._initialize = initialize
         self._packets: PacketHandler | None = None
         self._open: dict[int, Compressed] = {}  # by seq, until the outcome is known
+        self._making: int | None = None  # seq of a push that is neither committed nor abandoned
         self._answered = 0  # id of the last assignment that was
         self._resends = 0
         self._reconnects = 0
@@ -202,6 +203,7 @@ class Session:
             assignment, samples, rank=rank, version=version, step=step, leaving=self.leaving
         )
         self.seq += 1
+        self._making = self.seq
         return Pushing(self._connection, self._metrics, self.seq, assignment, samples, compressing)
 
     def commit(self, pushing: Pushing, loss: float) -> bool:
@@ -210,6 +212,7 @@ class Session:
         Returns:
             Whether something was sent; otherwise the compressor holds all of it back until a later version.
         """
+        self._making = None
         sent = pushing.commit(
             self._compression.ledger.slices, undoable=self._compression.undoable(pushing.assignment)
         )
@@ -220,6 +223,7 @@ class Session:
 
     def abandon(self, pushing: Pushing) -> None:
         """Nothing will come of the step; the ledger is as it was before."""
+        self._making = None
         self._connection.abandon(pushing.seq)
 
     def skip(self, assignment: m.Assignment) -> None:
@@ -354,7 +358,7 @@ class Session:
         """A push is decided on. Its outcome may come while later pushes are open, or more than once."""
         sent = self._open.get(outcome.seq)
         if sent is None:
-            if outcome.seq == self.seq and outcome.refusal is not None:
+            if outcome.seq == self._making and outcome.refusal is not None:
                 self._refused_early(outcome, outcome.refusal)
             return
         if outcome.decision is m.Decision.ACCEPTED:

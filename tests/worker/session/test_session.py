@@ -8,12 +8,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from scripted import Script
+from scripted import Script, updates
 from torch import nn
 
 from gradwire.compressors import (
-    DenseFormat,
-    DensePayload,
     LayerRule,
     ModelCompressor,
     NonFiniteGradient,
@@ -21,10 +19,10 @@ from gradwire.compressors import (
 )
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal, Refused
-from gradwire.proto.transfer import tensor_header
 from gradwire.worker.metrics import Metrics
 from gradwire.worker.session.compression import Compression
 from gradwire.worker.session.connection import Connection
+from gradwire.worker.session.pushing import Pushing
 from gradwire.worker.session.receiving import Received, ReceivedPacket
 from gradwire.worker.session.replica import Replica
 from gradwire.worker.session.session import Session
@@ -36,7 +34,7 @@ def session(script: Script, compressor: str = "topk:ratio=8") -> Session:
     torch.manual_seed(1)
     replica = Replica(nn.Linear(6, 5), 64)
     specs = replica.manifest.specs
-    compression = Compression(specs, ModelCompressor(specs, compressor, LayerRule(), 1, 0))
+    compression = Compression(ModelCompressor(specs, compressor, LayerRule(), 1, 0, plan=replica.plan))
     return Session(cast("Connection", script), replica, compression, Metrics(compressor), initialize=True)
 
 
@@ -55,7 +53,15 @@ def assignment(id: int, version: int = 0, **changes: Any) -> m.Assignment:
 
 
 def push(subject: Session, given: m.Assignment, seed: int) -> None:
-    subject.push(given, gradients(seed), 4, 0.5, rank=0, version=given.version, step=given.version)
+    subject.commit(begun(subject, given, gradients(seed)), 0.5)
+
+
+def begun(subject: Session, given: m.Assignment, tensors: list[torch.Tensor]) -> Pushing:
+    """A push of which all parts have been sent."""
+    pushing = subject.begin_step(given, 4, rank=0, version=given.version, step=given.version)
+    for place in reversed(range(len(tensors))):
+        pushing.add(place, tensors[place])
+    return pushing
 
 
 def accepted(seq: int) -> m.Outcome:
@@ -67,8 +73,14 @@ def refused(seq: int, reason: Reason) -> m.Outcome:
     return m.Outcome(seq=seq, decision=m.Decision.REFUSED, refusal=why)
 
 
+def decoded(script: Script, place: int) -> np.ndarray[Any, Any]:
+    """What was pushed, in the order of the commits."""
+    return np.concatenate([decode(payload) for payload in script.pushed[place][1]])
+
+
 def sent(script: Script, seq: int) -> np.ndarray[Any, Any]:
-    return np.concatenate([decode(payload) for payload in script.pushed[seq - 1][1]])
+    """Where each push was committed."""
+    return decoded(script, seq - 1)
 
 
 def residual(subject: Session) -> np.ndarray[Any, Any]:
@@ -77,16 +89,9 @@ def residual(subject: Session) -> np.ndarray[Any, Any]:
 
 def update(subject: Session, version: int) -> Received:
     """To parameters that are all `version`."""
-    payloads = [
-        DensePayload(
-            format=DenseFormat.FLOAT32,
-            elements=value.size // 4,
-            data=np.full(value.size // 4, version, np.float32).view(np.uint8),
-        )
-        for value in subject.replica.values()
-    ]
-    headers = tuple(tensor_header(i, payload) for i, payload in enumerate(payloads))
-    return Received(m.Update(version=version, content=m.Content.VALUES, tensors=headers), payloads)
+    values = [np.full(value.size // 4, version, np.float32) for value in subject.replica.values()]
+    (received,) = updates(subject.replica, version, values)
+    return received
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((1, 2))))
@@ -153,13 +158,17 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_changes_nothing() -> None:
     subject, other = session(script), session(calm)
     bad = gradients(1)
     bad[0][0, 0] = float("nan")
+    pushing = subject.begin_step(assignment(1), 4, rank=0, version=0, step=0)
+    pushing.add(1, bad[1])
     with pytest.raises(NonFiniteGradient):
-        subject.push(assignment(1), bad, 4, 0.5, rank=0, version=0, step=0)
+        pushing.add(0, bad[0])
+    subject.abandon(pushing)
+    assert script.abandoned == [1]
     for each in (subject, other):
         each.skip(assignment(1))
         push(each, assignment(2), 2)
     assert [header.samples for header, _ in script.pushed] == [0, 4]
-    np.testing.assert_array_equal(sent(script, 2), sent(calm, 2))
+    np.testing.assert_array_equal(decoded(script, 1), decoded(calm, 1))
     np.testing.assert_array_equal(residual(subject), residual(other))
 
 

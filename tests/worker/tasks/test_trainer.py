@@ -8,14 +8,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from scripted import JOB, REPLY, Script
+from scripted import JOB, REPLY, Script, updates
 from torch import nn
 
-from gradwire.compressors import DenseFormat, DensePayload, LayerRule, decode
+from gradwire.compressors import DensePayload, LayerRule, decode
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.proto.refusal import Reason, Refusal, Refused
-from gradwire.proto.transfer import tensor_header
 from gradwire.settings import JobTerms
 from gradwire.worker.metrics import Metrics
 from gradwire.worker.session.connection import Connection
@@ -93,12 +92,8 @@ def trainer(
 
 def update(replica: Replica, version: int) -> Received:
     """An update that changes nothing but the version."""
-    payloads = [
-        DensePayload(format=DenseFormat.FLOAT32, elements=value.size // 4, data=value.copy())
-        for value in replica.values()
-    ]
-    headers = tuple(tensor_header(i, payload) for i, payload in enumerate(payloads))
-    return Received(m.Update(version=version, content=m.Content.VALUES, tensors=headers), payloads)
+    (received,) = updates(replica, version)
+    return received
 
 
 def sent(script: Script, seq: int) -> np.ndarray[Any, Any]:
@@ -161,7 +156,7 @@ def test_a_damaged_push_is_sent_again_but_not_for_ever() -> None:
     subject, _ = trainer(script)
     with pytest.raises(Refused):
         subject.run()
-    assert script.resends == MAX_RESENDS
+    assert script.resent == [(1, None)] * MAX_RESENDS
 
 
 def test_any_other_refusal_ends_the_worker() -> None:
@@ -188,11 +183,11 @@ def test_a_step_without_a_finite_loss_contributes_nothing_and_ten_end_the_worker
     script = Script()
     subject, replica = trainer(script, loss_scale=float("nan"))
 
-    def updates(version: int) -> Any:
+    def updated(version: int) -> Any:
         return lambda: update(replica, version)
 
     for version in range(12):
-        script.messages += [updates(version), assignment(version)]
+        script.messages += [updated(version), assignment(version)]
     with pytest.raises(TaskFailedError, match="the loss is nan in 10 steps in a row"):
         subject.run()
     assert [header.samples for header, _ in script.pushed] == [0] * 9
@@ -228,8 +223,10 @@ def test_a_metric_that_is_not_finite_is_not_reported() -> None:
 
 
 def test_working_on_another_version_than_the_replicas_is_a_fault() -> None:
-    subject, _ = trainer(Script(assignment(7)))
-    with pytest.raises(RuntimeError, match="version 7 with a replica of 0"):
+    script = Script()
+    subject, replica = trainer(script)
+    script.messages = [update(replica, 7), assignment(6)]
+    with pytest.raises(RuntimeError, match="version 6 with a replica of 7"):
         subject.run()
 
 
