@@ -66,6 +66,7 @@ from ...proto.messages import Content
 from .mean import Payloads
 
 Float32 = npt.NDArray[np.float32]
+Placed = tuple[int, Payloads]  # what a push holds, and where that begins in flat order
 LARGEST = float(np.finfo(np.float32).max)
 RULE = LayerRule()
 FORMATS = {"none": DenseFormat.FLOAT32, "bf16": DenseFormat.BFLOAT16, "fp16": DenseFormat.FLOAT16}
@@ -149,15 +150,14 @@ class Downlink:
         if self._fixed and not lossless(self._fixed):
             self._separate()
 
-    def piecewise(self, unit: Unit, pushes: Sequence[Payloads]) -> bool:
+    def piecewise(self, unit: Unit, pushes: Sequence[Placed]) -> bool:
         """Whether a part of a tensor that is cut into several can go down before the others are known, as far
         as the pushes of that part tell."""
         if self._fixed is not None:
             return self._fixed in PIECEWISE
-        kind = self._kinds(unit.first, unit.last, unit.start, pushes)[0]
-        return kind in PIECEWISE
+        return self._kinds(unit, pushes)[0] in PIECEWISE
 
-    def choose(self, unit: Unit, start: int, end: int, pushes: Sequence[Payloads]) -> list[Way]:
+    def choose(self, unit: Unit, start: int, end: int, pushes: Sequence[Placed]) -> list[Way]:
         """How elements of a unit go down after a step with these pushes. To be called before the step.
 
         start, end: in flat order; all of the unit, or a part of its only tensor. pushes: of these elements.
@@ -165,11 +165,9 @@ class Downlink:
         if self._fixed is not None:
             return [Way(start, end, unit.first, unit.last, self._fixed)]
         ways: list[Way] = []
-        for tensor, kind in zip(
-            range(unit.first, unit.last), self._kinds(unit.first, unit.last, start, pushes), strict=True
-        ):
+        for tensor, kind in zip(range(unit.first, unit.last), self._kinds(unit, pushes), strict=True):
             bounds = max(start, self._plan.starts[tensor]), min(end, self._plan.starts[tensor + 1])
-            way = self._way(tensor, *bounds, kind, start, pushes)
+            way = self._way(tensor, *bounds, kind, pushes)
             if ways and way.held is None and way.compressor == ways[-1].compressor and ways[-1].held is None:
                 way = replace(ways.pop(), end=way.end, last=way.last)
             ways.append(way)
@@ -263,27 +261,24 @@ class Downlink:
 
     # ---- auto
 
-    def _kinds(self, first: int, last: int, start: int, pushes: Sequence[Payloads]) -> list[str]:
-        """By tensor, what most pushes send it as. start: of what they hold, in flat order."""
+    def _kinds(self, unit: Unit, pushes: Sequence[Placed]) -> list[str]:
+        """By tensor, what most pushes send it as."""
         if not pushes:
-            return ["none"] * (last - first)
+            return ["none"] * (unit.last - unit.first)
         found: list[list[str]] = []
-        for payloads in pushes:
-            at, kinds = start, list[str]()
-            remaining = iter(payloads)
-            payload, end = None, start
-            for tensor in range(first, last):
-                at = max(start, self._plan.starts[tensor])
+        for begin, payloads in pushes:
+            kinds, remaining = list[str](), iter(payloads)
+            payload, end = None, begin
+            for tensor in range(unit.first, unit.last):
+                at = max(begin, self._plan.starts[tensor])
                 while end <= at and (following := next(remaining, None)) is not None:
                     payload, end = following, end + following.elements
                 kinds.append("none" if payload is None else _kind(payload))
             found.append(kinds)
         return [max(KINDS, key=Counter(kinds).__getitem__) for kinds in zip(*found, strict=True)]
 
-    def _way(
-        self, tensor: int, start: int, end: int, kind: str, begin: int, pushes: Sequence[Payloads]
-    ) -> Way:
-        """Of one tensor. begin: of what the pushes hold."""
+    def _way(self, tensor: int, start: int, end: int, kind: str, pushes: Sequence[Placed]) -> Way:
+        """Of one tensor."""
         if kind != SPARSE:
             if kind not in FORMATS:
                 self._behind[tensor] = True
@@ -293,7 +288,7 @@ class Downlink:
         behind = self._behind[tensor]
         if self._leaves_zeros:
             format = _value_format(pushes)
-            held = [_held(payloads, begin, start, end) for payloads in pushes]
+            held = [_held(payloads, begin, start, end) for begin, payloads in pushes]
             known = [each for each in held if each is not None]
             way = Way(
                 start, end, tensor, tensor + 1, format, _merged(known) if len(known) == len(held) else None
@@ -357,9 +352,9 @@ def _kind(payload: Payload) -> str:
             return SPARSE
 
 
-def _value_format(pushes: Sequence[Payloads]) -> str:
+def _value_format(pushes: Sequence[Placed]) -> str:
     """Of the first sparse push whose values are dense."""
-    for payloads in pushes:
+    for _, payloads in pushes:
         for payload in payloads:
             if isinstance(payload, SparsePayload) and isinstance(payload.values, DensePayload):
                 return NAMES[payload.values.format]

@@ -26,7 +26,7 @@ from ...proto.transfer import PLAN, encode_chunks, part_transfer, payload_header
 from ...proto.wire import encode_server
 from ..job.events import Apply
 from .aggregation import Aggregation, Krum, Mean, combine, least_far
-from .downlink import Downlink, PartUpdate
+from .downlink import Downlink, PartUpdate, Placed
 from .mean import Payloads, Push, add_up, weights
 
 Float32 = npt.NDArray[np.float32]
@@ -148,20 +148,24 @@ class Store:
         return 0 if step.changes else len(pairs)
 
     def _apply_unit(self, unit: Unit, step: Step, send: Send) -> None:
-        first = step.of(unit.parts[0])
-        if len(unit.parts) == 1 or self._downlink.piecewise(unit, first):
+        if len(unit.parts) == 1 or self._downlink.piecewise(unit, self._placed(unit.parts[:1], step)):
             groups = [[part] for part in unit.parts]
         else:
             groups = [list(unit.parts)]
         for group in groups:
             start, end = self.plan.parts[group[0]].start, self.plan.parts[group[-1]].end
-            of_group = [[payload for part in group for payload in push.get(part, ())] for push in step.pushes]
-            ways = self._downlink.choose(unit, start, end, [each for each in of_group if each])
+            ways = self._downlink.choose(unit, start, end, self._placed(group, step))
             for part in group:
                 if step.changes:
                     self._step_part(part, step)
             for update in self._downlink.encode(ways, group, step.order.version, changed=step.changes):
                 send(self._encode(step.order.version, update))
+
+    def _placed(self, parts: Sequence[int], step: Step) -> list[Placed]:
+        """What there is of some parts, which a push may hold in part."""
+        return [
+            (self.plan.parts[part].start, payloads) for part in parts for payloads in step.of(part) if payloads
+        ]
 
     def _step_part(self, number: int, step: Step) -> None:
         """Sum a part and take the optimizer's step with it."""
