@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -145,7 +144,11 @@ class Shard:
         """
         pushes = [self._pushes.pop(each.key) if each.samples else {} for each in order.contributions]
         loop = asyncio.get_running_loop()
-        return self._run(self._opened.apply, order, pushes, partial(loop.call_soon_threadsafe, send))
+
+        def hand_over(part: Encoded) -> None:
+            loop.call_soon_threadsafe(send, part)
+
+        return self._run(self._opened.apply, order, pushes, hand_over)
 
     async def load(self, key: CopyKey) -> None:
         """Replace the parameters by a stored snapshot. Raises DivergedError if it is not finite."""
