@@ -164,7 +164,10 @@ class Store:
     def _placed(self, parts: Sequence[int], step: Step) -> list[Placed]:
         """What there is of some parts, which a push may hold in part."""
         return [
-            (self.plan.parts[part].start, payloads) for part in parts for payloads in step.of(part) if payloads
+            (self.plan.parts[part].start, payloads)
+            for part in parts
+            for payloads in step.of(part)
+            if payloads
         ]
 
     def _step_part(self, number: int, step: Step) -> None:
