@@ -23,9 +23,9 @@ Share = tuple[Contribution, Push]
 MANIFEST = Manifest((Tensor(name="weight", shape=(3,), dtype="float32"),), 8)
 
 
-def build(manifest: Manifest, values: Sequence[Float32]) -> Store:
+def build(manifest: Manifest, values: Sequence[Float32], plan: Plan | None = None) -> Store:
     options = parse_optimizer("sgd")
-    return Store(manifest, values, "none", lambda ps: Optimizer(options, ps, 1.0), keep_last=True)
+    return Store(manifest, values, "none", lambda ps: Optimizer(options, ps, 1.0), keep_last=True, plan=plan)
 
 
 def dense(*values: float) -> Payload:

@@ -153,7 +153,7 @@ def test_borders_of_payloads_have_no_say() -> None:
         outs = [np.full(sum(SIZES), np.nan, np.float32) for _ in range(2)]
         for out, workers in zip(outs, (given, cut), strict=True):
             combine(aggregation, [[payload(each) for each in worker] for worker in workers], out)
-        assert np.array_equal(*outs)
+        assert np.array_equal(outs[0], outs[1])
     chosen = {
         least_far(Krum(wrong=2), [[payload(each) for each in worker] for worker in workers])
         for workers in (given, cut)
