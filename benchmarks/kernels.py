@@ -27,6 +27,7 @@ from ..compressors import (
     QuantizedPayload,
     TensorSpec,
     decode,
+    divide,
     kernels,
     reduce_payloads,
     set_threads,
@@ -65,8 +66,10 @@ def payload_of(spec: str, gradient: torch.Tensor) -> Payload:
 
 
 def model_compressor(spec: str, elements: int) -> ModelCompressor:
-    """Of a model that is a single matrix."""
-    return ModelCompressor([TensorSpec(name="w", shape=(1, elements))], spec, LayerRule(), seed=0, rank=0)
+    """Of a model that is a single matrix, and goes in one part."""
+    plan = divide([elements], 4 * elements)
+    specs = [TensorSpec(name="w", shape=(1, elements))]
+    return ModelCompressor(specs, spec, LayerRule(), seed=0, rank=0, plan=plan)
 
 
 def make_cases(elements: int, seed: int) -> list[Case]:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ..compressors import Payload
+from ..compressors import Payload, cut, divide
 from ..deploy.processes import Children
 from ..proto import messages as m
 from ..proto.manifest import Manifest
-from ..proto.transfer import tensor_header
+from ..proto.transfer import PLAN, digest, payload_header
+from ..proto.wire import crc32c
 from ..worker.session.connection import Connection
 from ..worker.session.receiving import Received
 from .arguments import BenchError
@@ -36,47 +37,71 @@ class Pusher:
             received=lambda size: None,
         )
         self.close = self._connection.close
-        self._payload = payload
-        self._seq = 0
+        plan = divide([payload.elements])
+        self._parts = [cut(payload, part.start, part.end) for part in plan.parts]
+        self._versions = [0] * len(plan.parts)
         tensor = m.Tensor(name="weight", shape=(payload.elements,), dtype="float32")
         manifest = Manifest((tensor,), 1 << 40)
         try:
             self._connection.join("benchmark", "none", ())
             self._connection.initialize(manifest, [np.zeros(payload.elements * 4, np.uint8)])
-            self._connection.ready(manifest)
-            self._next_assignment()
+            self._connection.ready(manifest, plan)
+            while not isinstance(message := self._next(), m.Assignment):
+                pass
+            self._assignment, self._seq = message, 1
         except BaseException:
             self.close()
             raise
 
     def push(self) -> None:
         """Push, and wait until the server's answer is here."""
-        header = m.Push(
+        checksums: dict[int, int] = {}
+        for number, payloads in enumerate(self._parts):
+            checksums[number] = crc32c(payload.data for payload in payloads)
+            header = m.Part(
+                seq=self._seq,
+                assignment=self._assignment.id,
+                part=number,
+                plan=PLAN,
+                payloads=tuple(map(payload_header, payloads)),
+            )
+            self._connection.part(header, payloads)
+        commit = m.Commit(
             seq=self._seq,
             assignment=self._assignment.id,
             base_version=self._assignment.version,
             samples=1,
-            tensors=(tensor_header(0, self._payload),),
+            parts=len(checksums),
+            digest=digest(checksums),
         )
-        self._connection.push(header, [self._payload])
-        outcome = self._wait_for(m.Outcome)
-        assert outcome.decision is m.Decision.ACCEPTED, outcome
+        self._connection.commit(commit)
+        while not isinstance(message := self._next(), m.Outcome):
+            self._take(message)
+        assert message.decision is m.Decision.ACCEPTED, message
+        self._connection.settle(self._seq)
 
     def settle(self) -> None:
-        """Wait for the round that the push has closed."""
-        self._wait_for(Received)
-        self._next_assignment()
-
-    def _next_assignment(self) -> None:
-        self._assignment: m.Assignment = self._wait_for(m.Assignment)
+        """Wait for the round that the push has closed: its update, and what is to be done next."""
+        version = self._assignment.version + 1
+        while self._missing(version) or self._assignment.version < version:
+            self._take(self._next())
         self._seq += 1
+        self._connection.stepped(version)
 
-    def _wait_for(self, kind: type[Any]) -> Any:
-        while True:
-            message = self._connection.next(60)
-            assert message is not None, f"no {kind.__name__} within a minute"
-            if isinstance(message, kind):
-                return message
+    def _missing(self, version: int) -> bool:
+        return any(has < version for has in self._versions)
+
+    def _take(self, message: Any) -> None:
+        """What comes beside the answer to a push, in any order."""
+        if isinstance(message, Received):
+            self._versions[message.update.part] = message.update.version
+        elif isinstance(message, m.Assignment):
+            self._assignment = message
+
+    def _next(self) -> Any:
+        message = self._connection.next(60)
+        assert message is not None, "nothing came within a minute"
+        return message
 
 
 @contextlib.contextmanager

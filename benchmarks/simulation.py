@@ -7,16 +7,19 @@ instead of half a minute.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 
-from ..compressors import LayerRule, ModelCompressor, Payload, model_wide, wire_bytes
+from ..compressors import LayerRule, ModelCompressor, Payload, Plan, cut, divide, model_wide, wire_bytes
 from ..optimizer import Optimizer, parse_optimizer
 from ..server.job.events import Apply, Contribution, PushKey
 from ..server.shard.store import Store
+from ..server.updates import Broadcast
 from ..worker.session.replica import Replica
 from ..worker.tasks.flops import layer_flops
 from ..worker.tasks.task import Task
@@ -66,10 +69,16 @@ def train(
     if model_wide(compressor):
         flops = layer_flops(network, lambda: task.loss(network, task.batch(np.zeros(1, np.int64))))
         specs = [replace(spec, flops=flops.get(spec.name, 0.0)) for spec in specs]
-    workers = [ModelCompressor(specs, compressor, LayerRule(), seed, rank) for rank in range(WORKERS)]
+    elements = [spec.elements for spec in specs]
+    plan = divide(elements, 4 * sum(elements))  # in one part, which changes nothing but how it would travel
+    workers = [
+        ModelCompressor(specs, compressor, LayerRule(), seed, rank, plan=plan) for rank in range(WORKERS)
+    ]
     steps = parse_optimizer(optimizer)
     values = [parameter.detach().clone().view(-1).numpy() for parameter in replica.parameters]
-    store = Store(replica.manifest, values, downlink, lambda p: Optimizer(steps, p, LEARNING_RATE), seed)
+    store = Store(
+        *(replica.manifest, values, downlink, lambda p: Optimizer(steps, p, LEARNING_RATE), seed), plan=plan
+    )
     order = np.random.default_rng(seed)
     per_epoch = task.train_samples // (WORKERS * BATCH)
     accuracies: list[float] = []
@@ -88,8 +97,8 @@ def train(
                     epoch=epoch + number / per_epoch,
                     workers=WORKERS,
                 )
-                if watch is not None:
-                    watch(epoch, gradients, payloads)
+                if watch is not None and payloads:
+                    watch(epoch, gradients, by_tensor(payloads, plan))
                 raw += replica.manifest.raw_bytes
                 sent += sum(map(wire_bytes, payloads))
                 if payloads:  # otherwise held back for a later step
@@ -105,10 +114,23 @@ def train(
 
 
 def _step(store: Store, pushes: Sequence[Sequence[Payload]]) -> int:
-    """A version of these pushes. Returns the bytes of its update."""
+    """A version of these pushes, in one part each. Returns the bytes of its update."""
     parts = tuple(
         Contribution(key=PushKey("worker", 1, rank), rank=rank, samples=BATCH, loss=0.0)
         for rank in range(len(pushes))
     )
     order = Apply(version=store.version + 1, contributions=parts, rate_factor=1.0, opened_at=0.0)
-    return store.apply(order, pushes).wire_bytes
+    update = Broadcast(order.version)
+    store.apply(order, [{0: payloads} for payloads in pushes], update.add)
+    return update.wire_bytes
+
+
+def by_tensor(payloads: Sequence[Payload], plan: Plan) -> list[Payload]:
+    """One payload for each tensor, of such that lie end to end over the model and may cover several."""
+    starts = list(accumulate((payload.elements for payload in payloads), initial=0))
+    found: list[Payload] = []
+    for start, end in pairwise(plan.starts):
+        place = bisect_right(starts, start) - 1
+        (piece,) = cut(payloads[place], start - starts[place], end - starts[place])
+        found.append(piece)
+    return found

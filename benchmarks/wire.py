@@ -21,7 +21,15 @@ from typing import Any
 
 import torch
 
-from ..compressors import LayerRule, ModelCompressor, Payload, SparsePayload, TensorSpec, wire_bytes
+from ..compressors import (
+    LayerRule,
+    ModelCompressor,
+    Payload,
+    SparsePayload,
+    TensorSpec,
+    divide,
+    wire_bytes,
+)
 from . import output
 from .arguments import file_to_write, program
 from .pusher import Pusher, start_server
@@ -45,7 +53,8 @@ def measure(compressor_spec: str, elements: int, pushes: int) -> dict[str, Any]:
     least_bytes: see the head of this file. interface_bytes: of each push.
     """
     spec = TensorSpec(name="weight", shape=(elements // 1000, 1000))
-    compressor = ModelCompressor([spec], compressor_spec, LayerRule(), 1, 0)
+    whole = divide([spec.elements], 4 * spec.elements)
+    compressor = ModelCompressor([spec], compressor_spec, LayerRule(), 1, 0, plan=whole)
     gradient = torch.randn(spec.shape, generator=torch.Generator().manual_seed(1))
     (payload,) = compressor.compress([gradient], 32, version=0)
     counts: list[int] = []

@@ -37,6 +37,8 @@ SMALL_PART_ELEMENTS = 1 << 18  # below this a thread costs more than the scan th
 SCANS_AT_ONCE = 4  # of one worker
 # Bytes that were changed on their way: the worker sends them again.
 DAMAGED = (Reason.CHECKSUM, Reason.CHUNK)
+# Why a push of a worker is not decided on.
+NO_MEMBER = (Reason.FENCED, Reason.NOT_A_MEMBER)
 MAX_EVALUATION_METRICS = 32
 FAREWELL_S = 2.0  # for a worker to take what is still queued for it before its stream is ended
 MAX_TEXT_CHARACTERS = 128  # of what a worker says about itself
@@ -178,7 +180,10 @@ class WorkerCall:
 
     async def _scan(self, stream: WorkerStream, part: m.Part, assembly: Assembly) -> None:
         checked = await asyncio.to_thread(_outcome_of, assembly.finish)
-        self._store(stream, part, assembly.checksum, checked)
+        try:
+            self._store(stream, part, assembly.checksum, checked)
+        except Refused as error:  # nobody waits for a scan
+            stream.outbox.end(error.refusal, final=error.refusal.reason is Reason.FENCED)
 
     def _store(
         self, stream: WorkerStream, part: m.Part, checksum: int, finish: Callable[[], list[Payload]]
@@ -207,14 +212,26 @@ class WorkerCall:
                 raise self._not(commit, stream, Reason.TENSOR, "parts", limit, commit.parts)
             if commit.samples and not commit.parts and commit.exchanged is None:
                 raise self._not(commit, stream, Reason.TENSOR, "parts", "some, with samples", 0)
-            if commit.seq <= arrivals.through:  # told again
-                self._decide(stream, commit)
+            if arrivals.over(commit.seq):
+                self._repeat(stream, commit)
                 return
             arrivals.commit(commit)
         except Refused as error:
+            if error.refusal.reason in NO_MEMBER:
+                raise
             self._refuse(stream, commit.seq, error)
             return
         self._deliver(stream)
+
+    def _repeat(self, stream: WorkerStream, commit: m.Commit) -> None:
+        """Answer for a push that is over as it was answered for. Raises Refused."""
+        arrivals = self._conductor.arrivals(*stream.id)
+        refusal, member = arrivals.refusal(commit.seq), self._core.roster.get(stream.id)
+        if refusal is not None:
+            raise Refused(refusal)
+        if member is not None and commit.seq > member.last_seq:  # control has never heard of it: abandoned
+            raise Refused(refusals.sequence(stream.worker, commit.seq, arrivals.through + 1))
+        self._decide(stream, commit)
 
     @staticmethod
     def _not(
@@ -225,7 +242,7 @@ class WorkerCall:
 
     def _abandoned(self, stream: WorkerStream, abandon: m.Abandon) -> None:
         arrivals = self._conductor.arrivals(*stream.id)
-        if abandon.seq > arrivals.through:
+        if not arrivals.over(abandon.seq):
             arrivals.close(abandon.seq)
             self._conductor.shard.drop(e.PushKey(*stream.id, abandon.seq))
             self._deliver(stream)
@@ -245,14 +262,15 @@ class WorkerCall:
             if complete is None:
                 return
             commit, parts = complete
-            arrivals.close(commit.seq)
             try:
                 self._check_parts(stream, commit, parts)
                 self._decide(stream, commit)
             except Refused as error:
-                if error.refusal.reason in (Reason.FENCED, Reason.NOT_A_MEMBER):
+                if error.refusal.reason in NO_MEMBER:  # it may come back, and then be one
                     raise
                 self._refuse(stream, commit.seq, error)
+            else:
+                arrivals.close(commit.seq)
 
     def _check_parts(self, stream: WorkerStream, commit: m.Commit, parts: frozenset[int]) -> None:
         """Raises Refused for other parts than the assignment asks for."""
@@ -272,10 +290,12 @@ class WorkerCall:
     ) -> None:
         """Answer for a push, or a part that is to be sent again. Any other push is forgotten."""
         damaged = error.refusal.reason in DAMAGED
+        arrivals = self._conductor.arrivals(*stream.id)
         if not again and not (part is not None and damaged):
-            self._conductor.arrivals(*stream.id).close(seq)
-            self._conductor.shard.drop(e.PushKey(*stream.id, seq))
             part = None
+            if not arrivals.over(seq):  # what is over may still have to be applied
+                arrivals.close(seq, error.refusal)
+                self._conductor.shard.drop(e.PushKey(*stream.id, seq))
         self._metrics.push_refused(error.refusal.reason)
         log.warning("refused push %d: %s", seq, error)
         decision = m.Decision.REFUSED

@@ -161,8 +161,8 @@ def _rows(streams: Sequence[Iterator[Float32]]) -> Iterator[list[Float32]]:
     left = [np.empty(0, np.float32) for _ in streams]
     while True:
         for place, stream in enumerate(streams):
-            if not left[place].size:
-                left[place] = next(stream, left[place])
+            while not left[place].size and (following := next(stream, None)) is not None:
+                left[place] = following
         size = min(COLUMNS, *(each.size for each in left))
         if not size:
             return

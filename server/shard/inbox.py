@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ...compressors import Plan
 from ...proto.manifest import Manifest
 from ...proto.messages import Chunk, Commit, Part, Stored
-from ...proto.refusal import Reason, refused
+from ...proto.refusal import Reason, Refusal, refused
 from ...proto.transfer import PLAN, Assembly, digest, part_assembly, part_transfer
 
 MAX_OPEN = 16  # pushes of a worker that have not been decided on
@@ -88,13 +88,14 @@ class _Push:
 
 
 class Arrivals:
-    """Of one incarnation of a worker. `through`: all pushes up to this seq have been decided on or
-    abandoned."""
+    """Of one incarnation of a worker. `through`: all pushes up to this seq are over, but for those that are
+    open: a later one may be abandoned or refused while parts of an earlier one are sent again."""
 
     def __init__(self, worker: str, through: int) -> None:
         self.worker = worker
         self.through = through
         self._open: dict[int, _Push] = {}
+        self._refused: dict[int, Refusal] = {}  # the last
 
     @property
     def stored(self) -> tuple[Stored, ...]:
@@ -108,14 +109,17 @@ class Arrivals:
         """Pushes of which something has come."""
         return list(self._open)
 
+    def over(self, seq: int) -> bool:
+        """Whether a push has been decided on, abandoned or refused."""
+        return seq <= self.through and seq not in self._open
+
+    def refusal(self, seq: int) -> Refusal | None:
+        """Why a push was refused before it could be decided on."""
+        return self._refused.get(seq)
+
     def wants(self, seq: int, part: int) -> bool:
         """Whether a part is of use. Raises Refused for one push too many."""
-        if seq <= self.through:
-            return False
-        if seq not in self._open and len(self._open) >= MAX_OPEN:
-            limit = f"{MAX_OPEN} open pushes"
-            raise refused(Reason.SIZE, worker=self.worker, field=f"push {seq}", limit=limit, value="one more")
-        return part not in self._open.setdefault(seq, _Push()).checksums
+        return not self.over(seq) and part not in self._push(seq).checksums
 
     def store(self, seq: int, part: int, checksum: int) -> bool:
         """A part is valid and stored. Returns False if it is not needed any more."""
@@ -126,13 +130,23 @@ class Arrivals:
         return True
 
     def commit(self, commit: Commit) -> None:
-        """Take a commit of a push that has not been decided on."""
-        self._open.setdefault(commit.seq, _Push()).commit = commit
+        """Take a commit of a push that is not over. Raises Refused for one push too many."""
+        self._push(commit.seq).commit = commit
 
-    def close(self, seq: int) -> None:
-        """The push has been decided on, or abandoned."""
+    def close(self, seq: int, refusal: Refusal | None = None) -> None:
+        """The push has been decided on, abandoned, or refused as a whole."""
         self._open.pop(seq, None)
         self.through = max(self.through, seq)
+        if refusal is not None:
+            self._refused[seq] = refusal
+            while len(self._refused) > MAX_OPEN:
+                del self._refused[next(iter(self._refused))]
+
+    def _push(self, seq: int) -> _Push:
+        if seq not in self._open and len(self._open) >= MAX_OPEN:
+            limit = f"{MAX_OPEN} open pushes"
+            raise refused(Reason.SIZE, worker=self.worker, field=f"push {seq}", limit=limit, value="one more")
+        return self._open.setdefault(seq, _Push())
 
     def forget(self, seq: int) -> None:
         """All parts of the push have to come again."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
+import numpy as np
 import pytest
 
 from gradwire.benchmarks.arguments import BenchError
-from gradwire.benchmarks.pusher import start_server
+from gradwire.benchmarks.pusher import Pusher, start_server
+from gradwire.compressors import dense_payload, divide, sparse_payload
+from gradwire.compressors.payload import DenseFormat
 
 
 def test_a_server_does_not_outlive_what_raises_beside_it() -> None:
@@ -31,3 +35,17 @@ def test_a_server_that_does_not_start_says_why() -> None:
         start_server("--mode", "magic"),
     ):
         pass
+
+
+def test_a_payload_is_pushed_again_and_again_in_as_many_parts_as_its_model_has() -> None:
+    elements = 3 << 19
+    assert len(divide([elements]).parts) == 3
+    held = np.arange(0, elements, 1000, dtype=np.uint32)
+    values = dense_payload(DenseFormat.FLOAT32, np.ones(held.size, np.float32))
+    with (
+        start_server("--host", "127.0.0.1") as port,
+        contextlib.closing(Pusher(f"127.0.0.1:{port}", sparse_payload(elements, held, values))) as pusher,
+    ):
+        for _ in range(3):
+            pusher.push()
+            pusher.settle()

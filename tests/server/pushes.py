@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from gradwire.compressors import DenseFormat, DensePayload, Payload
+from gradwire.compressors import DenseFormat, DensePayload, Part, Payload, Plan, Unit
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
-from gradwire.proto.messages import Chunk, Tensor
-from gradwire.proto.transfer import Assembly, encode_chunks
+from gradwire.proto.messages import Chunk, Tensor, Update
+from gradwire.proto.transfer import Assembly, encode_chunks, part_assembly, part_transfer
 from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
 from gradwire.server.job.events import Apply, Contribution, PushKey
-from gradwire.server.shard.mean import Share
-from gradwire.server.shard.store import Broadcast, Float32, Store
+from gradwire.server.shard.mean import Payloads, Push
+from gradwire.server.shard.store import Float32, Store
+from gradwire.server.updates import Broadcast
+from gradwire.worker.session.replica import Replica
 
+Share = tuple[Contribution, Push]
 MANIFEST = Manifest((Tensor(name="weight", shape=(3,), dtype="float32"),), 8)
 
 
-def build(manifest: Manifest, values: Sequence[Float32]) -> Store:
+def build(manifest: Manifest, values: Sequence[Float32], plan: Plan | None = None) -> Store:
     options = parse_optimizer("sgd")
-    return Store(manifest, values, "none", lambda ps: Optimizer(options, ps, 1.0), keep_last=True)
+    return Store(manifest, values, "none", lambda ps: Optimizer(options, ps, 1.0), keep_last=True, plan=plan)
 
 
 def dense(*values: float) -> Payload:
@@ -40,15 +43,78 @@ def assembly(*values: float) -> Assembly:
     return found
 
 
-def pushed(samples: int, payloads: Sequence[Payload], **part: Any) -> Share:
-    """part: fields of the contribution."""
+def cut_plan(*units: Sequence[int]) -> Plan:
+    """A plan of small parts: of each tensor, which is a unit of its own, how many elements its parts have."""
+    starts = [0]
+    for sizes in units:
+        starts.append(starts[-1] + sum(sizes))
+    parts: list[Part] = []
+    found: list[Unit] = []
+    for tensor in reversed(range(len(units))):
+        first, at = len(parts), starts[tensor]
+        for size in units[tensor]:
+            parts.append(Part(at, at + size))
+            at += size
+        found.append(Unit(tensor, tensor + 1, range(first, len(parts)), starts[tensor], at))
+    return Plan(tuple(parts), tuple(found), tuple(starts))
+
+
+class Applied(Broadcast):
+    """The update of a version. passed_over: gradients that had no effect."""
+
+    passed_over = 0
+
+
+def pushed(samples: int, payloads: Payloads | Push, **part: Any) -> Share:
+    """payloads: by part, or of the only part. part: fields of the contribution."""
     key = PushKey("w", 1, 1)
-    return Contribution(key=key, rank=0, samples=samples, loss=0.0, **part), payloads
+    push = payloads if isinstance(payloads, Mapping) else {0: payloads} if payloads else {}
+    return Contribution(key=key, rank=0, samples=samples, loss=0.0, **part), push
 
 
-def apply(store: Store, *, version: int, shares: Sequence[Share], **order: Any) -> Broadcast:
+def apply(store: Store, *, version: int, shares: Sequence[Share], **order: Any) -> Applied:
     """order: other fields of the `Apply`."""
     contributions = tuple(part for part, _ in shares)
     fields: dict[str, Any] = {"rate_factor": 1.0, "opened_at": 0.0, **order}
-    given = Apply(version=version, contributions=contributions, **fields)
-    return store.apply(given, [payloads for _, payloads in shares])
+    given, update = Apply(version=version, contributions=contributions, **fields), Applied(version)
+    update.passed_over = store.apply(given, [push for _, push in shares], update.add)
+    update.finish()
+    return update
+
+
+def snapshot(store: Store) -> Broadcast:
+    update = Broadcast(store.version)
+    update.finish(store.snapshot())
+    return update
+
+
+def receive(update: Broadcast, manifest: Manifest, plan: Plan) -> list[tuple[Update, list[Payload]]]:
+    """As a worker does, from the bytes: part after part."""
+    found: list[tuple[Update, list[Payload]]] = []
+    messages = [decode_envelope(message, "ServerMessage") for message in update.messages]
+    while messages:
+        header = messages.pop(0)
+        assert isinstance(header, Update)
+        transfer = part_transfer(header.version, header.part)
+        assembly = part_assembly(transfer, header.payloads, plan.parts[header.part], manifest, worker="w")
+        while not assembly.complete:
+            chunk = messages.pop(0)
+            assert isinstance(chunk, Chunk)
+            assembly.add(chunk)
+        found.append((header, assembly.finish()))
+    assert sorted(header.part for header, _ in found) == list(range(len(plan.parts)))
+    return found
+
+
+def take(replica: Replica, update: Broadcast) -> None:
+    """Have a worker take in a whole update."""
+    for header, payloads in receive(update, replica.manifest, replica.plan):
+        replica.apply(header, payloads)
+
+
+def bits(replica: Replica) -> list[bytes]:
+    return [value.tobytes() for value in replica.values()]
+
+
+def replica_bits(store: Store) -> list[bytes]:
+    return [value.detach().numpy().tobytes() for value in store.replica]

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
-from pushes import MANIFEST, assembly, build, dense
+from pushes import MANIFEST, assembly, build, cut_plan, dense
 from stepping import core_of
 
 from gradwire.proto import messages as m
+from gradwire.proto.refusal import Reason, Refused
+from gradwire.proto.transfer import digest, encode_chunks, part_transfer, payload_header
+from gradwire.proto.wire import crc32c, decode_envelope
 from gradwire.server.conductor import Conductor
 from gradwire.server.exchange import WorkerCall
 from gradwire.server.job import events as e
@@ -17,101 +26,341 @@ from gradwire.server.metrics import Metrics
 from gradwire.server.shard.inbox import Inbox
 from gradwire.server.shard.shard import Shard
 from gradwire.server.streams import Outbox, WorkerStream
+from gradwire.server.updates import Broadcast
+
+PLAN = cut_plan((1, 1, 1))
+ONES = (1.0, 1.0, 1.0)
+Message = m.Part | m.Chunk | m.Commit | m.Abandon
 
 
 class Wired:
-    """A job of attached workers."""
+    """A job of attached workers. Three elements are three parts."""
 
     def __init__(self, mode: str, workers: str) -> None:
         self.core = core_of(mode, min_workers=len(workers), epochs=100)
-        self.shard = Shard(build)
+        self.shard = Shard(partial(build, plan=PLAN))
         self.conductor = Conductor(self.core, Metrics("none"), shard=self.shard)
         self.call = WorkerCall(self.conductor)
         self.workers = workers
+        self.sent: dict[str, list[Any]] = {worker: [] for worker in workers}
 
     async def open(self) -> None:
         for worker in self.workers:
             self.conductor.happen(e.Joined(worker, 1, compressor="none"))
-            self.conductor.happen(e.Attached(worker, 1))
-            self.conductor.streams[worker] = WorkerStream(worker, 1, Outbox(), Inbox(worker))
+            self.attach(worker)
         opened = e.Initialized("a", 1, fingerprint=b"m", train_samples=400)
         await self.shard.open(MANIFEST, assembly(0, 0, 0), lambda: self.conductor.happen(opened))
         for worker in self.workers:
             self.conductor.happen(e.Prepared(worker, 1, fingerprint=b"m", version=0))
 
-    def push(self, worker: str, seq: int = 1, **fields: Any) -> m.Push:
+    def attach(self, worker: str) -> None:
+        self.conductor.happen(e.Attached(worker, 1))
+        outbox = Outbox()
+        outbox.send = self.sent[worker].append  # type: ignore[method-assign, assignment]
+        self.conductor.streams[worker] = WorkerStream(worker, 1, outbox, Inbox(worker))
+
+    def part(self, number: int, value: float = 1.0, *, seq: int = 1, damaged: bool = False) -> list[Message]:
+        """A part of one element, as messages."""
+        payload = dense(value)
+        described = (payload_header(payload),)
+        header = m.Part(seq=seq, assignment=1, part=number, plan=1, payloads=described)
+        (chunk,) = [
+            decode_envelope(message, "WorkerMessage")
+            for message in encode_chunks(part_transfer(seq, number), [payload.data])
+        ]
+        assert isinstance(chunk, m.Chunk)
+        return [header, replace(chunk, crc32c=chunk.crc32c ^ 1) if damaged else chunk]
+
+    def commit(
+        self,
+        worker: str,
+        values: Sequence[float] = ONES,
+        *,
+        seq: int = 1,
+        parts: Sequence[int] = (0, 1, 2),
+        **fields: Any,
+    ) -> m.Commit:
         work = self.core.roster.members[worker].work
         assert work is not None
         told = work.assignment
+        checksums = {part: crc32c((dense(value).data,)) for part, value in zip(parts, values, strict=True)}
         terms: dict[str, Any] = {
             "assignment": told.id,
             "base_version": told.version,
             "samples": 1,
             "loss": 1.0,
+            "parts": len(checksums),
+            "digest": digest(checksums),
         }
-        return m.Push(seq=seq, tensors=(), **terms, **fields)
+        return m.Commit(seq=seq, **{**terms, **fields})
 
-    def arrive(self, worker: str, push: m.Push) -> None:
-        """What the stream's reader does once a push has been scanned."""
-        given = [dense(1, 1, 1)] if push.exchanged is None else []
-        self.call._pushed(self.conductor.streams[worker], push, given)  # pyright: ignore[reportPrivateUsage]
+    def push(self, worker: str, values: Sequence[float] = ONES, *, seq: int = 1) -> list[Message]:
+        """All of a push."""
+        parts = [message for part in range(3) for message in self.part(part, values[part], seq=seq)]
+        return [*parts, self.commit(worker, values, seq=seq)]
 
-    async def reach(self, version: int) -> None:
+    def arrive(self, worker: str, messages: Sequence[Message]) -> list[m.Outcome]:
+        """What comes on a worker's stream. Returns what is answered."""
+        stream, answered = self.conductor.streams[worker], len(self.sent[worker])
+
+        async def requests() -> AsyncIterator[Any]:
+            for message in messages:
+                yield message
+
+        reading = self.call._read(stream, requests())  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(StopIteration):
+            reading.send(None)  # nothing so small is waited for
+        return [each for each in self.sent[worker][answered:] if isinstance(each, m.Outcome)]
+
+    async def reach(self, version: int) -> list[float]:
+        """The parameters of a version, once it is published."""
         async with asyncio.timeout(60):
             while self.core.version < version:
                 assert not self.conductor.failed.is_set(), self.conductor.failure
                 await asyncio.sleep(0.01)
+        values = await self.shard.values()
+        chunk = decode_envelope(values.chunks[0], "ServerMessage")
+        assert isinstance(chunk, m.Chunk)
+        return [float(each) for each in chunk.data.view(np.float32)]
+
+
+def wired(mode: str, workers: str, test: Callable[[Wired], Coroutine[Any, Any, None]]) -> None:
+    """Run a test of an open job; nothing may be left in the shard in the end."""
+
+    async def run() -> None:
+        job = Wired(mode, workers)
+        await job.open()
+        await test(job)
+        assert not job.conductor.failed.is_set(), job.conductor.failure
+        assert job.shard.stored == 0
+        job.shard.close()
+
+    asyncio.run(run())
+
+
+def accepted(outcomes: Sequence[m.Outcome]) -> list[int]:
+    """Versions that were named; nothing else may have been answered."""
+    assert all(outcome.decision is m.Decision.ACCEPTED for outcome in outcomes), outcomes
+    return [outcome.version for outcome in outcomes]
+
+
+def reasons(outcomes: Sequence[m.Outcome]) -> list[tuple[int, int | None, Reason]]:
+    """Seq and part of what was refused, and why."""
+    return [
+        (outcome.seq, outcome.part, outcome.refusal.reason)
+        for outcome in outcomes
+        if outcome.refusal is not None
+    ]
 
 
 def test_a_duplicate_that_arrives_as_its_round_closes_takes_nothing_away() -> None:
     """Both are handled before the reducer begins: `a` has opened another stream and sends its push again."""
 
-    async def run() -> None:
-        wired = Wired("sync", "ab")
-        await wired.open()
-        first, second = wired.push("a"), wired.push("b")
-        wired.arrive("a", first)
-        wired.arrive("b", second)
-        wired.arrive("a", first)
-        await wired.reach(1)
-        assert wired.shard.stored == 0
-        wired.shard.close()
+    async def test(job: Wired) -> None:
+        first, second = job.push("a"), job.push("b")
+        assert accepted(job.arrive("a", first)) == [1]
+        assert accepted(job.arrive("b", second)) == [1]
+        assert accepted(job.arrive("a", first)) == [1]
+        assert await job.reach(1) == [-1, -1, -1]
 
-    asyncio.run(run())
+    wired("sync", "ab", test)
 
 
 def test_a_queued_push_whose_duplicate_arrives_when_it_is_named_is_applied() -> None:
-    async def run() -> None:
-        wired = Wired("async", "ab")
-        await wired.open()
-        first, second = wired.push("a"), wired.push("b")
-        wired.arrive("a", first)
-        wired.arrive("b", second)  # queued behind the first
-        publish = wired.conductor.happen
+    async def test(job: Wired) -> None:
+        first, second = job.push("a"), job.push("b")
+        job.arrive("a", first)
+        job.arrive("b", second)  # queued behind the first
+        publish = job.conductor.happen
 
         def happen(event: e.Event[Any]) -> Any:
             done = publish(event)
             if isinstance(event, e.Published) and event.version == 1:
-                wired.arrive("b", second)
+                job.arrive("b", second)
             return done
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(wired.conductor, "happen", happen)
-            await wired.reach(2)
-        wired.shard.close()
+            patch.setattr(job.conductor, "happen", happen)
+            await job.reach(2)
 
-    asyncio.run(run())
+    wired("async", "ab", test)
 
 
 def test_pushes_of_coded_mode_leave_nothing_in_the_shard() -> None:
-    async def run() -> None:
-        wired = Wired("coded", "a")
-        await wired.open()
+    async def test(job: Wired) -> None:
         for seq in range(1, 6):
             exchanged = m.Exchanged(crc32c=1, computing_seconds=0.1, clipped=0)
-            wired.arrive("a", wired.push("a", seq, exchanged=exchanged))
-        assert wired.core.version == 5
-        assert wired.shard.stored == 0
-        wired.shard.close()
+            commit = job.commit("a", (), seq=seq, parts=(), exchanged=exchanged)
+            job.arrive("a", [commit])
+        assert job.core.version == 5
 
-    asyncio.run(run())
+    wired("coded", "a", test)
+
+
+def test_parts_come_in_any_order_and_a_damaged_one_once_more() -> None:
+    async def test(job: Wired) -> None:
+        values = (1.0, 2.0, 4.0)
+        assert job.arrive("a", job.part(2, 4.0)) == []
+        assert reasons(job.arrive("a", job.part(0, 1.0, damaged=True))) == [(1, 0, Reason.CHECKSUM)]
+        assert job.arrive("a", [job.commit("a", values)]) == []
+        assert job.arrive("a", job.part(1, 2.0)) == []
+        assert accepted(job.arrive("a", job.part(0, 1.0))) == [1]
+        assert await job.reach(1) == [-1, -2, -4]
+
+    wired("sync", "a", test)
+
+
+def test_a_part_that_is_not_valid_drops_its_push_whole_and_its_commit_gets_the_same_answer() -> None:
+    """What follows it on the stream had been sent before the worker heard of it."""
+
+    async def test(job: Wired) -> None:
+        messages = job.push("a", (1.0, math.nan, 1.0))
+        refused = (1, None, Reason.NON_FINITE)
+        assert reasons(job.arrive("a", messages)) == [refused, refused]
+        assert job.core.accepted_pushes == 0
+        assert reasons(job.arrive("a", messages[-1:])) == [refused], "the first answer may have been lost"
+        assert accepted(job.arrive("a", job.push("a", seq=2))) == [1]
+        assert await job.reach(1) == [-1, -1, -1]
+
+    wired("sync", "a", test)
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_an_abandoned_push_never_counts_whatever_overtakes_its_abandon(before: int) -> None:
+    async def test(job: Wired) -> None:
+        *parts, commit = job.push("a")
+        job.arrive("a", parts[: 2 * before])
+        assert job.arrive("a", [m.Abandon(seq=1)]) == []
+        assert job.shard.stored == 0
+        assert job.arrive("a", parts[2 * before :]) == []
+        assert reasons(job.arrive("a", [commit])) == [(1, None, Reason.SEQUENCE)]
+        assert job.core.accepted_pushes == 0
+        assert accepted(job.arrive("a", job.push("a", seq=2))) == [1]
+        await job.reach(1)
+
+    wired("sync", "a", test)
+
+
+def test_a_push_that_waits_for_a_part_survives_that_a_later_one_is_given_up() -> None:
+    async def test(job: Wired) -> None:
+        job.arrive("a", [*job.part(0), *job.part(1, damaged=True), *job.part(2)])
+        job.arrive("a", [job.commit("a"), *job.part(0, seq=2), m.Abandon(seq=2)])
+        stored = job.conductor.arrivals("a", 1).stored
+        assert stored == (m.Stored(seq=1, parts=(0, 2)),)
+        assert job.arrive("a", [job.commit("a")]) == [], "told again, it is no more complete"
+        assert accepted(job.arrive("a", job.part(1))) == [1]
+        assert await job.reach(1) == [-1, -1, -1]
+
+    wired("sync", "a", test)
+
+
+def test_a_push_with_other_bytes_than_it_committed_has_to_come_again() -> None:
+    async def test(job: Wired) -> None:
+        *parts, _ = job.push("a")
+        wrong, right = job.commit("a", (1.0, 2.0, 1.0)), job.commit("a")
+        assert reasons(job.arrive("a", [*parts, wrong])) == [(1, None, Reason.CHECKSUM)]
+        assert job.shard.stored == 0
+        assert accepted(job.arrive("a", [*parts, right])) == [1]
+        await job.reach(1)
+
+    wired("sync", "a", test)
+
+
+def test_what_is_wrong_after_a_push_was_accepted_takes_nothing_from_it() -> None:
+    async def test(job: Wired) -> None:
+        first = job.push("a")
+        assert accepted(job.arrive("a", first)) == [1]
+        again = job.commit("a") if job.core.roster.members["a"].work else first[-1]
+        assert isinstance(again, m.Commit)
+        assert len(reasons(job.arrive("a", [replace(again, loss=math.nan)]))) == 1
+        job.arrive("a", [m.Abandon(seq=1)])
+        assert accepted(job.arrive("b", job.push("b"))) == [1]
+        assert await job.reach(1) == [-1, -1, -1]
+
+    wired("sync", "ab", test)
+
+
+def test_a_worker_whose_lease_is_over_comes_back_to_what_it_had_sent() -> None:
+    """It is no member when its push is complete; on its next stream it says only what is missing."""
+
+    async def test(job: Wired) -> None:
+        *parts, last, commit = [*job.part(0), *job.part(1), *job.part(2), job.commit("a")]
+        job.arrive("a", [*parts[:4], commit])
+        job.core.step(e.Tick(), time.monotonic() + 60)
+        assert "a" not in job.core.roster.members
+        stream = job.conductor.streams["a"]
+        header = parts[4]
+        assert isinstance(header, m.Part)
+        inbox = stream.inbox
+        inbox.begin(header, MANIFEST, PLAN)
+        with pytest.raises(Refused) as caught:
+            await job.call._take(stream, last)  # type: ignore[arg-type]
+        assert caught.value.refusal.reason is Reason.NOT_A_MEMBER
+        job.attach("a")
+        job.conductor.happen(e.Prepared("a", 1, fingerprint=b"m", version=0, assigned=commit.assignment))
+        assert job.conductor.arrivals("a", 1).stored == (m.Stored(seq=1, parts=(0, 1, 2)),)
+        assert reasons(job.arrive("a", [commit])) == [(1, None, Reason.STALE)], "its samples were given back"
+        assert job.shard.stored == 0
+        assert accepted(job.arrive("a", job.push("a", seq=2))) == [1]
+        await job.reach(1)
+
+    wired("sync", "a", test)
+
+
+def test_what_a_member_that_is_gone_had_not_committed_is_forgotten() -> None:
+    async def test(job: Wired) -> None:
+        job.arrive("a", job.part(0))
+        assert job.shard.stored == 1
+        job.conductor.happen(e.Detached("a", 1))
+        job.conductor.happen(e.Joined("a", 2, compressor="none"))
+        job.conductor._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+
+    wired("sync", "a", test)
+
+
+@pytest.mark.parametrize(
+    ("parts", "right"), [((0,), True), ((0, 1, 2), True), ((1, 2), False), ((1,), False), ((0, 1), False)]
+)
+def test_a_member_of_a_group_pushes_its_parts_or_all_of_them(parts: tuple[int, ...], right: bool) -> None:
+    async def test(job: Wired) -> None:
+        work = job.core.roster.members["a"].work
+        assert work is not None
+        assert (work.assignment.slice, work.assignment.slices) == (0, 2)
+        assert PLAN.slice(0, 2) == {0}
+        messages = [message for part in parts for message in job.part(part)]
+        outcomes = job.arrive("a", [*messages, job.commit("a", [1.0] * len(parts), parts=parts)])
+        if not right:
+            assert reasons(outcomes) == [(1, None, Reason.TENSOR)]
+            return
+        assert accepted(outcomes) == [1]
+        second = [*job.part(1, 2.0), *job.part(2, 2.0), job.commit("b", (2.0, 2.0), parts=(1, 2))]
+        assert accepted(job.arrive("b", second)) == [1]
+        await job.reach(1)
+
+    wired("sync:redundancy=2", "ab", test)
+
+
+def test_updates_grow_at_the_members_of_a_round_and_the_others_get_them_whole() -> None:
+    async def test(job: Wired) -> None:
+        given: dict[str, list[Broadcast]] = {worker: [] for worker in "ab"}
+        for worker in "ab":
+            outbox = job.conductor.streams[worker].outbox
+            outbox.broadcast = partial(_note, given[worker])  # type: ignore[method-assign]
+        job.arrive("b", job.push("b"))
+        job.conductor.happen(e.Detached("b", 1))
+        job.arrive("a", job.push("a"))
+        (early,) = given["a"]
+        assert not early.complete
+        assert given["b"] == []
+        await job.reach(1)
+        assert (early.complete, early.version, len(early.messages)) == (True, 1, 6)
+        assert given["a"] == [early]
+        job.conductor.happen(e.Attached("b", 1))
+        job.conductor.happen(e.Prepared("b", 1, fingerprint=b"m", version=0))
+        assert given["b"] == [early]
+
+    wired("sync", "ab", test)
+
+
+def _note(given: list[Broadcast], update: Broadcast, *, counted: bool = True) -> None:
+    given.append(update)

@@ -193,8 +193,6 @@ class Story:
             base_version=to.version,
             samples=sum(map(len, samples_behind(to))) if samples is None else samples,
             loss=loss,
-            slice=to.slice,
-            slices=to.slices,
         )
         self.step(self.last[name])
 

@@ -99,9 +99,23 @@ def test_who_comes_back_to_find_its_rank_taken_gets_another() -> None:
 def test_what_a_member_was_sent_counts_as_what_it_has() -> None:
     job = Job(1, samples=400)
     for version in range(3):
-        job.round(["w0"])
-        assert job.one(e.Assign).has == version
+        assert job.round(["w0"]).members == ("w0",)
+        assert job.one(e.Assign).has == version + 1
         assert job.assignments["w0"].version == version + 1
+
+
+def test_who_is_away_when_a_round_closes_gets_the_update_with_its_next_assignment() -> None:
+    job = Job(3, samples=400)
+    job.push("w0")
+    job.step(e.Detached(worker="w0", incarnation=1))
+    job.push("w1")
+    job.push("w2")
+    assert job.one(e.Apply).members == ("w1", "w2")
+    job.publish()
+    assert {action.worker: action.has for action in job.all(e.Assign)} == {"w1": 1, "w2": 1}
+    job.attach("w0")
+    job.ready("w0", version=0)
+    assert (job.one(e.Assign).has, job.one(e.Assign).assignment.version) == (0, 1)
 
 
 def test_a_new_incarnation_fences_the_old_one() -> None:

@@ -1,4 +1,4 @@
-"""Slices and codes at the server: sums, divisions, headers that are refused, options that go together."""
+"""Slices and codes at the server: sums, divisions, options that go together."""
 
 from __future__ import annotations
 
@@ -6,49 +6,57 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from pushes import pushed
+from pushes import Share, apply, cut_plan, dense, pushed
 
-from gradwire.compressors import DenseFormat, DensePayload, Payload
 from gradwire.configuration import UsageError
+from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
-from gradwire.proto.messages import Assignment, Push, Range, Tensor
-from gradwire.proto.refusal import Reason, Refused
-from gradwire.proto.shares import share
-from gradwire.proto.transfer import tensor_header
+from gradwire.proto.messages import Tensor
 from gradwire.server.checks import check
 from gradwire.server.job.modes.division import Sliced, StragglerCoded, divide, largest_divisor
 from gradwire.server.job.modes.registry import parse
 from gradwire.server.job.modes.sync import SyncOptions
 from gradwire.server.job.samples import Samples
-from gradwire.server.shard.inbox import Inbox
-from gradwire.server.shard.mean import mean
+from gradwire.server.shard.mean import Push
+from gradwire.server.shard.store import Store
 from gradwire.settings import ServerSettings
 from gradwire.spec import SpecError
 
+Array = npt.NDArray[np.float32]
 SHAPES = ((5, 3), (2,), ())
 MANIFEST = Manifest(
     tuple(Tensor(name=f"t{i}", shape=shape, dtype="float32") for i, shape in enumerate(SHAPES)), 100
 )
 
 
-def dense(values: np.ndarray[Any, Any]) -> Payload:
-    data = np.ascontiguousarray(values, np.float32).view(np.uint8)
-    return DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=data)
+PLAN = cut_plan((4, 4, 4, 3), (2,), (1,))
 
 
-def gradients(seed: int) -> list[np.ndarray[Any, Any]]:
-    generator = np.random.default_rng(seed)
-    return [generator.standard_normal(spec.elements).astype(np.float32) for spec in MANIFEST.specs]
+def gradient(seed: int) -> Array:
+    return np.random.default_rng(seed).standard_normal(PLAN.elements).astype(np.float32)
 
 
-def cut(whole: list[np.ndarray[Any, Any]], slice: int, slices: int) -> list[Payload]:
-    bounds = [share(each.size, slice, slices) for each in whole]
-    return [dense(each[start:end]) for each, (start, end) in zip(whole, bounds, strict=True)]
+def cut(whole: Array, wanted: frozenset[int] | None = None) -> Push:
+    """Some parts of a gradient."""
+    return {
+        number: [dense(*whole[part.start : part.end])]
+        for number, part in enumerate(PLAN.parts)
+        if wanted is None or number in wanted
+    }
 
 
-def outs() -> list[np.ndarray[Any, Any]]:
-    return [np.full(spec.elements, 7, np.float32) for spec in MANIFEST.specs]
+def elements(parts: frozenset[int]) -> list[int]:
+    return [at for part in parts for at in range(PLAN.parts[part].start, PLAN.parts[part].end)]
+
+
+def mean(*shares: Share) -> Array:
+    """What a store makes of the pushes: the way of its parameters."""
+    options, zeros = parse_optimizer("sgd"), [np.zeros(spec.elements, np.float32) for spec in MANIFEST.specs]
+    store = Store(MANIFEST, zeros, "none", lambda ps: Optimizer(options, ps, 1.0), plan=PLAN)
+    apply(store, version=1, shares=shares)
+    return -np.concatenate([value.view(np.float32) for value in store.values()])
 
 
 # ---- sums
@@ -56,49 +64,45 @@ def outs() -> list[np.ndarray[Any, Any]]:
 
 @pytest.mark.parametrize("slices", [2, 3, 4])
 def test_slices_come_to_the_mean_of_the_groups(slices: int) -> None:
-    shares = [
-        pushed(samples, cut(gradients(group), slice, slices), slice=slice, slices=slices)
-        for group, samples in enumerate((8, 8, 4))
-        for slice in range(slices)
-    ]
-    found = outs()
-    mean(shares, 1.0, found)
-    for place, out in enumerate(found):
-        expected = sum(n / 20 * gradients(group)[place] for group, n in enumerate((8, 8, 4)))
-        np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6)
+    parts = [PLAN.slice(number, slices) for number in range(slices)]
+    assert sorted(part for each in parts for part in each) == list(range(len(PLAN.parts)))
+    found = mean(
+        *(
+            pushed(samples, cut(gradient(group), parts[number]), slice=number)
+            for group, samples in enumerate((8, 8, 4))
+            for number in range(slices)
+        )
+    )
+    expected = sum(n / 20 * gradient(group) for group, n in enumerate((8, 8, 4)))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_slice_that_is_missing_is_missing_in_its_range_alone() -> None:
+def test_a_slice_that_is_missing_is_missing_in_its_parts_alone() -> None:
+    first, second = (PLAN.slice(number, 2) for number in range(2))
     shares = [
-        pushed(8, cut(gradients(0), 0, 2), slice=0, slices=2),
-        pushed(8, cut(gradients(0), 1, 2), slice=1, slices=2),
-        pushed(8, cut(gradients(1), 0, 2), slice=0, slices=2),
+        pushed(8, cut(gradient(0), first), slice=0),
+        pushed(8, cut(gradient(0), second), slice=1),
+        pushed(8, cut(gradient(1), first), slice=0),
     ]
-    found = outs()
-    mean(shares, 1.0, found)
-    for place, out in enumerate(found):
-        one, other = gradients(0)[place], gradients(1)[place]
-        _, end = share(out.size, 0, 2)
-        np.testing.assert_allclose(out[:end], (one + other)[:end] / 2, rtol=1e-6)
-        np.testing.assert_allclose(out[end:], one[end:], rtol=1e-6)
-    found = outs()
-    mean(shares[:1], 1.0, found)
-    assert not found[0][8:].any(), "nobody has pushed it"
+    found, one, other = mean(*shares), gradient(0), gradient(1)
+    np.testing.assert_allclose(found[elements(first)], (one + other)[elements(first)] / 2, rtol=1e-6)
+    np.testing.assert_allclose(found[elements(second)], one[elements(second)], rtol=1e-6)
+    found = mean(shares[0])
+    assert found[elements(first)].all()
+    assert not found[elements(second)].any(), "nobody has pushed it"
 
 
 def test_what_comes_along_outside_of_a_slice_is_added_with_its_weight() -> None:
-    whole = [dense(each) for each in gradients(1)]
-    shares = [
-        pushed(8, cut(gradients(0), 0, 2), slice=0, slices=2),
-        pushed(8, cut(gradients(0), 1, 2), slice=1, slices=2),
-        pushed(8, whole, slice=0, slices=2, whole=True),
-        pushed(8, cut(gradients(2), 1, 2), slice=1, slices=2),
-    ]
-    found = outs()
-    mean(shares, 1.0, found)
-    first, along, second = gradients(0)[0], gradients(1)[0], gradients(2)[0]
-    np.testing.assert_allclose(found[0][:8], (first + along)[:8] / 2, rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(found[0][8:], (first + along + second)[8:] / 2, rtol=1e-6, atol=1e-7)
+    parts = [PLAN.slice(number, 2) for number in range(2)]
+    found = mean(
+        pushed(8, cut(gradient(0), parts[0]), slice=0),
+        pushed(8, cut(gradient(0), parts[1]), slice=1),
+        pushed(8, cut(gradient(1)), slice=0),
+        pushed(8, cut(gradient(2), parts[1]), slice=1),
+    )
+    first, along, second = (gradient(seed) for seed in range(3))
+    for places, expected in zip(map(elements, parts), (first + along, first + along + second), strict=True):
+        np.testing.assert_allclose(found[places], expected[places] / 2, rtol=1e-6, atol=1e-7)
 
 
 # ---- how a round is divided
@@ -127,57 +131,6 @@ def test_who_is_late_counts_among_those_that_a_code_does_without(late: int, stra
     assert isinstance(division, StragglerCoded) == (stragglers > 0)
     assert {part.stragglers for part in division.parts} == {stragglers}
     assert division.needed == 5 - stragglers
-
-
-# ---- headers
-
-
-ASSIGNED = Assignment(id=3, world=1, version=0, ranges=(Range(start=0, count=8),), slice=1, slices=2)
-
-
-def push(slice: int, slices: int, payloads: list[Payload], **changes: Any) -> Push:
-    fields: dict[str, Any] = {
-        "seq": 1,
-        "assignment": 3,
-        "base_version": 0,
-        "samples": 8,
-        "tensors": tuple(tensor_header(i, payload) for i, payload in enumerate(payloads)),
-        "slice": slice,
-        "slices": slices,
-    }
-    return Push(**{**fields, **changes})
-
-
-def test_a_slice_is_taken_as_it_was_assigned_and_whole_tensors_too() -> None:
-    inbox = Inbox("w")
-    inbox.begin(push(1, 2, cut(gradients(0), 1, 2)), MANIFEST, ASSIGNED)
-    assert inbox.current is not None
-    inbox.begin(push(0, 0, [dense(each) for each in gradients(0)]), MANIFEST, ASSIGNED)
-    assert inbox.current is not None
-
-
-@pytest.mark.parametrize(
-    ("header", "reason", "text"),
-    [
-        (push(0, 2, cut(gradients(0), 0, 2)), Reason.TENSOR, "slice 1 of 2"),
-        (push(1, 3, cut(gradients(0), 1, 3)), Reason.TENSOR, "slice 1 of 2"),
-        (push(2, 2, cut(gradients(0), 1, 2)), Reason.TENSOR, "slice 1 of 2"),
-        (push(5, 4, cut(gradients(0), 1, 2), assignment=1), Reason.TENSOR, "a slice below slices"),
-        (push(1, 2, cut(gradients(0), 0, 2)), Reason.ELEMENTS, "7 elements"),
-        (push(1, 2, [dense(each) for each in gradients(0)]), Reason.ELEMENTS, "7 elements"),
-        (push(0, 0, cut(gradients(0), 0, 2)), Reason.ELEMENTS, "15 elements"),
-    ],
-)
-def test_a_slice_that_was_not_asked_for_is_refused_before_memory_is_taken(
-    header: Push, reason: Reason, text: str
-) -> None:
-    inbox = Inbox("w")
-    with pytest.raises(Refused, match=text) as caught:
-        inbox.begin(header, MANIFEST, ASSIGNED)
-    assert caught.value.refusal.reason is reason
-    assert caught.value.refusal.worker == "w"
-    assert inbox.current is None
-    assert inbox.take() is None
 
 
 # ---- options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from gradwire.server.shard.aggregation import (
     Median,
     Trimmed,
     combine,
+    least_far,
     parse_aggregation,
 )
 from gradwire.spec import SpecError
@@ -32,9 +34,12 @@ def payload(values: Array) -> Payload:
 
 
 def combined(aggregation: Median | Trimmed | Krum, workers: list[list[Array]]) -> list[Array]:
-    outs = [np.full(each.size, np.nan, np.float32) for each in workers[0]]
-    combine(aggregation, [[payload(each) for each in worker] for worker in workers], outs)
-    return outs
+    given = [[payload(each) for each in worker] for worker in workers]
+    if isinstance(aggregation, Krum):
+        return workers[least_far(aggregation, given)]
+    out = np.full(sum(each.size for each in workers[0]), np.nan, np.float32)
+    combine(aggregation, given, out)
+    return np.split(out, list(accumulate(each.size for each in workers[0]))[:-1])
 
 
 def drawn(workers: int, seed: int = 0) -> list[list[Array]]:
@@ -130,5 +135,27 @@ def test_what_cannot_is_refused(text: str, message: str) -> None:
 
 def test_too_few_gradients_are_refused() -> None:
     assert [each.fewest for each in (Mean(), Median(), Trimmed(wrong=2), Krum(wrong=2))] == [1, 1, 5, 7]
-    with pytest.raises(ValueError, match="gradients: expected at least 5, got 4"):
-        combined(Krum(), drawn(4))
+    for aggregation in (Krum(), Trimmed(wrong=2)):
+        with pytest.raises(ValueError, match="gradients: expected at least 5, got 4"):
+            combined(aggregation, drawn(4))
+
+
+def test_borders_of_payloads_have_no_say() -> None:
+    """Workers may divide the same elements differently: one sends large tensors alone, another with small
+    ones."""
+    given = [[np.concatenate(worker)] for worker in drawn(7)]
+    cut = [
+        [each[:at], each[at:]] if at else [each]
+        for at, (each,) in zip((0, 1, 5, COLUMNS, COLUMNS + 1, 0, 9), given, strict=True)
+    ]
+    assert sum(each.size for each in given[0]) == sum(SIZES)
+    for aggregation in (Median(), Trimmed(wrong=2)):
+        outs = [np.full(sum(SIZES), np.nan, np.float32) for _ in range(2)]
+        for out, workers in zip(outs, (given, cut), strict=True):
+            combine(aggregation, [[payload(each) for each in worker] for worker in workers], out)
+        assert np.array_equal(outs[0], outs[1])
+    chosen = {
+        least_far(Krum(wrong=2), [[payload(each) for each in worker] for worker in workers])
+        for workers in (given, cut)
+    }
+    assert len(chosen) == 1

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from itertools import accumulate
 
 import numpy as np
 import pytest
 import torch
-from pushes import apply, pushed
+from pushes import Share, apply, bits, pushed, replica_bits, snapshot, take
+from pushes import receive as receive_parts
 
 from gradwire.compressors import (
     CodeFormat,
@@ -17,19 +20,18 @@ from gradwire.compressors import (
     LinearPayload,
     ModelCompressor,
     Payload,
+    Plan,
     QuantizedPayload,
     SparsePayload,
     check_downlink,
     decode_indices,
+    divide,
 )
 from gradwire.optimizer import Optimizer, parse_optimizer
-from gradwire.proto.messages import Chunk, Content, Update
-from gradwire.proto.shares import share
-from gradwire.proto.transfer import Assembly, announced_payloads
-from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
+from gradwire.proto.messages import Content
 from gradwire.server.shard.aggregation import Trimmed
-from gradwire.server.shard.mean import Share
-from gradwire.server.shard.store import Broadcast, Store
+from gradwire.server.shard.store import Store
+from gradwire.server.updates import Broadcast
 from gradwire.spec import SpecError
 from gradwire.worker.session.replica import Replica
 
@@ -53,11 +55,11 @@ def wide_replica() -> Replica:
 WIDE_MANIFEST = wide_replica().manifest
 
 
-def wide_store(downlink: str, optimizer: str = "sgd:momentum=0.9") -> Store:
+def wide_store(downlink: str, optimizer: str = "sgd:momentum=0.9", plan: Plan | None = None) -> Store:
     generator = torch.Generator().manual_seed(3)
     values = [torch.randn(spec.elements, generator=generator).numpy() for spec in WIDE_MANIFEST.specs]
     options = parse_optimizer(optimizer)
-    return Store(WIDE_MANIFEST, values, downlink, lambda ps: Optimizer(options, ps, 0.1), 5)
+    return Store(WIDE_MANIFEST, values, downlink, lambda ps: Optimizer(options, ps, 0.1), 5, plan=plan)
 
 
 def wide_share(step: int, compressor: str = "none", rank: int = 0) -> Share:
@@ -68,29 +70,12 @@ def wide_share(step: int, compressor: str = "none", rank: int = 0) -> Share:
     return pushed(32, model.compress(given, 32, version=step))
 
 
-def receive(broadcast: Broadcast) -> tuple[Update, list[Payload]]:
-    """As a worker does, from the bytes."""
-    header, *chunks = [decode_envelope(message, "ServerMessage") for message in broadcast.messages]
-    assert isinstance(header, Update)
-    announced = announced_payloads(header.tensors, WIDE_MANIFEST, worker="w")
-    names = [spec.name for spec in WIDE_MANIFEST.specs]
-    assembly = Assembly(header.version, announced, chunk_bytes=CHUNK_BYTES, worker="w", names=names)
-    for chunk in chunks:
-        assert isinstance(chunk, Chunk)
-        assembly.add(chunk)
-    return header, assembly.finish()
-
-
-def take(replica: Replica, broadcast: Broadcast) -> None:
-    replica.apply(*receive(broadcast))
-
-
-def bits(one: Replica) -> list[bytes]:
-    return [value.tobytes() for value in one.values()]
-
-
-def replica_bits(ours: Store) -> list[bytes]:
-    return [value.detach().numpy().tobytes() for value in ours.replica]
+def receive(broadcast: Broadcast) -> tuple[list[Content], list[Payload]]:
+    """Of an update in one part: for each tensor the payload of it, and what is done with that."""
+    ((update, payloads),) = receive_parts(broadcast, WIDE_MANIFEST, wide_replica().plan)
+    ends = list(accumulate(payload.elements for payload in payloads))
+    places = [bisect_right(ends, end - 1) for end in WIDE_MANIFEST.ends]
+    return [update.payloads[place].content for place in places], [payloads[place] for place in places]
 
 
 def drift(ours: Store) -> float:
@@ -102,16 +87,16 @@ def drift(ours: Store) -> float:
 def test_compressed_updates_give_every_worker_the_servers_replica(downlink: str) -> None:
     ours, one, other, late = wide_store(downlink), wide_replica(), wide_replica(), wide_replica()
     for worker in (one, other):
-        take(worker, ours.snapshot())
+        take(worker, snapshot(ours))
     for step in range(20):
         shares = [wide_share(step)] if step % 7 != 4 else [pushed(0, ())]
         update = apply(ours, version=step + 1, shares=shares)
-        assert update.content is Content.DELTA
+        assert not update.whole
         for worker in (one, other):
             take(worker, update)
             assert bits(worker) == replica_bits(ours)
         if step == 11:
-            take(late, ours.snapshot())
+            take(late, snapshot(ours))
         if step > 11:
             take(late, update)
             assert bits(late) == replica_bits(ours)
@@ -151,12 +136,12 @@ def test_a_compressed_update_takes_the_bytes_that_its_compressor_promises(downli
 
 def test_an_update_of_nothing_is_tiny_and_changes_nothing() -> None:
     ours, worker = wide_store("none"), wide_replica()
-    take(worker, ours.snapshot())
+    take(worker, snapshot(ours))
     take(worker, apply(ours, version=1, shares=[wide_share(0)]))
     before = bits(worker)
     for version, shares in ((2, []), (3, [pushed(0, ())])):
         update = apply(ours, version=version, shares=shares)
-        assert (update.version, update.content) == (version, Content.DELTA)
+        assert (update.version, receive(update)[0]) == (version, [Content.DELTA] * 2)
         assert sum(map(len, update.messages)) < 100
         take(worker, update)
         assert worker.version == version
@@ -168,9 +153,9 @@ def test_an_update_of_nothing_leaves_negative_zeros_alone() -> None:
     ours, early, late = wide_store("none"), wide_replica(), wide_replica()
     with torch.no_grad():
         ours.parameters[0][0, :5] = -0.0
-    take(early, ours.snapshot())
+    take(early, snapshot(ours))
     take(early, apply(ours, version=1, shares=[pushed(0, ())]))
-    take(late, ours.snapshot())
+    take(late, snapshot(ours))
     assert bits(early) == bits(late) == replica_bits(ours)
 
 
@@ -235,8 +220,8 @@ FOUR, ONE, BF16 = CodeFormat.SIGNED_4BIT, CodeFormat.BINARY, DenseFormat.BFLOAT1
         ("signsgd", Content.DELTA, ONE, BF16),
         ("topk:ratio=100", Content.DELTA, BF16, BF16),
         ("topk:ratio=100,values=4bit", Content.DELTA, BF16, BF16),
-        ("topk:ratio=100,values=fp16", Content.DELTA, DenseFormat.FLOAT16, DenseFormat.FLOAT16),
-        ("topk:ratio=100,values=float32", Content.CHANGED, DenseFormat.FLOAT32, DenseFormat.FLOAT32),
+        ("topk:ratio=100,values=fp16", Content.DELTA, DenseFormat.FLOAT16, BF16),
+        ("topk:ratio=100,values=float32", Content.VALUES, DenseFormat.FLOAT32, BF16),
         ("randk:ratio=50", Content.DELTA, BF16, BF16),
     ],
 )
@@ -244,36 +229,40 @@ def test_an_update_goes_down_in_the_kind_in_which_it_came_up(
     compressor: str, content: Content, large: object, small: object
 ) -> None:
     ours, early, late = wide_store("auto", "sgd"), wide_replica(), wide_replica()
-    take(early, ours.snapshot())
+    take(early, snapshot(ours))
     for step in range(6):
         shares = [wide_share(step, compressor, rank) for rank in range(3)]
         broadcast = apply(ours, version=step + 1, shares=shares)
-        update, payloads = receive(broadcast)
-        assert (update.content, *map(kind, payloads)) == (content, large, small)
-        early.apply(update, payloads)
+        contents, payloads = receive(broadcast)
+        small_content = Content.VALUES if small is DenseFormat.FLOAT32 else Content.DELTA
+        assert contents == [content, small_content]
+        assert [kind(payload) for payload in payloads] == [large, small]
+        take(early, broadcast)
         assert bits(early) == replica_bits(ours)
         if step == 2:
-            take(late, ours.snapshot())
+            take(late, snapshot(ours))
         elif step > 2:
             take(late, broadcast)
             assert bits(late) == bits(early)
         if isinstance(payloads[0], SparsePayload):
-            held = [pushed[0] for _, pushed in shares]
+            held = [push[0][0] for _, push in shares]
             union: set[int] = set()
             for each in held:
                 assert isinstance(each, SparsePayload)
                 union |= set(decode_indices(each).tolist())
             assert set(decode_indices(payloads[0]).tolist()) == union
-    exact = bits(early) == [value.tobytes() for value in ours.values()]
-    assert exact == (content is not Content.DELTA)
-    assert (ours.replica is ours.parameters) == exact  # no second copy of the model where none is needed
+    pairs = zip(bits(early), ours.values(), strict=True)
+    exact = [mine == value.tobytes() for mine, value in pairs]
+    assert exact == [each is Content.VALUES for each in contents]
+    shared = ours.replica[0].data_ptr() == ours.parameters[0].data_ptr()
+    assert shared == all(exact), "no second copy of the model where none is needed"
 
 
 @pytest.mark.parametrize("optimizer", ["sgd:momentum=0.9", "sgd:weight_decay=0.1", "adam"])
 def test_a_step_that_changes_every_element_goes_down_as_4bit(optimizer: str) -> None:
     ours = wide_store("auto", optimizer)
-    update, payloads = receive(apply(ours, version=1, shares=[wide_share(0, "topk:ratio=100")]))
-    assert (update.content, kind(payloads[0])) == (Content.DELTA, FOUR)
+    contents, payloads = receive(apply(ours, version=1, shares=[wide_share(0, "topk:ratio=100")]))
+    assert (contents[0], kind(payloads[0])) == (Content.DELTA, FOUR)
 
 
 def test_elements_go_down_by_themselves_only_if_they_take_fewer_bytes_than_4bit() -> None:
@@ -287,15 +276,15 @@ def test_elements_go_down_by_themselves_only_if_they_take_fewer_bytes_than_4bit(
     assert small < large
 
 
-def test_what_most_elements_came_as_decides_and_replicas_stay_alike_when_it_changes() -> None:
+def test_what_most_pushes_came_as_decides_and_replicas_stay_alike_when_it_changes() -> None:
     """A worker that leaves pushes float32; and a job may have workers with different compressors."""
     ours, worker = wide_store("auto", "sgd"), wide_replica()
-    take(worker, ours.snapshot())
+    take(worker, snapshot(ours))
     rounds = [
         (("none", "none"), Content.VALUES),
         (("4bit", "4bit", "none"), Content.DELTA),
         (("topk:values=float32", "topk"), Content.VALUES),  # or what 4bit left out would wait
-        (("topk:values=float32", "topk"), Content.CHANGED),
+        (("topk:values=float32", "topk"), Content.VALUES),
         (("none", "4bit"), Content.DELTA),
         (("none", "none", "4bit"), Content.VALUES),
         (("topk", "topk", "none"), Content.DELTA),
@@ -306,38 +295,60 @@ def test_what_most_elements_came_as_decides_and_replicas_stay_alike_when_it_chan
     ]
     for step, (compressors, content) in enumerate(rounds):
         shares = [wide_share(step, compressor, rank) for rank, compressor in enumerate(compressors)]
-        update, payloads = receive(apply(ours, version=step + 1, shares=shares))
-        assert update.content is content, step
-        worker.apply(update, payloads)
+        update = apply(ours, version=step + 1, shares=shares)
+        contents, _ = receive(update)
+        assert contents[0] is content, step
+        take(worker, update)
         assert bits(worker) == replica_bits(ours), step
 
 
-def test_slices_of_tensors_go_down_where_they_belong() -> None:
-    ours, before = wide_store("auto", "sgd"), wide_store("auto", "sgd")
-    slices, expected = 3, set[int]()
+@pytest.mark.parametrize("slices", [2, 3])
+def test_slices_of_parts_go_down_where_they_belong(slices: int) -> None:
+    """Members of a group push different parts of one tensor, each the elements that it has chosen."""
+    plan = divide([spec.elements for spec in WIDE_MANIFEST.specs], slices=slices)
+    assert any(len(unit.parts) >= slices for unit in plan.units)
+    ours, before = (wide_store("auto", "sgd", plan) for _ in range(2))
+    worker = Replica(torch.nn.Linear(*WIDE), 100, slices=slices)
+    take(worker, snapshot(ours))
     shares: list[Share] = []
+    expected = set[int]()
     for number in range(slices):
-        bounds = [share(spec.elements, number, slices) for spec in WIDE_MANIFEST.specs]
-        model = ModelCompressor(WIDE_MANIFEST.specs, "topk:values=float32", LayerRule(), 1, number)
-        model.divide(bounds, slices)
+        model = ModelCompressor(WIDE_MANIFEST.specs, "topk:values=float32", LayerRule(), 1, number, plan=plan)
+        model.divide(slices)
+        wanted = plan.slice(number, slices)
+        step = model.begin(32, version=0, wanted=wanted)
         generator = torch.Generator().manual_seed(number)
-        given = [torch.randn(spec.shape, generator=generator) for spec in WIDE_MANIFEST.specs]
-        payloads = model.compress(given, 32, version=0)
-        assert isinstance(payloads[0], SparsePayload)
-        expected |= {bounds[0][0] + place for place in decode_indices(payloads[0]).tolist()}
-        shares.append(pushed(32, payloads, slice=number, slices=slices))
-    update, payloads = receive(apply(ours, version=1, shares=shares))
-    assert update.content is Content.CHANGED
-    assert isinstance(payloads[0], SparsePayload)
-    assert set(decode_indices(payloads[0]).tolist()) == expected
+        for place, spec in enumerate(WIDE_MANIFEST.specs):
+            step.add(place, torch.randn(spec.shape, generator=generator))
+        step.commit()
+        assert step.sent.keys() == wanted
+        for part, payloads in step.sent.items():
+            at = plan.parts[part].start
+            for payload in payloads:
+                if isinstance(payload, SparsePayload):
+                    expected |= {at + index for index in decode_indices(payload).tolist()}
+                at += payload.elements
+        shares.append(pushed(32, step.sent, slice=number))
+    update = apply(ours, version=1, shares=shares)
+    take(worker, update)
+    assert bits(worker) == replica_bits(ours)
+    held = set[int]()
+    for header, payloads in receive_parts(update, WIDE_MANIFEST, plan):
+        at = plan.parts[header.part].start
+        for described, payload in zip(header.payloads, payloads, strict=True):
+            if isinstance(payload, SparsePayload):
+                assert described.content is Content.VALUES
+                held |= {at + index for index in decode_indices(payload).tolist()}
+            at += payload.elements
+    assert held == expected
     moved = np.flatnonzero(ours.values()[0].view(np.float32) != before.values()[0].view(np.float32))
     assert set(moved.tolist()) == expected
 
 
 def test_an_update_of_elements_is_for_the_version_before_it() -> None:
     ours, worker, late = wide_store("auto", "sgd"), wide_replica(), wide_replica()
-    take(worker, ours.snapshot())
-    take(late, ours.snapshot())
+    take(worker, snapshot(ours))
+    take(late, snapshot(ours))
     compressor = "topk:values=float32"
     first, second = (apply(ours, version=step + 1, shares=[wide_share(step, compressor)]) for step in (0, 1))
     take(late, second)
@@ -357,8 +368,8 @@ def test_indices_count_among_the_bytes_of_elements() -> None:
 def test_a_push_without_weight_has_no_say_in_how_the_update_goes_down() -> None:
     given = [wide_share(0, spec, rank)[1] for rank, spec in enumerate(("none", "none", "4bit"))]
     shares = [pushed(32, each, weight=weight) for each, weight in zip(given, (0.0, 0.0, 1.0), strict=True)]
-    update, payloads = receive(apply(wide_store("auto", "sgd"), version=1, shares=shares))
-    assert (update.content, kind(payloads[0])) == (Content.DELTA, FOUR)
+    contents, payloads = receive(apply(wide_store("auto", "sgd"), version=1, shares=shares))
+    assert (contents[0], kind(payloads[0])) == (Content.DELTA, FOUR)
 
 
 def test_too_few_gradients_change_nothing_with_auto_either() -> None:
@@ -380,7 +391,7 @@ def test_a_difference_beyond_the_range_of_floats_goes_down_in_two_updates(compre
     for parameter, replica in zip(ours.parameters, ours.replica, strict=True):
         parameter.fill_(3e38)
         replica.fill_(-3e38)
-    take(worker, ours.snapshot())
+    take(worker, snapshot(ours))
     for version in (2, 3):
         take(worker, apply(ours, version=version, shares=[wide_share(version, compressor)]))
         assert bits(worker) == replica_bits(ours)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from pushes import MANIFEST, assembly, build, dense
 
-from gradwire.proto.messages import Content
+from gradwire.proto.messages import Update
 from gradwire.proto.wire import decode_envelope
 from gradwire.server.job.events import Apply, Contribution, CopyKey, PushKey
-from gradwire.server.shard.shard import Shard
-from gradwire.server.shard.store import DivergedError
+from gradwire.server.shard.shard import Shard, Values
+from gradwire.server.shard.store import DivergedError, Encoded
 
 
 def order(version: int, *keys: PushKey, rate_factor: float = 1.0) -> Apply:
@@ -43,6 +43,12 @@ def opened(test: Callable[[Shard], Coroutine[Any, Any, None]]) -> Shard:
     return local
 
 
+def version_of(part: Encoded) -> int:
+    header = decode_envelope(part.messages[0], "ServerMessage")
+    assert isinstance(header, Update)
+    return header.version
+
+
 async def parameters(shard: Shard) -> list[float]:
     values = await shard.values()
     message: Any = decode_envelope(values.chunks[0], "ServerMessage")
@@ -52,14 +58,16 @@ async def parameters(shard: Shard) -> list[float]:
 def test_what_control_names_is_applied_and_what_it_drops_is_forgotten() -> None:
     async def test(shard: Shard) -> None:
         first, second, other = PushKey("a", 1, 1), PushKey("b", 1, 1), PushKey("b", 2, 1)
-        assert shard.put(first, [dense(1, 2, 3)])
-        assert shard.put(second, [dense(3, 2, 1)])
-        assert not shard.put(second, [dense(9, 9, 9)]), "a duplicate changes nothing"
-        assert shard.put(other, [dense(7, 7, 7)]), "an incarnation of its own"
+        shard.put(first, 0, [dense(1, 2, 3)])
+        shard.put(second, 0, [dense(3, 2, 1)])
+        shard.put(second, 0, [dense(9, 9, 9)])  # a duplicate changes nothing
+        shard.put(other, 0, [dense(7, 7, 7)])  # an incarnation of its own
+        assert shard.stored == 3
         shard.drop(other)
         shard.drop(other)
-        update = await shard.apply(order(1, first, second))
-        assert (update.version, update.content, shard.version) == (1, Content.VALUES, 1)
+        parts: list[Encoded] = []
+        assert await shard.apply(order(1, first, second), parts.append) == 0
+        assert ([part.whole for part in parts], shard.version) == ([True], 1)
         assert await parameters(shard) == [-2, -2, -2]
 
     opened(test)
@@ -69,14 +77,19 @@ def test_what_is_asked_between_two_applications_is_of_the_version_between() -> N
     async def test(shard: Shard) -> None:
         keys = [PushKey("a", 1, seq) for seq in range(1, 4)]
         for key in keys:
-            shard.put(key, [dense(1, 1, 1)])
-        tasks: list[asyncio.Future[Any]] = []
+            shard.put(key, 0, [dense(1, 1, 1)])
+        parts: list[Encoded] = []
+        applied: list[asyncio.Future[int]] = []
+        snapshots: list[asyncio.Future[list[Encoded]]] = []
+        values: list[asyncio.Future[Values]] = []
         for version, key in enumerate(keys, start=1):
-            tasks.append(asyncio.ensure_future(shard.apply(order(version, key))))
-            tasks.append(asyncio.create_task(shard.snapshot()))
-            tasks.append(asyncio.create_task(shard.values()))
-        found = await asyncio.gather(*tasks)
-        assert [each.version for each in found] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+            applied.append(asyncio.ensure_future(shard.apply(order(version, key), parts.append)))
+            snapshots.append(asyncio.ensure_future(shard.snapshot()))
+            values.append(asyncio.ensure_future(shard.values()))
+        await asyncio.gather(*applied)
+        assert [version_of(part) for part in parts] == [1, 2, 3]
+        assert [version_of(part) for (part,) in await asyncio.gather(*snapshots)] == [1, 2, 3]
+        assert [each.version for each in await asyncio.gather(*values)] == [1, 2, 3]
 
     opened(test)
 
@@ -84,11 +97,11 @@ def test_what_is_asked_between_two_applications_is_of_the_version_between() -> N
 def test_a_failed_application_leaves_the_version_before_it() -> None:
     async def test(shard: Shard) -> None:
         keys = [PushKey("a", 1, seq) for seq in (1, 2)]
-        shard.put(keys[0], [dense(1, 1, 1)])
-        shard.put(keys[1], [dense(1, 3e38, 1)])
-        await shard.apply(order(1, keys[0]))
+        shard.put(keys[0], 0, [dense(1, 1, 1)])
+        shard.put(keys[1], 0, [dense(1, 3e38, 1)])
+        await shard.apply(order(1, keys[0]), lambda part: None)
         with pytest.raises(DivergedError):
-            await shard.apply(order(2, keys[1], rate_factor=10.0))
+            await shard.apply(order(2, keys[1], rate_factor=10.0), lambda part: None)
         assert shard.version == 1
         assert await parameters(shard) == [-1, -1, -1]
 

@@ -7,19 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from pushes import apply, pushed
+from pushes import Share, apply, bits, pushed, snapshot, take
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
-from gradwire.compressors import LayerRule, ModelCompressor, Payload
+from gradwire.compressors import LayerRule, ModelCompressor
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
-from gradwire.proto.messages import Chunk, Content, Tensor, Update
-from gradwire.proto.transfer import Assembly, announced_payloads
-from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
+from gradwire.proto.messages import Tensor
 from gradwire.server.shard.aggregation import Trimmed
 from gradwire.server.shard.downlink import Downlink
-from gradwire.server.shard.mean import Share
-from gradwire.server.shard.store import Broadcast, DivergedError, Store
+from gradwire.server.shard.store import DivergedError, Store
 from gradwire.worker.session.replica import Replica
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
@@ -212,40 +209,24 @@ def test_a_round_without_samples_changes_nothing() -> None:
     assert (ours.version, broadcast.version) == (2, 2)
 
 
-def receive(broadcast: Broadcast) -> tuple[Update, list[Payload]]:
-    header, *chunks = [decode_envelope(message, "ServerMessage") for message in broadcast.messages]
-    assert isinstance(header, Update)
-    announced = announced_payloads(header.tensors, manifest(), worker="w")
-    names = [spec.name for spec in manifest().specs]
-    assembly = Assembly(header.version, announced, chunk_bytes=CHUNK_BYTES, worker="w", names=names)
-    for chunk in chunks:
-        assert isinstance(chunk, Chunk)
-        assembly.add(chunk)
-    return header, assembly.finish()
-
-
 def replica() -> Replica:
     model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
     return Replica(model, 100)
-
-
-def bits(one: Replica) -> list[bytes]:
-    return [value.tobytes() for value in one.values()]
 
 
 @pytest.mark.parametrize("downlink", ["none", "bf16", "fp16"])
 def test_replicas_stay_alike_to_the_bit_also_the_late_ones(downlink: str) -> None:
     ours, workers = store("sgd:momentum=0.9", downlink), compressors("4bit")
     early, late = replica(), replica()
-    early.apply(*receive(ours.snapshot()))
+    take(early, snapshot(ours))
     for step in range(6):
         broadcast = apply(ours, version=step + 1, shares=shares(step, workers))
-        assert broadcast.content is (Content.VALUES if downlink == "none" else Content.DELTA)
-        early.apply(*receive(broadcast))
+        assert broadcast.whole == (downlink == "none")
+        take(early, broadcast)
         if step == 3:
-            late.apply(*receive(ours.snapshot()))
+            take(late, snapshot(ours))
         if step > 3:
-            late.apply(*receive(broadcast))
+            take(late, broadcast)
             assert bits(early) == bits(late)
         assert bits(early) == [p.detach().numpy().tobytes() for p in ours.replica]
     if downlink == "none":
@@ -283,11 +264,11 @@ def test_a_lossy_update_takes_half_the_bytes() -> None:
 
 def test_an_update_that_was_applied_before_is_passed_over() -> None:
     ours, mine = store("sgd", "bf16"), replica()
-    mine.apply(*receive(ours.snapshot()))
+    take(mine, snapshot(ours))
     update = apply(ours, version=1, shares=shares(0, compressors("none")))
-    mine.apply(*receive(update))
+    take(mine, update)
     once = bits(mine)
-    mine.apply(*receive(update))
+    take(mine, update)
     assert bits(mine) == once
 
 
@@ -325,7 +306,7 @@ def test_a_step_that_fails_leaves_the_version_before_it(
         def fail(*_: object, changed: bool) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(Downlink, "update", fail)
+        monkeypatch.setattr(Downlink, "encode", fail)
     given, rate_factor = shares(2, workers), 3e39 if fault == "diverges" else 1.0
     with pytest.raises(DivergedError if fault == "diverges" else ZeroDivisionError):
         apply(ours, version=3, shares=given, rate_factor=rate_factor)

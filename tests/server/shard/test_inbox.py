@@ -1,0 +1,275 @@
+"""Parts of pushes as they arrive: one at a time on a stream, and what outlives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pushes import cut_plan, dense
+
+from gradwire.compressors import Payload
+from gradwire.proto import messages as m
+from gradwire.proto.manifest import Manifest
+from gradwire.proto.refusal import Reason, Refusal, Refused
+from gradwire.proto.transfer import PLAN, digest, encode_chunks, part_transfer, payload_header
+from gradwire.proto.wire import decode_envelope
+from gradwire.server.shard.inbox import MAX_OPEN, Arrivals, Inbox
+
+SHAPES = ((5, 3), (2,), ())
+MANIFEST = Manifest(
+    tuple(m.Tensor(name=f"t{i}", shape=shape, dtype="float32") for i, shape in enumerate(SHAPES)), 100
+)
+PARTS = cut_plan((8, 7), (2,), (1,))
+
+
+# ---- one part after the other
+
+
+def header(part: int, payloads: list[Payload], **changes: Any) -> m.Part:
+    fields = {"seq": 1, "assignment": 3, "part": part, "plan": PLAN}
+    return m.Part(**{**fields, **changes}, payloads=tuple(map(payload_header, payloads)))
+
+
+def chunks(given: m.Part, payloads: list[Payload]) -> list[m.Chunk]:
+    transfer = part_transfer(given.seq, given.part)
+    found: list[m.Chunk] = []
+    for message in encode_chunks(transfer, [payload.data for payload in payloads]):
+        chunk = decode_envelope(message, "WorkerMessage")
+        assert isinstance(chunk, m.Chunk)
+        found.append(chunk)
+    return found
+
+
+def test_a_part_is_complete_with_its_last_byte_and_may_hold_several_payloads() -> None:
+    inbox, payloads = Inbox("w"), [dense(1, 2, 3), dense(4, 5, 6, 7, 8)]
+    given = header(2, payloads)
+    inbox.begin(given, MANIFEST, PARTS)
+    assert inbox.current is given
+    assert inbox.take() is None
+    for chunk in chunks(given, payloads):
+        inbox.add(chunk)
+    complete = inbox.take()
+    assert complete is not None
+    assert complete[0] is given
+    assert [bytes(payload.data) for payload in complete[1].finish()] == [bytes(p.data) for p in payloads]
+    assert inbox.current is None
+    assert inbox.take() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "reason", "text"),
+    [
+        (header(4, [dense(1)]), Reason.PLAN, "a part below 4"),
+        (header(0, [dense(1)], plan=PLAN + 1), Reason.PLAN, f"plan {PLAN}"),
+        (header(0, [dense(1, 2)]), Reason.ELEMENTS, "2 elements"),
+        (header(3, [dense(1, 2), dense(3)]), Reason.ELEMENTS, "7 elements"),
+        (header(1, []), Reason.ELEMENTS, "0 elements"),
+        (header(1, [dense(1, 2), dense()]), Reason.ELEMENTS, "none empty"),
+    ],
+)
+def test_a_part_that_does_not_fit_is_refused_before_memory_is_taken_and_its_chunks_are_dropped(
+    given: m.Part, reason: Reason, text: str
+) -> None:
+    inbox = Inbox("w")
+    with pytest.raises(Refused, match=text) as caught:
+        inbox.begin(given, MANIFEST, PARTS)
+    assert caught.value.refusal.reason is reason
+    assert caught.value.refusal.worker == "w"
+    assert inbox.current is None
+    for chunk in chunks(given, [dense(1, 2, 3)]):
+        inbox.add(chunk)
+    assert inbox.take() is None
+
+
+def test_a_part_that_begins_anew_takes_the_place_of_what_had_arrived() -> None:
+    inbox, payloads = Inbox("w"), [dense(1, 2)]
+    first, second = header(1, payloads), header(1, payloads, seq=2)
+    inbox.begin(first, MANIFEST, PARTS)
+    inbox.begin(second, MANIFEST, PARTS)
+    with pytest.raises(Refused) as caught:
+        inbox.add(chunks(first, payloads)[0])
+    assert caught.value.refusal.reason is Reason.CHUNK
+    inbox.drop(second)
+    inbox.add(chunks(second, payloads)[0])
+    assert inbox.take() is None
+    inbox.begin(second, MANIFEST, PARTS)
+    inbox.add(chunks(second, payloads)[0])
+    assert inbox.take() is not None
+
+
+def test_a_chunk_before_any_part_is_refused() -> None:
+    with pytest.raises(Refused, match="the header of a part first"):
+        Inbox("w").add(chunks(header(0, [dense(1)]), [dense(1)])[0])
+
+
+# ---- what outlives streams
+
+
+CHECKSUMS = {0: 11, 1: 22, 2: 33}
+
+
+def commit(seq: int, checksums: dict[int, int] = CHECKSUMS) -> m.Commit:
+    return m.Commit(
+        seq=seq,
+        assignment=1,
+        base_version=0,
+        samples=1,
+        parts=len(checksums),
+        digest=digest(checksums),
+    )
+
+
+def send(arrivals: Arrivals, seq: int, *parts: int) -> None:
+    """Parts arrive whole."""
+    for part in parts:
+        assert arrivals.wants(seq, part)
+        assert arrivals.store(seq, part, CHECKSUMS[part])
+
+
+def handed_on(arrivals: Arrivals) -> list[int]:
+    """Seqs in the order in which they are complete; each is decided on at once."""
+    seqs: list[int] = []
+    while (complete := arrivals.next()) is not None:
+        given, parts = complete
+        assert parts == frozenset(CHECKSUMS)
+        arrivals.close(given.seq)
+        seqs.append(given.seq)
+    return seqs
+
+
+@pytest.mark.parametrize("when", range(4))
+def test_a_push_is_handed_on_with_its_last_part_wherever_its_commit_comes(when: int) -> None:
+    arrivals = Arrivals("w", 4)
+    for part in range(3):
+        if part == when:
+            arrivals.commit(commit(7))
+        assert handed_on(arrivals) == []
+        send(arrivals, 7, part)
+    if when == 3:
+        assert handed_on(arrivals) == []
+        arrivals.commit(commit(7))
+    assert handed_on(arrivals) == [7]
+    assert (arrivals.through, arrivals.stored) == (7, ())
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_an_abandoned_push_is_over_whatever_comes_of_it_before_or_after(before: int) -> None:
+    """Before its parts, after half of them, and after the last."""
+    arrivals = Arrivals("w", 0)
+    send(arrivals, 1, *range(before))
+    arrivals.close(1)
+    assert arrivals.over(1)
+    assert not any(arrivals.wants(1, part) for part in range(3))
+    assert not arrivals.store(1, 2, 33), "a part that was being scanned meanwhile"
+    assert (list(arrivals.open), arrivals.stored, arrivals.next()) == ([], (), None)
+    send(arrivals, 2, 0, 1, 2)
+    arrivals.commit(commit(2))
+    assert handed_on(arrivals) == [2]
+
+
+def test_duplicates_of_parts_and_commits_are_of_no_use_and_do_no_harm() -> None:
+    arrivals = Arrivals("w", 0)
+    send(arrivals, 1, 0, 1)
+    arrivals.commit(commit(1))
+    arrivals.commit(commit(1))
+    assert not arrivals.wants(1, 0)
+    assert arrivals.store(1, 0, 11), "two copies of it were being scanned"
+    assert arrivals.stored == (m.Stored(seq=1, parts=(0, 1)),)
+    send(arrivals, 1, 2)
+    assert handed_on(arrivals) == [1]
+    assert not arrivals.wants(1, 0), "decided on"
+    assert arrivals.over(1)
+
+
+def test_a_part_that_was_refused_is_wanted_again_and_holds_up_its_push() -> None:
+    arrivals = Arrivals("w", 0)
+    send(arrivals, 1, 0, 2)
+    assert arrivals.wants(1, 1)  # and it is damaged: nothing is stored
+    arrivals.commit(commit(1))
+    assert handed_on(arrivals) == []
+    send(arrivals, 1, 1)
+    assert handed_on(arrivals) == [1]
+
+
+def test_a_later_push_waits_for_an_earlier_one_whose_part_comes_again() -> None:
+    arrivals = Arrivals("w", 0)
+    send(arrivals, 1, 0, 1)
+    arrivals.commit(commit(1))
+    send(arrivals, 2, 0, 1, 2)
+    arrivals.commit(commit(2))
+    assert handed_on(arrivals) == []
+    send(arrivals, 1, 2)
+    assert handed_on(arrivals) == [1, 2]
+
+
+def test_a_later_push_that_is_given_up_does_not_end_an_earlier_one() -> None:
+    arrivals = Arrivals("w", 0)
+    send(arrivals, 1, 0, 1)
+    send(arrivals, 3, 0)
+    arrivals.close(3)
+    assert arrivals.over(3)
+    assert not arrivals.over(1)
+    assert arrivals.stored == (m.Stored(seq=1, parts=(0, 1)),)
+    arrivals.commit(commit(1))
+    send(arrivals, 1, 2)
+    assert handed_on(arrivals) == [1]
+    assert arrivals.over(2), "nothing had come of it when a later one was given up"
+
+
+@pytest.mark.parametrize("checksums", [{**CHECKSUMS, 1: 23}, {0: 11, 1: 22}, {0: 22, 1: 11, 2: 33}])
+def test_what_is_stored_has_to_be_what_was_committed(checksums: dict[int, int]) -> None:
+    arrivals = Arrivals("w", 0)
+    send(arrivals, 1, 0, 1, 2)
+    arrivals.commit(commit(1, checksums))
+    with pytest.raises(Refused) as caught:
+        arrivals.next()
+    assert caught.value.refusal.reason is Reason.CHECKSUM
+    arrivals.forget(1)
+    assert (handed_on(arrivals), arrivals.stored) == ([], (m.Stored(seq=1, parts=()),))
+    send(arrivals, 1, 0, 1, 2)
+    assert handed_on(arrivals) == [], "its commit has to come again as well"
+    arrivals.commit(commit(1))
+    assert handed_on(arrivals) == [1]
+
+
+def test_a_push_without_parts_needs_only_its_commit() -> None:
+    arrivals = Arrivals("w", 0)
+    arrivals.commit(commit(5, {}))
+    complete = arrivals.next()
+    assert complete is not None
+    assert complete == (commit(5, {}), frozenset())
+
+
+@pytest.mark.parametrize("kind", ["part", "commit"])
+def test_open_pushes_have_a_quota(kind: str) -> None:
+    def begin(seq: int) -> None:
+        if kind == "part":
+            assert arrivals.wants(seq, 0)
+        else:
+            arrivals.commit(commit(seq))
+
+    arrivals = Arrivals("w", 0)
+    for seq in range(1, MAX_OPEN + 1):
+        begin(seq)
+    with pytest.raises(Refused) as caught:
+        begin(MAX_OPEN + 1)
+    assert caught.value.refusal.reason is Reason.SIZE
+    begin(3)
+    arrivals.close(2)
+    begin(MAX_OPEN + 1)
+
+
+def test_why_a_push_was_refused_is_remembered_for_a_while() -> None:
+    arrivals, why = Arrivals("w", 0), Refusal(reason=Reason.NON_FINITE, message="not finite")
+    for seq in range(1, 100):
+        assert arrivals.wants(seq, 0)
+        arrivals.close(seq, why)
+    assert arrivals.refusal(99) is why
+    assert [seq for seq in range(1, 100) if arrivals.refusal(seq)] == list(range(100 - MAX_OPEN, 100))
+
+
+def test_the_digest_depends_on_which_part_has_which_checksum() -> None:
+    checksums = {part: int(value) for part, value in enumerate(np.random.default_rng(1).integers(0, 99, 5))}
+    assert digest(checksums) == digest(dict(reversed(checksums.items())))
+    assert digest(checksums) != digest({**checksums, 0: checksums[1], 1: checksums[0]})

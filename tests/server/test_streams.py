@@ -1,0 +1,143 @@
+"""What is written to a worker's stream, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from gradwire.proto import messages as m
+from gradwire.proto.refusal import Reason, Refusal
+from gradwire.proto.wire import decode_envelope
+from gradwire.server.shard.store import Encoded
+from gradwire.server.streams import Outbox
+from gradwire.server.updates import Broadcast
+
+WHY = Refusal(reason=Reason.FENCED, message="over")
+
+
+def part(*messages: str, whole: bool = True) -> Encoded:
+    return Encoded(tuple(message.encode() for message in messages), raw_bytes=4 * len(messages), whole=whole)
+
+
+class Stream:
+    """A worker's end, which takes a message only when it is told to."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+        self.counted: list[int] = []
+        self._may = asyncio.Semaphore(0)
+
+    async def write(self, message: bytes) -> None:
+        await self._may.acquire()
+        found = message.decode() if message.isascii() and message.isalnum() else None
+        self.written.append(found or type(decode_envelope(message, "ServerMessage")).__name__)
+
+    async def take(self, messages: int = 100) -> str:
+        """What has been written in all, after so many messages more."""
+        for _ in range(messages):
+            self._may.release()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return " ".join(self.written)
+
+
+def pumped(test: Callable[[Outbox, Stream], Coroutine[Any, Any, None]]) -> None:
+    """Run a test beside the writer of a stream, which has to end by itself."""
+
+    async def run() -> None:
+        outbox, stream = Outbox(), Stream()
+        context: Any = stream
+        writer = asyncio.create_task(outbox.pump(context, stream.counted.append))
+        await test(outbox, stream)
+        outbox.end(WHY, final=False)
+        await asyncio.wait_for(writer, 10)
+
+    asyncio.run(run())
+
+
+def test_an_update_is_sent_while_it_grows_and_counts_once_it_is_whole() -> None:
+    async def test(outbox: Outbox, stream: Stream) -> None:
+        update = Broadcast(1)
+        update.add(part("a1", "a2"))
+        outbox.broadcast(update)
+        assert await stream.take() == "a1 a2"
+        update.add(part("b1"))
+        assert await stream.take() == "a1 a2 b1"
+        assert stream.counted == []
+        update.finish([part("c1")])
+        assert await stream.take() == "a1 a2 b1 c1"
+        assert stream.counted == [16]
+
+    pumped(test)
+
+
+def test_two_updates_keep_their_order_however_they_grow() -> None:
+    async def test(outbox: Outbox, stream: Stream) -> None:
+        first, second = Broadcast(1), Broadcast(2)
+        outbox.broadcast(first, counted=False)
+        outbox.broadcast(second)
+        outbox.put(b"packet")
+        second.finish([part("b1")])
+        assert await stream.take() == ""
+        first.add(part("a1"))
+        assert await stream.take() == "a1"
+        first.finish()
+        assert await stream.take() == "a1 b1 packet"
+        assert stream.counted == [4]
+
+    pumped(test)
+
+
+def test_a_short_message_overtakes_what_is_left_of_any_update() -> None:
+    async def test(outbox: Outbox, stream: Stream) -> None:
+        update = Broadcast(1)
+        update.finish([part("a1", "a2", "a3")])
+        outbox.broadcast(update)
+        assert await stream.take(1) == "a1"
+        outbox.send(m.InitializeRequest())
+        assert await stream.take(2) == "a1 a2 InitializeRequest"  # the second was being written already
+        assert await stream.take() == "a1 a2 InitializeRequest a3"
+
+    pumped(test)
+
+
+def test_a_short_message_does_not_wait_for_an_update_to_grow() -> None:
+    async def test(outbox: Outbox, stream: Stream) -> None:
+        outbox.broadcast(Broadcast(1))
+        assert await stream.take() == ""
+        outbox.send(m.InitializeRequest())
+        assert await stream.take() == "InitializeRequest"
+
+    pumped(test)
+
+
+def test_a_stream_ends_though_an_update_still_grows_after_what_there_is_of_it() -> None:
+    async def test(outbox: Outbox, stream: Stream) -> None:
+        update = Broadcast(1)
+        update.add(part("a1", "a2"))
+        outbox.broadcast(update)
+        outbox.end(WHY, final=True)
+        assert await stream.take() == "a1 a2"
+        update.finish([part("b1")])
+        assert await stream.take() == "a1 a2"
+        assert stream.counted == []
+
+    pumped(test)
+
+
+def test_an_update_is_the_same_for_whoever_joins_while_it_grows() -> None:
+    async def test(outbox: Outbox, stream: Stream) -> None:
+        update, late, late_stream = Broadcast(1), Outbox(), Stream()
+        outbox.broadcast(update)
+        update.add(part("a1"))
+        context: Any = late_stream
+        writer = asyncio.create_task(late.pump(context, late_stream.counted.append))
+        late.broadcast(update)
+        update.finish([part("b1", whole=False)])
+        assert await stream.take() == await late_stream.take() == "a1 b1"
+        assert (update.whole, update.raw_bytes, update.wire_bytes) == (False, 8, 4)
+        late.end(WHY, final=False)
+        await writer
+
+    pumped(test)
