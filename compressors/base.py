@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from .kernels import Magnitudes
@@ -119,6 +120,31 @@ class FusedFeedback(Protocol):
         ...
 
 
+class InBlocks(Protocol):
+    """A quantizer that compresses consecutive tensors with feedback in one pass over memory."""
+
+    in_blocks: bool  # whether it does, with these options
+
+    def compress_blocks(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor,
+        left: torch.Tensor,
+        states: Sequence[Any],
+        samples: int,
+    ) -> tuple[Payload, list[Any], npt.NDArray[np.float64]]:
+        """As `compress_with_residual` of each tensor, to the same bits.
+
+        gradients: float32, contiguous, of one dimension. residual, left: of all tensors, end to end; what is
+        not sent goes to `left`. samples: behind the mean gradients.
+
+        Returns the payload, with a block for each tensor, the next states, and the sums of |g|, which the
+        caller
+        has to check: one that is not finite is of a gradient that is not, and then nothing else here counts.
+        """
+        ...
+
+
 class Stateless:
     """A compressor that remembers nothing."""
 
@@ -147,6 +173,15 @@ def as_array(residual: torch.Tensor | None) -> Float32 | None:
 def is_fused(compressor: Compressor) -> TypeGuard[FusedFeedback]:
     # Not by `isinstance`, which takes 40 µs with a protocol: this is asked of every tensor in every step.
     return hasattr(compressor, "compress_with_residual")
+
+
+def is_elementwise(compressor: Compressor) -> bool:
+    """Whether what becomes of an element depends on nothing but it: several tensors may be treated as one."""
+    return bool(getattr(compressor, "elementwise", False))
+
+
+def is_in_blocks(compressor: Compressor) -> TypeGuard[InBlocks]:
+    return bool(getattr(compressor, "in_blocks", False))
 
 
 def is_model_wide(compressor: Compressor) -> TypeGuard[ModelWide]:

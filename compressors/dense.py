@@ -8,6 +8,7 @@ error, and what saturation cut off, stays with the worker for the next step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ class Dense(Stateless):
     """Send every element in `format`. Stateless."""
 
     format: DenseFormat
+    elementwise: ClassVar[bool] = True
 
     def compress(
         self, gradient: torch.Tensor, state: None, context: StepContext

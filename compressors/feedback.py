@@ -54,6 +54,11 @@ class ErrorFeedback:
     momentum: float = 0.0
 
     @property
+    def plain(self) -> bool:
+        """Whether it only adds the residual to the gradient."""
+        return self.decay == 1.0 and not self.momentum
+
+    @property
     def on_gpu(self) -> bool:
         # What is not fused is subtracted from the residual on the host.
         return takes_gpu(self.compressor) and is_fused(self.compressor)

@@ -9,8 +9,9 @@ Code 0 is zero, 1…7 are -X1…-X7, 9…15 are X1…X7; 8 is never sent. Which 
 
     groups    the paper: one of three fixed groups, by the mean of |g| (its table 1)
     group1    the first group throughout, for comparison: the "one group" of the paper's figure 8
-    running   ours: multiples of a running mean of |g| where it is not 0, so no absolute scale is needed; the
-              default, because it measured better than the groups (docs/accuracy.md)
+    running   ours: multiples of a running mean of |g| where it is not 0, over the steps before this one, so
+              that it is known before the gradient is read; in the first step over its own. No absolute scale
+              is needed. The default, because it measured better than the groups (docs/accuracy.md)
 
 Where the paper is silent: a mean of exactly 0.1 or 0.5 takes the first group. See `thresholds.Scale` for the
 factor between a summed and a mean gradient, which decides whether the fixed groups work at all.
@@ -18,6 +19,7 @@ factor between a summed and a mean gradient, which decides whether the fixed gro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
@@ -27,7 +29,7 @@ import torch
 
 from .base import Fused, StepContext, TensorSpec
 from .kernels import Magnitudes, devices
-from .payload import CodeFormat, Float32, QuantizedPayload
+from .payload import CodeFormat, Float32, Float64, QuantizedPayload
 from .thresholds import Scale, magnitudes
 
 
@@ -80,14 +82,21 @@ class RunningMagnitude:
             elements=RUNNING_DECAY * self.elements + magnitudes.nonzero,
         )
 
-    def levels(self) -> Float32:
-        """Seven positive, finite, ascending levels, whatever the magnitude; float32."""
-        limits = np.finfo(np.float32)
-        smallest = float(limits.smallest_normal) / RUNNING_MULTIPLES[0]
-        largest = float(limits.max) / RUNNING_MULTIPLES[-1]
-        mean = self.total / self.elements if self.elements else 0.0
-        unit = min(max(mean, smallest), largest)
-        return np.array([multiple * unit for multiple in RUNNING_MULTIPLES], np.float32)
+    @property
+    def mean(self) -> float:
+        """0 before anything was touched."""
+        return self.total / self.elements if self.elements else 0.0
+
+
+def levels_of(means: Sequence[float]) -> Float32:
+    """For each mean magnitude seven positive, finite, ascending levels, whatever it is: float32, a row
+    each."""
+    limits = np.finfo(np.float32)
+    smallest = float(limits.smallest_normal) / RUNNING_MULTIPLES[0]
+    largest = float(limits.max) / RUNNING_MULTIPLES[-1]
+    units = np.clip(np.array(means, np.float64), smallest, largest)
+    levels: Float32 = (units[:, None] * np.array(RUNNING_MULTIPLES)).astype(np.float32)
+    return levels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +108,45 @@ class FourBit(Fused):
 
     def init(self, spec: TensorSpec) -> RunningMagnitude:
         return RunningMagnitude()
+
+    @property
+    def in_blocks(self) -> bool:
+        return self.options.levels is not Levels.GROUPS  # these need the mean of the very gradient
+
+    def compress_blocks(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor,
+        left: torch.Tensor,
+        states: Sequence[RunningMagnitude],
+        samples: int,
+    ) -> tuple[QuantizedPayload, list[RunningMagnitude], Float64]:
+        """See `base.InBlocks`."""
+        format = CodeFormat.SIGNED_4BIT
+        running = self.options.levels is Levels.RUNNING
+        if running:
+            known = [
+                state if state.elements else state.updated(devices.magnitudes(gradient))
+                for state, gradient in zip(states, gradients, strict=True)
+            ]
+            levels = levels_of([state.mean for state in known]).reshape(-1)
+        else:
+            factor = self.options.scale.factor(samples)
+            levels = np.tile(np.array([level / factor for level in GROUP_1], np.float32), len(gradients))
+        data, totals, nonzero = devices.quantize_blocks(format, gradients, residual, left, levels)
+        following = list(states)
+        if running:
+            found = map(Magnitudes, totals.tolist(), nonzero.tolist())
+            following = [state.updated(each) for state, each in zip(states, found, strict=True)]
+        sizes = np.array([gradient.numel() for gradient in gradients], np.int64)
+        payload = QuantizedPayload(
+            format=format,
+            elements=residual.numel(),
+            levels=levels,
+            sizes=sizes if len(gradients) > 1 else None,
+            data=data,
+        )
+        return payload, following, totals
 
     def compress_with_residual(
         self,
@@ -116,9 +164,10 @@ class FourBit(Fused):
         self, gradient: torch.Tensor, state: RunningMagnitude, context: StepContext
     ) -> tuple[Float32, RunningMagnitude]:
         if self.options.levels is Levels.RUNNING:
-            state = state.updated(magnitudes(gradient, context))
-            return state.levels(), state
-        factor = self.options.scale.factor(context)
+            following = state.updated(magnitudes(gradient, context))
+            # The first gradient has none before it.
+            return levels_of([(state if state.elements else following).mean])[0], following
+        factor = self.options.scale.factor(context.samples)
         group: tuple[float, ...] = GROUP_1
         if self.options.levels is Levels.GROUPS:
             mean = magnitudes(gradient, context).total / max(1, gradient.numel())

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from .base import Compressor, Random, StepContext, TensorSpec, is_model_wide, takes_gpu
+from .base import (
+    Compressor,
+    Random,
+    StepContext,
+    TensorSpec,
+    is_elementwise,
+    is_in_blocks,
+    is_model_wide,
+    takes_gpu,
+)
 from .cutting import cut, join
+from .dense import Dense
 from .feedback import ErrorFeedback, FeedbackState, without_feedback
 from .kernels import Magnitudes, devices
 from .layers import LayerRule
@@ -20,6 +31,8 @@ from .payload import DenseFormat, DensePayload, Payload
 from .registry import create, create_bare, wrapping_of
 from .wrapping import Wrapping
 
+LOSSLESS = Dense(format=DenseFormat.FLOAT32)
+
 
 class NonFiniteGradient(ValueError):
     """A gradient with an infinity or a NaN. `name` says of which tensor. No state was changed."""
@@ -27,6 +40,25 @@ class NonFiniteGradient(ValueError):
     def __init__(self, name: str) -> None:
         super().__init__(f"gradient of {name!r} has an infinity or a NaN")
         self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tensors from `first` up to, but not including, `last`, which one call may serve. how: None if each
+    takes its own."""
+
+    first: int
+    last: int
+    how: Literal["blocks", "elements"] | None
+
+
+def _together(compressor: Compressor) -> Literal["blocks", "elements"] | None:
+    inner = without_feedback(compressor)
+    if is_elementwise(inner):
+        return "elements"
+    if isinstance(compressor, ErrorFeedback) and is_in_blocks(inner) and compressor.plain:
+        return "blocks"
+    return None
 
 
 class ModelCompressor:
@@ -78,8 +110,23 @@ class ModelCompressor:
         self.ledger = Ledger(elements, velocity=not bare and self.wrapping.momentum > 0)
         self.ledger.states = self.first_states()
         self.feedback = [isinstance(compressor, ErrorFeedback) for compressor in self.compressors]
+        self.unit_of = self.plan.unit_of()
+        self.runs = [self._runs(unit) for unit in self.plan.units]
+        self.together = [_together(compressor) is not None for compressor in self.compressors]
         inner = map(without_feedback, self.compressors)
         self.planned = [place for place, compressor in enumerate(inner) if is_model_wide(compressor)]
+
+    def _runs(self, unit: Unit) -> list[Run]:
+        """The tensors of a unit, neighbours together where one call serves them all."""
+        runs: list[Run] = []
+        for place in range(unit.first, unit.last):
+            compressor = self.compressors[place]
+            together = _together(compressor)
+            if runs and together is not None and self.compressors[runs[-1].first] == compressor:
+                runs[-1] = replace(runs[-1], last=place + 1)
+            else:
+                runs.append(Run(place, place + 1, together))
+        return runs
 
     def first_states(self) -> list[Any]:
         """What the compressors remember before the first step."""
@@ -171,13 +218,13 @@ class Step:
         self._gradients: dict[int, torch.Tensor] = {}
         self._magnitudes: dict[int, Magnitudes] = {}
         self._keep: dict[int, int] = {}
-        self._unit_of = self.plan.unit_of()
         self._missing = [unit.last - unit.first for unit in self.plan.units]
         self._units_left = len(self.plan.units)
         self._compressed_units: set[int] = set()
         # Clipping, and plans for the whole model, take all gradients before any is compressed.
         self._whole = bool(model.wrapping.clip or (model.planned and not flush))
         self._owing = any(model.feedback) or flush or not self._ledger.unused
+        self._in_runs = self.sends and not self._whole and not flush
 
     def add(self, place: int, gradient: torch.Tensor) -> dict[int, list[Payload]]:
         """The gradient of a tensor, mean over the samples. Nobody may write to it until its part is sent.
@@ -188,7 +235,7 @@ class Step:
             NonFiniteGradient: the step can only be abandoned.
             ValueError: it has another shape or type than its spec says.
         """
-        number = self._unit_of[place]
+        number = self._model.unit_of[place]
         assert place not in self._gradients, "each gradient comes once"
         self._gradients[place] = self._checked(place, gradient)
         self._missing[number] -= 1
@@ -237,17 +284,22 @@ class Step:
             got = f"shape {tuple(gradient.shape)}"
             raise ValueError(f"gradient of {spec.name!r}: expected shape {spec.shape}, got {got}")
         gradient = gradient.detach().reshape(-1)
+        if self._in_runs and self._model.together[place] and gradient.device.type == "cpu":
+            return gradient.contiguous()  # what is not finite is found on the way
         if not (takes_gpu(self._model.compressors[place]) and devices.can_stay(gradient)):
             gradient = gradient.cpu()
         gradient = gradient.contiguous()
         if gradient.device.type != "cpu":  # where one is compressed there, the ledger lies there
             self._ledger.to(gradient.device)
-        # One read pass serves twice: as the check for infinities and NaNs, and for the magnitudes by which
-        # thresholds are chosen.
+        self._measure(place, gradient)
+        return gradient
+
+    def _measure(self, place: int, gradient: torch.Tensor) -> None:
+        """One read pass serves twice: as the check for infinities and NaNs, and for the magnitudes by which
+        thresholds are chosen. Raises NonFiniteGradient."""
         self._magnitudes[place] = devices.magnitudes(gradient)
         if not math.isfinite(self._magnitudes[place].total):
-            raise NonFiniteGradient(spec.name)
-        return gradient
+            raise NonFiniteGradient(self._model.specs[place].name)
 
     def _prepare(self) -> None:
         """All gradients are there: clip them, and let the compressor see what all tensors have to send."""
@@ -287,7 +339,7 @@ class Step:
         if len(unwanted) == len(unit.parts):
             payloads: list[Payload] = []
         else:
-            payloads = [payload for place in range(unit.first, unit.last) for payload in self._tensor(place)]
+            payloads = [payload for run in self._model.runs[number] for payload in self._run(run)]
         self._compressed_units.add(number)
         for part in unwanted:
             self._leave(self.plan.parts[part].start, self.plan.parts[part].end)
@@ -317,6 +369,58 @@ class Step:
             self._ledger.draft[start:end].copy_(self._ledger.residual[start:end])
             if self._ledger.velocity is not None and self._ledger.draft_velocity is not None:
                 self._ledger.draft_velocity[start:end].copy_(self._ledger.velocity[start:end])
+
+    def _run(self, run: Run) -> list[Payload]:
+        """Compress neighbours together if they came so, otherwise one by one."""
+        places = range(run.first, run.last)
+        if run.how is None or any(place in self._magnitudes for place in places):
+            for place in places:
+                if place not in self._magnitudes:
+                    self._measure(place, self._gradients[place])
+            return [payload for place in places for payload in self._tensor(place)]
+        start, end = self.plan.starts[run.first], self.plan.starts[run.last]
+        if run.how == "blocks":
+            return [self._blocks(run, start, end)]
+        return [self._elements(run, start, end)]
+
+    def _blocks(self, run: Run, start: int, end: int) -> Payload:
+        """One pass for all: levels are known before, and what is not finite shows in the sums."""
+        compressor = without_feedback(self._model.compressors[run.first])
+        assert is_in_blocks(compressor)
+        payload, states, totals = compressor.compress_blocks(
+            [self._gradients[place] for place in range(run.first, run.last)],
+            self._ledger.residual[start:end],
+            self._ledger.draft[start:end],
+            self._states[run.first : run.last],
+            self._samples,
+        )
+        finite = np.isfinite(totals)
+        if not finite.all():
+            raise NonFiniteGradient(self._model.specs[run.first + int(np.argmin(finite))].name)
+        self._states[run.first : run.last] = states
+        return payload
+
+    def _elements(self, run: Run, start: int, end: int) -> Payload:
+        """As if they were one tensor."""
+        places = range(run.first, run.last)
+        gradient = torch.cat([self._gradients[place] for place in places])
+        if not devices.finite(gradient):
+            for place in places:
+                self._measure(place, self._gradients[place])
+        compressor = self._model.compressors[run.first]
+        if isinstance(compressor, ErrorFeedback):
+            state = self._feedback(run.first, start, end, gradient.device, begun=False)
+            payload, _ = compressor.compress(gradient, state, self._context(run.first))
+            return payload
+        if self._owing:
+            devices.add_to(gradient, self._ledger.residual[start:end])
+            self._ledger.draft[start:end].zero_()
+        if compressor == LOSSLESS:  # the copy of the gradients is the payload
+            return DensePayload(
+                format=DenseFormat.FLOAT32, elements=end - start, data=gradient.numpy().view(np.uint8)
+            )
+        payload, _ = compressor.compress(gradient, None, self._context(run.first))
+        return payload
 
     def _tensor(self, place: int) -> list[Payload]:
         """Compress one tensor, or take it into the draft."""
@@ -365,10 +469,15 @@ class Step:
         return [DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=values.view(np.uint8))]
 
     def _state(self, place: int, device: torch.device) -> FeedbackState:
-        """What a compressor works on: views of the draft, copies only where it works on the host and the
-        ledger lies on a GPU. The first time in a step they hold what the ledger does."""
+        """What a compressor works on. The first time in a step it holds what the ledger does."""
         start, end = self.plan.starts[place : place + 2]
-        ledger, begun = self._ledger, place in self._keep
+        return self._feedback(place, start, end, device, begun=place in self._keep)
+
+    def _feedback(
+        self, place: int, start: int, end: int, device: torch.device, *, begun: bool
+    ) -> FeedbackState:
+        """Views of the draft, copies only where it is worked on at the host and the ledger lies on a GPU."""
+        ledger = self._ledger
         residual, velocity = ledger.draft[start:end], ledger.draft_velocity
         if not begun:
             residual.copy_(ledger.residual[start:end])
@@ -396,7 +505,7 @@ class Step:
             epoch=self._epoch,
             random=Random((model.seed, model.rank, self._version, place)),
             shared=Random((model.seed, self._version, place)),
-            magnitudes=self._magnitudes[place],
+            magnitudes=self._magnitudes.get(place),
             keep=self._keep.get(place),
         )
 

@@ -26,9 +26,10 @@ class Scale(StrEnum):
     SUM = "sum"
     MEAN = "mean"
 
-    def factor(self, context: StepContext) -> float:
-        """How many times larger than PyTorch's gradient the one is that thresholds are meant for."""
-        return float(context.samples) if self is Scale.SUM else 1.0
+    def factor(self, samples: int) -> float:
+        """How many times larger than PyTorch's gradient, mean over so many samples, the one is that
+        thresholds are meant for."""
+        return float(samples) if self is Scale.SUM else 1.0
 
 
 def check_threshold(name: str, value: float) -> None:

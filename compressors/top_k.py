@@ -58,7 +58,7 @@ class ThresholdOptions:
         check_threshold("tau", self.tau)
 
     def level(self, context: StepContext) -> float:
-        return float(np.float32(self.tau / self.scale.factor(context)))
+        return float(np.float32(self.tau / self.scale.factor(context.samples)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ everywhere else on our wire; and see `thresholds.Scale` for the factor between a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ import torch
 
 from .base import Fused, Stateless, StepContext
 from .kernels import devices
-from .payload import CodeFormat, QuantizedPayload
+from .payload import CodeFormat, Float64, QuantizedPayload
 from .thresholds import Scale, check_threshold
 
 
@@ -41,10 +42,35 @@ class TwoBit(Fused, Stateless):
     options: TwoBitOptions = field(default_factory=TwoBitOptions)
     on_gpu: ClassVar[bool] = True
 
+    in_blocks: ClassVar[bool] = True
+
+    def compress_blocks(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor,
+        left: torch.Tensor,
+        states: Sequence[None],
+        samples: int,
+    ) -> tuple[QuantizedPayload, list[None], Float64]:
+        """See `base.InBlocks`."""
+        format = CodeFormat.SIGNED_2BIT
+        level = self.options.threshold / self.options.scale.factor(samples)
+        levels = np.full(len(gradients), level, np.float32)
+        data, totals, _ = devices.quantize_blocks(format, gradients, residual, left, levels)
+        sizes = np.array([gradient.numel() for gradient in gradients], np.int64)
+        payload = QuantizedPayload(
+            format=format,
+            elements=residual.numel(),
+            levels=levels,
+            sizes=sizes if len(gradients) > 1 else None,
+            data=data,
+        )
+        return payload, list(states), totals
+
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
     ) -> tuple[QuantizedPayload, None]:
         format = CodeFormat.SIGNED_2BIT
-        levels = np.array([self.options.threshold / self.options.scale.factor(context)], np.float32)
+        levels = np.array([self.options.threshold / self.options.scale.factor(context.samples)], np.float32)
         data = devices.quantize(format, gradient, residual, levels)
         return QuantizedPayload(format=format, elements=gradient.numel(), levels=levels, data=data), None

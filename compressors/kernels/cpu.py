@@ -26,11 +26,17 @@ _NUMBERS = {format: number for number, format in enumerate(DenseFormat)}
 
 
 def magnitudes(values: Float32) -> Magnitudes:
+    sums, counts = block_magnitudes(values)
+    return Magnitudes(in_order(sums), int(counts.sum()))
+
+
+def block_magnitudes(values: Float32) -> tuple[Float64, Int64]:
+    """Of each `SUM_BLOCK` elements: the sum of their absolute values, and how many are not 0."""
     check("values", values, np.float32, values.size)
     blocks = -(-values.size // SUM_BLOCK)
     sums, counts = np.zeros(blocks), np.zeros(blocks, np.int64)
     run(dense.magnitudes, values.size, values, sums, counts)
-    return Magnitudes(in_order(sums), int(counts.sum()))
+    return sums, counts
 
 
 def quantize(

@@ -28,6 +28,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,7 @@ from ...compressors import (
 from ...proto.manifest import Manifest
 from ...proto.messages import Content
 from .mean import Payloads
+from .running import RunningCoder
 
 Float32 = npt.NDArray[np.float32]
 Placed = tuple[int, Payloads]  # what a push holds, and where that begins in flat order
@@ -146,16 +148,18 @@ class Downlink:
         self._coders: dict[str, _Coder] = {}
         # By tensor: whether the replica is behind in elements that no push may hold again.
         self._behind = [False] * len(manifest.specs)
+        self._running = RunningCoder(len(manifest.specs), max(unit.end - unit.start for unit in plan.units))
         self.replica = parameters
         if self._fixed and not lossless(self._fixed):
             self._separate()
 
-    def piecewise(self, unit: Unit, pushes: Sequence[Placed]) -> bool:
+    def piecewise(self, unit: Unit, pushes: Sequence[Placed], version: int) -> bool:
         """Whether a part of a tensor that is cut into several can go down before the others are known, as far
         as the pushes of that part tell."""
-        if self._fixed is not None:
-            return self._fixed in PIECEWISE
-        return self._kinds(unit, pushes)[0] in PIECEWISE
+        kind = self._fixed if self._fixed is not None else self._kinds(unit, pushes)[0]
+        if kind == "4bit" and RULE.compresses(self._specs[unit.first]):
+            return self._running.knows(unit.first, version)
+        return kind in PIECEWISE
 
     def choose(self, unit: Unit, start: int, end: int, pushes: Sequence[Placed]) -> list[Way]:
         """How elements of a unit go down after a step with these pushes. To be called before the step.
@@ -233,6 +237,9 @@ class Downlink:
             return
         difference = self._scratch[here]
         torch.sub(self._parameters[here], self.replica[here], out=difference).clamp_(-LARGEST, LARGEST)
+        if way.compressor == "4bit":
+            yield from self._four_bit(way, difference.numpy(), version)
+            return
         coder = self._coder(way.compressor)
         for tensor in range(way.first, way.last):
             start, end = self._plan.starts[tensor : tensor + 2]
@@ -249,6 +256,28 @@ class Downlink:
             )
             if payload.elements:
                 yield payload
+
+    def _four_bit(self, way: Way, difference: Float32, version: int) -> Iterator[Payload]:
+        """Neighbours that are coded are one payload, and so are those that the rule leaves as bfloat16."""
+        start = way.start
+        for coded, group in groupby(
+            range(way.first, way.last), key=lambda tensor: RULE.compresses(self._specs[tensor])
+        ):
+            tensors = list(group)
+            end = min(way.end, self._plan.starts[tensors[-1] + 1])
+            values = difference[start - way.start : end - way.start]
+            if not values.size:
+                continue
+            if not coded:
+                yield dense_payload(DenseFormat.BFLOAT16, values)
+            elif len(tensors) == 1:
+                begin = start - self._plan.starts[tensors[0]]
+                yield self._running.code(tensors[0], begin, values, version)
+            else:
+                bounds = [self._plan.starts[tensor] - start for tensor in (*tensors, tensors[-1] + 1)]
+                pieces = [values[first:last] for first, last in pairwise(bounds)]
+                yield self._running.code_together(tensors[0], pieces, version)
+            start = end
 
     def _coder(self, compressor: str) -> _Coder:
         if compressor not in self._coders:

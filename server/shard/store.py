@@ -205,7 +205,9 @@ class Store:
         unit = self.plan.units[place]
         if place not in step.piecewise:
             known = [(self.plan.parts[number].start, payloads) for _, payloads in shares]
-            step.piecewise[place] = len(unit.parts) == 1 or self._downlink.piecewise(unit, known)
+            step.piecewise[place] = len(unit.parts) == 1 or self._downlink.piecewise(
+                unit, known, step.version
+            )
         group = {number: shares}
         if not step.piecewise[place]:
             waiting = step.waiting.setdefault(place, {})

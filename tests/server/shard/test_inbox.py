@@ -64,7 +64,6 @@ def test_a_part_is_complete_with_its_last_byte_and_may_hold_several_payloads() -
         (header(0, [dense(1)], plan=PLAN + 1), Reason.PLAN, f"plan {PLAN}"),
         (header(0, [dense(1, 2)]), Reason.ELEMENTS, "2 elements"),
         (header(3, [dense(1, 2), dense(3)]), Reason.ELEMENTS, "7 elements"),
-        (header(1, []), Reason.ELEMENTS, "0 elements"),
         (header(1, [dense(1, 2), dense()]), Reason.ELEMENTS, "none empty"),
     ],
 )

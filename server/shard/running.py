@@ -1,0 +1,86 @@
+"""Updates as `4bit`, whose levels follow from the steps before: a piece of a tensor can be coded by itself.
+
+What a step adds to the running magnitudes is found by piece, in fixed blocks, and counts from the next
+version on. So neither the pieces nor the order in which they come have a say in the bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ...compressors import CodeFormat, Payload, QuantizedPayload
+from ...compressors.four_bit import RunningMagnitude, levels_of
+from ...compressors.kernels import Magnitudes, cpu
+from ...compressors.kernels.checks import in_order
+
+Float32 = npt.NDArray[np.float32]
+_Sums = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
+
+
+class RunningCoder:
+    """Of the tensors of a model. Belongs to one thread."""
+
+    def __init__(self, tensors: int, largest: int) -> None:
+        """largest: elements of what is coded at once at most."""
+        self._states = [RunningMagnitude()] * tensors
+        self._version = 0
+        self._found: dict[int, dict[int, _Sums]] = {}  # in this version, by tensor and where a piece begins
+        self._largest = largest
+        self._zeros = self._left = np.empty(0, np.float32)
+
+    def knows(self, tensor: int, version: int) -> bool:
+        """Whether pieces of a tensor can be coded at a version; the first time it has to be whole."""
+        self._begin(version)
+        return self._states[tensor].elements > 0
+
+    def code(self, tensor: int, begin: int, values: Float32, version: int) -> Payload:
+        """Of one tensor, the elements from `begin`, a multiple of the blocks of sums."""
+        self._begin(version)
+        sums = cpu.block_magnitudes(values)
+        self._found.setdefault(tensor, {})[begin] = sums
+        state = self._states[tensor]
+        if not state.elements:
+            state = state.updated(_magnitudes([sums]))
+        levels = levels_of([state.mean])[0]
+        format = CodeFormat.SIGNED_4BIT
+        data = np.empty(format.code_bytes(values.size), np.uint8)
+        cpu.quantize(format, values, None, levels, data)
+        return QuantizedPayload(format=format, elements=values.size, levels=levels, data=data)
+
+    def code_together(self, first: int, tensors: Sequence[Float32], version: int) -> Payload:
+        """Of consecutive whole tensors from number `first`."""
+        self._begin(version)
+        states = self._states[first : first + len(tensors)]
+        for place, (state, values) in enumerate(zip(states, tensors, strict=True)):
+            if not state.elements:
+                states[place] = state.updated(cpu.magnitudes(values))
+        levels = levels_of([state.mean for state in states]).reshape(-1)
+        sizes = np.array([values.size for values in tensors], np.int64)
+        elements = int(sizes.sum())
+        if self._zeros.size < elements:
+            self._zeros, self._left = np.zeros(self._largest, np.float32), np.empty(self._largest, np.float32)
+        format = CodeFormat.SIGNED_4BIT
+        data = np.empty(int(sum(format.code_bytes(size) for size in sizes.tolist())), np.uint8)
+        zeros, left = self._zeros[:elements], self._left[:elements]
+        totals, nonzero = cpu.quantize_blocks(format, tensors, zeros, left, levels, data)
+        for place in range(len(tensors)):
+            self._found[first + place] = {0: (totals[place : place + 1], nonzero[place : place + 1])}
+        return QuantizedPayload(format=format, elements=elements, levels=levels, sizes=sizes, data=data)
+
+    def _begin(self, version: int) -> None:
+        """What the version before has found counts from now on."""
+        if version == self._version:
+            return
+        self._version = version
+        for tensor, pieces in self._found.items():
+            found = _magnitudes([pieces[begin] for begin in sorted(pieces)])
+            self._states[tensor] = self._states[tensor].updated(found)
+        self._found.clear()
+
+
+def _magnitudes(pieces: Sequence[_Sums]) -> Magnitudes:
+    sums = np.concatenate([sums for sums, _ in pieces])
+    return Magnitudes(in_order(sums), sum(int(counts.sum()) for _, counts in pieces))
