@@ -85,10 +85,8 @@ def test_members_of_a_group_send_what_one_would_send_alone(spec: str) -> None:
 
 def test_members_of_a_group_draw_numbers_of_their_own() -> None:
     """As workers do that push the same part."""
-    sent = [
-        values(push(compression("qsgd:bits=2"), 0, slice, slices))
-        for slice, slices in [(0, 0), (0, 2), (1, 2)]
-    ]
+    turns = [(0, 0), (0, 2), (1, 2)]
+    sent = [values(push(compression("qsgd:bits=2"), 0, *turn)) for turn in turns]
     assert all(sent[0][part] == found for part, found in sent[1].items())
     assert all(sent[0][part] != found for part, found in sent[2].items() if part)
 

@@ -125,9 +125,8 @@ def test_what_the_server_has_is_not_sent_again(said: Said) -> None:
         push(outgoing, seq, parts=3)
     outgoing.part(7, 0, part(7))
     outgoing.begin(HELLO)
-    outgoing.welcome(
-        (m.Stored(seq=4, parts=(0, 2)), m.Stored(seq=5, parts=(0, 1, 2)), m.Stored(seq=7, parts=(0,)))
-    )
+    stored = {4: (0, 2), 5: (0, 1, 2), 7: (0,)}
+    outgoing.welcome([m.Stored(seq=seq, parts=parts) for seq, parts in stored.items()])
     assert said(outgoing) == [
         "Hello",
         *("Part 4.1", "Commit 4"),
