@@ -207,14 +207,23 @@ class WorkerCall:
                 raise self._not(commit, stream, Reason.TENSOR, "parts", limit, commit.parts)
             if commit.samples and not commit.parts and commit.exchanged is None:
                 raise self._not(commit, stream, Reason.TENSOR, "parts", "some, with samples", 0)
-            if commit.seq <= arrivals.through:  # told again
-                self._decide(stream, commit)
+            if commit.seq <= arrivals.through:
+                self._told_again(stream, commit)
                 return
             arrivals.commit(commit)
         except Refused as error:
             self._refuse(stream, commit.seq, error)
             return
         self._deliver(stream)
+
+    def _told_again(self, stream: WorkerStream, commit: m.Commit) -> None:
+        """The commit of a push that was decided on, refused or abandoned. Raises Refused."""
+        refused_before = self._conductor.arrivals(*stream.id).refused.get(commit.seq)
+        member = self._core.roster.members.get(stream.worker)
+        if refused_before is not None:
+            stream.outbox.send(refused_before)
+        elif member is None or commit.seq <= member.last_seq:
+            self._decide(stream, commit)
 
     @staticmethod
     def _not(
@@ -272,14 +281,14 @@ class WorkerCall:
     ) -> None:
         """Answer for a push, or a part that is to be sent again. Any other push is forgotten."""
         damaged = error.refusal.reason in DAMAGED
+        outcome = m.Outcome(seq=seq, decision=m.Decision.REFUSED, refusal=error.refusal, part=part)
         if not again and not (part is not None and damaged):
-            self._conductor.arrivals(*stream.id).close(seq)
+            outcome = replace(outcome, part=None)
+            self._conductor.arrivals(*stream.id).refuse(outcome)
             self._conductor.shard.drop(e.PushKey(*stream.id, seq))
-            part = None
         self._metrics.push_refused(error.refusal.reason)
         log.warning("refused push %d: %s", seq, error)
-        decision = m.Decision.REFUSED
-        stream.outbox.send(m.Outcome(seq=seq, decision=decision, refusal=error.refusal, part=part))
+        stream.outbox.send(outcome)
 
     def _decide(self, stream: WorkerStream, commit: m.Commit) -> None:
         """Raises Refused."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ...compressors import Plan
 from ...proto.manifest import Manifest
-from ...proto.messages import Chunk, Commit, Part, Stored
+from ...proto.messages import Chunk, Commit, Outcome, Part, Stored
 from ...proto.refusal import Reason, refused
 from ...proto.transfer import PLAN, Assembly, digest, part_assembly, part_transfer
 
@@ -89,11 +89,12 @@ class _Push:
 
 class Arrivals:
     """Of one incarnation of a worker. `through`: all pushes up to this seq have been decided on or
-    abandoned."""
+    abandoned. `refused`: the last ones that were never decided on, because something in them was not valid."""
 
     def __init__(self, worker: str, through: int) -> None:
         self.worker = worker
         self.through = through
+        self.refused: dict[int, Outcome] = {}
         self._open: dict[int, _Push] = {}
 
     @property
@@ -133,6 +134,13 @@ class Arrivals:
         """The push has been decided on, or abandoned."""
         self._open.pop(seq, None)
         self.through = max(self.through, seq)
+
+    def refuse(self, outcome: Outcome) -> None:
+        """Close a push, and remember why."""
+        self.close(outcome.seq)
+        self.refused[outcome.seq] = outcome
+        if len(self.refused) > MAX_OPEN:
+            del self.refused[min(self.refused)]
 
     def forget(self, seq: int) -> None:
         """All parts of the push have to come again."""
