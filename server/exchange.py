@@ -198,6 +198,9 @@ class WorkerCall:
     def _committed(self, stream: WorkerStream, commit: m.Commit) -> None:
         arrivals, exchanges = self._conductor.arrivals(*stream.id), self._core.mode.exchanges
         try:
+            if commit.seq <= arrivals.through:
+                self._told_again(stream, commit)
+                return
             if (commit.exchanged is not None) != exchanges:
                 raise Refused(refusals.not_of_mode(stream.worker, commit.seq, coded=exchanges))
             if not math.isfinite(commit.loss):
@@ -207,9 +210,6 @@ class WorkerCall:
                 raise self._not(commit, stream, Reason.TENSOR, "parts", limit, commit.parts)
             if commit.samples and not commit.parts and commit.exchanged is None:
                 raise self._not(commit, stream, Reason.TENSOR, "parts", "some, with samples", 0)
-            if commit.seq <= arrivals.through:
-                self._told_again(stream, commit)
-                return
             arrivals.commit(commit)
         except Refused as error:
             self._refuse(stream, commit.seq, error)

@@ -89,7 +89,7 @@ class _Push:
 
 class Arrivals:
     """Of one incarnation of a worker. `through`: all pushes up to this seq have been decided on or
-    abandoned. `refused`: the last ones that were never decided on, because something in them was not valid."""
+    abandoned. `refused`: the last ones that were not decided on, because something in them was not valid."""
 
     def __init__(self, worker: str, through: int) -> None:
         self.worker = worker
