@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ def test_a_chunk_of_another_part_is_refused() -> None:
         ({"plan": 2}, "of plan 2"),
     ],
 )
-def test_a_part_that_the_plan_does_not_have_breaks_the_stream(changes: dict[str, int], words: str) -> None:
+def test_a_part_that_the_plan_does_not_have_breaks_the_stream(changes: dict[str, Any], words: str) -> None:
     update = dataclasses.replace(part_of_update(0)[0], **changes)
     with pytest.raises(BrokenError, match=words):
         Receiver("w").begin_update(update, MANIFEST, PLAN_OF_MODEL)

@@ -108,7 +108,8 @@ def test_whole_parts_are_taken_in_at_any_version(had: int | None) -> None:
 
 
 def test_parameters_are_views_of_one_buffer_in_manifest_order() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    last = nn.Linear(4, 2)
+    model = nn.Sequential(nn.Linear(3, 4), last)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     subject = Replica(model, 8)
     extra = torch.arange(5.0)
@@ -120,7 +121,7 @@ def test_parameters_are_views_of_one_buffer_in_manifest_order() -> None:
     starts = subject.plan.starts[:-1]
     assert addresses == [addresses[0] + 4 * start for start in starts]
     with torch.no_grad():
-        model[1].weight.fill_(3.0)
+        last.weight.fill_(3.0)
         extra.fill_(4.0)
     assert subject.values()[2].view(np.float32).tolist() == [3.0] * 8
     assert subject.values()[-1].view(np.float32).tolist() == [4.0] * 5
