@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -26,7 +27,8 @@ from gradwire.proto.channel import CLIENT_OPTIONS
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Refused
 from gradwire.proto.service import Stub, refusal_of
-from gradwire.proto.transfer import encode_chunks, tensor_header
+from gradwire.proto.transfer import PLAN, digest, encode_chunks, part_transfer, payload_header
+from gradwire.proto.wire import crc32c, encode_worker
 
 PATIENCE_S = 120.0  # on a busy machine
 TASKS = Path(__file__).parent / "programs"
@@ -250,19 +252,30 @@ class Raw:
             await self.initialize()
         await self.ready(version=0 if reply.initialize else None)
 
-    async def push(self, payloads: Sequence[Payload], **changes: Any) -> list[bytes]:
-        """Send a push header; returns the chunks, which are sent by whoever calls."""
-        parts = [payload.data for payload in payloads]
+    async def push(self, payloads: Sequence[Payload], /, **changes: Any) -> list[bytes]:
+        """Send the header of a push of one part; returns its chunks and its commit, which are sent by whoever
+        calls. Without payloads there is only that. changes: to fields of either."""
+        data = [payload.data for payload in payloads]
         fields: dict[str, Any] = {
             "seq": 1,
             "assignment": 1,
+            "part": 0,
+            "plan": PLAN,
+            "payloads": tuple(map(payload_header, payloads)),
             "base_version": 0,
             "samples": 4,
-            "tensors": tuple(tensor_header(i, payload) for i, payload in enumerate(payloads)),
+            "parts": 1 if payloads else 0,
+            "digest": digest({0: crc32c(data)} if payloads else {}),
+            "loss": 0.0,
         }
-        header = m.Push(**{**fields, **changes})
-        await self.send(header)
-        return list(encode_chunks(header.seq, parts))
+        fields |= changes
+        of_part = {field.name for field in dataclasses.fields(m.Part)}
+        header = m.Part(**{name: value for name, value in fields.items() if name in of_part})
+        of_commit = {field.name for field in dataclasses.fields(m.Commit)}
+        commit = m.Commit(**{name: value for name, value in fields.items() if name in of_commit})
+        if payloads:
+            await self.send(header)
+        return [*encode_chunks(part_transfer(header.seq, header.part), data), encode_worker(commit)]
 
 
 @contextlib.asynccontextmanager

@@ -90,14 +90,19 @@ def test_a_packet_is_handed_on_as_it_is(daemons: Daemons) -> None:
     with_two(daemons, "coded", act)
 
 
+def report(samples: int) -> m.Commit:
+    """That an exchange is done."""
+    exchanged = m.Exchanged(crc32c=0)
+    return m.Commit(
+        seq=1, assignment=1, base_version=0, samples=samples, parts=0, digest=0, exchanged=exchanged
+    )
+
+
 def test_a_packet_that_is_broken_off_leads_to_another_exchange(daemons: Daemons) -> None:
     async def act(first: Raw, second: Raw) -> None:
         await first.send(m.Packet(exchange=1, index=0, elements=ELEMENTS))
         await first.send(m.Heartbeat(activity="still here"))
-        report = m.Push(
-            seq=1, assignment=1, base_version=0, samples=1, tensors=(), exchanged=m.Exchanged(crc32c=0)
-        )
-        await first.send(report)
+        await first.send(report(samples=1))
         assignment = await second.receive(m.Assignment)
         assert assignment.coding is not None
         assert assignment.coding.exchange == 2
@@ -122,11 +127,7 @@ def test_a_push_of_tensors_is_refused_in_coded_mode(daemons: Daemons) -> None:
 def test_a_report_of_an_exchange_is_refused_in_other_modes(daemons: Daemons) -> None:
     async def act(first: Raw, second: Raw) -> None:
         before = await status(second)
-        await first.send(
-            m.Push(
-                seq=1, assignment=1, base_version=0, samples=4, tensors=(), exchanged=m.Exchanged(crc32c=0)
-            )
-        )
+        await first.send(report(samples=4))
         outcome = await first.receive(m.Outcome)
         assert outcome.refusal is not None
         assert outcome.refusal.reason is Reason.PACKET

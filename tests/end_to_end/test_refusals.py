@@ -16,6 +16,7 @@ from gradwire.proto import gradwire_pb2 as pb
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refusal, Refused
+from gradwire.proto.transfer import payload_header
 from gradwire.proto.wire import crc32c, encode_chunk, encode_worker
 
 
@@ -33,18 +34,29 @@ async def in_training(address: str) -> AsyncIterator[Raw]:
         yield raw
 
 
-async def refused_push(raw: Raw, alter: Any) -> Refusal:
-    """What the server says to a push that `alter(payloads, fields)` has spoilt. Nothing may change."""
+async def outcome_of(raw: Raw, seq: int) -> m.Outcome:
+    """The next one; what is told again of earlier pushes is passed over."""
+    while True:
+        outcome: m.Outcome = await raw.receive(m.Outcome)
+        if outcome.seq >= seq:
+            return outcome
+
+
+async def refused_push(raw: Raw, seq: int, alter: Any) -> Refusal:
+    """What the server says to a push that `alter(payloads, fields)` has spoilt, also when its commit is told
+    again. Nothing may change."""
     before = await status(raw)
-    payloads, fields = gradient(), dict[str, Any]()
+    payloads, fields = gradient(), {"seq": seq}
     alter(payloads, fields)
-    for chunk in await raw.push(payloads, **fields):
-        await raw.send(chunk)
-    outcome = await raw.receive(m.Outcome)
+    *chunks, commit = await raw.push(payloads, **fields)
+    for message in (*chunks, commit, commit):
+        await raw.send(message)
+    outcome = await outcome_of(raw, seq)
+    assert await outcome_of(raw, seq) == outcome
     after = await status(raw)
     assert state_of(after) == state_of(before)
     assert after.refused_pushes == before.refused_pushes + 1
-    assert outcome.decision is m.Decision.REFUSED
+    assert (outcome.seq, outcome.decision) == (seq, m.Decision.REFUSED)
     assert outcome.refusal is not None
     assert outcome.refusal.worker == "raw"
     assert "'raw'" in outcome.refusal.message
@@ -72,15 +84,9 @@ def wrong_shape(payloads: list[Any], fields: dict[str, Any]) -> None:
 
 
 def wrong_dtype(payloads: list[Any], fields: dict[str, Any]) -> None:
-    headers = [dataclasses.replace(h) for h in _headers(payloads)]
+    headers = [payload_header(payload) for payload in payloads]
     headers[1] = dataclasses.replace(headers[1], kind=m.DenseHeader(format=m.DenseFormat.UNSPECIFIED))
-    fields["tensors"] = tuple(headers)
-
-
-def _headers(payloads: list[Any]) -> list[m.TensorHeader]:
-    from gradwire.proto.transfer import tensor_header
-
-    return [tensor_header(i, payload) for i, payload in enumerate(payloads)]
+    fields["payloads"] = tuple(headers)
 
 
 def missing_tensor(payloads: list[Any], fields: dict[str, Any]) -> None:
@@ -88,51 +94,65 @@ def missing_tensor(payloads: list[Any], fields: dict[str, Any]) -> None:
 
 
 def huge_tensor(payloads: list[Any], fields: dict[str, Any]) -> None:
-    headers = _headers(payloads)
+    headers = [payload_header(payload) for payload in payloads]
     headers[0] = dataclasses.replace(headers[0], elements=2**40)
-    fields["tensors"] = tuple(headers)
+    fields["payloads"] = tuple(headers)
 
 
-def gap(payloads: list[Any], fields: dict[str, Any]) -> None:
-    fields["seq"] = 3
+def empty_payload(payloads: list[Any], fields: dict[str, Any]) -> None:
+    payloads.append(dataclasses.replace(payloads[1], elements=0, data=payloads[1].data[:0]))
+
+
+def another_part(payloads: list[Any], fields: dict[str, Any]) -> None:
+    fields["part"] = 1
+
+
+def another_plan(payloads: list[Any], fields: dict[str, Any]) -> None:
+    fields["plan"] = 2
 
 
 def infinite_loss(payloads: list[Any], fields: dict[str, Any]) -> None:
     fields["loss"] = float("inf")
 
 
-def samples_without_tensors(payloads: list[Any], fields: dict[str, Any]) -> None:
+def samples_without_parts(payloads: list[Any], fields: dict[str, Any]) -> None:
     payloads.clear()
+
+
+def parts_without_samples(payloads: list[Any], fields: dict[str, Any]) -> None:
+    fields["samples"] = 0
 
 
 BAD_PUSHES: list[tuple[Any, Reason, str]] = [
     (code_8, Reason.PAYLOAD, "code 8"),
     (nan_level, Reason.NON_FINITE, "nan"),
     (infinite_value, Reason.NON_FINITE, "an infinity or a NaN"),
-    (wrong_shape, Reason.ELEMENTS, "'weight': expected 48 elements (shape (8, 6)), got 40 elements"),
+    (wrong_shape, Reason.ELEMENTS, "'weight': expected payloads of 56 elements, none empty, got 48"),
     (wrong_dtype, Reason.PAYLOAD, "'bias' kind"),
-    (missing_tensor, Reason.TENSOR, "each of the 2 tensors"),
-    (huge_tensor, Reason.ELEMENTS, "got 1099511627776 elements"),
-    (gap, Reason.SEQUENCE, "push seq: expected 1, got 3"),
+    (missing_tensor, Reason.ELEMENTS, "got 48 elements"),
+    (huge_tensor, Reason.ELEMENTS, "got 1099511627784 elements"),
+    (empty_payload, Reason.ELEMENTS, "none empty"),
+    (another_part, Reason.PLAN, "part 1: expected a part below 1"),
+    (another_plan, Reason.PLAN, "expected plan 1, got 2"),
     (infinite_loss, Reason.NON_FINITE, "loss"),
-    (samples_without_tensors, Reason.TENSOR, "got 0 tensors"),
+    (samples_without_parts, Reason.TENSOR, "expected some, with samples, got 0"),
+    (parts_without_samples, Reason.TENSOR, "none where samples is 0"),
 ]
 
 
-def test_bad_pushes_are_refused_and_a_good_one_under_the_same_number_is_accepted(
+def test_bad_pushes_are_refused_and_a_good_one_after_them_is_accepted(
     address: str, subtests: pytest.Subtests
 ) -> None:
     async def run() -> None:
         async for raw in in_training(address):
-            for alter, reason, words in BAD_PUSHES:
+            for seq, (alter, reason, words) in enumerate(BAD_PUSHES, 1):
                 with subtests.test(alter.__name__):
-                    refusal = await refused_push(raw, alter)
+                    refusal = await refused_push(raw, seq, alter)
                     assert refusal.reason is reason
                     assert words in refusal.message
-            for chunk in await raw.push(gradient()):
-                await raw.send(chunk)
-            accepted = await raw.receive(m.Outcome)
-            assert (accepted.seq, accepted.decision) == (1, m.Decision.ACCEPTED)
+            for message in await raw.push(gradient(), seq=99):
+                await raw.send(message)
+            assert (await outcome_of(raw, 99)).decision is m.Decision.ACCEPTED
 
     asyncio.run(run())
 
@@ -140,7 +160,8 @@ def test_bad_pushes_are_refused_and_a_good_one_under_the_same_number_is_accepted
 def test_a_push_without_samples_is_accepted(address: str) -> None:
     async def run() -> None:
         async for raw in in_training(address):
-            await raw.push([], samples=0)
+            for message in await raw.push([], samples=0):
+                await raw.send(message)
             assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
             assert (await raw.receive(m.Assignment)).version == 1
 
@@ -150,15 +171,73 @@ def test_a_push_without_samples_is_accepted(address: str) -> None:
 def test_a_damaged_chunk_is_refused_and_the_same_bytes_are_accepted(address: str) -> None:
     async def run() -> None:
         async for raw in in_training(address):
-            (chunk,) = await raw.push(gradient())
+            chunk, commit = await raw.push(gradient())
             damaged = bytearray(chunk)
             damaged[-1] ^= 1
             await raw.send(bytes(damaged))
+            await raw.send(commit)
             outcome = await raw.receive(m.Outcome)
             assert outcome.refusal.reason is Reason.CHECKSUM
-            (again,) = await raw.push(gradient())
+            assert (outcome.seq, outcome.part) == (1, 0)
+            again, _ = await raw.push(gradient())
             assert again == chunk
-            await raw.send(again)
+            await raw.send(again)  # the commit has come
+            assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
+
+    asyncio.run(run())
+
+
+def test_a_push_that_is_not_what_was_committed_comes_again_whole(address: str) -> None:
+    async def run() -> None:
+        async for raw in in_training(address):
+            before = state_of(await status(raw))
+            for message in await raw.push(gradient(), digest=7):
+                await raw.send(message)
+            outcome = await raw.receive(m.Outcome)
+            assert outcome.refusal.reason is Reason.CHECKSUM
+            assert outcome.part is None
+            assert state_of(await status(raw)) == before
+            for message in await raw.push(gradient()):
+                await raw.send(message)
+            assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
+
+    asyncio.run(run())
+
+
+def test_an_abandoned_push_leaves_nothing_behind(address: str) -> None:
+    """Whatever of it comes later; its assignment is answered by the next."""
+
+    async def run() -> None:
+        async for raw in in_training(address):
+            before = state_of(await status(raw))
+            chunk, commit = await raw.push(gradient(seed=1))
+            await raw.send(chunk)
+            await raw.send(m.Abandon(seq=1))
+            late, _ = await raw.push(gradient(seed=1))
+            for message in (late, commit):
+                await raw.send(message)
+            assert state_of(await status(raw)) == before
+            for message in await raw.push(gradient(), seq=2):
+                await raw.send(message)
+            outcome = await raw.receive(m.Outcome)
+            assert (outcome.seq, outcome.decision) == (2, m.Decision.ACCEPTED)
+            assert (await status(raw)).pushes == 1
+
+    asyncio.run(run())
+
+
+def test_the_welcome_says_what_is_stored(address: str) -> None:
+    async def run() -> None:
+        async for raw in in_training(address):
+            chunk, commit = await raw.push(gradient())
+            await raw.send(chunk)
+            await raw.push(gradient(seed=1), seq=2)  # its chunks are never sent
+            await status(raw)
+            await asyncio.sleep(0.2)
+            await raw.attach()
+            welcome = await raw.receive(m.Welcome)
+            assert {each.seq: each.parts for each in welcome.stored}[1] == (0,)
+            await raw.send(commit)
             assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
 
     asyncio.run(run())
@@ -168,7 +247,7 @@ def test_chunks_that_belong_nowhere_end_the_stream(address: str) -> None:
     async def run() -> None:
         async for raw in in_training(address):
             await raw.send(encode_chunk(9, 0, [np.zeros(4, np.uint8)], 0))
-            with pytest.raises(Refused, match="expected a push header first, got transfer 9"):
+            with pytest.raises(Refused, match="expected the header of a part first, got transfer 9"):
                 await raw.receive(m.Outcome)
 
     asyncio.run(run())
@@ -192,9 +271,8 @@ def _with_trailer(data: bytes) -> bytes:
 def test_a_header_with_one_byte_changed_ends_the_stream(address: str) -> None:
     async def run() -> None:
         async for raw in in_training(address):
-            push = bytearray(
-                encode_worker(m.Push(seq=1, assignment=1, base_version=0, samples=0, tensors=(), loss=0.5))
-            )
+            empty = m.Commit(seq=1, assignment=1, base_version=0, samples=0, parts=0, digest=0, loss=0.5)
+            push = bytearray(encode_worker(empty))
             push[3] ^= 1
             before = state_of(await status(raw))
             await raw.send(bytes(push))
@@ -219,12 +297,12 @@ def test_an_evaluation_is_finite_and_of_what_was_asked(address: str) -> None:
     asyncio.run(run())
 
 
-def test_a_header_of_countless_tensors_is_refused_before_it_becomes_objects(address: str) -> None:
+def test_a_header_of_countless_payloads_is_refused_before_it_becomes_objects(address: str) -> None:
     async def run() -> None:
         async for raw in in_training(address):
-            bomb = pb.WorkerMessage(push=pb.Push(seq=1, tensors=[pb.TensorHeader()] * 200_000))
+            bomb = pb.WorkerMessage(part=pb.Part(seq=1, payloads=[pb.PayloadHeader()] * 200_000))
             await raw.send(_with_trailer(bomb.SerializeToString()))
-            with pytest.raises(Refused, match=r"Push.tensors: expected up to 16384 members, got 200000"):
+            with pytest.raises(Refused, match=r"Part.payloads: expected up to 65536 members, got 200000"):
                 await raw.receive(m.Outcome)
 
     asyncio.run(run())

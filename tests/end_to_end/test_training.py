@@ -22,7 +22,8 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from gradwire import __version__
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Refused
-from gradwire.proto.transfer import Assembly, announced_payloads
+from gradwire.proto.transfer import values_assembly
+from gradwire.proto.wire import CHUNK_BYTES
 from gradwire.worker.tasks import load
 from gradwire.worker.tasks.sharding import epoch_order
 
@@ -128,17 +129,8 @@ def test_the_trained_parameters_can_be_fetched(daemons: Daemons) -> None:
             header = await call.read()
             assert isinstance(header, m.FetchHeader)
             manifest = Manifest.from_message(header.manifest, worker="me", max_bytes=1 << 30)
-            headers = [
-                m.TensorHeader(
-                    tensor=i, elements=spec.elements, kind=m.DenseHeader(format=m.DenseFormat.FLOAT32)
-                )
-                for i, spec in enumerate(manifest.specs)
-            ]
-            announced = announced_payloads(headers, manifest, worker="me")
-            names = [spec.name for spec in manifest.specs]
-            assembly = Assembly(
-                header.version, announced, chunk_bytes=header.chunk_bytes, worker="me", names=names
-            )
+            assert header.chunk_bytes == CHUNK_BYTES
+            assembly = values_assembly(header.version, manifest, worker="me")
             while not assembly.complete:
                 assembly.add(await call.read())
             return b"".join(payload.data.tobytes() for payload in assembly.finish())

@@ -11,10 +11,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gradwire.compressors import Payload, decode
+import numpy as np
+
+from gradwire.compressors import decode
 from gradwire.server.cli import main
 from gradwire.server.job.events import Apply
 from gradwire.server.shard import store
+from gradwire.server.shard.mean import Push
 
 
 def record(path: str) -> None:
@@ -24,19 +27,23 @@ def record(path: str) -> None:
         pickle.dump(entry, file)
         file.flush()
 
+    def gradients(self: store.Store, push: Push) -> list[np.ndarray[Any, Any]]:
+        """Of each tensor; none of a push without parts."""
+        in_order = sorted(push, key=lambda part: self.plan.parts[part].start)
+        values = [decode(payload) for part in in_order for payload in push[part]]
+        return np.split(np.concatenate(values), self.plan.starts[1:-1]) if values else []
+
     build, apply = store.Store.__init__, store.Store.apply
 
     def recorded_build(self: store.Store, *arguments: Any, **named: Any) -> None:
         build(self, *arguments, **named)
         write([value.detach().numpy().copy().reshape(-1) for value in self.parameters])
 
-    def recorded_apply(
-        self: store.Store, order: Apply, pushes: Sequence[Sequence[Payload]]
-    ) -> store.Broadcast:
+    def recorded_apply(self: store.Store, order: Apply, pushes: Sequence[Push], send: store.Send) -> int:
         given = zip(order.contributions, pushes, strict=True)
-        shares = [(part.samples, [decode(payload) for payload in payloads]) for part, payloads in given]
+        shares = [(each.samples, gradients(self, push)) for each, push in given]
         write((order.version, order.rate_factor, shares))
-        return apply(self, order, pushes)
+        return apply(self, order, pushes, send)
 
     store.Store.__init__ = recorded_build  # type: ignore[method-assign]
     store.Store.apply = recorded_apply  # type: ignore[method-assign]

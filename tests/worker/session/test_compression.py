@@ -1,20 +1,34 @@
-"""What a worker pushes of its gradients: the slice that its assignment names."""
+"""What a worker pushes of its gradients: the parts that its assignment names."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 import torch
 
-from gradwire.compressors import Compressed, LayerRule, ModelCompressor, NonFiniteGradient, TensorSpec, decode
+from gradwire.compressors import (
+    DensePayload,
+    LayerRule,
+    ModelCompressor,
+    NonFiniteGradient,
+    Payload,
+    Step,
+    TensorSpec,
+    decode,
+    divide,
+)
+from gradwire.compressors.parts import ALIGNMENT
 from gradwire.proto.messages import Assignment
 from gradwire.worker.session.compression import Compression
 
-SPECS = [TensorSpec(name="w", shape=(9, 11)), TensorSpec(name="b", shape=(11,))]
+SPECS = [TensorSpec(name="w", shape=(100, 100)), TensorSpec(name="b", shape=(11,))]
+PLAN = divide([spec.elements for spec in SPECS], 4 * ALIGNMENT)
 
 
 def compression(spec: str) -> Compression:
-    return Compression(SPECS, ModelCompressor(SPECS, spec, LayerRule(), 1, 0))
+    return Compression(ModelCompressor(SPECS, spec, LayerRule(), 1, 0, plan=PLAN))
 
 
 def gradients(seed: int) -> list[torch.Tensor]:
@@ -22,52 +36,91 @@ def gradients(seed: int) -> list[torch.Tensor]:
     return [torch.randn(spec.shape, generator=generator) for spec in SPECS]
 
 
+def begun(subject: Compression, given: Assignment, tensors: list[torch.Tensor], **changes: bool) -> Step:
+    """A step with all of its gradients."""
+    version, leaving = given.version, changes.get("leaving", False)
+    step = subject.begin(given, 8, rank=0, version=version, step=version, leaving=leaving)
+    for place in reversed(range(len(tensors))):
+        step.add(place, tensors[place])
+    return step
+
+
 def push(
     subject: Compression, version: int, slice: int = 0, slices: int = 0, *, leaving: bool = False
-) -> tuple[Compressed, tuple[int, int]]:
+) -> dict[int, list[Payload]]:
+    """What it sends, by part."""
     given = Assignment(id=1, world=1, version=version, slice=slice, slices=slices)
-    return subject.compress(
-        given, gradients(version), 8, rank=0, version=version, step=version, leaving=leaving
-    )
+    step = begun(subject, given, gradients(version), leaving=leaving)
+    step.commit()
+    return step.sent
+
+
+def values(sent: dict[int, list[Payload]]) -> dict[int, bytes]:
+    return {part: b"".join(decode(each).tobytes() for each in payloads) for part, payloads in sent.items()}
+
+
+def test_the_plan_has_parts_enough_for_a_group() -> None:
+    assert len(PLAN.parts) == 4
+    assert all(PLAN.slice(number, 2) for number in range(2))
 
 
 def test_members_of_a_group_skip_a_gradient_together() -> None:
-    """Whichever slice it is in that is not finite."""
-    for slice in (0, 1):
+    """Whichever part it is in that is not finite."""
+    for slice, place in itertools.product((0, 1), ((0, 0), (99, 99))):
         bad = gradients(0)
-        bad[0][0, 0] = float("nan")
+        bad[0][place] = float("nan")
         given = Assignment(id=1, world=1, version=0, slice=slice, slices=2)
         with pytest.raises(NonFiniteGradient, match="'w'"):
-            compression("4bit").compress(given, bad, 8, rank=0, version=0, step=0, leaving=False)
+            begun(compression("4bit"), given, bad)
 
 
-def test_clipping_goes_by_the_whole_gradient() -> None:
-    whole, _ = push(compression("bf16:clip=1,feedback=off"), 0)
-    halves = [push(compression("bf16:clip=1,feedback=off"), 0, slice, 2)[0] for slice in (0, 1)]
-    for place in range(len(SPECS)):
-        joined = np.concatenate([decode(half.payloads[place]) for half in halves])
-        np.testing.assert_array_equal(joined, decode(whole.payloads[place]))
+@pytest.mark.parametrize("spec", ["bf16:clip=1,feedback=off", "4bit", "topk"])
+def test_members_of_a_group_send_what_one_would_send_alone(spec: str) -> None:
+    """Clipping, levels and selection go by the whole gradient."""
+    whole = values(push(compression(spec), 0))
+    halves = [values(push(compression(spec), 0, slice, 2)) for slice in (0, 1)]
+    assert not halves[0].keys() & halves[1].keys()
+    assert halves[0] | halves[1] == whole
 
 
-def test_small_tensors_stay_dense_by_their_whole_shape() -> None:
-    sent, header = push(compression("4bit"), 0, 1, 2)
-    assert [type(payload).__name__ for payload in sent.payloads] == ["QuantizedPayload", "DensePayload"]
-    assert header == (1, 2)
+def test_members_of_a_group_draw_numbers_of_their_own() -> None:
+    """As workers do that push the same part."""
+    turns = [(0, 0), (0, 2), (1, 2)]
+    sent = [values(push(compression("qsgd:bits=2"), 0, *turn)) for turn in turns]
+    assert all(sent[0][part] == found for part, found in sent[1].items())
+    assert all(sent[0][part] != found for part, found in sent[2].items() if part)
 
 
-def test_a_worker_that_leaves_hands_over_whole_tensors() -> None:
-    """What it still holds of a slice that is another worker's goes out with them."""
+def test_small_tensors_stay_dense() -> None:
+    sent = push(compression("4bit"), 0)
+    assert [type(payload).__name__ for part in sorted(sent) for payload in sent[part]] == [
+        "DensePayload",
+        *["QuantizedPayload"] * 3,
+    ]
+
+
+def test_a_worker_that_leaves_hands_over_what_it_holds_of_all_parts() -> None:
+    """Also of those that are another worker's now, whose gradient is not its to send."""
     subject = compression("topk:ratio=8")
     push(subject, 0, 0, 2)
     push(subject, 1, 1, 2)
-    sent, header = push(subject, 2, 1, 2, leaving=True)
-    assert header == (0, 0)
-    assert [payload.elements for payload in sent.payloads] == [99, 11]
+    held = subject.ledger.residual.clone()
+    sent = push(subject, 2, 1, 2, leaving=True)
+    assert sent.keys() == {*range(len(PLAN.parts))}
+    assert all(isinstance(payload, DensePayload) for payloads in sent.values() for payload in payloads)
     assert subject.ledger.empty
+    gradient = torch.cat([each.reshape(-1) for each in gradients(2)])
+    for part, payloads in sent.items():
+        bounds = slice(PLAN.parts[part].start, PLAN.parts[part].end)
+        expected = held[bounds] + (gradient[bounds] if part in PLAN.slice(1, 2) else 0)
+        np.testing.assert_array_equal(np.concatenate([*map(decode, payloads)]), expected.numpy())
 
 
-@pytest.mark.parametrize("stragglers", [0, 1])
-def test_only_a_push_that_others_may_make_superfluous_keeps_the_state_of_before_it(stragglers: int) -> None:
-    given = Assignment(id=1, version=0, stragglers=stragglers)
-    sent, _ = compression("4bit").compress(given, gradients(0), 8, rank=0, version=0, step=0, leaving=False)
-    assert (sent.before is not None) == bool(stragglers)
+@pytest.mark.parametrize(("stragglers", "slices"), [(0, 0), (1, 0), (0, 2)])
+def test_only_a_push_that_others_may_make_superfluous_keeps_the_state_of_before_it(
+    stragglers: int, slices: int
+) -> None:
+    given = Assignment(id=1, version=0, stragglers=stragglers, slices=slices)
+    subject = compression("4bit")
+    before = begun(subject, given, gradients(0)).commit(undoable=subject.undoable(given))
+    assert (before is not None) == bool(stragglers or slices)

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from gradwire.compressors import divide
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
+from gradwire.proto.transfer import PLAN, part_transfer
 from gradwire.proto.wire import decode_envelope
 from gradwire.worker.session.outgoing import Outgoing, Transfer
 
@@ -17,81 +19,221 @@ HELLO = m.Hello(job="j", worker="w", incarnation=1)
 MANIFEST = Manifest((m.Tensor(name="weight", shape=(4,), dtype="float32"),), 8)
 
 
-def transfer(header: m.Push | m.Packet, number: int) -> Transfer:
-    return Transfer(header, number, [np.zeros(16, np.uint8)], 1024)
+PLAN_OF_MODEL = divide([4])
 
 
-def push(seq: int) -> Transfer:
-    return transfer(m.Push(seq=seq, assignment=1, base_version=0, samples=1, tensors=()), seq)
+def transfer(header: m.Part | m.Packet, number: int, size: int = 16) -> Transfer:
+    return Transfer(header, number, [np.zeros(size, np.uint8)], 1024)
+
+
+def part(seq: int, number: int = 0, size: int = 16) -> Transfer:
+    header = m.Part(seq=seq, assignment=1, part=number, plan=PLAN, payloads=())
+    return transfer(header, part_transfer(seq, number), size)
+
+
+def commit(seq: int, parts: int = 1) -> m.Commit:
+    return m.Commit(seq=seq, assignment=1, base_version=0, samples=1, parts=parts, digest=0)
+
+
+def push(outgoing: Outgoing, seq: int, parts: int = 1) -> None:
+    for number in range(parts):
+        outgoing.part(seq, number, part(seq, number))
+    outgoing.commit(commit(seq, parts))
 
 
 def packet(exchange: int) -> Transfer:
     return transfer(m.Packet(exchange=exchange, index=0, elements=4), 1 << 40)
 
 
-async def drained(outgoing: Outgoing) -> list[object]:
-    """The headers of everything that is queued."""
+async def drained(outgoing: Outgoing, most: int = 99) -> list[object]:
+    """The messages that are queued."""
     found: list[object] = []
-    while not outgoing.idle:
+    while not outgoing.idle and len(found) < most:
         try:
-            first, *_ = await asyncio.wait_for(outgoing.next(), 0.01)
+            message = await asyncio.wait_for(outgoing.next(), 0.01)
         except TimeoutError:
             break
-        found.append(decode_envelope(first, "WorkerMessage"))
+        found.append(decode_envelope(message, "WorkerMessage"))
     return found
 
 
-Kinds = Callable[[Outgoing], list[str]]
+Kinds = Callable[..., list[str]]
+Said = Callable[..., list[str]]
+
+
+def described(message: object) -> str:
+    """Its kind; of a push, with its number and the part's."""
+    match message:
+        case m.Part():
+            return f"Part {message.seq}.{message.part}"
+        case m.Commit() | m.Abandon():
+            return f"{type(message).__name__} {message.seq}"
+        case _:
+            return type(message).__name__
+
+
+@pytest.fixture
+def said(kinds: Kinds) -> Said:
+    """What is queued, without chunks; at most so many messages."""
+    return lambda outgoing, most=99: [each for each in kinds(outgoing, most) if each != "Chunk"]
 
 
 @pytest.fixture
 def kinds() -> Iterator[Kinds]:
-    """What is queued, by kind; always on the same event loop."""
+    """What is queued; always on the same event loop."""
     with asyncio.Runner() as runner:
-        yield lambda outgoing: [type(each).__name__ for each in runner.run(drained(outgoing))]
+        yield lambda outgoing, most=99: [described(each) for each in runner.run(drained(outgoing, most))]
 
 
-def test_a_new_stream_hears_everything_that_is_still_true(kinds: Kinds) -> None:
+def test_a_new_stream_hears_everything_that_is_still_true(said: Said) -> None:
     outgoing = Outgoing()
-    outgoing.ready(MANIFEST)  # before there is a stream
-    outgoing.push(push(1))
-    outgoing.push(push(2))
+    outgoing.ready(MANIFEST, PLAN_OF_MODEL)  # before there is a stream
+    push(outgoing, 1, parts=2)
+    push(outgoing, 2)
     outgoing.report(m.Evaluation(version=1, epoch=1, metrics={}))
+    open_pushes = ["Part 1.0", "Part 1.1", "Commit 1", "Part 2.0", "Commit 2"]
     for _ in range(2):
         outgoing.begin(HELLO)
-        assert kinds(outgoing) == ["Hello", "Ready", "Evaluation", "Push", "Push"]
+        assert said(outgoing) == ["Hello", "Ready", "Evaluation"]
+        outgoing.welcome(())
+        assert said(outgoing) == open_pushes
         outgoing.end()
     outgoing.settle(1)
     outgoing.begin(HELLO)
-    assert kinds(outgoing) == ["Hello", "Ready", "Evaluation", "Push"]
+    outgoing.welcome(())
+    assert said(outgoing) == ["Hello", "Ready", "Evaluation", "Part 2.0", "Commit 2"]
 
 
-def test_what_is_sent_once_is_lost_with_its_stream(kinds: Kinds) -> None:
+def test_the_server_has_to_say_first_what_it_has_of_open_pushes(said: Said) -> None:
+    """What is pushed until then goes out with the rest, once."""
+    outgoing = Outgoing()
+    outgoing.begin(HELLO)
+    outgoing.part(1, 0, part(1, 0))
+    outgoing.resend(1, 0)
+    assert said(outgoing) == ["Hello"]
+    outgoing.part(1, 1, part(1, 1))
+    outgoing.welcome(())
+    outgoing.part(1, 2, part(1, 2))
+    outgoing.commit(commit(1, 3))
+    assert said(outgoing) == ["Part 1.0", "Part 1.1", "Part 1.2", "Commit 1"]
+
+
+def test_what_the_server_has_is_not_sent_again(said: Said) -> None:
+    """The commit is, which is small and may have been lost."""
+    outgoing = Outgoing()
+    for seq in (4, 5, 6):
+        push(outgoing, seq, parts=3)
+    outgoing.part(7, 0, part(7))
+    outgoing.begin(HELLO)
+    stored = {4: (0, 2), 5: (0, 1, 2), 7: (0,)}
+    outgoing.welcome([m.Stored(seq=seq, parts=parts) for seq, parts in stored.items()])
+    assert said(outgoing) == [
+        "Hello",
+        *("Part 4.1", "Commit 4"),
+        "Commit 5",
+        *("Part 6.0", "Part 6.1", "Part 6.2", "Commit 6"),
+    ]
+
+
+def test_a_push_that_only_the_server_knows_is_abandoned(said: Said) -> None:
+    """It was abandoned while there was no stream, or on one that broke."""
+    outgoing = Outgoing()
+    outgoing.part(1, 0, part(1))
+    outgoing.abandon(1)
+    push(outgoing, 2)
+    outgoing.begin(HELLO)
+    outgoing.welcome((m.Stored(seq=1, parts=(0,)), m.Stored(seq=2, parts=())))
+    assert said(outgoing) == ["Hello", "Abandon 1", "Part 2.0", "Commit 2"]
+
+
+def test_a_damaged_part_is_sent_again_by_itself_and_a_damaged_push_whole(said: Said) -> None:
+    outgoing = Outgoing()
+    outgoing.begin(HELLO)
+    outgoing.welcome(())
+    push(outgoing, 1, parts=2)
+    assert len(said(outgoing)) == 4
+    outgoing.resend(1, 1)
+    assert said(outgoing) == ["Part 1.1"]
+    outgoing.resend(1, None)
+    assert said(outgoing) == ["Part 1.0", "Part 1.1", "Commit 1"]
+    outgoing.resend(1, 9)
+    outgoing.settle(1)
+    outgoing.resend(1, None)
+    outgoing.resend(1, 0)
+    assert said(outgoing) == []
+
+
+def test_it_is_the_same_bytes_that_go_out_again() -> None:
+    async def run() -> None:
+        outgoing, sent = Outgoing(), list[list[bytes]]()
+        data = np.arange(3000, dtype=np.uint16).view(np.uint8)
+        header = m.Part(seq=1, assignment=1, part=0, plan=PLAN, payloads=())
+        outgoing.part(1, 0, Transfer(header, part_transfer(1, 0), [data], 1024))
+        for _ in range(2):
+            outgoing.begin(HELLO)
+            outgoing.welcome(())
+            sent.append([await outgoing.next() for _ in range(8)])
+            outgoing.end()
+        assert sent[0] == sent[1]
+
+    asyncio.run(run())
+
+
+def test_what_is_short_overtakes_the_chunks_of_a_transfer(kinds: Kinds) -> None:
+    outgoing = Outgoing()
+    outgoing.begin(HELLO)
+    outgoing.welcome(())
+    outgoing.part(1, 0, part(1, 0, 3000))
+    outgoing.part(1, 1, part(1, 1))
+    outgoing.commit(commit(1, 2))
+    assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
+    outgoing.beat("computing")
+    outgoing.report(m.Evaluation(version=1, epoch=1, metrics={}))
+    assert kinds(outgoing) == [
+        *("Heartbeat", "Evaluation"),
+        *("Chunk", "Chunk", "Part 1.1", "Chunk", "Commit 1"),  # in the order in which they came
+    ]
+
+
+def test_a_stream_that_breaks_in_a_transfer_leaves_nothing_for_the_next(kinds: Kinds) -> None:
+    outgoing = Outgoing()
+    outgoing.begin(HELLO)
+    outgoing.welcome(())
+    outgoing.part(1, 0, part(1, 0, 3000))
+    outgoing.part(1, 1, part(1, 1))
+    assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
+    outgoing.beat("computing")
+    outgoing.end()
+    outgoing.begin(HELLO)
+    assert kinds(outgoing) == ["Hello"]
+    outgoing.welcome((m.Stored(seq=1, parts=(1,)),))
+    assert kinds(outgoing) == ["Part 1.0", "Chunk", "Chunk", "Chunk"]
+
+
+def test_what_is_sent_once_is_lost_with_its_stream(said: Said) -> None:
     outgoing = Outgoing()
     outgoing.send(packet(1))
     outgoing.begin(HELLO)
     outgoing.send(packet(1))
-    assert kinds(outgoing) == ["Hello", "Packet"]
+    assert said(outgoing) == ["Hello", "Packet"]
 
 
-def test_packets_of_an_exchange_that_was_given_up_do_not_go_out(kinds: Kinds) -> None:
+def test_packets_of_an_exchange_that_was_given_up_do_not_go_out(said: Said) -> None:
     outgoing = Outgoing()
     outgoing.begin(HELLO)
     outgoing.send(packet(1))
     outgoing.send(packet(2))
     outgoing.exchange = 2
-    assert kinds(outgoing) == ["Hello", "Packet"]
+    assert said(outgoing) == ["Hello", "Packet"]
 
 
-@pytest.mark.parametrize("busy", [False, True])
-def test_a_heartbeat_goes_out_only_where_nothing_else_does(busy: bool, kinds: Kinds) -> None:
+def test_a_heartbeat_goes_out_where_there_is_a_stream(said: Said) -> None:
     outgoing = Outgoing()
     outgoing.beat("computing")  # to nobody
     outgoing.begin(HELLO)
-    if not busy:
-        assert kinds(outgoing) == ["Hello"]
+    assert said(outgoing) == ["Hello"]
     outgoing.beat("computing")
-    assert kinds(outgoing) == (["Hello"] if busy else ["Heartbeat"])
+    assert said(outgoing) == ["Heartbeat"]
 
 
 def test_it_is_idle_when_everything_has_been_written() -> None:

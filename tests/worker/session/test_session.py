@@ -17,6 +17,7 @@ from gradwire.compressors import (
     NonFiniteGradient,
     decode,
 )
+from gradwire.compressors.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.worker.metrics import Metrics
@@ -25,14 +26,14 @@ from gradwire.worker.session.connection import Connection
 from gradwire.worker.session.pushing import Pushing
 from gradwire.worker.session.receiving import Received, ReceivedPacket
 from gradwire.worker.session.replica import Replica
-from gradwire.worker.session.session import Session
+from gradwire.worker.session.session import MAX_RESENDS, Session
 
 ELEMENTS = 35
 
 
-def session(script: Script, compressor: str = "topk:ratio=8") -> Session:
+def session(script: Script, compressor: str = "topk:ratio=8", *, model: nn.Module | None = None) -> Session:
     torch.manual_seed(1)
-    replica = Replica(nn.Linear(6, 5), 64)
+    replica = Replica(model or nn.Linear(6, 5), 64, part_bytes=4 * ALIGNMENT)
     specs = replica.manifest.specs
     compression = Compression(ModelCompressor(specs, compressor, LayerRule(), 1, 0, plan=replica.plan))
     return Session(cast("Connection", script), replica, compression, Metrics(compressor), initialize=True)
@@ -68,9 +69,9 @@ def accepted(seq: int) -> m.Outcome:
     return m.Outcome(seq=seq, decision=m.Decision.ACCEPTED, version=seq)
 
 
-def refused(seq: int, reason: Reason) -> m.Outcome:
+def refused(seq: int, reason: Reason, part: int | None = None) -> m.Outcome:
     why = Refusal(reason=reason, message="no")
-    return m.Outcome(seq=seq, decision=m.Decision.REFUSED, refusal=why)
+    return m.Outcome(seq=seq, decision=m.Decision.REFUSED, refusal=why, part=part)
 
 
 def decoded(script: Script, place: int) -> np.ndarray[Any, Any]:
@@ -141,6 +142,96 @@ def test_updates_are_applied_by_next_and_by_nothing_else() -> None:
     given = subject.next(0)
     assert given is not None
     assert given.version == 2
+
+
+def in_parts(script: Script) -> tuple[Session, list[torch.Tensor]]:
+    """Of a model in four parts, and gradients of it."""
+    subject = session(script, model=nn.Linear(100, 100))
+    subject.begin()
+    return subject, [torch.randn(100, 100), torch.randn(100)]
+
+
+def test_parts_leave_before_the_push_counts() -> None:
+    script = Script()
+    subject, given = in_parts(script)
+    pushing = subject.begin_step(assignment(1), 4, rank=0, version=0, step=0)
+    pushing.add(1, given[1])
+    assert [*script.parts] == [(1, 0)]
+    pushing.add(0, given[0])
+    assert [*script.parts] == [(1, part) for part in range(4)]
+    assert all(header.assignment == 1 for header, _ in script.parts.values())
+    assert (script.pushed, subject.open_pushes) == ([], 0)
+    assert subject.commit(pushing, 0.5)
+    ((commit, payloads),) = script.pushed
+    assert (commit.seq, commit.parts, commit.samples, subject.open_pushes) == (1, 4, 4, 1)
+    assert sum(payload.elements for payload in payloads) == 10_100
+
+
+def test_a_damaged_part_is_sent_again_and_nothing_else() -> None:
+    """Whether the push has been committed by then or not, and not for ever."""
+    script = Script(refused(1, Reason.CHECKSUM, 2), refused(1, Reason.CHUNK, 3), accepted(1))
+    subject, given = in_parts(script)
+    pushing = begun(subject, assignment(1), given)
+    subject.next(0)
+    subject.commit(pushing, 0.5)
+    subject.next(0)
+    assert script.resent == [(1, 2), (1, 3)]
+    assert subject.open_pushes == 1
+    subject.next(0)
+    assert subject.open_pushes == 0
+    script.messages = [refused(2, Reason.CHECKSUM, 0)] * (MAX_RESENDS + 1)
+    begun(subject, assignment(2), given)
+    for _ in range(MAX_RESENDS):
+        subject.next(0)
+    with pytest.raises(Refused):
+        subject.next(0)
+    assert len(script.resent) == 2 + MAX_RESENDS
+
+
+def test_any_other_refusal_of_a_part_that_is_being_made_is_raised() -> None:
+    script = Script(refused(1, Reason.PAYLOAD, 2))
+    subject, given = in_parts(script)
+    begun(subject, assignment(1), given)
+    with pytest.raises(Refused):
+        subject.next(0)
+
+
+def test_what_is_said_of_an_abandoned_push_is_passed_over() -> None:
+    script = Script(refused(1, Reason.PAYLOAD), refused(1, Reason.CHECKSUM, 0))
+    subject, given = in_parts(script)
+    subject.abandon(begun(subject, assignment(1), given))
+    assert residual(subject).max() == 0
+    for _ in range(2):
+        assert subject.next(0) is None
+    assert (script.abandoned, script.resent, script.pushed) == ([1], [], [])
+
+
+def test_an_assignment_is_held_until_its_version_is_whole() -> None:
+    script = Script()
+    subject, _ = in_parts(script)
+    later, last = updates(subject.replica, 1), updates(subject.replica, 2)
+    script.messages = [later[0], assignment(1, 2), *later[1:], *last]
+    for _ in range(8):
+        assert subject.next(0) is None
+    given = subject.next(0)
+    assert given is not None
+    assert (given.version, subject.replica.version) == (2, 2)
+    assert script.at == [1, 2]
+    script.messages = [assignment(2, 2), *updates(subject.replica, 3), assignment(3, 9, finished=True)]
+    assert subject.next(0) is not None  # it is there already
+    for _ in range(4):
+        assert subject.next(0) is None
+    assert subject.next(0) is not None  # whatever the version, to leave
+
+
+def test_an_assignment_that_waits_gives_way_to_the_next() -> None:
+    script = Script()
+    subject, _ = in_parts(script)
+    script.messages = [assignment(1, 1), assignment(2, 1), *updates(subject.replica, 1)]
+    found = [subject.next(0) for _ in range(6)]
+    assert found[:5] == [None] * 5
+    assert found[5] is not None
+    assert found[5].id == 2
 
 
 def test_an_assignment_is_new_until_it_is_answered() -> None:

@@ -1,0 +1,132 @@
+"""The replica: one buffer in which each part has a version of its own."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from scripted import updates
+from torch import nn
+
+from gradwire.compressors import DenseFormat, DensePayload, divide
+from gradwire.compressors.parts import ALIGNMENT
+from gradwire.proto import messages as m
+from gradwire.proto.transfer import PLAN, payload_header
+from gradwire.worker.session.receiving import Received
+from gradwire.worker.session.replica import Replica
+
+
+def replica() -> Replica:
+    """In four parts, at version 0, all of it 0."""
+    subject = Replica(nn.Linear(100, 100), 8, part_bytes=4 * ALIGNMENT)
+    with torch.no_grad():
+        for parameter in subject.parameters:
+            parameter.zero_()
+    subject.version = 0
+    return subject
+
+
+def values(subject: Replica) -> list[float]:
+    """Of each part, which is all the same."""
+    flat = np.concatenate([value.view(np.float32) for value in subject.values()])
+    found = [set(flat[part.start : part.end].tolist()) for part in subject.plan.parts]
+    assert all(len(each) == 1 for each in found)
+    return [each.pop() for each in found]
+
+
+def wholes(subject: Replica, version: int) -> list[Received]:
+    """Its version as the new value."""
+    return updates(subject, version, [np.full(v.size // 4, version, np.float32) for v in subject.values()])
+
+
+def delta(subject: Replica, version: int, part: int) -> Received:
+    """1 is added, in two payloads."""
+    sizes = 7, subject.plan.parts[part].elements - 7
+    payloads = [
+        DensePayload(format=DenseFormat.FLOAT32, elements=n, data=np.ones(n, np.float32).view(np.uint8))
+        for n in sizes
+    ]
+    headers = tuple(payload_header(payload, m.Content.DELTA) for payload in payloads)
+    return Received(m.Update(version=version, part=part, plan=PLAN, payloads=headers), payloads)
+
+
+def apply(subject: Replica, received: Received) -> None:
+    subject.apply(received.update, received.payloads)
+
+
+@pytest.mark.parametrize("order", [*permutations(range(4))][::5])
+def test_it_is_at_a_version_once_all_parts_are(order: tuple[int, ...]) -> None:
+    subject = replica()
+    for count, part in enumerate(order):
+        assert subject.version == 0
+        assert sum(values(subject)) == count
+        apply(subject, delta(subject, 1, part))
+    assert subject.version == 1
+    assert values(subject) == [1.0] * 4
+
+
+def test_a_part_that_it_has_is_passed_over() -> None:
+    subject = replica()
+    for _ in range(2):
+        apply(subject, delta(subject, 1, 2))
+    apply(subject, wholes(subject, 1)[2])
+    apply(subject, wholes(subject, 0)[2])
+    assert values(subject) == [0.0, 0.0, 1.0, 0.0]
+    for part in (0, 1, 3):
+        apply(subject, delta(subject, 1, part))
+    apply(subject, delta(subject, 1, 0))
+    assert (subject.version, values(subject)) == (1, [1.0] * 4)
+
+
+def test_a_change_of_another_version_than_its_own_is_passed_over() -> None:
+    subject = replica()
+    apply(subject, delta(subject, 2, 1))
+    assert (subject.version, values(subject)) == (0, [0.0] * 4)
+    fresh = Replica(nn.Linear(100, 100), 8, part_bytes=4 * ALIGNMENT)
+    before = [value.tobytes() for value in fresh.values()]
+    apply(fresh, delta(fresh, 1, 1))
+    assert fresh.version is None
+    assert [value.tobytes() for value in fresh.values()] == before
+
+
+@pytest.mark.parametrize("had", [None, 0, 1])
+def test_whole_parts_are_taken_in_at_any_version(had: int | None) -> None:
+    """After a reconnect parts of several versions may be there; a later one of each makes up for that."""
+    subject = replica()
+    if had is None:
+        subject = Replica(nn.Linear(100, 100), 8, part_bytes=4 * ALIGNMENT)
+    if had == 1:
+        apply(subject, delta(subject, 1, 3))
+    for received in wholes(subject, 5):
+        assert subject.version == (None if had is None else 0)
+        apply(subject, received)
+    assert (subject.version, values(subject)) == (5, [5.0] * 4)
+    apply(subject, delta(subject, 6, 0))
+    assert (subject.version, values(subject)) == (5, [6.0, 5.0, 5.0, 5.0])
+
+
+def test_parameters_are_views_of_one_buffer_in_manifest_order() -> None:
+    last = nn.Linear(4, 2)
+    model = nn.Sequential(nn.Linear(3, 4), last)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    subject = Replica(model, 8)
+    extra = torch.arange(5.0)
+    subject.include([("momentum", extra)])
+    assert [each.name for each in subject.manifest.tensors][-1] == "momentum"
+    tensors = [*model.parameters(), extra]
+    assert all(torch.equal(new, old) for new, old in zip(tensors, [*before, torch.arange(5.0)], strict=True))
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    starts = subject.plan.starts[:-1]
+    assert addresses == [addresses[0] + 4 * start for start in starts]
+    with torch.no_grad():
+        last.weight.fill_(3.0)
+        extra.fill_(4.0)
+    assert subject.values()[2].view(np.float32).tolist() == [3.0] * 8
+    assert subject.values()[-1].view(np.float32).tolist() == [4.0] * 5
+
+
+def test_its_plan_is_the_jobs() -> None:
+    subject = Replica(nn.Linear(100, 100), 8, part_bytes=4 * ALIGNMENT, slices=3)
+    assert subject.plan == divide([10_000, 100], 4 * ALIGNMENT, 3)
