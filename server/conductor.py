@@ -85,7 +85,7 @@ class Conductor:
         """What has come of a member's pushes that are not decided on."""
         found = self._arrivals.get((worker, incarnation))
         if found is None:
-            member = self.core.roster.members.get(worker)
+            member = self.core.roster.get((worker, incarnation))  # which may be set aside, and come back
             found = Arrivals(worker, member.last_seq if member is not None else 0)
             self._arrivals[worker, incarnation] = found
         return found
