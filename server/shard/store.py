@@ -78,8 +78,7 @@ class Store:
                 which gradients are being computed. Source: Zheng et al., "Asynchronous Stochastic Gradient
                 Descent with Delay Compensation" (ICML 2017).
             plan: how the model is divided; the default one if None.
-            keep_last: keep a copy of the parameters before each step, to go back to if it fails. Not needed
-                where `replica` is one.
+            keep_last: keep a copy of what every worker has before each step, to go back to if it fails.
         """
         self._aggregation = aggregation
         self._compensation = delay_compensation
@@ -190,14 +189,14 @@ class Store:
             self._refuse(part, step.order.version)
 
     def _before(self) -> torch.Tensor:
-        """What to go back to: the replica if it is apart from the parameters, or a copy that is kept."""
+        """What to go back to: what every worker has. A copy if that is kept: parts of the step may have gone
+        to the workers when another one fails."""
         replica = self._downlink.replica
-        if replica is not self._flat or not self._keep_last:
-            self._last = None
+        if not self._keep_last:
             return replica
         if self._last is None:
             self._last = torch.empty_like(self._flat)
-        return self._last.copy_(self._flat)
+        return self._last.copy_(replica)
 
     @property
     def replica(self) -> Sequence[torch.Tensor]:
