@@ -86,18 +86,23 @@ class Conductor:
         """What has come of a member's pushes that are not decided on."""
         found = self._arrivals.get((worker, incarnation))
         if found is None:
-            member = self.core.roster.members.get(worker)
+            member = self.core.roster.get((worker, incarnation))  # which may be set aside, and come back
             found = Arrivals(worker, member.last_seq if member is not None else 0)
             self._arrivals[worker, incarnation] = found
         return found
 
     def _forget_arrivals(self) -> None:
-        """What members that are gone had not committed."""
-        for worker, incarnation in list(self._arrivals):
-            member = self.core.roster.members.get(worker)
-            if member is None or member.incarnation != incarnation:
-                for seq in self._arrivals.pop((worker, incarnation)).open:
-                    self.shard.drop(e.PushKey(worker, incarnation, seq))
+        """Parts of open pushes of members who are gone; who is set aside may send them again."""
+        roster = self.core.roster
+        for name, arrivals in list(self._arrivals.items()):
+            member = roster.members.get(name[0])
+            if member is not None and member.incarnation == name[1]:
+                continue
+            for seq in arrivals.open:
+                self.shard.drop(e.PushKey(*name, seq))
+                arrivals.forget(seq)
+            if roster.get(name) is None:
+                del self._arrivals[name]
 
     def decide(self, event: e.Event[R]) -> e.Result[R]:
         """The reply to an event, and actions still to be performed. Raises Refused."""

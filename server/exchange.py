@@ -177,6 +177,7 @@ class WorkerCall:
             stream.inbox.begin(part, shard.manifest, shard.plan)
         else:
             stream.inbox.drop(part)
+            self._deliver(stream)  # it may be here from the stream before, which delivers nothing any more
 
     async def _scan(self, stream: WorkerStream, part: m.Part, assembly: Assembly) -> None:
         checked = await asyncio.to_thread(_outcome_of, assembly.finish)

@@ -100,7 +100,7 @@ class Store:
                 which gradients are being computed. Source: Zheng et al., "Asynchronous Stochastic Gradient
                 Descent with Delay Compensation" (ICML 2017).
             plan: how the model is divided; the default one if None.
-            keep_last: keep a copy of the parameters before each step, to go back to if it fails.
+            keep_last: keep a copy of what every worker has before each step, to go back to if it fails.
         """
         self._aggregation = aggregation
         self._compensation = delay_compensation
@@ -134,11 +134,11 @@ class Store:
         pairs = zip(self.manifest.specs, pairwise(self.plan.starts), strict=True)
         return [flat[start:end].view(spec.shape) for spec, (start, end) in pairs]
 
-    def begin(self, version: int, rate_factor: float, *, early: bool = True) -> None:
-        """The parts of another version are to come. early: with `add`."""
+    def begin(self, version: int, rate_factor: float) -> None:
+        """The parts of another version are to come."""
         self._step = Step(version)
         self._optimizer.learning_rate = self._base_rate * rate_factor
-        self._step.before = self._before(early=early)
+        self._step.before = self._before()
 
     def add(self, part: int, shares: Sequence[Share], send: Send) -> None:
         """Step one part, once and for all, before the others. Raises DivergedError, and so does `apply`
@@ -165,7 +165,7 @@ class Store:
             DivergedError: the parameters are no longer finite.
         """
         if self._step is None or self._step.version != order.version:
-            self.begin(order.version, order.rate_factor, early=False)
+            self.begin(order.version, order.rate_factor)
         step, self._step = self._step, None
         assert step is not None
         step.weight, step.base_version = order.weight, order.base_version
@@ -245,14 +245,15 @@ class Store:
             self._refuse(step.version)
         return True
 
-    def _before(self, *, early: bool) -> torch.Tensor:
-        """What to go back to: what every worker has, or a copy where that may not do."""
+    def _before(self) -> torch.Tensor:
+        """What to go back to: what every worker has. A copy if that is kept: parts of the step may have gone to
+        the workers when another one fails."""
         replica = self._downlink.replica
-        if not self._keep_last or (replica is not self._flat and not early):
+        if not self._keep_last:
             return replica
         if self._last is None:
             self._last = torch.empty_like(self._flat)
-        return self._last.copy_(self._flat)
+        return self._last.copy_(replica)
 
     @property
     def replica(self) -> Sequence[torch.Tensor]:

@@ -1,7 +1,10 @@
 """Random histories of a job: the real state machine and store, workers that do anything, and an oracle.
 
-Workers join, leave, crash and come back; their streams break; messages are lost, doubled and overtake each
-other by any time; the clock jumps. After every step the oracle checks what must always hold:
+Workers join, leave, crash and come back; their streams break; the clock jumps. A push is parts and a commit,
+which arrive in any order before those of the next push; what has arrived arrives again at any time. A part is
+damaged, or not valid; a commit is not of what was sent; a push is given up before, between and after its
+parts; a stream ends between any two of them. What takes all this in is the server's own `WorkerCall`, with
+its `Arrivals`, inboxes and shard. After every step the oracle checks what must always hold:
 
     E  every acknowledged push is applied exactly once, in the version that its outcome named; a duplicate
        gets the first outcome; the parameters are, bit for bit, what mean and SGD make of the applied log
@@ -12,6 +15,7 @@ other by any time; the clock jumps. After every step the oracle checks what must
     L  once faults stop, the job finishes; no sample of any epoch has been lost, none applied twice
     C  where members share samples, the weights of what is applied add up, for each sample and each slice, to
        its part of the mean: what slices and codes make of the pushes is the mean, and each sample is in one
+    P  the shard has every part of what it is to apply, and nothing but that and parts of pushes that are open
 
 As a program it runs as many steps as it is told to, over all modes:
 
@@ -24,32 +28,57 @@ import argparse
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from pushes import cut_plan, dense
 from stepping import Refuse, copied, core_of, state, step
 
-from gradwire.compressors import DenseFormat, DensePayload
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
-from gradwire.proto.messages import Assignment, Decision, Outcome, Phase, Tensor
-from gradwire.proto.refusal import Reason
-from gradwire.proto.shares import share
+from gradwire.proto.messages import (
+    Abandon,
+    Assignment,
+    Chunk,
+    Commit,
+    Decision,
+    Outcome,
+    Part,
+    Phase,
+    Tensor,
+)
+from gradwire.proto.refusal import Reason, Refusal, Refused
+from gradwire.proto.transfer import PLAN, Assembly, digest, part_transfer, payload_header
+from gradwire.proto.wire import crc32c
+from gradwire.server.conductor import Conductor
+from gradwire.server.exchange import NO_MEMBER, WorkerCall
 from gradwire.server.job import events as e
 from gradwire.server.job.modes.arrivals import Arrivals
 from gradwire.server.job.modes.registry import parse
 from gradwire.server.job.modes.rounds import Rounds
 from gradwire.server.job.modes.stale import StaleOptions
 from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
-from gradwire.server.shard.store import Store
+from gradwire.server.metrics import Metrics
+from gradwire.server.shard.inbox import Inbox
+from gradwire.server.shard.mean import Push
+from gradwire.server.shard.shard import Shard
+from gradwire.server.shard.store import Encoded, Float32, Store
+from gradwire.server.streams import WorkerStream
 from gradwire.worker.tasks.sharding import coded_parts
 
 LEASE_S = 10.0
 MODEL = b"model"
-ELEMENTS = 3
+DIVIDED = cut_plan((1,), (2, 2), (1,))
+ELEMENTS = DIVIDED.elements
+MANIFEST_OF = tuple(
+    Tensor(name=name, shape=(size,), dtype="float32") for name, size in (("u", 1), ("v", 4), ("w", 1))
+)
+METRICS = Metrics("none")
+DAMAGED = (Reason.CHECKSUM, Reason.CHUNK)
 RATE = 0.01
 NAMES = ("a", "b", "c", "d")
 MODES: dict[str, dict[str, Any]] = {
@@ -69,6 +98,40 @@ MODES: dict[str, dict[str, Any]] = {
 Pick = Callable[[int], int]  # a number below the given one
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A part of a push as it travels. damaged: whether its bytes change on the way."""
+
+    seq: int
+    part: int
+    values: tuple[float, ...]
+    damaged: bool = False
+
+    def messages(self) -> tuple[Part, Chunk]:
+        payload = dense(*self.values)
+        described = (payload_header(payload),)
+        header = Part(seq=self.seq, assignment=0, part=self.part, plan=PLAN, payloads=described)
+        checksum = crc32c((payload.data,)) ^ self.damaged
+        transfer = part_transfer(self.seq, self.part)
+        return header, Chunk(transfer=transfer, offset=0, data=payload.data, crc32c=checksum)
+
+
+Message = Piece | Commit | Abandon
+
+
+@dataclass(slots=True)
+class Sending:
+    """A push without an outcome."""
+
+    assignment: Assignment
+    parts: dict[int, Piece]
+    commit: Commit
+
+    def messages(self, known: Iterable[int] = ()) -> list[Message]:
+        """What the server has to hear of it that knows some parts."""
+        return [*(piece for part, piece in self.parts.items() if part not in known), self.commit]
+
+
 @dataclass(kw_only=True, slots=True)
 class Sim:
     """A worker: what it knows, which may be less than what the server has sent."""
@@ -81,11 +144,50 @@ class Sim:
     assigned: int = 0
     assignments: list[Assignment] = field(default_factory=list[Assignment])  # still to be answered
     seq: int = 0
-    open: dict[int, e.Pushed] = field(default_factory=dict[int, e.Pushed])  # pushes without an outcome
-    sent: list[e.Pushed] = field(default_factory=list[e.Pushed])
+    open: dict[int, Sending] = field(default_factory=dict[int, Sending])
+    stream: WorkerStream | None = None  # the server's end of the last one
+    queue: list[Message] = field(default_factory=list[Message])  # on its way
+    arrived: list[Message] = field(default_factory=list[Message])  # at any time
     evaluation: Assignment | None = None  # still to be done
     report: Assignment | None = None  # the last one done, told again on every new stream
     finished: bool = False
+
+
+class Server(Conductor):
+    """The shell of a world: control has its oracle, and what is to be done is done there."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.core, METRICS, shard=Local())
+        self._world = world
+
+    def decide(self, event: e.Event[Any]) -> e.Result[Any]:
+        return self._world.decide(event)
+
+    def perform(self, actions: Sequence[e.Action]) -> None:
+        self._world.take_in(actions)
+
+
+class Local(Shard):
+    """One without a thread, whose store the world has."""
+
+    def __init__(self) -> None:
+        def build(manifest: Manifest, given: Sequence[Float32]) -> Store:
+            raise NotImplementedError
+
+        super().__init__(build)
+
+    def hold(self, store: Store) -> None:
+        self._store = store
+
+    def take(self, order: e.Apply) -> list[Push]:
+        """As `apply` does."""
+        for each in order.contributions:
+            assert not each.samples or each.key in self._pushes, f"P: nothing is stored of {each.key}"
+        return [self._pushes.pop(each.key) if each.samples else {} for each in order.contributions]
+
+    @property
+    def keys(self) -> list[e.PushKey]:
+        return list(self._pushes)
 
 
 class World:
@@ -111,8 +213,12 @@ class World:
         self.samples, self.epochs = samples, epochs
         self.sims: dict[str, Sim] = {}
         self.incarnations: Counter[str] = Counter()
-        self.wire: list[e.Pushed] = []  # on its way, in no order
-        self.pending: e.Apply | None = None
+        self.server = Server(self)
+        self.shard: Local = self.server.shard  # type: ignore[assignment]
+        self.call = WorkerCall(self.server)
+        self.scans: list[tuple[WorkerStream, Part, Assembly]] = []  # of parts that have come, while they run
+        self.pending: tuple[e.Apply, list[Push]] | None = None
+        self.growing: list[tuple[Sim, WorkerStream | None]] = []  # whose update is on its way already
         self.outcomes: dict[tuple[str, int, int], Outcome] = {}
         self.accepted: dict[str, int] = {}  # label -> version that was named
         self.applied: dict[str, int] = {}
@@ -128,6 +234,7 @@ class World:
         self.given: dict[int, set[str]] = {}  # by version, who was given samples and has not been lost since
         self.gone: set[tuple[int, str]] = set()  # (version, worker) of those that have
         self.late: set[tuple[int, int]] = set()
+        self.decided = 0
         self.newest_clock = -1
         self.steps = 0
         self.store: Store | None = None
@@ -138,11 +245,12 @@ class World:
     def act(self) -> None:
         """One of the things below, each with its own likelihood; sometimes a copy of the core goes on."""
         if self.pick(50) == 0:
-            self.core = copied(self.core, self.given_mode)
+            self.core = self.server.core = copied(self.core, self.given_mode)
+            self.call = WorkerCall(self.server)
         choices: list[tuple[int, Callable[[], None]]] = [
-            (6, self.deliver), (6, self.compute), (5, self.publish), (3, self.come), (4, self.beat),
-            (2, self.wait), (1, self.repeat), (1, self.lose), (1, self.break_stream), (2, self.evaluate),
-            (1, self.reconnect), (1, self.push_nonsense),
+            (9, self.deliver), (6, self.compute), (5, self.publish), (3, self.come), (4, self.beat),
+            (2, self.wait), (1, self.repeat), (1, self.damage), (1, self.break_stream), (2, self.evaluate),
+            (1, self.reconnect), (1, self.push_nonsense), (2, self.scanned),
         ]  # fmt: skip
         if self.pick(8) == 0:
             choices += [(1, self.crash), (1, self.leave), (1, self.jump)]
@@ -173,14 +281,16 @@ class World:
     def initialize(self, sim: Sim) -> None:
         if self.core.phase is not Phase.EMPTY:
             return
-        manifest = Manifest((Tensor(name="w", shape=(ELEMENTS,), dtype="float32"),), self.samples)
+        manifest = Manifest(MANIFEST_OF, self.samples)
         options = parse_optimizer("sgd")
         self.store = Store(
             manifest,
-            [np.zeros(ELEMENTS, np.float32)],
+            [np.zeros(spec.elements, np.float32) for spec in manifest.specs],
             "none",
             lambda parameters: Optimizer(options, parameters, RATE),
+            plan=DIVIDED,
         )
+        self.shard.hold(self.store)
         self.step(
             e.Initialized(
                 worker=sim.name,
@@ -195,13 +305,26 @@ class World:
         actions = self.step(e.Attached(worker=sim.name, incarnation=sim.incarnation))
         sim.attached = not any(isinstance(action, Refuse) for action in actions)
         sim.ready = False
+        if sim.attached:
+            if sim.stream is not None and sim.stream.outbox.ended_with is None:
+                self.end(sim.stream)
+            outbox: Any = SimpleNamespace(sent=[], ended_with=None)
+            outbox.send = outbox.sent.append
+            sim.stream = WorkerStream(sim.name, sim.incarnation, outbox, Inbox(sim.name))
+
+    def end(self, stream: WorkerStream) -> None:
+        """What comes on it from now on can only be parts that were being scanned."""
+        stream.outbox.ended_with = Refusal(reason=Reason.FENCED, message="another stream")
 
     def prepare(self, sim: Sim) -> None:
-        """Say that it is ready, and send again what has no outcome."""
+        """Say that it is ready, and send again what has no outcome, but for what the server has of it."""
         if not sim.attached:
             return
         sim.ready = True
-        self.wire += sim.open.values()
+        stored = {each.seq: each.parts for each in self.server.arrivals(sim.name, sim.incarnation).stored}
+        sim.queue = [Abandon(seq=seq) for seq in stored.keys() - sim.open.keys()]
+        for seq, sending in sorted(sim.open.items()):
+            sim.queue += sending.messages(known=stored.get(seq, ()))
         self.step(
             e.Prepared(
                 worker=sim.name,
@@ -222,18 +345,40 @@ class World:
 
     def break_stream(self) -> None:
         if sim := self.any_sim():
+            self.arrive_in_part(sim)
             sim.attached = sim.ready = False
             self.step(e.Detached(worker=sim.name, incarnation=sim.incarnation))
 
     def crash(self) -> None:
-        """The process is gone; what it sent may still arrive. The server finds out later."""
+        """The process is gone; some of what it sent still arrives. The server finds out later."""
         if sim := self.any_sim():
-            del self.sims[sim.name]
+            self.arrive_in_part(sim)
+            self.sims.pop(sim.name, None)
             self.step(e.Detached(worker=sim.name, incarnation=sim.incarnation))
+
+    def arrive_in_part(self, sim: Sim) -> None:
+        """So much of what is on its way still arrives."""
+        if sim.attached:
+            for _ in range(self.pick(len(sim.queue) + 1)):
+                if sim.queue and sim.attached:
+                    self.next_of(sim)
+        sim.queue.clear()
+
+    def scanned(self) -> None:
+        """The scan of a part has come to its end, perhaps long after its stream has."""
+        if self.scans:
+            stream, part, assembly = self.scans.pop(self.pick(len(self.scans)))
+            sim = self.sims.get(stream.worker)
+            if sim is not None and sim.stream is not stream:
+                self.end(stream)
+            finish = (part, assembly.checksum, assembly.finish)
+            self.arrive(stream, part, lambda: self.call._store(stream, *finish))  # pyright: ignore[reportPrivateUsage]
 
     def leave(self) -> None:
         if sim := self.any_sim():
-            del self.sims[sim.name]
+            self.arrive_in_part(sim)
+            if self.sims.pop(sim.name, None) is None:
+                return
             self.gone.add((self.core.version, sim.name))
             self.given.get(self.core.version, set()).discard(sim.name)
             self.step(e.Left(worker=sim.name, incarnation=sim.incarnation, failed=False, reason="told to"))
@@ -243,47 +388,80 @@ class World:
         if busy:
             self.answer(busy[self.pick(len(busy))])
 
-    def answer(self, sim: Sim) -> None:
-        """Push for the assignment; sometimes nothing came of the step."""
+    def answer(self, sim: Sim, *, faults: bool = True) -> None:
+        """Push for the assignment; sometimes nothing came of the step, or it is given up, or is not valid."""
         assignment = sim.assignments.pop(0)
         sim.seq += 1
         samples = len(computed(assignment)) if self.pick(10) else 0
-        push = e.Pushed(
-            worker=sim.name,
-            incarnation=sim.incarnation,
+        parts: dict[int, Piece] = {}
+        if samples:
+            gradient = values(f"{sim.name}/{sim.incarnation}/{sim.seq}").tolist()
+            for part in sorted(parts_of(assignment)):
+                bounds = DIVIDED.parts[part]
+                parts[part] = Piece(sim.seq, part, tuple(gradient[bounds.start : bounds.end]))
+        fault = self.pick(12) if faults else -1
+        if fault == 0 and parts:
+            part = list(parts)[self.pick(len(parts))]
+            parts[part] = replace(parts[part], values=tuple(float("nan") for _ in parts[part].values))
+        checksums = {part: crc32c((dense(*piece.values).data,)) for part, piece in parts.items()}
+        commit = Commit(
             seq=sim.seq,
             assignment=assignment.id,
             base_version=assignment.version,
             samples=samples,
             loss=1.0 + self.pick(100) / 100,
-            slice=assignment.slice,
-            slices=assignment.slices,
+            parts=len(parts),
+            digest=digest(checksums),
         )
-        self.pushes[label(push.key)] = push
-        sim.open[sim.seq] = push
-        sim.sent.append(push)
+        sending = Sending(assignment, parts, commit)
+        messages = sending.messages()
+        if fault == 1:
+            messages = [*messages[: self.pick(len(messages))], Abandon(seq=sim.seq)]
+            sim.assignments.insert(0, assignment)  # to be answered by the next push
+        else:
+            sim.open[sim.seq] = sending
         if sim.attached:
-            self.wire.append(push)
+            if fault == 2 and parts:  # its commit is not of what it sent, and then comes once more
+                messages[-1] = replace(commit, digest=commit.digest ^ 1)
+            sim.queue += messages
 
     def deliver(self) -> None:
-        """Some message arrives, not necessarily the oldest."""
-        if self.wire:
-            self.arrive(self.wire.pop(self.pick(len(self.wire))))
+        """Some messages of a worker arrive."""
+        for _ in range(1 + self.pick(4)):
+            busy = [sim for sim in self.sims.values() if sim.queue and sim.attached]
+            if busy:
+                self.next_of(busy[self.pick(len(busy))])
+
+    def next_of(self, sim: Sim) -> None:
+        """Of one push any message comes first; a later push does not overtake it."""
+        same = 1
+        while same < len(sim.queue) and seq_of(sim.queue[same]) == seq_of(sim.queue[0]):
+            same += 1
+        message = sim.queue.pop(self.pick(same))
+        sim.arrived.append(message)
+        assert sim.stream is not None
+        self.receive(sim.stream, message)
 
     def repeat(self) -> None:
-        """A copy of anything ever sent arrives."""
-        senders = [sim for sim in self.sims.values() if sim.sent]
+        """A copy of anything that ever arrived arrives."""
+        senders = [sim for sim in self.sims.values() if sim.arrived and sim.stream is not None]
         if senders:
-            sent = senders[self.pick(len(senders))].sent
-            self.arrive(sent[self.pick(len(sent))])
+            sim = senders[self.pick(len(senders))]
+            assert sim.stream is not None
+            self.receive(sim.stream, sim.arrived[self.pick(len(sim.arrived))])
 
-    def lose(self) -> None:
-        if self.wire:
-            self.wire.pop(self.pick(len(self.wire)))
+    def damage(self) -> None:
+        """A part is changed on its way."""
+        for sim in self.sims.values():
+            for place, message in enumerate(sim.queue):
+                if isinstance(message, Piece) and self.pick(3) == 0:
+                    sim.queue[place] = replace(message, damaged=True)
+                    return
 
     def push_nonsense(self) -> None:
         """A push that no worker of ours would send."""
-        if sim := self.any_sim():
+        sim = self.any_sim()
+        if sim is not None and not sim.open:
             push = e.Pushed(
                 worker=sim.name,
                 incarnation=sim.incarnation - self.pick(2),
@@ -296,7 +474,7 @@ class World:
             actions = step(self.core, push, self.now)
             if any(isinstance(action, Refuse) for action in actions):
                 self.unchanged(before)
-            else:  # refused as stale: it has used up a seq, as a push of the worker's own
+            elif push.incarnation == sim.incarnation:  # refused as stale: it has used up a seq, as its own
                 (outcome,) = [action.outcome for action in actions if isinstance(action, e.Decided)]
                 assert outcome.decision is Decision.REFUSED
                 sim.seq = push.seq
@@ -306,13 +484,22 @@ class World:
 
     def publish(self) -> None:
         """What was to be applied has been."""
-        apply = self.pending
-        if apply is None:
+        if self.pending is None:
             return
-        self.pending = None
+        (apply, pushes), self.pending = self.pending, None
         assert self.store is not None
-        self.store.apply(apply, [[payload(each)] for each in apply.contributions])
+        for each, push in zip(apply.contributions, pushes, strict=True):
+            given = self.pushes[label(each.key)]
+            wanted = parts_of(self.assignments[given.assignment]) if given.samples else frozenset()
+            assert push.keys() == wanted, f"P: {each.key} is applied with parts {sorted(push)}"
+        sent: list[Encoded] = []
+        self.store.apply(apply, pushes, sent.append)
+        assert len(sent) == len(DIVIDED.parts)
         self.check_applied(apply)
+        for sim, stream in self.growing:
+            if sim.attached and sim.stream is stream:
+                sim.version = apply.version
+        self.growing = []
         self.step(e.Published(version=apply.version))
 
     def evaluate(self) -> None:
@@ -343,61 +530,117 @@ class World:
 
     def wait(self) -> None:
         self.now += 0.01 * (1 + self.pick(200))
-        self.step(e.Tick())
+        self.tick()
 
     def jump(self) -> None:
         """The server was asleep: every lease is over."""
         self.now += LEASE_S * (1 + self.pick(3))
+        self.tick()
+
+    def tick(self) -> None:
         self.step(e.Tick())
+        self.server._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+        self.check_stored()
 
     def any_sim(self) -> Sim | None:
         return list(self.sims.values())[self.pick(len(self.sims))] if self.sims else None
 
     # ---- the server, and what it sends
 
-    def arrive(self, push: e.Pushed) -> None:
-        identity = (push.worker, push.incarnation, push.seq)
-        before = self.state() if self.pick(4) == 0 else None  # which takes longer than all else
-        member = self.core.roster.members.get(push.worker)
-        live = member is not None and member.incarnation == push.incarnation
-        remembered = live and push.seq > member.last_seq - OUTCOMES_PER_MEMBER if member else False
-        actions = self.step(push)
-        answers = [action.outcome for action in actions if isinstance(action, e.Decided)]
-        if not answers:
-            self.unchanged(before)
-            assert not (remembered and identity in self.outcomes), (
-                f"E: the outcome of {identity} is forgotten"
-            )
-            refused = next(action.refusal for action in actions if isinstance(action, Refuse))
-            assert refused.message, "a refusal says why"
-            return
-        (outcome,) = answers
-        first = self.outcomes.setdefault(identity, outcome)
-        assert outcome == first, f"E: a duplicate of {identity} got {outcome}, the first one {first}"
-        sim = self.sims.get(push.worker)
-        if sim is not None and sim.incarnation == push.incarnation and sim.attached and self.pick(10):
-            sim.open.pop(push.seq, None)  # otherwise the answer is lost on its way
+    def receive(self, stream: WorkerStream, message: Message) -> None:
+        self.arrive(stream, message, lambda: self.hand_over(stream, message))
 
-    def step(self, event: e.Event[Any]) -> list[Any]:
+    def arrive(self, stream: WorkerStream, message: Message | Part, taking: Callable[[], None]) -> None:
+        """Have the server take in a message, and the worker its answers."""
+        identity = (*stream.id, seq_of(message))
+        before = self.state() if self.pick(16) == 0 else None  # which takes longer than all else
+        known, decided = self.outcomes.get(identity), self.decided
+        member = self.core.roster.members.get(stream.worker)
+        live = member is not None and member.incarnation == stream.incarnation
+        remembered = member is not None and identity[2] > member.last_seq - OUTCOMES_PER_MEMBER
+        outbox: Any = stream.outbox
+        outbox.sent.clear()
+        try:
+            taking()
+        except Refused as refused:
+            if refused.refusal.reason not in NO_MEMBER:
+                raise AssertionError(f"the stream ends: {refused}") from None
+            self.end(stream)
+            sim = self.sims.get(stream.worker)
+            if sim is not None and sim.stream is stream:
+                sim.attached = sim.ready = False
+        if self.decided == decided:
+            self.unchanged(before)
+        answers: list[Outcome] = list(outbox.sent)
+        if isinstance(message, Commit) and known is not None and live and remembered:
+            assert answers == [known], f"E: {identity} got {answers}, and first {known}"
+        for outcome in answers:
+            assert outcome.refusal is None or outcome.refusal.message, "a refusal says why"
+            self.hear(stream, outcome)
+        self.check_stored()
+
+    def hand_over(self, stream: WorkerStream, message: Message) -> None:
+        """As the reader of a stream does. Nothing so small is waited for."""
+        if isinstance(message, Commit):
+            self.call._committed(stream, message)  # pyright: ignore[reportPrivateUsage]
+        elif isinstance(message, Abandon):
+            self.call._abandoned(stream, message)  # pyright: ignore[reportPrivateUsage]
+        elif self.pick(6) == 0 and not message.damaged:  # as if it were large
+            header, chunk = message.messages()
+            self.call._begin(stream, header)  # pyright: ignore[reportPrivateUsage]
+            if stream.inbox.current is header:
+                stream.inbox.add(chunk)
+                complete = stream.inbox.take()
+                assert complete is not None
+                self.scans.append((stream, *complete))
+        else:
+            for each in message.messages():
+                taking = self.call._take(stream, each)  # pyright: ignore[reportPrivateUsage]
+                try:
+                    taking.send(None)
+                except StopIteration:
+                    continue
+                raise AssertionError("a small part was waited for")
+
+    def hear(self, stream: WorkerStream, outcome: Outcome) -> None:
+        """A worker gets an answer, unless it is lost on its way."""
+        sim = self.sims.get(stream.worker)
+        if sim is None or sim.stream is not stream or not sim.attached or self.pick(10) == 0:
+            return
+        sending = sim.open.get(outcome.seq)
+        if sending is None:
+            return
+        if outcome.refusal is None or outcome.refusal.reason in (Reason.STALE, Reason.REDUNDANT):
+            del sim.open[outcome.seq]
+        elif outcome.refusal.reason in DAMAGED:
+            sim.queue += sending.messages() if outcome.part is None else [sending.parts[outcome.part]]
+        else:
+            assert outcome.refusal.reason is Reason.NON_FINITE, outcome
+            del sim.open[outcome.seq]
+            sim.assignments.insert(0, sending.assignment)
+
+    def decide(self, event: e.Event[Any]) -> e.Result[Any]:
+        """What control says. Raises Refused."""
         push = event if isinstance(event, e.Pushed) else None
         accepted = self.core.accepted_pushes
-        decided = accepted + self.core.stale_pushes
+        before = accepted + self.core.stale_pushes
         member = self.core.roster.members.get(push.worker) if push else None
         clock = member.clock if member is not None else None
-        actions: list[Any] = step(self.core, event, self.now)
         self.steps += 1
-        if push is not None and self.core.accepted_pushes + self.core.stale_pushes > decided:
+        result = self.core.step(event, self.now)
+        if push is not None and self.core.accepted_pushes + self.core.stale_pushes > before:
+            self.decided += 1
+            self.pushes[label(push.key)] = push
             samples = self.ranges.get(push.assignment, [])
             self.answered.update(samples)
-            (answer,) = [action.outcome for action in actions if isinstance(action, e.Decided)]
+            answer: Outcome = result.reply.outcome
             redundant = answer.refusal is not None and answer.refusal.reason is Reason.REDUNDANT
             if not redundant and (answer.refusal is not None or not push.samples):
                 self.excused.update(samples)
             if self.core.accepted_pushes > accepted:
                 name = label(push.key)
                 assert name not in self.accepted, f"E: {name} was accepted twice"
-                (outcome,) = [action.outcome for action in actions if isinstance(action, e.Decided)]
-                self.accepted[name] = outcome.version
+                self.accepted[name] = answer.version
                 if not self.core.mode.shares_samples:
                     self.covered.update(samples)
                 bound = self.bound
@@ -405,7 +648,23 @@ class World:
                     behind = self.newest_clock - clock
                     assert behind <= bound, f"S: {name} is {behind} clocks behind"
                     self.newest_clock = max(self.newest_clock, clock)
-        self.take_in(actions)
+        if push is not None:
+            identity = (push.worker, push.incarnation, push.seq)
+            first = self.outcomes.setdefault(identity, result.reply.outcome)
+            assert result.reply.outcome == first, f"E: a duplicate of {identity} got another outcome"
+        return result
+
+    def step(self, event: e.Event[Any]) -> list[Any]:
+        try:
+            result = self.decide(event)
+        except Refused as refused:
+            return [Refuse(refused.refusal)]
+        self.take_in(result.actions)
+        answer: Any = result.reply
+        return [*([] if answer is None else [answer]), *result.actions]
+
+    def take_in(self, actions: Sequence[Any]) -> None:
+        self.perform(actions)
         if self.core.phase is Phase.RUNNING:
             # What is computed for rounds that have closed, when the last version is complete.
             works = [each.work for each in self.core.roster.members.values()]
@@ -413,16 +672,19 @@ class World:
             self.late = {sample for work in late for sample in samples_of(work.assignment)}
         for each in self.core.roster.members.values():
             assert len(each.outcomes) <= OUTCOMES_PER_MEMBER, "M"
-        return actions
 
-    def take_in(self, actions: Sequence[Any]) -> None:
+    def perform(self, actions: Sequence[Any]) -> None:
         for action in actions:
             match action:
                 case e.Apply():
                     assert self.pending is None, "applied two at a time"
                     ranks = [each.rank for each in action.contributions]
                     assert ranks == sorted(set(ranks)), "rank order"
-                    self.pending = action
+                    self.pending = action, self.shard.take(action)
+                    members = [sim for name in action.members if (sim := self.sims.get(name)) is not None]
+                    self.growing = [(sim, sim.stream) for sim in members if sim.ready]
+                case e.Drop():
+                    self.shard.drop(action.key)
                 case e.Assign():
                     self.assign(action)
                 case e.Lost():
@@ -479,8 +741,8 @@ class World:
         for each in given:
             total = sum(other.samples for other in given if other.slice == each.slice)
             weight = each.samples / total * apply.weight if each.weight is None else each.weight
-            start, end = share(ELEMENTS, each.slice, max(1, each.slices))
-            gradient[start:end] += np.float32(weight) * values(label(each.key))[start:end]
+            held = elements_of(self.assignments[self.pushes[label(each.key)].assignment])
+            gradient[held] += np.float32(weight) * values(label(each.key))[held]
         if self.core.mode.shares_samples:
             self.check_shared(given)
         if given:
@@ -491,14 +753,13 @@ class World:
             assert self.accepted.get(name) == apply.version, f"E: {name} is in another version than was said"
             self.applied[name] = apply.version
         assert self.store is not None
-        (parameters,) = self.store.values()
-        assert parameters.tobytes() == self.expected.tobytes(), "E: the parameters are not those of the log"
+        parameters = b"".join(value.tobytes() for value in self.store.values())
+        assert parameters == self.expected.tobytes(), "E: the parameters are not those of the log"
         assert np.isfinite(self.expected).all(), "F"
 
     def check_shared(self, given: Sequence[e.Contribution]) -> None:
         """C: what each sample's gradient comes to in each slice."""
-        slices = max((each.slices for each in given), default=0)
-        for slice in range(max(1, slices)):
+        for slice in {each.slice for each in given}:
             pushes = [each for each in given if each.slice == slice]
             assigned = {
                 label(each.key): self.assignments[self.pushes[label(each.key)].assignment] for each in pushes
@@ -513,11 +774,18 @@ class World:
             expected = 1 / len(comes_to) if comes_to else 0.0
             for sample, weight in comes_to.items():
                 assert abs(weight - expected) < 1e-9, f"C: {sample} weighs {weight}, not {expected}"
-            start, end = share(ELEMENTS, slice, max(1, slices))
+            (held,) = {tuple(elements_of(assignment)) for assignment in assigned.values()}
             for sample in comes_to:
-                for element in range(start, end):
+                for element in held:
                     self.elements[sample, element] += 1
                     assert self.elements[sample, element] == 1, f"C: {sample} is applied twice"
+
+    def check_stored(self) -> None:
+        """P: no part is left without owner."""
+        for key in self.shard.keys:
+            arrivals = self.server.arrivals(key.worker, key.incarnation)
+            waits = label(key) in self.accepted and label(key) not in self.applied
+            assert key.seq in arrivals.open or waits, f"P: {key} is left in the shard"
 
     def check_members(self, apply: e.Apply) -> None:
         """In rounds, that it has everybody who was given work for it and is still there, but for backups; by
@@ -545,6 +813,8 @@ class World:
         while self.core.phase is not Phase.FINISHED:
             assert self.steps - start < 20_000, f"L: no end in sight, {self.core.waiting(self.now)}"
             self.publish()
+            while self.scans:
+                self.scanned()
             for sim in list(self.sims.values()):
                 if not sim.attached:
                     self.attach(sim)
@@ -553,11 +823,11 @@ class World:
                 self.come()
             for sim in list(self.sims.values()):
                 while sim.assignments:
-                    self.answer(sim)
-            # In the order of seq, as a worker sends again what came behind something that was lost.
-            self.wire = [push for sim in self.sims.values() for push in sim.open.values()]
-            while self.wire:
-                self.arrive(self.wire.pop(0))
+                    self.answer(sim, faults=False)
+                # In the order of seq: what had no answer goes out again.
+                sim.queue = [message for sending in sim.open.values() for message in sending.messages()]
+                while sim.queue and sim.attached:
+                    self.next_of(sim)
             self.evaluate()
             self.beat()
             self.wait()
@@ -573,6 +843,11 @@ class World:
                     found = [self.elements[sample, element] for element in range(ELEMENTS)]
                     assert found == [1] * ELEMENTS, f"C: {sample} was lost: {found}"
         assert set(self.applied) == set(self.accepted), "E: acknowledged, but not applied"
+        self.server._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+        for key in self.shard.keys:  # of a late worker, which may still be sending
+            assert key.seq in self.server.arrivals(key.worker, key.incarnation).open
+            self.shard.drop(key)
+        assert self.shard.stored == 0, "P: something is left in the shard"
         evaluated = [each.epoch for each in self.core.evaluations.done]
         assert evaluated == sorted(set(evaluated))
         assert not self.core.roster.members or evaluated[-1] == self.epochs, "the end is evaluated"
@@ -609,10 +884,18 @@ def values(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.random.default_rng(list(name.encode())).standard_normal(ELEMENTS).astype(np.float32)
 
 
-def payload(given: e.Contribution) -> DensePayload:
-    start, end = share(ELEMENTS, given.slice, max(1, given.slices))
-    found = (values(label(given.key)) if given.whole else values(label(given.key))[start:end]).copy()
-    return DensePayload(format=DenseFormat.FLOAT32, elements=found.size, data=found.view(np.uint8))
+def parts_of(assignment: Assignment) -> frozenset[int]:
+    """That are pushed for it."""
+    return DIVIDED.slice(assignment.slice, max(1, assignment.slices))
+
+
+def elements_of(assignment: Assignment) -> list[int]:
+    bounds = [DIVIDED.parts[part] for part in parts_of(assignment)]
+    return sorted(element for part in bounds for element in range(part.start, part.end))
+
+
+def seq_of(message: Message | Part) -> int:
+    return message.seq
 
 
 def run(mode: str, steps: int, seed: int) -> tuple[int, int]:

@@ -75,7 +75,7 @@ class Histories(RuleBasedStateMachine):
         self.world.compute()
 
     @rule()
-    def a_push_arrives(self) -> None:
+    def messages_arrive(self) -> None:
         self.world.deliver()
 
     @rule()
@@ -83,8 +83,12 @@ class Histories(RuleBasedStateMachine):
         self.world.repeat()
 
     @rule()
-    def a_push_is_lost(self) -> None:
-        self.world.lose()
+    def a_part_is_damaged(self) -> None:
+        self.world.damage()
+
+    @rule()
+    def a_part_is_scanned(self) -> None:
+        self.world.scanned()
 
     @rule()
     def nonsense_arrives(self) -> None:
@@ -153,8 +157,8 @@ def never_evaluate(self: JobState) -> int:
     return 0
 
 
-def weigh_nothing(self: Store, order: Apply, pushes: Any) -> Any:
-    return STORE_APPLY(self, dataclasses.replace(order, weight=0.5 * order.weight), pushes)
+def weigh_nothing(self: Store, order: Apply, pushes: Any, send: Any) -> Any:
+    return STORE_APPLY(self, dataclasses.replace(order, weight=0.5 * order.weight), pushes, send)
 
 
 def give_nothing_back(self: Samples, drawn: Any, *, settled: bool = False) -> None:

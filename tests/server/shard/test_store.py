@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from pushes import Share, apply, bits, pushed, snapshot, take
+from pushes import Share, apply, bits, cut_plan, dense, pushed, replica_bits, snapshot, take
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
-from gradwire.compressors import LayerRule, ModelCompressor
+from gradwire.compressors import LayerRule, ModelCompressor, Plan, divide
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
-from gradwire.server.shard.aggregation import Trimmed
+from gradwire.server.shard.aggregation import Aggregation, Krum, Median, Trimmed
 from gradwire.server.shard.downlink import Downlink
-from gradwire.server.shard.store import DivergedError, Store
+from gradwire.server.shard.mean import add_up
+from gradwire.server.shard.store import MEAN, DivergedError, Store
 from gradwire.worker.session.replica import Replica
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
@@ -289,6 +293,29 @@ def test_the_saved_file_holds_the_parameters_and_their_digest(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("downlink", ["none", "4bit", "auto"])
+def test_a_step_that_fails_in_its_last_part_leaves_the_version_before_it(downlink: str) -> None:
+    """Others have gone to the workers by then."""
+    values, options = [value.numpy().reshape(-1).copy() for value in initial()], parse_optimizer("sgd")
+    plan = cut_plan((35,), (5,), (15,), (3,))
+    ours = Store(
+        *(manifest(), values, downlink, lambda ps: Optimizer(options, ps, 0.1)), keep_last=True, plan=plan
+    )
+    model = ModelCompressor(manifest().specs, "topk:ratio=4", LayerRule(), 1, 0, plan=plan)
+    for version in range(1, 4):
+        making = model.begin(8, version=version)
+        for place, given in enumerate(gradients(version, 0)):
+            making.add(place, given * (1e38 if (version, place) == (3, 0) else 1))
+        making.commit()
+        before = [replica.clone() for replica in ours.replica]
+        if version < 3:
+            apply(ours, version=version, shares=[pushed(8, making.sent)])
+    with pytest.raises(DivergedError):
+        apply(ours, version=3, shares=[pushed(8, making.sent)], rate_factor=100.0)
+    assert ours.version == 2
+    assert all(map(torch.equal, ours.parameters, before))
+
+
+@pytest.mark.parametrize("downlink", ["none", "4bit", "auto"])
 @pytest.mark.parametrize("fault", ["diverges", "raises"])
 def test_a_step_that_fails_leaves_the_version_before_it(
     downlink: str, fault: str, monkeypatch: pytest.MonkeyPatch
@@ -312,3 +339,113 @@ def test_a_step_that_fails_leaves_the_version_before_it(
         apply(ours, version=3, shares=given, rate_factor=rate_factor)
     assert ours.version == 2
     assert all(map(torch.equal, ours.parameters, before))
+
+
+# ---- parts
+
+
+TENSORS = ((3, 2), (17,), (130, 101), (5,), (40, 500), (260, 200), (300,), (9,))
+LARGE = Manifest(
+    tuple(Tensor(name=f"t{place}", shape=shape, dtype="float32") for place, shape in enumerate(TENSORS)), 100
+)
+PART_BYTES = (16 << 10, 64 << 10, 4 * LARGE.elements)
+KINDS = {
+    "4bit": ("4bit",),
+    "topk": ("topk:ratio=50",),
+    "topk of values": ("topk:ratio=50,values=float32",),
+    "8bit": ("8bit",),
+    "1bit": ("1bit",),
+    "bf16": ("bf16",),
+    "none": ("none",),
+    "mixed": ("4bit", "topk:ratio=50", "none", "8bit", "1bit"),
+}
+
+
+def divided(part_bytes: int) -> Plan:
+    return divide([spec.elements for spec in LARGE.specs], part_bytes)
+
+
+def large_store(downlink: str, plan: Plan, aggregation: Aggregation = MEAN) -> Store:
+    generator = torch.Generator().manual_seed(3)
+    given = [torch.randn(spec.elements, generator=generator).numpy() for spec in LARGE.specs]
+    options = parse_optimizer("sgd")
+    return Store(*(LARGE, given, downlink, lambda ps: Optimizer(options, ps, 0.1), 7, aggregation), plan=plan)
+
+
+def large_shares(compressors: Sequence[ModelCompressor], step: int) -> list[Share]:
+    found: list[Share] = []
+    for rank, compressor in enumerate(compressors):
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        making = compressor.begin(8 + rank, version=step)
+        for place, spec in enumerate(LARGE.specs):
+            making.add(place, torch.randn(spec.shape, generator=generator))
+        making.commit()
+        found.append(pushed(8 + rank, making.sent))
+    return found
+
+
+def trained(
+    part_bytes: int, kinds: Sequence[str], downlink: str = "auto", aggregation: Aggregation = MEAN
+) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """The parameters, the replica, and what a worker makes of the updates, after a few versions."""
+    plan = divided(part_bytes)
+    ours, model = large_store(downlink, plan, aggregation), torch.nn.Module()
+    for tensor in LARGE.tensors:
+        model.register_parameter(tensor.name, torch.nn.Parameter(torch.zeros(tensor.shape)))
+    worker = Replica(model, 100, part_bytes=part_bytes)
+    take(worker, snapshot(ours))
+    compressors = [
+        ModelCompressor(LARGE.specs, kinds[rank % len(kinds)], LayerRule(), 1, rank, plan=plan)
+        for rank in range(max(5, len(kinds)))
+    ]
+    for step in range(3):
+        take(worker, apply(ours, version=step + 1, shares=large_shares(compressors, step)))
+    return [value.tobytes() for value in ours.values()], replica_bits(ours), bits(worker)
+
+
+def test_the_plans_of_these_tests_cut_tensors_and_join_them() -> None:
+    small, medium, whole = map(divided, PART_BYTES)
+    assert len(small.parts) > 2 * len(medium.parts) > 4 * len(whole.parts) == 4
+    for plan in (small, medium):
+        assert any(len(unit.parts) > 1 for unit in plan.units)
+        assert any(unit.last - unit.first > 1 for unit in plan.units)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_size_of_parts_has_no_say_in_the_bits(kind: str) -> None:
+    found = [trained(part_bytes, KINDS[kind]) for part_bytes in PART_BYTES]
+    assert found[0] == found[1] == found[2]
+    for _, replica, worker in found:
+        assert replica == worker
+
+
+@pytest.mark.parametrize("downlink", ["none", "4bit", "8bit", "topk:ratio=50", "fp16"])
+@pytest.mark.parametrize("kind", ["mixed", "topk of values"])
+def test_nor_has_it_with_an_updates_compressor_of_its_own(downlink: str, kind: str) -> None:
+    found = [trained(part_bytes, KINDS[kind], downlink) for part_bytes in PART_BYTES]
+    assert found[0] == found[1] == found[2]
+    assert found[0][1] == found[0][2]
+
+
+@pytest.mark.parametrize("aggregation", [Median(), Trimmed(wrong=1), Krum(wrong=1)], ids=str)
+def test_nor_has_it_in_robust_aggregation(aggregation: Aggregation) -> None:
+    found = [trained(part_bytes, KINDS["mixed"], "auto", aggregation) for part_bytes in PART_BYTES]
+    assert found[0] == found[1] == found[2]
+    assert found[0][1] == found[0][2]
+
+
+def test_payloads_with_other_borders_come_to_the_same_sum() -> None:
+    """One worker joins small tensors, another sends each as it is, and one has a border within a tensor."""
+    rng = np.random.default_rng(1)
+    rows = [rng.standard_normal(100).astype(np.float32) for _ in range(3)]
+    borders = [(100,), (30, 70, 100), (30, 45, 70, 100)]
+    given = [
+        [dense(*row[start:end]) for start, end in pairwise((0, *ends))]
+        for row, ends in zip(rows, borders, strict=True)
+    ]
+    found, expected = (np.full(100, np.nan, np.float32) for _ in range(2))
+    add_up(given, [0.5, 0.25, 0.125], found)
+    add_up([[dense(*row)] for row in rows], [0.5, 0.25, 0.125], expected)
+    assert np.array_equal(found, expected)
+    add_up([], [], found)
+    assert not found.any(), "nobody has pushed it"
