@@ -24,10 +24,13 @@ Push = Mapping[int, Payloads]  # by part; a part that is empty contributes nothi
 Share = tuple[Contribution, Payloads]
 
 
-def weights(contributions: Sequence[Contribution], weight: float) -> list[float]:
-    """Of the pushes, whose sum is then the mean times `weight`."""
+def weights(
+    contributions: Sequence[Contribution], weight: float, among: Sequence[Contribution] | None = None
+) -> list[float]:
+    """Of the pushes, whose sum is then the mean times `weight`. among: all that have samples in the round,
+    where these are other parts of it."""
     samples: dict[int, int] = {}
-    for each in contributions:
+    for each in contributions if among is None else among:
         samples[each.slice] = samples.get(each.slice, 0) + each.samples
     # What a worker had held back outside of its slice is added with the weight of its slice.
     return [

@@ -24,7 +24,7 @@ from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
 from ...proto.transfer import PLAN, encode_chunks, part_transfer, payload_header
 from ...proto.wire import encode_server
-from ..job.events import Apply
+from ..job.events import Apply, Contribution
 from .aggregation import Aggregation, Krum, Mean, combine, least_far
 from .downlink import Downlink, PartUpdate
 from .mean import Push, Share, add_up, weights
@@ -57,7 +57,7 @@ class Step:
     before: the parameters of the version before, or what every worker has. taken: parts that need nothing
     more.
     piecewise: by unit, whether its parts go one by one. waiting: by unit and part, what waits for the others.
-    failure: of a part.
+    failure: of a part. The rest is as in `Apply`.
     """
 
     version: int
@@ -70,6 +70,7 @@ class Step:
     failure: Exception | None = None
     weight: float = 1.0
     base_version: int | None = None
+    contributions: Sequence[Contribution] = ()
 
 
 class DivergedError(ArithmeticError):
@@ -169,6 +170,7 @@ class Store:
         step, self._step = self._step, None
         assert step is not None
         step.weight, step.base_version = order.weight, order.base_version
+        step.contributions = [each for each in order.contributions if each.samples]
         pairs = [
             (contribution, push)
             for contribution, push in zip(order.contributions, pushes, strict=True)
@@ -235,7 +237,9 @@ class Store:
         if krum:
             add_up(payloads, [1.0], out)
         elif isinstance(self._aggregation, Mean):
-            add_up(payloads, weights([each for each, _ in shares], step.weight), out)
+            sliced = any(each.slice for each in step.contributions)
+            among = step.contributions if sliced else None
+            add_up(payloads, weights([each for each, _ in shares], step.weight, among), out)
         else:
             combine(self._aggregation, payloads, out)
         if self._compensation and step.base_version is not None:
@@ -246,8 +250,8 @@ class Store:
         return True
 
     def _before(self) -> torch.Tensor:
-        """What to go back to: what every worker has. A copy if that is kept: parts of the step may have gone to
-        the workers when another one fails."""
+        """What to go back to: what every worker has. A copy if that is kept: parts of the step may have gone
+        to the workers when another one fails."""
         replica = self._downlink.replica
         if not self._keep_last:
             return replica
