@@ -28,7 +28,7 @@ from .layers import LayerRule
 from .ledger import Before, Ledger, norm
 from .parts import Plan, Unit, divide
 from .payload import DenseFormat, DensePayload, Payload
-from .registry import create, create_bare, wrapping_of
+from .registry import create, wrapping_of
 from .wrapping import Wrapping
 
 LOSSLESS = Dense(format=DenseFormat.FLOAT32)
@@ -77,7 +77,6 @@ class ModelCompressor:
         rank: int,
         *,
         plan: Plan | None = None,
-        bare: bool = False,
     ) -> None:
         """
         Args:
@@ -88,26 +87,19 @@ class ModelCompressor:
             rank: of this worker, at least 0; it may be changed between steps. No two workers of a round may
                 have the same.
             plan: how the model is divided; the default one if None.
-            bare: keep no residuals and do without clipping and delay: the caller keeps what was not sent.
 
         Raises:
             SpecError: there is no such compressor.
         """
-        make = create_bare if bare else create
-        make(compressor_spec)  # a bad spec is refused even if no tensor would use it
-        self.wrapping = (None if bare else wrapping_of(compressor_spec)) or Wrapping()
+        create(compressor_spec)  # a bad spec is refused even if no tensor would use it
+        self.wrapping = wrapping_of(compressor_spec) or Wrapping()
         self.seed = seed
         self.rank = rank
         self.specs = specs
         self.plan = plan or divide([spec.elements for spec in specs])
-        self.compressors: list[Compressor] = []
-        for spec in specs:
-            chosen = rule.choose(spec, compressor_spec)
-            self.compressors.append(
-                make(chosen.partition(":")[0] if bare and chosen != compressor_spec else chosen)
-            )
+        self.compressors = [create(rule.choose(spec, compressor_spec)) for spec in specs]
         elements = [spec.elements for spec in specs]
-        self.ledger = Ledger(elements, velocity=not bare and self.wrapping.momentum > 0)
+        self.ledger = Ledger(elements, velocity=self.wrapping.momentum > 0)
         self.ledger.states = self.first_states()
         self.feedback = [isinstance(compressor, ErrorFeedback) for compressor in self.compressors]
         self.unit_of = self.plan.unit_of()
