@@ -124,7 +124,7 @@ class Conductor:
                 case e.Open():
                     self._open_round(action)
                 case e.Wait():
-                    self.shard.wait(action.assignment, on=action.on)
+                    self.shard.wait(action.assignments, on=action.on)
                 case e.Apply():
                     self._begin_apply(action)
                 case e.Drop():

@@ -128,7 +128,7 @@ class Rounds(Mode):
 
     @property
     def quiet(self) -> bool:
-        return self.round is None
+        return self.round is None and not self._waits
 
     @property
     def shares_samples(self) -> bool:
@@ -193,9 +193,11 @@ class Rounds(Mode):
         return e.Open(version=round_.version + 1, members=members, rate_factor=round_.rate_factor)
 
     def _wait(self, round_: Round, work: int, *, on: bool) -> None:
-        """Have the shard told with the next actions."""
-        if round_.parts:
-            self._waits.append(e.Wait(assignment=work, on=on))
+        """Have the shard told with the next actions: at once of members who are lost together."""
+        if not round_.parts:
+            return
+        together = self._waits.pop().assignments if self._waits and self._waits[-1].on == on else ()
+        self._waits.append(e.Wait(assignments=(*together, work), on=on))
 
     def begun(self, version: int) -> None:
         if self.round is not None and self.round.version == version - 1:
