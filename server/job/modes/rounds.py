@@ -265,6 +265,8 @@ class Rounds(Mode):
             if round_.begun and number in round_.lost:  # its push will be too late
                 state.roster.relieve(member)
                 return []
+            if member.version is not None and member.version > round_.version:
+                return []  # it has pushed all parts, or the next version could not be whole
             if work.shared or round_.parts:
                 if number in round_.lost:
                     self._wait(round_, work.id, on=True)
