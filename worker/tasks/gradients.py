@@ -75,12 +75,12 @@ class GradientWork(Strategy):
                     loss = self._loss(assignment, 0, indices)
             finally:
                 missing = hooks.let_go()
+            if not math.isfinite(loss):  # which says more than what has become of the gradients
+                raise UnusableError(f"the loss is {loss}")
             if hooks.error is not None:
                 raise hooks.error
             if hooks.repeated:
                 raise RepeatedError
-            if not math.isfinite(loss):
-                raise UnusableError(f"the loss is {loss}")
             for place in missing:  # the loss does not reach them
                 pushing.add(place, self._session.replica.gradient(place))
         except Exception as error:
@@ -127,9 +127,8 @@ class GradientWork(Strategy):
         try:
             for place in reversed(range(len(replica.parameters))):
                 pushing.add(place, replica.gradient(place) if gradients is None else gradients[place])
-        except NonFiniteGradient:
-            self._session.abandon(pushing)
-            raise
+        except NonFiniteGradient as error:
+            return self._broken_off(pushing, error, loss)
         return self._commit(pushing, loss)
 
     def _begin(self, assignment: m.Assignment, samples: int) -> Pushing:
