@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from ...shard.aggregation import parse_aggregation
 from .. import events as e
 from ..lives import move
 from ..roster import Member, Name, Work, WorkLife
@@ -163,7 +162,7 @@ class Rounds(Mode):
             progress=progress,
             rate_factor=state.rate_factor(progress + count / 2 / state.samples.per_epoch),
             division=division,
-            parts=self._in_parts and type(division) is Division,
+            parts=self.local is None and self.wanted.steps_parts(state.rules),
         )
         actions: list[e.Action] = []
         for number, (member, part) in enumerate(zip(idle, division.parts, strict=False)):
@@ -178,12 +177,6 @@ class Rounds(Mode):
         state.local_steps = steps
         state.wait_from(now)
         return actions
-
-    @property
-    def _in_parts(self) -> bool:
-        """Whether parts of an update may be sent while others are on their way up."""
-        wanted = self._state.rules.overlap == "both" and self.local is None and not self.wanted.backup
-        return wanted and parse_aggregation(self._state.rules.aggregation).by_coordinate
 
     def _open(self, round_: Round) -> e.Open:
         members = {
