@@ -91,7 +91,7 @@ def divide(elements: Sequence[int], part_bytes: int = 0, slices: int = 1) -> Pla
     part_bytes = part_bytes or max(LEAST_BYTES, 4 * starts[-1] // SHARE)
     if slices > 1:
         part_bytes = min(part_bytes, 4 * starts[-1] // (4 * slices))
-    most = max(1, part_bytes // 4 // ALIGNMENT) * ALIGNMENT
+    most = max(ALIGNMENT, part_bytes // 4)
     parts: list[Part] = []
     units: list[Unit] = []
     last = len(elements)
@@ -100,7 +100,7 @@ def divide(elements: Sequence[int], part_bytes: int = 0, slices: int = 1) -> Pla
         while first and starts[last] - starts[first - 1] <= most:
             first -= 1
         start, end = starts[first], starts[last]
-        pieces = max(1, -(-(end - start) // most))
+        pieces = 1 if end - start <= most else -(-(end - start) // (most // ALIGNMENT * ALIGNMENT))
         size = -(-(end - start) // pieces // ALIGNMENT) * ALIGNMENT if pieces > 1 else end - start
         bounds = [*range(start, end, size), end] if size else [start, end]
         units.append(Unit(first, last, range(len(parts), len(parts) + len(bounds) - 1), start, end))

@@ -204,6 +204,9 @@ class WorkerCall:
     def _committed(self, stream: WorkerStream, commit: m.Commit) -> None:
         arrivals, exchanges = self._conductor.arrivals(*stream.id), self._core.mode.exchanges
         try:
+            if arrivals.over(commit.seq):  # told again: nothing in it is checked anew
+                self._repeat(stream, commit)
+                return
             if (commit.exchanged is not None) != exchanges:
                 raise Refused(refusals.not_of_mode(stream.worker, commit.seq, coded=exchanges))
             if not math.isfinite(commit.loss):
@@ -213,9 +216,6 @@ class WorkerCall:
                 raise self._not(commit, stream, Reason.TENSOR, "parts", limit, commit.parts)
             if commit.samples and not commit.parts and commit.exchanged is None:
                 raise self._not(commit, stream, Reason.TENSOR, "parts", "some, with samples", 0)
-            if arrivals.over(commit.seq):
-                self._repeat(stream, commit)
-                return
             arrivals.commit(commit)
         except Refused as error:
             if error.refusal.reason in NO_MEMBER:
@@ -229,7 +229,9 @@ class WorkerCall:
         arrivals = self._conductor.arrivals(*stream.id)
         refusal, member = arrivals.refusal(commit.seq), self._core.roster.get(stream.id)
         if refusal is not None:
-            raise Refused(refusal)
+            decision = m.Decision.REFUSED
+            stream.outbox.send(m.Outcome(seq=commit.seq, decision=decision, refusal=refusal))
+            return
         if member is not None and commit.seq > member.last_seq:  # control has never heard of it: abandoned
             raise Refused(refusals.sequence(stream.worker, commit.seq, arrivals.through + 1))
         self._decide(stream, commit)

@@ -169,12 +169,17 @@ class Downlink:
         if self._fixed is not None:
             return [Way(start, end, unit.first, unit.last, self._fixed)]
         ways: list[Way] = []
-        for tensor, kind in zip(range(unit.first, unit.last), self._kinds(unit, pushes), strict=True):
-            bounds = max(start, self._plan.starts[tensor]), min(end, self._plan.starts[tensor + 1])
-            way = self._way(tensor, *bounds, kind, pushes)
-            if ways and way.held is None and way.compressor == ways[-1].compressor and ways[-1].held is None:
-                way = replace(ways.pop(), end=way.end, last=way.last)
-            ways.append(way)
+        kinds = zip(range(unit.first, unit.last), self._kinds(unit, pushes), strict=True)
+        for kind, group in groupby(kinds, key=lambda pair: pair[1]):
+            tensors = [tensor for tensor, _ in group]
+            if kind == SPARSE:
+                ways += [self._way_of_sparse(tensor, start, end, pushes) for tensor in tensors]
+                continue
+            if kind == "none" or kind not in FORMATS:
+                for tensor in tensors:
+                    self._behind[tensor] = kind != "none"
+            ways.append(self._way(tensors[0], tensors[-1] + 1, start, end, kind))
+        ways = [way for way in ways if way.start < way.end]
         if not all(lossless(way.compressor) for way in ways):
             self._separate()
         return ways
@@ -294,6 +299,9 @@ class Downlink:
         """By tensor, what most pushes send it as."""
         if not pushes:
             return ["none"] * (unit.last - unit.first)
+        if all(len(payloads) == 1 for _, payloads in pushes):
+            kind = max(KINDS, key=Counter(_kind(payloads[0]) for _, payloads in pushes).__getitem__)
+            return [kind] * (unit.last - unit.first)
         found: list[list[str]] = []
         for begin, payloads in pushes:
             kinds, remaining = list[str](), iter(payloads)
@@ -306,28 +314,26 @@ class Downlink:
             found.append(kinds)
         return [max(KINDS, key=Counter(kinds).__getitem__) for kinds in zip(*found, strict=True)]
 
-    def _way(self, tensor: int, start: int, end: int, kind: str, pushes: Sequence[Placed]) -> Way:
-        """Of one tensor."""
-        if kind != SPARSE:
-            if kind not in FORMATS:
-                self._behind[tensor] = True
-            elif kind == "none":
-                self._behind[tensor] = False
-            return Way(start, end, tensor, tensor + 1, kind)
-        behind = self._behind[tensor]
+    def _way(self, first: int, last: int, start: int, end: int, compressor: str) -> Way:
+        """Of tensors, as far as they lie between `start` and `end`."""
+        starts = self._plan.starts
+        return Way(max(start, starts[first]), min(end, starts[last]), first, last, compressor)
+
+    def _way_of_sparse(self, tensor: int, start: int, end: int, pushes: Sequence[Placed]) -> Way:
+        """Of a tensor that most pushes send some elements of."""
+        exact = self._way(tensor, tensor + 1, start, end, "none")
         if self._leaves_zeros:
-            format = _value_format(pushes)
-            held = [_held(payloads, begin, start, end) for begin, payloads in pushes]
+            held = [_held(payloads, begin, exact.start, exact.end) for begin, payloads in pushes]
             known = [each for each in held if each is not None]
-            way = Way(
-                start, end, tensor, tensor + 1, format, _merged(known) if len(known) == len(held) else None
-            )
-            limit = self._four_bit_bytes(tensor, end - start)
+            merged = _merged(known) if len(known) == len(held) else None
+            way = replace(exact, compressor=_value_format(pushes), held=merged)
+            limit = self._four_bit_bytes(tensor, way.end - way.start)
+            behind = self._behind[tensor]
             if _most_bytes(way) <= limit * (BACK if behind else 1):
                 self._behind[tensor] = False
-                return Way(start, end, tensor, tensor + 1, "none") if behind else way
+                return exact if behind else way
         self._behind[tensor] = True
-        return Way(start, end, tensor, tensor + 1, "4bit")
+        return replace(exact, compressor="4bit")
 
     def _four_bit_bytes(self, tensor: int, elements: int) -> int:
         coded = RULE.compresses(self._specs[tensor])
@@ -348,6 +354,8 @@ def _held(payloads: Payloads, begin: int, start: int, end: int) -> Indices | Non
             continue
         if not isinstance(payload, SparsePayload):
             return None
+        if (first, at) == (start, end):
+            return decode_indices(payload)
         indices = decode_indices(payload).astype(np.int64) + (first - start)
         inside = indices[(indices >= 0) & (indices < end - start)]
         found.append(inside.astype(np.uint32))

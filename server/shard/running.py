@@ -15,6 +15,7 @@ from ...compressors import CodeFormat, Payload, QuantizedPayload
 from ...compressors.four_bit import RunningMagnitude, levels_of
 from ...compressors.kernels import Magnitudes, cpu
 from ...compressors.kernels.checks import in_order
+from ...compressors.payload import code_words
 
 Float32 = npt.NDArray[np.float32]
 _Sums = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
@@ -27,7 +28,9 @@ class RunningCoder:
         """largest: elements of what is coded at once at most."""
         self._states = [RunningMagnitude()] * tensors
         self._version = 0
-        self._found: dict[int, dict[int, _Sums]] = {}  # in this version, by tensor and where a piece begins
+        # In this version: of whole tensors, and by tensor and where a piece of it begins.
+        self._whole: dict[int, Magnitudes] = {}
+        self._found: dict[int, dict[int, _Sums]] = {}
         self._largest = largest
         self._zeros = self._left = np.empty(0, np.float32)
 
@@ -63,11 +66,11 @@ class RunningCoder:
         if self._zeros.size < elements:
             self._zeros, self._left = np.zeros(self._largest, np.float32), np.empty(self._largest, np.float32)
         format = CodeFormat.SIGNED_4BIT
-        data = np.empty(int(sum(format.code_bytes(size) for size in sizes.tolist())), np.uint8)
+        data = np.empty(4 * int(code_words(format.bits, sizes).sum()), np.uint8)
         zeros, left = self._zeros[:elements], self._left[:elements]
         totals, nonzero = cpu.quantize_blocks(format, tensors, zeros, left, levels, data)
-        for place in range(len(tensors)):
-            self._found[first + place] = {0: (totals[place : place + 1], nonzero[place : place + 1])}
+        found = map(Magnitudes, totals.tolist(), nonzero.tolist())
+        self._whole.update(zip(range(first, first + len(tensors)), found, strict=True))
         return QuantizedPayload(format=format, elements=elements, levels=levels, sizes=sizes, data=data)
 
     def _begin(self, version: int) -> None:
@@ -76,9 +79,11 @@ class RunningCoder:
             return
         self._version = version
         for tensor, pieces in self._found.items():
-            found = _magnitudes([pieces[begin] for begin in sorted(pieces)])
+            self._whole[tensor] = _magnitudes([pieces[begin] for begin in sorted(pieces)])
+        for tensor, found in self._whole.items():
             self._states[tensor] = self._states[tensor].updated(found)
         self._found.clear()
+        self._whole.clear()
 
 
 def _magnitudes(pieces: Sequence[_Sums]) -> Magnitudes:

@@ -110,13 +110,16 @@ def test_without_the_scale_thresholds_are_as_printed(spec: str) -> None:
 
 def test_running_levels_follow_the_gradient() -> None:
     gradient = np.random.default_rng(0).standard_normal(500).astype(np.float32)
-    payloads, _ = compress("4bit:levels=running", gradient.tolist(), (gradient * 1000).tolist())
+    steps = gradient.tolist(), (gradient * 1000).tolist(), gradient.tolist()
+    payloads, _ = compress("4bit:levels=running", *steps)
     small, _ = compress("4bit:levels=running", (gradient / 1024).tolist())
     assert small[0].data.tolist() == payloads[0].data.tolist()  # no absolute scale: same codes at any
     assert payloads[0].levels[1] == pytest.approx(np.abs(gradient).mean())
-    # The mean after two steps: weights 0.9 and 1, made to add up to one.
+    # A step's own gradient is not in its levels, so that one pass can find both.
+    assert payloads[1].levels[1] == payloads[0].levels[1]
+    # The mean of two steps: weights 0.9 and 1, made to add up to one.
     expected = np.abs(gradient).mean() * (0.9 + 1000) / 1.9
-    assert payloads[1].levels[1] == pytest.approx(expected)
+    assert payloads[2].levels[1] == pytest.approx(expected)
 
 
 def test_running_levels_do_not_starve_the_rows_of_an_embedding() -> None:
@@ -132,9 +135,10 @@ def test_running_levels_do_not_starve_the_rows_of_an_embedding() -> None:
 
 
 def test_running_levels_are_the_mean_of_the_elements_that_are_not_zero() -> None:
-    payloads, _ = compress("4bit", [1.0, -3.0, 0.0, 0.0], [0.0] * 4, [0.0, 0.0, 8.0, 0.0])
+    payloads, _ = compress("4bit", [1.0, -3.0, 0.0, 0.0], [0.0] * 4, [0.0, 0.0, 8.0, 0.0], [0.0] * 4)
     # One element of 8 against two of 2 from the step before; the step of zeros between them does not count.
-    assert [payload.levels[1] for payload in payloads] == pytest.approx([2, 2, (0.9 * 4 + 8) / (0.9 * 2 + 1)])
+    following = (0.9 * 4 + 8) / (0.9 * 2 + 1)
+    assert [payload.levels[1] for payload in payloads] == pytest.approx([2, 2, 2, following])
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-45, 1e-30, 1e30, 3.4e38])

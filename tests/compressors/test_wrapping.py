@@ -21,6 +21,7 @@ from gradwire.compressors import (
     StepContext,
     TensorSpec,
     create,
+    create_bare,
     decode,
 )
 from gradwire.compressors.feedback import FeedbackState
@@ -42,8 +43,8 @@ def gradients(step: int, size: float = 1.0) -> list[torch.Tensor]:
     return [torch.randn(spec.shape, generator=generator) * size for spec in SPECS]
 
 
-def model(spec: str, *, bare: bool = False) -> ModelCompressor:
-    return ModelCompressor(SPECS, spec, LayerRule(), 1, 0, bare=bare)
+def model(spec: str) -> ModelCompressor:
+    return ModelCompressor(SPECS, spec, LayerRule(), 1, 0)
 
 
 def context(step: int = 0) -> StepContext:
@@ -310,18 +311,19 @@ def test_small_tensors_get_feedback_and_momentum_as_the_large_ones(chosen: str, 
 
 @pytest.mark.parametrize("spec", ["topk", "dgc:ratio=4", "krngc:ratio=4", "4bit:levels=groups", "1bit"])
 def test_a_bare_compressor_keeps_nothing(spec: str) -> None:
-    compressor, again, payloads = model(spec, bare=True), model(spec, bare=True), list[Payload]()
-    for version in range(4):
-        payloads = compressor.compress(gradients(version), 8, version=version, epoch=math.inf)
-        assert compressor.ledger.norm() == 0.0
-    last = again.compress(gradients(3), 8, version=3, epoch=math.inf)
-    assert [p.data.tobytes() for p in payloads] == [p.data.tobytes() for p in last]
+    compressor, steps = create_bare(spec), vectors(4)
+    state = compressor.init(TensorSpec(name="w", shape=tuple(steps[0].shape)))
+    for version, gradient in enumerate(steps):
+        payload, state = compressor.compress(gradient, state, context(version))
+    last, _ = create_bare(spec).compress(steps[3], state, context(3))
+    again, _ = create_bare(spec).compress(steps[3], state, context(3))
+    assert payload.data.tobytes() == last.data.tobytes() == again.data.tobytes()
 
 
 @pytest.mark.parametrize("option", ["feedback=on", "decay=0.5", "momentum=0.9", "clip=1", "delay=2"])
 def test_a_bare_compressor_takes_none_of_these_options(option: str) -> None:
     with pytest.raises(SpecError, match="unknown key"):
-        model(f"topk:{option}", bare=True)
+        create_bare(f"topk:{option}")
 
 
 # What is refused

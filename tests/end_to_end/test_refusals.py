@@ -217,6 +217,8 @@ def test_an_abandoned_push_leaves_nothing_behind(address: str) -> None:
             for message in (late, commit):
                 await raw.send(message)
             assert state_of(await status(raw)) == before
+            outcome = await raw.receive(m.Outcome)
+            assert (outcome.seq, outcome.refusal.reason) == (1, Reason.SEQUENCE)
             for message in await raw.push(gradient(), seq=2):
                 await raw.send(message)
             outcome = await raw.receive(m.Outcome)

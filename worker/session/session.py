@@ -107,7 +107,8 @@ class Session:
         self._resends = 0
         self._reconnects = 0
         self._raw_arrived = 0
-        self._arriving: list[Received] = []  # parts of the next version
+        self._arriving: dict[int, Received] = {}  # parts of the next version
+        self._arriving_version = 0
         self._held: m.Assignment | None = None  # until its version is whole
         self._waiting = WaitingLog()
 
@@ -281,14 +282,15 @@ class Session:
 
     def _apply(self, received: Received) -> None:
         """Keep a part of an update until all of them are here: others may still need this version."""
-        version = received.update.version
-        if self._arriving and self._arriving[0].update.version != version:
-            self._arriving = []
-        self._arriving = [each for each in self._arriving if each.update.part != received.update.part]
-        self._arriving.append(received)
+        update = received.update
+        if update.version != self._arriving_version:
+            self._arriving_version = update.version
+            self._arriving.clear()
+        self._arriving[update.part] = received
         if len(self._arriving) < len(self.replica.plan.parts):
             return
-        parts, self._arriving = self._arriving, []
+        parts = list(self._arriving.values())
+        self._arriving.clear()
         with self._metrics.during("applying"):
             for each in parts:
                 self.replica.apply(each.update, each.payloads)

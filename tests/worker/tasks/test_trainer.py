@@ -188,7 +188,7 @@ def test_a_step_without_a_finite_loss_contributes_nothing_and_ten_end_the_worker
 
     for version in range(12):
         script.messages += [updated(version), assignment(version)]
-    with pytest.raises(TaskFailedError, match="the loss is nan in 10 steps in a row"):
+    with pytest.raises(TaskFailedError, match="'weight' has an infinity or a NaN in 10 steps in a row"):
         subject.run()
     assert [header.samples for header, _ in script.pushed] == [0] * 9
     assert residual(subject).max() == 0
