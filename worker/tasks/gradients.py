@@ -75,12 +75,12 @@ class GradientWork(Strategy):
                     loss = self._loss(assignment, 0, indices)
             finally:
                 missing = hooks.let_go()
-            if not math.isfinite(loss):  # which says more than what has become of the gradients
-                raise UnusableError(f"the loss is {loss}")
             if hooks.error is not None:
                 raise hooks.error
             if hooks.repeated:
                 raise RepeatedError
+            if not math.isfinite(loss):
+                raise UnusableError(f"the loss is {loss}")
             for place in missing:  # the loss does not reach them
                 pushing.add(place, self._session.replica.gradient(place))
         except Exception as error:
