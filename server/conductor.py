@@ -124,7 +124,7 @@ class Conductor:
                 case e.Open():
                     self._open_round(action)
                 case e.Wait():
-                    self.shard.wait(action.assignment, on=action.on)
+                    self.shard.wait(action.assignments, on=action.on)
                 case e.Apply():
                     self._begin_apply(action)
                 case e.Drop():
@@ -217,8 +217,10 @@ class Conductor:
         if self._growing is not None:  # its round was given up before it had any
             self._growing.finish()
         self._growing = Broadcast(action.version)
-        for worker, _, _ in action.members.values():
-            self._follow(worker, self._growing)
+        for worker, incarnation, _ in action.members.values():
+            member = self.core.roster.present((worker, incarnation))
+            if member is not None and member.listening:  # others may still have to be sent this version
+                self._follow(worker, self._growing)
         begun = e.Begun(version=action.version)
         self.shard.open_round(action, self._growing.add, lambda: self.happen(begun))
 

@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from .. import __version__
@@ -43,7 +44,10 @@ HEARTBEATS_PER_LEASE = 5
 
 class Service:
     def __init__(self, conductor: Conductor, options: ServerSettings, mode: ModeOptions) -> None:
-        self.job = JobTerms(id=uuid.uuid4().hex[:12], work=mode.work, **shared(JobSettings, options))
+        told = options
+        if options.overlap == "both" and not mode.steps_parts(options):
+            told = replace(options, overlap="backward")
+        self.job = JobTerms(id=uuid.uuid4().hex[:12], work=mode.work, **shared(JobSettings, told))
         self._conductor = conductor
         self._core = conductor.core
         self._metrics = conductor.metrics

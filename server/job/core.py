@@ -146,7 +146,11 @@ class Core(JobState):
     def _give_up(
         self, member: Member, reason: str, now: float, *, expected: bool = False, away: bool = False
     ) -> list[e.Action]:
-        """Take a member out of everything that waits for it. away: it may come back as the same one."""
+        """Take a member out of everything that waits for it, and go on."""
+        return [*self._take_out(member, reason, expected=expected, away=away), *self._advance(now)]
+
+    def _take_out(self, member: Member, reason: str, *, expected: bool, away: bool) -> list[e.Action]:
+        """As `_give_up`, with others who are lost at once. away: it may come back as the same one."""
         actions: list[e.Action] = []
         if self.roster.members.get(member.worker) is member:
             self.roster.remove(member)
@@ -160,7 +164,7 @@ class Core(JobState):
                 actions += self._request_initialize(candidate)
         self.evaluations.forget(member.id)
         self.mode.lost(member, away=away)
-        return [*actions, *self._advance(now)]
+        return actions
 
     # ---- parameters
 
@@ -223,6 +227,7 @@ class Core(JobState):
         actions = self.mode.advance(now)
         if self.mode.quiet and not self.roster.ready_members:
             self.phase = Phase.GATHERING
+            self.wait_from(now)
         return actions
 
     def _pushed(self, event: e.Pushed, now: float) -> e.Result[e.Decided]:
@@ -377,14 +382,16 @@ class Core(JobState):
 
     def _tick(self, event: e.Tick, now: float) -> list[e.Action]:
         actions: list[e.Action] = []
-        for member in self.roster.expired(now):
+        expired = self.roster.expired(now)
+        for member in expired:
             silent = now - member.heard_at
             reason = f"not heard of for {silent:.1f} s (lease {self.rules.lease_seconds:g} s)"
             why = refusals.lease_over(member.worker, silent, self.rules.lease_seconds)
             if member.attached:
                 actions.append(e.Disconnect(*member.id, refusal=why, final=False))
-            actions += self._give_up(member, reason, now, expected=self.phase is Phase.FINISHED, away=True)
-        if self.mode.due(now):
+            finished = self.phase is Phase.FINISHED
+            actions += self._take_out(member, reason, expected=finished, away=True)
+        if expired or self.mode.due(now):
             actions += self._advance(now)
         return actions + self._report(now)
 

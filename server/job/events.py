@@ -276,9 +276,9 @@ class Open:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """Whether parts of the round that is open wait for the member with this assignment."""
+    """Whether parts of the round that is open wait for the members with these assignments."""
 
-    assignment: int
+    assignments: tuple[int, ...]
     on: bool
 
 

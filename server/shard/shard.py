@@ -10,7 +10,7 @@ one of the two.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,17 +146,21 @@ class Shard:
         """
         self._round = _Round(order, dict(order.members), _on_loop(send), begun)
 
-    def wait(self, assignment: int, *, on: bool) -> None:
-        """Whether parts of the round that is open wait for the member with this assignment."""
+    def wait(self, assignments: Collection[int], *, on: bool) -> None:
+        """Whether parts of the round that is open wait for the members with these assignments. Nothing is
+        stepped of those that are given up together, also not with one another."""
         round_ = self._round
-        if round_ is None or assignment not in round_.order.members:
+        if round_ is None:
             return
         if on:
-            round_.members[assignment] = round_.order.members[assignment]
+            known = round_.order.members
+            round_.members |= {each: known[each] for each in assignments if each in known}
             return
-        round_.members.pop(assignment, None)
+        for assignment in assignments:
+            round_.members.pop(assignment, None)
+            for stored in round_.stored.values():
+                stored.pop(assignment, None)
         for part in list(round_.stored):
-            round_.stored[part].pop(assignment, None)
             self._step_if_final(round_, part)
 
     def _step_if_final(self, round_: _Round, part: int) -> None:

@@ -170,7 +170,8 @@ class Session:
                 return self._released()
             case m.Assignment():
                 self._waiting.over()
-                self._held = message
+                if not self._past(message):
+                    self._held = message
                 return self._released()
             case m.Outcome():
                 self._settle(message)
@@ -298,6 +299,13 @@ class Session:
         if self.replica.version is not None:
             self._connection.stepped(self.replica.version)
             self._metrics.version.set(self.replica.version)
+
+    def _past(self, assignment: m.Assignment) -> bool:
+        """Whether it was answered, and is told again at a version that is over: parts of the next one come
+        before the server has decided on the push."""
+        version = self.replica.version
+        answered = not assignment.finished and assignment.id <= self._answered
+        return answered and version is not None and version > assignment.version
 
     def _released(self) -> m.Assignment | None:
         """The assignment that waits, once the replica is at its version."""

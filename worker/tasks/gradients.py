@@ -127,9 +127,8 @@ class GradientWork(Strategy):
         try:
             for place in reversed(range(len(replica.parameters))):
                 pushing.add(place, replica.gradient(place) if gradients is None else gradients[place])
-        except NonFiniteGradient:
-            self._session.abandon(pushing)
-            raise
+        except NonFiniteGradient as error:
+            return self._broken_off(pushing, error, loss)
         return self._commit(pushing, loss)
 
     def _begin(self, assignment: m.Assignment, samples: int) -> Pushing:

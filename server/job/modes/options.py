@@ -53,6 +53,10 @@ class ModeOptions(ABC):
         """Whether workers may only use compressors without loss."""
         return False
 
+    def steps_parts(self, settings: ServerSettings) -> bool:
+        """Whether a part of the next version may be made while others are on their way up."""
+        return False
+
     @property
     def slices(self) -> int:
         """That members of a group may divide the parts of the model among themselves in."""

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from ...shard.aggregation import parse_aggregation
 from .. import events as e
 from ..lives import move
 from ..roster import Member, Name, Work, WorkLife
@@ -128,7 +127,7 @@ class Rounds(Mode):
 
     @property
     def quiet(self) -> bool:
-        return self.round is None
+        return self.round is None and not self._waits
 
     @property
     def shares_samples(self) -> bool:
@@ -163,7 +162,7 @@ class Rounds(Mode):
             progress=progress,
             rate_factor=state.rate_factor(progress + count / 2 / state.samples.per_epoch),
             division=division,
-            parts=self._in_parts and type(division) is Division,
+            parts=self.local is None and self.wanted.steps_parts(state.rules),
         )
         actions: list[e.Action] = []
         for number, (member, part) in enumerate(zip(idle, division.parts, strict=False)):
@@ -179,12 +178,6 @@ class Rounds(Mode):
         state.wait_from(now)
         return actions
 
-    @property
-    def _in_parts(self) -> bool:
-        """Whether parts of an update may be sent while others are on their way up."""
-        wanted = self._state.rules.overlap == "both" and self.local is None and not self.wanted.backup
-        return wanted and parse_aggregation(self._state.rules.aggregation).by_coordinate
-
     def _open(self, round_: Round) -> e.Open:
         members = {
             place.work: (*place.member, part.samples)
@@ -193,9 +186,11 @@ class Rounds(Mode):
         return e.Open(version=round_.version + 1, members=members, rate_factor=round_.rate_factor)
 
     def _wait(self, round_: Round, work: int, *, on: bool) -> None:
-        """Have the shard told with the next actions."""
-        if round_.parts:
-            self._waits.append(e.Wait(assignment=work, on=on))
+        """Have the shard told with the next actions: at once of members who are lost together."""
+        if not round_.parts:
+            return
+        together = self._waits.pop().assignments if self._waits and self._waits[-1].on == on else ()
+        self._waits.append(e.Wait(assignments=(*together, work), on=on))
 
     def begun(self, version: int) -> None:
         if self.round is not None and self.round.version == version - 1:
@@ -263,6 +258,8 @@ class Rounds(Mode):
             if round_.begun and number in round_.lost:  # its push will be too late
                 state.roster.relieve(member)
                 return []
+            if member.version is not None and member.version > round_.version:
+                return []  # it has pushed all parts, or the next version could not be whole
             if work.shared or round_.parts:
                 if number in round_.lost:
                     self._wait(round_, work.id, on=True)

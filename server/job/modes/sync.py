@@ -54,6 +54,11 @@ class SyncOptions(ModeOptions):
 
         return Rounds(state, self)
 
+    def steps_parts(self, settings: ServerSettings) -> bool:
+        plain = not self.backup and self.redundancy == 1 and not self.stragglers
+        wanted = settings.overlap == "both" and plain
+        return wanted and parse_aggregation(settings.aggregation).by_coordinate
+
     @property
     def slices(self) -> int:
         return self.redundancy

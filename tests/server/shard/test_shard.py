@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from pushes import MANIFEST, assembly, build, dense
+from pushes import MANIFEST, assembly, build, cut_plan, dense
 
+from gradwire.compressors import Plan
 from gradwire.proto.messages import Update
 from gradwire.proto.wire import decode_envelope
-from gradwire.server.job.events import Apply, Contribution, CopyKey, PushKey
+from gradwire.server.job.events import Apply, Contribution, CopyKey, Open, PushKey
 from gradwire.server.shard.shard import Shard, Values
 from gradwire.server.shard.store import DivergedError, Encoded
 
@@ -24,9 +27,9 @@ def order(version: int, *keys: PushKey, rate_factor: float = 1.0) -> Apply:
     return Apply(version=version, contributions=contributions, rate_factor=rate_factor, opened_at=0.0)
 
 
-def opened(test: Callable[[Shard], Coroutine[Any, Any, None]]) -> Shard:
+def opened(test: Callable[[Shard], Coroutine[Any, Any, None]], plan: Plan | None = None) -> Shard:
     """Run a test on a shard whose parameters are zeros; every stored push has to be gone in the end."""
-    local = Shard(build)
+    local = Shard(partial(build, plan=plan))
 
     async def run() -> None:
         assert local.manifest is None
@@ -121,3 +124,299 @@ def test_a_snapshot_of_a_worker_replaces_the_parameters_unless_it_is_not_finite(
         assert (shard.version, await parameters(shard)) == (5, [1, 2, 3])
 
     opened(test)
+
+
+# ---- parts that are stepped one by one
+
+BOTH = cut_plan((1, 1, 1))
+A, B, C = PushKey("a", 1, 1), PushKey("b", 1, 1), PushKey("c", 1, 1)
+MEMBERS = {1: ("a", 1, 1), 2: ("b", 1, 2), 3: ("c", 1, 5)}
+
+
+class Steps:
+    """A round with parts of one element, of a shard whose parameters are zeros."""
+
+    def __init__(self, shard: Shard, version: int = 1) -> None:
+        self.shard = shard
+        self.begun = 0
+        self.sent: list[int] = []
+        self.keys = {1: A, 2: B, 3: C}
+        self.version = version
+        shard.open_round(Open(version=version, members=MEMBERS, rate_factor=1.0), self.send, self.begin)
+
+    def send(self, part: Encoded) -> None:
+        header = decode_envelope(part.messages[0], "ServerMessage")
+        assert isinstance(header, Update)
+        assert header.version == self.version
+        self.sent.append(header.part)
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def put(self, part: int, *assignments: int) -> None:
+        """The gradient of each member is the number of its assignment."""
+        for assignment in assignments:
+            self.shard.put(self.keys[assignment], part, [dense(assignment)], assignment)
+
+    async def settled(self) -> list[int]:
+        """Parts that have gone out by now, in order."""
+        await self.shard.digest()
+        await asyncio.sleep(0)
+        return self.sent
+
+    async def close(self, *assignments: int) -> list[float]:
+        """The round closes with the pushes of these members. Returns the parameters."""
+        contributions = tuple(
+            Contribution(key=self.keys[each], rank=each - 1, samples=MEMBERS[each][2], loss=0.0)
+            for each in assignments
+        )
+        given = Apply(version=self.version, contributions=contributions, rate_factor=1.0, opened_at=0.0)
+        await self.shard.apply(given, self.send)
+        assert sorted(await self.settled()) == [0, 1, 2], "each part goes out once"
+        return [-each for each in await parameters(self.shard)]
+
+
+ALL = (1 * 1 + 2 * 2 + 3 * 5) / 8
+WITHOUT_B = (1 * 1 + 3 * 5) / 6
+
+
+def in_parts(test: Callable[[Steps], Coroutine[Any, Any, None]]) -> Shard:
+    async def run(shard: Shard) -> None:
+        await test(Steps(shard))
+
+    return opened(run, plan=BOTH)
+
+
+def near(*expected: float) -> Any:
+    return pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_part_is_stepped_and_sent_as_soon_as_the_last_member_has_stored_it(order: tuple[int, ...]) -> None:
+    async def test(steps: Steps) -> None:
+        for done, part in enumerate(order):
+            steps.put(part, 3, 1)
+            assert await steps.settled() == list(order[:done])
+            assert steps.begun == bool(done)
+            steps.put(part, 2)
+            assert steps.begun == 1
+            assert await steps.settled() == list(order[: done + 1])
+        assert steps.shard.version == 0
+        assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
+
+    in_parts(test)
+
+
+def test_what_is_stored_twice_is_stepped_once() -> None:
+    async def test(steps: Steps) -> None:
+        for _ in range(2):
+            steps.put(1, 1, 2, 3)
+        assert await steps.settled() == [1]
+        steps.put(0, 1, 2, 3)
+        steps.put(2, 1, 2, 3)
+        assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
+
+    in_parts(test)
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_a_member_that_is_given_up_counts_in_the_parts_that_were_final_and_in_no_other(before: int) -> None:
+    async def test(steps: Steps) -> None:
+        for part in range(3):
+            steps.put(part, 2)  # all of its push is here
+        for part in range(before):
+            steps.put(part, 1, 3)
+        steps.shard.wait([2], on=False)
+        assert steps.shard.counted(B) == set(range(before))
+        for part in range(before, 3):
+            steps.put(part, 1, 3)
+        assert await steps.settled() == [0, 1, 2]
+        steps.shard.drop(B)
+        assert steps.shard.counted(B) == set(range(before)), "told again as often as it is asked for"
+        expected = [ALL] * before + [WITHOUT_B] * (3 - before)
+        assert await steps.close(1, 3) == near(*expected)
+
+    in_parts(test)
+
+
+def test_parts_that_waited_for_nobody_else_are_final_when_that_member_is_given_up() -> None:
+    async def test(steps: Steps) -> None:
+        steps.put(0, 1, 3)
+        steps.put(2, 1, 3)
+        steps.put(1, 1)
+        steps.shard.wait([2], on=False)
+        assert await steps.settled() == [0, 2]
+        steps.put(1, 3)
+        assert await steps.close(1, 3) == near(WITHOUT_B, WITHOUT_B, WITHOUT_B)
+
+    in_parts(test)
+
+
+def test_of_members_who_are_given_up_at_once_nothing_is_stepped() -> None:
+    """The round may be given up with them, and their samples go out again."""
+
+    async def test(steps: Steps) -> None:
+        steps.put(0, 1, 2)
+        steps.put(1, 2, 3)
+        steps.shard.wait([1, 3, 2], on=False)
+        assert (steps.begun, await steps.settled()) == (0, [])
+        steps.put(2, 1, 2, 3)
+        assert steps.begun == 0, "nobody is waited for, and nothing comes of it"
+        for key in (A, B, C):
+            steps.shard.drop(key)
+        again = Steps(steps.shard)
+        again.keys = {each: PushKey(key.worker, 2, 1) for each, key in steps.keys.items()}
+        for part in (2, 1, 0):
+            again.put(part, 2, 3, 1)
+        assert steps.sent == []
+        assert again.begun == 1
+        assert await again.close(1, 2, 3) == near(ALL, ALL, ALL)
+
+    in_parts(test)
+
+
+def test_who_is_taken_back_before_anything_was_final_is_waited_for() -> None:
+    async def test(steps: Steps) -> None:
+        steps.put(0, 2)
+        steps.shard.wait([2], on=False)
+        steps.shard.drop(B)
+        steps.shard.wait([2], on=True)
+        for part in range(3):
+            steps.put(part, 1, 3)
+        assert await steps.settled() == []
+        steps.put(0, 2)
+        assert await steps.settled() == [0]
+        steps.put(1, 2)
+        steps.put(2, 2)
+        assert steps.shard.counted(B) == {0, 1, 2}
+        assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
+        assert steps.shard.counted(B) == set(), "the push counts as a whole"
+
+    in_parts(test)
+
+
+def test_an_empty_part_contributes_nothing_and_its_weight_goes_to_the_others() -> None:
+    async def test(steps: Steps) -> None:
+        for part in range(3):
+            steps.put(part, 1, 3)
+        steps.put(0, 2)
+        for part in (1, 2):
+            steps.shard.put(B, part, [], 2)
+        assert await steps.settled() == [0, 1, 2]
+        assert await steps.close(1, 2, 3) == near(ALL, WITHOUT_B, WITHOUT_B)
+
+    in_parts(test)
+
+
+def test_a_part_of_which_everybody_sends_nothing_stays_as_it_is() -> None:
+    async def test(steps: Steps) -> None:
+        for key, assignment in ((A, 1), (B, 2), (C, 3)):
+            steps.shard.put(key, 1, [], assignment)
+        for part in (0, 2):
+            steps.put(part, 1, 2, 3)
+        assert await steps.close(1, 2, 3) == near(ALL, 0, ALL)
+
+    in_parts(test)
+
+
+def test_a_push_that_is_dropped_counts_in_the_parts_that_were_final_alone() -> None:
+    """Dropping what is stored, and not final, has the part wait for what comes in its place."""
+
+    async def test(steps: Steps) -> None:
+        steps.put(0, 1, 2, 3)
+        steps.put(1, 2)
+        steps.shard.drop(B)
+        steps.put(1, 1, 3)
+        assert await steps.settled() == [0]
+        later = PushKey("b", 1, 2)
+        for part in range(3):
+            steps.shard.put(later, part, [dense(20)], 2)
+        steps.put(2, 1, 3)
+        assert await steps.settled() == [0, 1, 2]
+        assert (steps.shard.counted(B), steps.shard.counted(later)) == ({0}, {1, 2})
+        steps.keys[2] = later
+        other = (1 * 1 + 20 * 2 + 3 * 5) / 8
+        assert await steps.close(1, 2, 3) == near(ALL, other, other)
+
+    in_parts(test)
+
+
+def test_what_is_not_final_when_the_round_closes_is_stepped_then() -> None:
+    """Of a member that was given up, and had pushed everything before."""
+
+    async def test(steps: Steps) -> None:
+        steps.put(1, 1, 2, 3)
+        steps.put(0, 1, 3)
+        steps.put(2, 1, 3)
+        assert await steps.settled() == [1]
+        assert await steps.close(1, 3) == near(WITHOUT_B, ALL, WITHOUT_B)
+        steps.shard.drop(B)
+
+    in_parts(test)
+
+
+def test_a_round_that_nobody_is_left_in_leaves_the_other_parts_alone() -> None:
+    async def test(steps: Steps) -> None:
+        steps.put(1, 1, 2, 3)
+        steps.shard.wait([1, 2, 3], on=False)
+        for key in (A, B, C):
+            steps.shard.drop(key)
+        assert await steps.close() == near(0, ALL, 0)
+        assert steps.shard.version == 1
+
+    in_parts(test)
+
+
+def test_who_asks_for_the_parameters_gets_none_of_a_version_that_is_half_made() -> None:
+    async def test(steps: Steps) -> None:
+        assert (await steps.shard.values()).version == 0
+        steps.put(0, 1, 2, 3)
+        asked = asyncio.ensure_future(parameters(steps.shard))
+        await steps.settled()
+        assert not asked.done()
+        steps.put(1, 1, 2, 3)
+        steps.put(2, 1, 2, 3)
+        await steps.settled()
+        assert not asked.done()
+        await steps.close(1, 2, 3)
+        assert [-each for each in await asked] == near(ALL, ALL, ALL)
+
+    in_parts(test)
+
+
+def test_a_part_that_diverges_fails_the_version_when_the_round_closes() -> None:
+    async def test(shard: Shard) -> None:
+        members = {1: ("a", 1, 1)}
+        sent: list[Encoded] = []
+        shard.open_round(Open(version=1, members=members, rate_factor=10.0), sent.append, lambda: None)
+        for part, value in enumerate((1.0, 3e38, 1.0)):
+            shard.put(A, part, [dense(value)], 1)
+        await shard.digest()
+        assert len(sent) == 1, "nothing goes out behind it"
+        with pytest.raises(DivergedError):
+            await shard.apply(order(1, A, rate_factor=10.0), sent.append)
+        assert (shard.version, await parameters(shard)) == (0, [0, 0, 0])
+
+    opened(test, plan=BOTH)
+
+
+def test_going_back_takes_out_the_parts_of_a_version_that_is_not_whole() -> None:
+    async def test(steps: Steps) -> None:
+        for part in range(3):
+            steps.put(part, 1, 2, 3)
+        whole = await steps.close(1, 2, 3)
+        other = Steps(steps.shard, version=2)
+        other.keys = {each: PushKey(key.worker, 1, 2) for each, key in steps.keys.items()}
+        other.put(2, 1, 2, 3)
+        other.put(0, 1, 2, 3)
+        assert await other.settled() == [2, 0]
+        await steps.shard.undo()
+        assert steps.shard.version == 1
+        for key in other.keys.values():
+            steps.shard.drop(key)
+        values = await steps.shard._run(  # pyright: ignore[reportPrivateUsage]
+            lambda: [float(each) for each in steps.shard._opened.parameters[0]]  # pyright: ignore[reportPrivateUsage]
+        )
+        assert [-each for each in values] == whole
+
+    in_parts(test)
