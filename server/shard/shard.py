@@ -25,7 +25,7 @@ from ...proto.manifest import Manifest
 from ...proto.refusal import Refused
 from ...proto.transfer import Assembly, encode_chunks
 from ..job.events import Apply, Contribution, CopyKey, Open, PushKey
-from .mean import Share
+from .mean import Push, Share
 from .store import DivergedError, Encoded, Float32, Send, Store
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ class Shard:
 
         send: as for `apply`, which closes the round. begun: called before the first part is stepped.
         """
-        self._round = _Round(order, dict(order.members), _on_loop(send), begun)
+        self._round = _Round(order, dict(order.members), self._on_loop(send), begun)
 
     def wait(self, assignments: Collection[int], *, on: bool) -> None:
         """Whether parts of the round that is open wait for the members with these assignments. Nothing is
@@ -219,7 +219,12 @@ class Shard:
         Returns how many gradients had no effect, because they were too few to be aggregated. Raises
         DivergedError.
         """
-        pushes = [self._pushes.pop(each.key) if each.samples else {} for each in order.contributions]
+        return self._run(self._opened.apply, order, self._taken(order), self._on_loop(send))
+
+    def _taken(self, order: Apply) -> list[Push]:
+        """The pushes that an order names, which are stored no longer; its round is closed."""
+        named = order.contributions
+        pushes: list[Push] = [self._pushes.pop(each.key) if each.samples else {} for each in named]
         for each in order.contributions:
             self._counted.pop(each.key, None)
         while len(self._counted) > COUNTED_REMEMBERED:
@@ -227,7 +232,7 @@ class Shard:
         if self._round is not None:
             self._round.closed.set()
             self._round = None
-        return self._run(self._opened.apply, order, pushes, _on_loop(send))
+        return pushes
 
     async def load(self, key: CopyKey) -> None:
         """Replace the parameters by a stored snapshot. Raises DivergedError if it is not finite."""
@@ -283,12 +288,12 @@ class Shard:
         """On the reducer thread, after everything that was handed to it before."""
         return await asyncio.get_running_loop().run_in_executor(self._reducer, function, *arguments)
 
+    @staticmethod
+    def _on_loop(send: Send) -> Send:
+        """The same on the event loop that runs here, called from another thread."""
+        loop = asyncio.get_running_loop()
 
-def _on_loop(send: Send) -> Send:
-    """The same on the event loop that runs here, called from another thread."""
-    loop = asyncio.get_running_loop()
+        def forward(part: Encoded) -> None:
+            loop.call_soon_threadsafe(send, part)
 
-    def forward(part: Encoded) -> None:
-        loop.call_soon_threadsafe(send, part)
-
-    return forward
+        return forward

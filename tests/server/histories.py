@@ -15,6 +15,10 @@ its `Arrivals`, inboxes and shard. After every step the oracle checks what must 
     L  once faults stop, the job finishes; no sample of any epoch has been lost, none applied twice
     C  where members share samples, the weights of what is applied add up, for each sample and each slice, to
        its part of the mean: what slices and codes make of the pushes is the mean, and each sample is in one
+    B  with `--overlap both`: a part is stepped as soon as all members that are not given up have stored it,
+       in rank order, and once; each part of a push is in one version at most; a push that is refused as stale
+       is told which of its parts count, and no other does after that; samples behind a part that counts are
+       not given to anybody else; what goes out makes of a replica what the server has
     P  the shard has every part of what it is to apply, and nothing but that and parts of pushes that are open
 
 As a program it runs as many steps as it is told to, over all modes:
@@ -35,9 +39,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from pushes import cut_plan, dense
+from pushes import bits, cut_plan, dense, replica_bits, take
 from stepping import Refuse, copied, core_of, state, step
 
+from gradwire.compressors import Payload
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import (
@@ -59,15 +64,17 @@ from gradwire.server.exchange import NO_MEMBER, WorkerCall
 from gradwire.server.job import events as e
 from gradwire.server.job.modes.arrivals import Arrivals
 from gradwire.server.job.modes.registry import parse
-from gradwire.server.job.modes.rounds import Rounds
+from gradwire.server.job.modes.rounds import RoundLife, Rounds
 from gradwire.server.job.modes.stale import StaleOptions
 from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
 from gradwire.server.metrics import Metrics
 from gradwire.server.shard.inbox import Inbox
-from gradwire.server.shard.mean import Push
+from gradwire.server.shard.mean import Push, Share
 from gradwire.server.shard.shard import Shard
 from gradwire.server.shard.store import Encoded, Float32, Store
 from gradwire.server.streams import WorkerStream
+from gradwire.server.updates import Broadcast
+from gradwire.worker.session.replica import Replica
 from gradwire.worker.tasks.sharding import coded_parts
 
 LEASE_S = 10.0
@@ -83,6 +90,7 @@ RATE = 0.01
 NAMES = ("a", "b", "c", "d")
 MODES: dict[str, dict[str, Any]] = {
     "sync": {},
+    "sync overlap=both": {"overlap": "both"},
     "sync:backup=1": {"min_workers": 2},
     "sync:redundancy=2": {"min_workers": 2},
     "sync:redundancy=4": {},
@@ -100,17 +108,25 @@ Pick = Callable[[int], int]  # a number below the given one
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """A part of a push as it travels. damaged: whether its bytes change on the way."""
+    """A part of a push as it travels. values: none if it is empty. damaged: whether its bytes change on the
+    way."""
 
     seq: int
+    assignment: int
     part: int
     values: tuple[float, ...]
     damaged: bool = False
 
-    def messages(self) -> tuple[Part, Chunk]:
+    @property
+    def data(self) -> list[Any]:
+        return [dense(*self.values).data] if self.values else []
+
+    def messages(self) -> tuple[Part] | tuple[Part, Chunk]:
         payload = dense(*self.values)
-        described = (payload_header(payload),)
-        header = Part(seq=self.seq, assignment=0, part=self.part, plan=PLAN, payloads=described)
+        described = (payload_header(payload),) if self.values else ()
+        header = Part(seq=self.seq, assignment=self.assignment, part=self.part, plan=PLAN, payloads=described)
+        if not self.values:
+            return (header,)
         checksum = crc32c((payload.data,)) ^ self.damaged
         transfer = part_transfer(self.seq, self.part)
         return header, Chunk(transfer=transfer, offset=0, data=payload.data, crc32c=checksum)
@@ -157,7 +173,7 @@ class Server(Conductor):
     """The shell of a world: control has its oracle, and what is to be done is done there."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(world.core, METRICS, shard=Local())
+        super().__init__(world.core, METRICS, shard=Local(world))
         self._world = world
 
     def decide(self, event: e.Event[Any]) -> e.Result[Any]:
@@ -170,7 +186,9 @@ class Server(Conductor):
 class Local(Shard):
     """One without a thread, whose store the world has."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
         def build(manifest: Manifest, given: Sequence[Float32]) -> Store:
             raise NotImplementedError
 
@@ -183,7 +201,28 @@ class Local(Shard):
         """As `apply` does."""
         for each in order.contributions:
             assert not each.samples or each.key in self._pushes, f"P: nothing is stored of {each.key}"
-        return [self._pushes.pop(each.key) if each.samples else {} for each in order.contributions]
+        return self._taken(order)
+
+    @staticmethod
+    def _on_loop(send: Any) -> Any:
+        return send
+
+    def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
+        if len(arguments) == 3:
+            self._world.check_final(*arguments[:2])
+        function(*arguments)
+
+    def put(self, key: e.PushKey, part: int, payloads: Sequence[Payload], assignment: int = 0) -> None:
+        self._world.storing(key, part, assignment)
+        super().put(key, part, payloads, assignment)
+        self._world.check_prompt()
+
+    def drop(self, key: Any) -> None:
+        self._world.forgetting(key)
+        super().drop(key)
+
+    def stored_part(self, key: e.PushKey, part: int) -> Sequence[Payload]:
+        return self._pushes[key][part]
 
     @property
     def keys(self) -> list[e.PushKey]:
@@ -204,6 +243,7 @@ class World:
         **rules: Any,
     ) -> None:
         self.pick = pick
+        mode = mode_of(mode)
         self.core = core_of(mode, batch_size=batch, epochs=epochs, lease_seconds=LEASE_S, **rules)
         self.given_mode, self.rules = mode, self.core.rules
         options = parse(mode)
@@ -239,6 +279,23 @@ class World:
         self.steps = 0
         self.store: Store | None = None
         self.expected = np.zeros(ELEMENTS, np.float32)
+        # Of rounds that are stepped in parts. The one that is open, or the last: members by assignment, those
+        # that are waited for, what they have stored by part, and what is stepped of it.
+        self.in_parts = self.rules.overlap == "both"
+        self.members: dict[int, tuple[str, int, int]] = {}
+        self.waited: set[int] = set()
+        self.has: defaultdict[int, dict[int, e.PushKey]] = defaultdict(dict)
+        self.final: dict[int, list[tuple[str, int]]] = {}
+        self.sent: list[Encoded] = []
+        self.following: list[tuple[Sim, WorkerStream | None]] = []
+        self.begun = 0  # rounds, and whether this one has while it was open
+        self.begun_open = False
+        self.counts: defaultdict[str, dict[int, int]] = defaultdict(dict)  # version, by push and part
+        self.assignment_of: dict[str, int] = {}  # of those
+        self.told_stale: set[str] = set()
+        self.given_up: set[tuple[int, int]] = set()  # samples of members lost in rounds that had begun
+        self.applied_parts: dict[str, dict[int, bool]] = {}  # which are not empty
+        self.replica = replica() if self.in_parts else None
 
     # ---- what may happen
 
@@ -252,6 +309,8 @@ class World:
             (2, self.wait), (1, self.repeat), (1, self.damage), (1, self.break_stream), (2, self.evaluate),
             (1, self.reconnect), (1, self.push_nonsense), (2, self.scanned),
         ]  # fmt: skip
+        if self.in_parts:
+            choices.append((1, self.take_in_early))
         if self.pick(8) == 0:
             choices += [(1, self.crash), (1, self.leave), (1, self.jump)]
         at = self.pick(sum(weight for weight, _ in choices))
@@ -398,12 +457,16 @@ class World:
             gradient = values(f"{sim.name}/{sim.incarnation}/{sim.seq}").tolist()
             for part in sorted(parts_of(assignment)):
                 bounds = DIVIDED.parts[part]
-                parts[part] = Piece(sim.seq, part, tuple(gradient[bounds.start : bounds.end]))
+                whole = tuple(gradient[bounds.start : bounds.end])
+                parts[part] = Piece(sim.seq, assignment.id, part, whole)
+        if self.in_parts and parts and self.pick(6) == 0:  # what is not finite came late: the rest is empty
+            for part in list(parts)[1 + self.pick(len(parts)) :]:
+                parts[part] = replace(parts[part], values=())
         fault = self.pick(12) if faults else -1
         if fault == 0 and parts:
             part = list(parts)[self.pick(len(parts))]
             parts[part] = replace(parts[part], values=tuple(float("nan") for _ in parts[part].values))
-        checksums = {part: crc32c((dense(*piece.values).data,)) for part, piece in parts.items()}
+        checksums = {part: crc32c(piece.data) for part, piece in parts.items()}
         commit = Commit(
             seq=sim.seq,
             assignment=assignment.id,
@@ -416,7 +479,8 @@ class World:
         sending = Sending(assignment, parts, commit)
         messages = sending.messages()
         if fault == 1:
-            messages = [*messages[: self.pick(len(messages))], Abandon(seq=sim.seq)]
+            sent = 0 if self.in_parts else self.pick(len(messages))  # what has left may be final
+            messages = [*messages[:sent], Abandon(seq=sim.seq)]
             sim.assignments.insert(0, assignment)  # to be answered by the next push
         else:
             sim.open[sim.seq] = sending
@@ -454,7 +518,7 @@ class World:
         """A part is changed on its way."""
         for sim in self.sims.values():
             for place, message in enumerate(sim.queue):
-                if isinstance(message, Piece) and self.pick(3) == 0:
+                if isinstance(message, Piece) and message.values and self.pick(3) == 0:
                     sim.queue[place] = replace(message, damaged=True)
                     return
 
@@ -494,9 +558,21 @@ class World:
                 parts_of(self.assignments[given.assignment]) if given.samples else frozenset()
             )
             assert push.keys() == wanted, f"P: {each.key} is applied with parts {sorted(push)}"
-        sent: list[Encoded] = []
+        self.applied_parts = {
+            label(each.key): {part: bool(payloads) for part, payloads in push.items()}
+            for each, push in zip(apply.contributions, pushes, strict=True)
+        }
+        sent, self.sent = self.sent, []
         self.store.apply(apply, pushes, sent.append)
         assert len(sent) == len(DIVIDED.parts)
+        if self.replica is not None:
+            self.complete_parts(apply)
+            update = Broadcast(apply.version)
+            update.finish(sent)
+            take(self.replica, update)
+            assert b"".join(bits(self.replica)) == b"".join(replica_bits(self.store)), (
+                "B: the replicas differ"
+            )
         self.check_applied(apply)
         for sim, stream in self.growing:
             if sim.attached and sim.stream is stream:
@@ -556,7 +632,7 @@ class World:
         """Have the server take in a message, and the worker its answers."""
         identity = (*stream.id, seq_of(message))
         before = self.state() if self.pick(16) == 0 else None  # which takes longer than all else
-        known, decided = self.outcomes.get(identity), self.decided
+        known, decided, begun = self.outcomes.get(identity), self.decided, self.begun
         member = self.core.roster.members.get(stream.worker)
         live = member is not None and member.incarnation == stream.incarnation
         remembered = member is not None and identity[2] > member.last_seq - OUTCOMES_PER_MEMBER
@@ -571,9 +647,9 @@ class World:
             sim = self.sims.get(stream.worker)
             if sim is not None and sim.stream is stream:
                 sim.attached = sim.ready = False
-        if self.decided == decided:
+        if (self.decided, self.begun) == (decided, begun):
             self.unchanged(before)
-        answers: list[Outcome] = list(outbox.sent)
+        answers = [self.check_counted(stream, outcome) for outcome in outbox.sent]
         if isinstance(message, Commit) and known is not None and live and remembered:
             assert answers == [known], f"E: {identity} got {answers}, and first {known}"
         for outcome in answers:
@@ -588,10 +664,11 @@ class World:
         elif isinstance(message, Abandon):
             self.call._abandoned(stream, message)  # pyright: ignore[reportPrivateUsage]
         elif self.pick(6) == 0 and not message.damaged:  # as if it were large
-            header, chunk = message.messages()
+            header, *chunks = message.messages()
             self.call._begin(stream, header)  # pyright: ignore[reportPrivateUsage]
             if stream.inbox.current is header:
-                stream.inbox.add(chunk)
+                for chunk in chunks:
+                    stream.inbox.add(chunk)
                 complete = stream.inbox.take()
                 assert complete is not None
                 self.scans.append((stream, *complete))
@@ -619,6 +696,10 @@ class World:
         else:
             assert outcome.refusal.reason is Reason.NON_FINITE, outcome
             del sim.open[outcome.seq]
+            if self.in_parts:  # as a worker of ours does: parts of it may be final
+                del self.sims[sim.name]
+                self.step(e.Left(worker=sim.name, incarnation=sim.incarnation, failed=True, reason="refused"))
+                return
             sim.assignments.insert(0, sending.assignment)
 
     def decide(self, event: e.Event[Any]) -> e.Result[Any]:
@@ -630,6 +711,8 @@ class World:
         clock = member.clock if member is not None else None
         self.steps += 1
         result = self.core.step(event, self.now)
+        if isinstance(event, e.Begun):
+            self.check_begun(event)
         if push is not None and self.core.accepted_pushes + self.core.stale_pushes > before:
             self.decided += 1
             self.pushes[label(push.key)] = push
@@ -678,7 +761,12 @@ class World:
     def perform(self, actions: Sequence[Any]) -> None:
         for action in actions:
             match action:
+                case e.Open():
+                    self.open_round(action)
+                case e.Wait():
+                    self.wait_for(action)
                 case e.Apply():
+                    self.close_round(action)
                     assert self.pending is None, "applied two at a time"
                     ranks = [each.rank for each in action.contributions]
                     assert ranks == sorted(set(ranks)), "rank order"
@@ -727,6 +815,134 @@ class World:
             sim.assignments.append(assignment)
         sim.assigned = max(sim.assigned, assignment.id)
 
+    # ---- rounds that are stepped in parts
+
+    def open_round(self, action: e.Open) -> None:
+        assert action.version == self.core.version + 1
+        assert self.pending is None
+        assert not self.final or (self.store is not None and self.store.version == self.core.version)
+        self.members, self.waited = dict(action.members), set(action.members)
+        self.has.clear()
+        self.final.clear()
+        assert not self.sent, "B: parts of a round that was given up have gone out"
+        self.begun_open = False
+        listening = {member.worker for member in self.core.roster.listening()}
+        names = [name for name, _, _ in action.members.values()]
+        sims = [self.sims[name] for name in names if name in listening and name in self.sims]
+        self.following = [(sim, sim.stream) for sim in sims if sim.ready]
+        begun = e.Begun(version=action.version)
+        self.shard.open_round(action, self.sent.append, lambda: self.server.happen(begun))
+
+    def wait_for(self, action: e.Wait) -> None:
+        for each in action.assignments:
+            if not action.on:
+                self.waited.discard(each)
+                for stored in self.has.values():
+                    stored.pop(each, None)
+            elif each in self.members:
+                assert not self.final, "B: who comes back after a part was final is too late"
+                self.waited.add(each)
+        self.shard.wait(action.assignments, on=action.on)
+        self.check_prompt()
+
+    def close_round(self, action: e.Apply) -> None:
+        """Samples of which nothing more can come; what has gone out early went to those who have it."""
+        if not self.in_parts:
+            return
+        pushed = {self.pushes[label(each.key)].assignment for each in action.contributions}
+        if self.begun_open:
+            round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
+            assert round_ is not None
+            for each in self.members.keys() - pushed:  # some may never have heard of it
+                drawn = round_.division.parts[round_.place_of[each]].drawn
+                ranges = [
+                    (drawn.epoch, first.start + i) for first in drawn.ranges for i in range(first.count)
+                ]
+                self.given_up.update(ranges)
+        for sim, stream in self.following:
+            if sim.ready and sim.stream is stream and self.sims.get(sim.name) is sim:
+                assert sim.name in action.members, (
+                    f"B: {sim.name} has a version that control does not know of"
+                )
+        self.waited.clear()
+        self.following.clear()
+
+    def take_in_early(self) -> None:
+        """A worker has all parts of a version before the server has the last commit."""
+        if len(self.final) == len(DIVIDED.parts) and self.pending is None and self.following:
+            sim, stream = self.following[self.pick(len(self.following))]
+            version = self.core.version + 1
+            if sim.ready and sim.stream is stream and not sim.assignments and sim.version == version - 1:
+                sim.version = version
+
+    def storing(self, key: e.PushKey, part: int, assignment: int) -> None:
+        if assignment in self.waited:
+            self.has[part].setdefault(assignment, key)
+
+    def forgetting(self, key: Any) -> None:
+        for stored in self.has.values():
+            for assignment in [each for each, other in stored.items() if other == key]:
+                del stored[assignment]
+
+    def check_begun(self, event: e.Begun) -> None:
+        round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
+        assert round_ is not None, "B: a round that was given up is stepped"
+        assert round_.version + 1 == event.version == self.core.version + 1
+        self.begun += 1
+        self.begun_open = round_.life is RoundLife.OPEN
+
+    def check_prompt(self) -> None:
+        for part, stored in self.has.items():
+            complete = bool(self.waited) and self.waited <= stored.keys()
+            assert part in self.final or not complete, f"B: part {part} is not stepped"
+
+    def check_final(self, part: int, shares: Sequence[Share]) -> None:
+        """A part is about to be stepped."""
+        assert part not in self.final, f"B: part {part} is stepped twice"
+        stored = self.has[part]
+        assert self.waited <= stored.keys(), f"B: part {part} does not wait for everybody"
+        given = [(each, stored[each]) for each in self.members if each in self.waited]
+        round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
+        assert round_ is not None, "B: a round that was given up is stepped"
+        for assignment, key in given:
+            assert round_.place_of[assignment] not in round_.lost, f"B: {key} was given up"
+            self.count(label(key), part, self.core.version + 1, assignment)
+        full = [
+            (label(key), self.members[each][2]) for each, key in given if self.shard.stored_part(key, part)
+        ]
+        assert [(label(share.key), share.samples) for share, _ in shares] == full, "B: rank order"
+        self.final[part] = full
+
+    def count(self, name: str, part: int, version: int, assignment: int) -> None:
+        assert part not in self.counts[name], f"B: part {part} of {name} is in two versions"
+        assert name not in self.told_stale, f"B: part {part} of {name} counts although it was refused"
+        self.counts[name][part] = version
+        assert self.assignment_of.setdefault(name, assignment) == assignment
+
+    def complete_parts(self, apply: e.Apply) -> None:
+        """What was not final before is what was pushed."""
+        for part in range(len(DIVIDED.parts)):
+            if part in self.final:
+                continue
+            self.final[part] = []
+            for each in apply.contributions:
+                if each.samples:
+                    name = label(each.key)
+                    self.count(name, part, apply.version, self.pushes[name].assignment)
+                    if self.applied_parts[name][part]:
+                        self.final[part].append((name, each.samples))
+
+    def check_counted(self, stream: WorkerStream, outcome: Outcome) -> Outcome:
+        """The outcome as control gave it."""
+        name = label(e.PushKey(*stream.id, outcome.seq))
+        stale = outcome.refusal is not None and outcome.refusal.reason is Reason.STALE
+        if stale:
+            assert set(outcome.counted) == self.counts[name].keys(), f"B: {name} is told {outcome.counted}"
+            self.told_stale.add(name)
+        else:
+            assert not outcome.counted
+        return replace(outcome, counted=())
+
     # ---- the oracle
 
     def state(self) -> Any:
@@ -740,14 +956,16 @@ class World:
         self.check_members(apply)
         given = [each for each in apply.contributions if each.samples and each.weight != 0]
         gradient = np.zeros(ELEMENTS, np.float32)
-        for each in given:
+        if self.in_parts:
+            gradient = self.gradient_of_parts()
+        for each in given if not self.in_parts else ():
             total = sum(other.samples for other in given if other.slice == each.slice)
             weight = each.samples / total * apply.weight if each.weight is None else each.weight
             held = elements_of(self.assignments[self.pushes[label(each.key)].assignment])
             gradient[held] += np.float32(weight) * values(label(each.key))[held]
         if self.core.mode.shares_samples:
             self.check_shared(given)
-        if given:
+        if given or self.in_parts:
             torch.from_numpy(self.expected).add_(torch.from_numpy(gradient), alpha=-RATE * apply.rate_factor)
         for each in apply.contributions:
             name = label(each.key)
@@ -758,6 +976,16 @@ class World:
         parameters = b"".join(value.tobytes() for value in self.store.values())
         assert parameters == self.expected.tobytes(), "E: the parameters are not those of the log"
         assert np.isfinite(self.expected).all(), "F"
+
+    def gradient_of_parts(self) -> Float32:
+        """The mean of each part over those who count in it."""
+        gradient = np.zeros(ELEMENTS, np.float32)
+        for part, given in self.final.items():
+            here = slice(DIVIDED.parts[part].start, DIVIDED.parts[part].end)
+            total = sum(samples for _, samples in given)
+            for name, samples in given:
+                gradient[here] += np.float32(samples / total) * values(name)[here]
+        return gradient
 
     def check_shared(self, given: Sequence[e.Contribution]) -> None:
         """C: what each sample's gradient comes to in each slice."""
@@ -836,11 +1064,18 @@ class World:
         self.check_end()
 
     def check_end(self) -> None:
+        for name, parts in self.counts.items():
+            if name in self.accepted:
+                whole = dict.fromkeys(range(len(DIVIDED.parts)), self.accepted[name])
+                assert parts == whole, f"B: of {name} count {parts}"
+            elif parts:  # nobody else may compute it
+                self.covered.update(self.ranges[self.assignment_of[name]])
         for epoch in range(self.epochs):
             for index in range(self.samples):
                 sample = (epoch, index)
                 assert self.covered[sample] <= 1, f"{sample} was accepted from two workers"
-                assert self.answered[sample] or sample in self.late, f"{sample} was lost"
+                answered = self.answered[sample] or sample in self.late | self.given_up
+                assert answered, f"{sample} was lost"
                 if self.core.mode.shares_samples and sample not in self.excused | self.late:
                     found = [self.elements[sample, element] for element in range(ELEMENTS)]
                     assert found == [1] * ELEMENTS, f"C: {sample} was lost: {found}"
@@ -853,6 +1088,23 @@ class World:
         evaluated = [each.epoch for each in self.core.evaluations.done]
         assert evaluated == sorted(set(evaluated))
         assert not self.core.roster.members or evaluated[-1] == self.epochs, "the end is evaluated"
+
+
+def mode_of(name: str) -> str:
+    """Of a setting."""
+    return name.split()[0]
+
+
+def replica() -> Replica:
+    """A worker's, at version 0, divided as the server's."""
+    model = torch.nn.Module()
+    for tensor in MANIFEST_OF:
+        model.register_parameter(tensor.name, torch.nn.Parameter(torch.zeros(tensor.shape)))
+    made = Replica(model, 1)
+    made.plan = DIVIDED
+    made._versions = [0] * len(DIVIDED.parts)  # pyright: ignore[reportPrivateUsage]
+    made.version = 0
+    return made
 
 
 def samples_of(assignment: Assignment) -> list[tuple[int, int]]:

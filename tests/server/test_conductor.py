@@ -36,8 +36,8 @@ Message = m.Part | m.Chunk | m.Commit | m.Abandon
 class Wired:
     """A job of attached workers. Three elements are three parts."""
 
-    def __init__(self, mode: str, workers: str) -> None:
-        self.core = core_of(mode, min_workers=len(workers), epochs=100)
+    def __init__(self, mode: str, workers: str, **rules: Any) -> None:
+        self.core = core_of(mode, min_workers=len(workers), epochs=100, **rules)
         self.shard = Shard(partial(build, plan=PLAN))
         self.conductor = Conductor(self.core, Metrics("none"), shard=self.shard)
         self.call = WorkerCall(self.conductor)
@@ -59,11 +59,13 @@ class Wired:
         outbox.send = self.sent[worker].append  # type: ignore[method-assign, assignment]
         self.conductor.streams[worker] = WorkerStream(worker, 1, outbox, Inbox(worker))
 
-    def part(self, number: int, value: float = 1.0, *, seq: int = 1, damaged: bool = False) -> list[Message]:
+    def part(
+        self, number: int, value: float = 1.0, *, seq: int = 1, damaged: bool = False, assignment: int = 1
+    ) -> list[Message]:
         """A part of one element, as messages."""
         payload = dense(value)
         described = (payload_header(payload),)
-        header = m.Part(seq=seq, assignment=1, part=number, plan=1, payloads=described)
+        header = m.Part(seq=seq, assignment=assignment, part=number, plan=1, payloads=described)
         (chunk,) = [
             decode_envelope(message, "WorkerMessage")
             for message in encode_chunks(part_transfer(seq, number), [payload.data])
@@ -124,11 +126,11 @@ class Wired:
         return [float(each) for each in chunk.data.view(np.float32)]
 
 
-def wired(mode: str, workers: str, test: Callable[[Wired], Coroutine[Any, Any, None]]) -> None:
+def wired(mode: str, workers: str, test: Callable[[Wired], Coroutine[Any, Any, None]], **rules: Any) -> None:
     """Run a test of an open job; nothing may be left in the shard in the end."""
 
     async def run() -> None:
-        job = Wired(mode, workers)
+        job = Wired(mode, workers, **rules)
         await job.open()
         await test(job)
         assert not job.conductor.failed.is_set(), job.conductor.failure
@@ -365,3 +367,162 @@ def test_updates_grow_at_the_members_of_a_round_and_the_others_get_them_whole() 
 
 def _note(given: list[Broadcast], update: Broadcast, *, counted: bool = True) -> None:
     given.append(update)
+
+
+# ---- parts of updates while others are still on their way up
+
+
+def both(workers: str, test: Callable[[Wired], Coroutine[Any, Any, None]]) -> None:
+    wired("sync", workers, test, overlap="both")
+
+
+def up(job: Wired, worker: str, *parts: int, seq: int = 1, value: float = 1.0) -> None:
+    """Parts arrive of what a worker was told to compute."""
+    work = job.core.roster.members[worker].work
+    assert work is not None
+    for part in parts:
+        assert job.arrive(worker, job.part(part, value, seq=seq, assignment=work.id)) == []
+
+
+async def gone_out(job: Wired, worker: str) -> list[tuple[int, int]]:
+    """Versions and parts of what a stream has been sent of updates by now."""
+    await job.shard.digest()
+    await asyncio.sleep(0)
+    outbox, found = job.conductor.streams[worker].outbox, list[tuple[int, int]]()
+    while (message := outbox._next(lambda raw: None)) is not None:  # pyright: ignore[reportPrivateUsage]
+        decoded = decode_envelope(message, "ServerMessage")
+        if isinstance(decoded, m.Update):
+            found.append((decoded.version, decoded.part))
+    return found
+
+
+def test_parts_go_out_to_all_members_before_the_last_push_is_whole() -> None:
+    async def test(job: Wired) -> None:
+        up(job, "a", 0, 1, 2)
+        assert accepted(job.arrive("a", [job.commit("a")])) == [1]
+        assert await gone_out(job, "a") == []
+        up(job, "b", 2)
+        assert await gone_out(job, "a") == await gone_out(job, "b") == [(1, 2)]
+        up(job, "b", 0)
+        assert await gone_out(job, "a") == await gone_out(job, "b") == [(1, 0)]
+        assert job.core.version == 0
+        up(job, "b", 1)
+        assert accepted(job.arrive("b", [job.commit("b")])) == [1]
+        assert await job.reach(1) == [-1, -1, -1]
+        assert await gone_out(job, "a") == await gone_out(job, "b") == [(1, 1)]
+
+    both("ab", test)
+
+
+def test_a_member_on_a_new_stream_gets_the_whole_update() -> None:
+    async def test(job: Wired) -> None:
+        up(job, "a", 0)
+        up(job, "b", 0)
+        assert await gone_out(job, "b") == [(1, 0)]
+        job.conductor.happen(e.Detached("b", 1))
+        job.attach("b")
+        job.conductor.happen(e.Prepared("b", 1, fingerprint=b"m", version=0, assigned=2))
+        for worker in "ab":
+            up(job, worker, 1, 2)
+            assert accepted(job.arrive(worker, [job.commit(worker)])) == [1]
+        await job.reach(1)
+        assert sorted(await gone_out(job, "b")) == [(1, 0), (1, 1), (1, 2)]
+
+    both("ab", test)
+
+
+def test_the_update_to_a_version_never_waits_behind_the_one_from_it() -> None:
+    """A member that is reconnecting as a round opens has to be sent the version first that it begins with."""
+
+    async def test(job: Wired) -> None:
+        for worker in "ab":
+            up(job, worker, 0, 1, 2)
+            commit = job.commit(worker)
+            if worker == "b":
+                job.conductor.happen(e.Detached("a", 1))
+                job.attach("a")  # and does not say yet what it has
+            assert accepted(job.arrive(worker, [commit])) == [1]
+        await job.reach(1)
+        work = job.core.roster.members["a"].work
+        assert work is not None
+        assert work.assignment.version == 1
+        job.conductor.happen(e.Prepared("a", 1, fingerprint=b"m", version=0))
+        assert sorted(await gone_out(job, "a")) == [(1, 0), (1, 1), (1, 2)]
+        for worker in "ab":
+            up(job, worker, 0, 1, 2, seq=2)
+            assert accepted(job.arrive(worker, [job.commit(worker, seq=2)])) == [2]
+        await job.reach(2)
+        assert sorted(await gone_out(job, "a")) == [(2, 0), (2, 1), (2, 2)]
+
+    both("ab", test)
+
+
+def test_a_round_that_was_given_up_does_not_hold_up_the_next_ones_updates() -> None:
+    async def test(job: Wired) -> None:
+        up(job, "a", 0)
+        outboxes = {worker: job.conductor.streams[worker].outbox for worker in "ab"}
+        for worker in "ab":
+            job.conductor.happen(e.Left(worker, 1, failed=True, reason="crashed"))
+        job.conductor._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+        for worker in "ab":
+            job.conductor.happen(e.Joined(worker, 2, compressor="none"))
+            job.conductor.happen(e.Attached(worker, 2))
+            stream = WorkerStream(worker, 2, outboxes[worker], Inbox(worker))  # behind the same queue
+            job.conductor.streams[worker] = stream
+        for worker in "ab":
+            job.conductor.happen(e.Prepared(worker, 2, fingerprint=b"m", version=0))
+        up(job, "a", 1)
+        assert await gone_out(job, "a") == [(1, 1)]
+        up(job, "a", 0, 2)
+        assert accepted(job.arrive("a", [job.commit("a")])) == [1]
+        assert await job.reach(1) == [-1, -1, -1]
+        assert sorted(await gone_out(job, "a")) == [(1, 0), (1, 2)]
+
+    both("ab", test)
+
+
+def test_who_comes_back_too_late_is_told_which_of_its_parts_count_as_often_as_it_asks() -> None:
+    async def test(job: Wired) -> None:
+        up(job, "a", 0, 1, value=4.0)
+        up(job, "b", 1, 2)
+        commit = job.commit("a", (4.0, 4.0, 4.0))
+        now = time.monotonic()
+        job.core.step(e.Heard("b", 1), now + 60)
+        job.conductor.perform(job.core.step(e.Tick(), now + 60).actions)
+        assert await gone_out(job, "b") == [(1, 1), (1, 2)]
+        job.conductor._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+        job.attach("a")
+        job.conductor.happen(e.Prepared("a", 1, fingerprint=b"m", version=0, assigned=1))
+        for _ in range(2):
+            for part in range(3):
+                job.arrive("a", job.part(part, 4.0))
+            (outcome,) = job.arrive("a", [commit])
+            assert reasons([outcome]) == [(1, None, Reason.STALE)]
+            assert outcome.counted == (1,)
+        up(job, "b", 0)
+        assert accepted(job.arrive("b", [job.commit("b")])) == [1]
+        assert await job.reach(1) == [-1, -(4 * 4 + 1 * 4) / 8, -1]
+        assert job.arrive("a", [commit])[0].counted == (1,)
+
+    both("ab", test)
+
+
+def test_nothing_is_stepped_of_a_round_whose_members_are_lost_at_once() -> None:
+    """Also not when parts of theirs are found valid after that: others compute their samples."""
+
+    async def test(job: Wired) -> None:
+        up(job, "a", 0)
+        up(job, "b", 1)
+        up(job, "c", 0, 1)
+        now = time.monotonic()
+        job.conductor.perform(job.core.step(e.Tick(), now + 60).actions)
+        for worker, assignment in (("a", 1), ("b", 2), ("c", 3)):
+            for part in range(3):
+                job.shard.put(e.PushKey(worker, 1, 1), part, [dense(1.0)], assignment)
+        assert not job.shard._round.final  # type: ignore[union-attr]  # pyright: ignore
+        for worker in "abc":
+            job.shard.drop(e.PushKey(worker, 1, 1))
+        values = await job.shard.values()
+        assert values.version == 0
+
+    both("abc", test)

@@ -22,7 +22,7 @@ from gradwire.server.job.samples import Samples
 from gradwire.server.job.state import JobState
 from gradwire.server.shard.store import Store
 
-from .histories import MODES, World, run
+from .histories import MODES, World, mode_of, run
 
 STORE_APPLY = Store.apply
 STEPS = 10_000  # of each mode, 110,000 together
@@ -36,7 +36,7 @@ def test_random_histories_keep_every_promise(mode: str) -> None:
 
 
 def test_every_mode_has_its_histories() -> None:
-    told = {mode.partition(":")[0] for mode in MODES}
+    told = {mode_of(mode).partition(":")[0] for mode in MODES}
     assert told | {"coded"} == registry.MODES.keys()  # coded mode has some of its own
 
 

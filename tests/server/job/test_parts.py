@@ -4,6 +4,7 @@ samples."""
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from jobs import LEASE_S, Job
@@ -15,8 +16,8 @@ from gradwire.proto.shares import assigned_samples
 from gradwire.server.job import events as e
 
 
-def both(workers: int, mode: str = "sync", *, samples: int = 40, epochs: int = 2, **rules: object) -> Job:
-    terms = {"lease_seconds": LEASE_S, "epochs": epochs, "overlap": "both", **rules}
+def both(workers: int, mode: str = "sync", *, samples: int = 40, epochs: int = 2, **rules: Any) -> Job:
+    terms: dict[str, Any] = {"lease_seconds": LEASE_S, "epochs": epochs, "overlap": "both", **rules}
     return Job(workers, samples=samples, core=core_of(mode, min_workers=workers, **terms))
 
 
@@ -86,7 +87,7 @@ def test_a_round_says_to_the_shard_who_is_in_it_behind_the_assignments() -> None
     ],
 )
 def test_only_plain_rounds_of_an_aggregation_by_coordinate_are_stepped_in_parts(
-    mode: str, rules: dict[str, object], opens: bool
+    mode: str, rules: dict[str, Any], opens: bool
 ) -> None:
     job = both(3, mode, **rules)
     assert bool(job.all(e.Open)) == opens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -10,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pushes import Share, apply, bits, cut_plan, dense, pushed, replica_bits, snapshot, take
+from pushes import Applied, Share, apply, bits, cut_plan, dense, pushed, replica_bits, snapshot, take
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from gradwire.compressors import LayerRule, ModelCompressor, Plan, divide
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
+from gradwire.server.job.events import Apply
 from gradwire.server.shard.aggregation import Aggregation, Krum, Median, Trimmed
 from gradwire.server.shard.downlink import Downlink
 from gradwire.server.shard.mean import add_up
@@ -366,10 +368,10 @@ def divided(part_bytes: int) -> Plan:
     return divide([spec.elements for spec in LARGE.specs], part_bytes)
 
 
-def large_store(downlink: str, plan: Plan, aggregation: Aggregation = MEAN) -> Store:
+def large_store(downlink: str, plan: Plan, aggregation: Aggregation = MEAN, optimizer: str = "sgd") -> Store:
     generator = torch.Generator().manual_seed(3)
     given = [torch.randn(spec.elements, generator=generator).numpy() for spec in LARGE.specs]
-    options = parse_optimizer("sgd")
+    options = parse_optimizer(optimizer)
     return Store(LARGE, given, downlink, lambda ps: Optimizer(options, ps, 0.1), 7, aggregation, plan=plan)
 
 
@@ -385,12 +387,32 @@ def large_shares(compressors: Sequence[ModelCompressor], step: int) -> list[Shar
     return found
 
 
+def apply_in_parts(ours: Store, version: int, given: Sequence[Share], order: Sequence[int]) -> Applied:
+    """As `apply`, with these parts, in this order, before the others."""
+    update = Applied(version)
+    ours.begin(version, 1.0)
+    for part in order:
+        ours.add(part, [(each, push[part]) for each, push in given if push.get(part)], update.add)
+    contributions = tuple(each for each, _ in given)
+    closing = Apply(version=version, contributions=contributions, rate_factor=1.0, opened_at=0.0)
+    update.passed_over = ours.apply(closing, [push for _, push in given], update.add)
+    update.finish()
+    return update
+
+
 def trained(
-    part_bytes: int, kinds: Sequence[str], downlink: str = "auto", aggregation: Aggregation = MEAN
+    part_bytes: int,
+    kinds: Sequence[str],
+    downlink: str = "auto",
+    aggregation: Aggregation = MEAN,
+    *,
+    early: random.Random | None = None,
+    optimizer: str = "sgd",
 ) -> tuple[list[bytes], list[bytes], list[bytes]]:
-    """The parameters, the replica, and what a worker makes of the updates, after a few versions."""
+    """The parameters, the replica, and what a worker makes of the updates, after a few versions. early:
+    chooses the parts that are stepped before the others."""
     plan = divided(part_bytes)
-    ours, model = large_store(downlink, plan, aggregation), torch.nn.Module()
+    ours, model = large_store(downlink, plan, aggregation, optimizer), torch.nn.Module()
     for tensor in LARGE.tensors:
         model.register_parameter(tensor.name, torch.nn.Parameter(torch.zeros(tensor.shape)))
     worker = Replica(model, 100, part_bytes=part_bytes)
@@ -400,7 +422,12 @@ def trained(
         for rank in range(max(5, len(kinds)))
     ]
     for step in range(3):
-        take(worker, apply(ours, version=step + 1, shares=large_shares(compressors, step)))
+        given, numbers = large_shares(compressors, step), range(len(plan.parts))
+        if early is None:
+            take(worker, apply(ours, version=step + 1, shares=given))
+        else:
+            some = early.sample(numbers, early.choice((len(numbers), early.randrange(len(numbers)))))
+            take(worker, apply_in_parts(ours, step + 1, given, some))
     return [value.tobytes() for value in ours.values()], replica_bits(ours), bits(worker)
 
 
@@ -433,6 +460,57 @@ def test_nor_has_it_in_robust_aggregation(aggregation: Aggregation) -> None:
     found = [trained(part_bytes, KINDS["mixed"], "auto", aggregation) for part_bytes in PART_BYTES]
     assert found[0] == found[1] == found[2]
     assert found[0][1] == found[0][2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nor_has_the_order_in_which_parts_become_final(kind: str) -> None:
+    expected = trained(PART_BYTES[0], KINDS[kind])
+    for seed in range(3):
+        assert trained(PART_BYTES[0], KINDS[kind], early=random.Random(seed)) == expected
+
+
+@pytest.mark.parametrize("downlink", ["none", "4bit", "8bit", "topk:ratio=50", "qsgd", "fp16"])
+def test_nor_has_that_order_with_an_updates_compressor_of_its_own(downlink: str) -> None:
+    expected = trained(PART_BYTES[0], KINDS["mixed"], downlink)
+    assert trained(PART_BYTES[0], KINDS["mixed"], downlink, early=random.Random(1)) == expected
+
+
+@pytest.mark.parametrize("aggregation", [Median(), Trimmed(wrong=1), Trimmed(wrong=2)], ids=str)
+def test_nor_has_that_order_in_robust_aggregation(aggregation: Aggregation) -> None:
+    expected = trained(PART_BYTES[0], KINDS["mixed"], "auto", aggregation)
+    assert trained(PART_BYTES[0], KINDS["mixed"], "auto", aggregation, early=random.Random(1)) == expected
+
+
+@pytest.mark.parametrize("optimizer", ["sgd:momentum=0.9,nesterov=on", "adamw:weight_decay=0.1"])
+def test_nor_has_that_order_with_what_an_optimizer_remembers(optimizer: str) -> None:
+    expected = trained(PART_BYTES[1], KINDS["mixed"], optimizer=optimizer)
+    assert trained(PART_BYTES[1], KINDS["mixed"], optimizer=optimizer, early=random.Random(1)) == expected
+
+
+@pytest.mark.parametrize("kind", ["4bit", "topk", "none", "mixed"])
+@pytest.mark.parametrize("missing", [(4,), (0, 1, 2, 3, 4)], ids=["one", "all"])
+def test_replicas_stay_alike_where_parts_of_some_are_empty(kind: str, missing: Sequence[int]) -> None:
+    """As of workers who are lost, or whose gradients are not finite, in the middle of their pushes."""
+    plan, chance = divided(PART_BYTES[0]), random.Random(1)
+    ours, model = large_store("auto", plan), torch.nn.Module()
+    for tensor in LARGE.tensors:
+        model.register_parameter(tensor.name, torch.nn.Parameter(torch.zeros(tensor.shape)))
+    worker = Replica(model, 100, part_bytes=PART_BYTES[0])
+    take(worker, snapshot(ours))
+    compressors = [
+        ModelCompressor(LARGE.specs, KINDS[kind][rank % len(KINDS[kind])], LayerRule(), 1, rank, plan=plan)
+        for rank in range(5)
+    ]
+    for step in range(4):
+        given = large_shares(compressors, step)
+        for rank in missing:
+            contribution, push = given[rank]
+            sent = frozenset(chance.sample(range(len(plan.parts)), len(plan.parts) // 2))
+            cut = {part: payloads if part in sent else () for part, payloads in push.items()}
+            given[rank] = contribution, cut
+        order = chance.sample(range(len(plan.parts)), len(plan.parts))
+        take(worker, apply_in_parts(ours, step + 1, given, order))
+        assert bits(worker) == replica_bits(ours)
 
 
 def test_payloads_with_other_borders_come_to_the_same_sum() -> None:
