@@ -25,7 +25,7 @@ from gradwire.server.shard.store import Store
 from .histories import MODES, World, mode_of, run
 
 STORE_APPLY = Store.apply
-STEPS = 10_000  # of each mode, 110,000 together
+STEPS = 10_000  # of each setting, 120,000 together
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,0 +1,218 @@
+"""Parts that leave during the backward pass: the same bits, and what cannot be taken back with `both`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import pytest
+import torch
+from scripted import REPLY, Script, updates
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from gradwire.compressors import LayerRule, decode
+from gradwire.compressors.parts import ALIGNMENT
+from gradwire.proto import messages as m
+from gradwire.proto.job import job_message
+from gradwire.proto.refusal import Reason, Refusal
+from gradwire.settings import JobTerms
+from gradwire.worker.metrics import Metrics
+from gradwire.worker.session.connection import Connection
+from gradwire.worker.session.replica import Replica
+from gradwire.worker.tasks import Task
+from gradwire.worker.tasks.computation import TaskFailedError
+from gradwire.worker.tasks.trainer import Trainer
+
+WIDTH = 64  # a layer is a part
+INPUTS = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(2))
+Overlap = Literal["off", "backward", "both"]
+Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.unused = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.third = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.second(torch.tanh(self.first(batch))))
+        return cast(torch.Tensor, self.third(hidden))
+
+
+class Tied(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.third.weight = self.first.weight
+
+
+class Twice(Layers):
+    """The gradient of its second layer comes in two pieces, one of them late."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(batch))
+        for _ in range(2):
+            again: Any = checkpoint(self.second, hidden, use_reentrant=True)
+            hidden = torch.tanh(again)
+        return cast(torch.Tensor, self.third(hidden))
+
+
+def squares(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return torch.mean(torch.square(model(batch)))
+
+
+def late_nan(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    """Backward is as it should be, but for the first layer, whose gradient comes last."""
+    assert isinstance(model, Layers)
+    weight: Any = model.first.weight
+    weight.register_hook(lambda gradient: gradient * float("nan"))
+    return squares(model, batch)
+
+
+class Run:
+    """One step of a worker, and what it has pushed."""
+
+    def __init__(
+        self,
+        overlap: Overlap,
+        build: Callable[[], nn.Module] = Layers,
+        loss: Loss = squares,
+        compressor: str = "topk:ratio=8",
+    ) -> None:
+        torch.manual_seed(1)
+        self.script = Script()
+        chosen = Task(
+            name="t",
+            train_samples=64,
+            model=build,
+            batch=lambda indices: INPUTS[indices],
+            loss=loss,
+            evaluate=lambda model: {},
+        )
+        self.replica = Replica(chosen.model(), 64, part_bytes=4 * ALIGNMENT)
+        job = job_message(JobTerms(id="j", work="gradients", batch_size=4, epochs=9, overlap=overlap))
+        self.trainer = Trainer(
+            cast("Connection", self.script),
+            dataclasses.replace(REPLY, job=job),
+            chosen,
+            self.replica,
+            device=torch.device("cpu"),
+            compressor=compressor,
+            rule=LayerRule(),
+            metrics=Metrics(compressor),
+        )
+
+    def steps(self, count: int = 1, *more: Any) -> Run:
+        for version in range(count):
+            for each in updates(self.replica, version):
+                self.script.messages.append(each)
+            ranges = (m.Range(start=4 * version, count=4),)
+            given = m.Assignment(id=version + 1, version=version, ranges=ranges, world=1)
+            self.script.messages.append(given)
+        self.script.messages += [*more, m.Assignment(id=99, version=count - 1, finished=True)]
+        self.trainer.run()
+        return self
+
+    def bytes_of(self, place: int = 0) -> list[bytes]:
+        return [np.asarray(decode(each)).tobytes() for each in self.script.pushed[place][1]]
+
+    @property
+    def residual(self) -> torch.Tensor:
+        return self.trainer.session._compression.ledger.residual  # pyright: ignore[reportPrivateUsage]
+
+    def empty_parts(self) -> list[int]:
+        return sorted(part for (_, part), (_, payloads) in self.script.parts.items() if not payloads)
+
+
+@pytest.mark.parametrize("build", [Layers, Tied])
+@pytest.mark.parametrize("compressor", ["none", "4bit", "topk:ratio=8", "topk:ratio=8,clip=0.1"])
+def test_what_is_pushed_does_not_depend_on_when_it_leaves(
+    build: Callable[[], nn.Module], compressor: str
+) -> None:
+    """Also of weights that two layers share, and of those that the loss does not reach."""
+    runs = [Run(overlap, build, compressor=compressor).steps(3) for overlap in get_args(Overlap)]
+    for run in runs:
+        assert len(run.script.pushed) == 3
+        assert run.script.pushed[0][0].parts == len(run.replica.plan.parts) == len(run.replica.parameters)
+    for place in range(3):
+        assert runs[0].bytes_of(place) == runs[1].bytes_of(place) == runs[2].bytes_of(place)
+
+
+def test_a_gradient_that_comes_twice_has_parts_leave_after_backward_from_then_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plain, overlapped = Run("off", Twice).steps(2), Run("backward", Twice).steps(2)
+    assert caplog.text.count("a gradient came twice") == 1
+    assert overlapped.script.abandoned == [1]
+    assert [commit.samples for commit, _ in overlapped.script.pushed] == [4, 4]
+    for place in range(2):
+        assert plain.bytes_of(place) == overlapped.bytes_of(place)
+
+
+def test_where_nothing_can_be_taken_back_a_gradient_that_comes_twice_ends_the_worker() -> None:
+    run = Run("both", Twice)
+    with pytest.raises(TaskFailedError, match="--overlap off"):
+        run.steps()
+    assert run.script.pushed == []
+
+
+@pytest.mark.parametrize("overlap", ["off", "backward"])
+def test_a_step_whose_gradient_is_not_finite_is_abandoned_whole(overlap: Overlap) -> None:
+    run = Run(overlap, loss=late_nan).steps()
+    assert [commit.samples for commit, _ in run.script.pushed] == [0]
+    assert not run.residual.any()
+
+
+def test_where_nothing_can_be_taken_back_the_other_parts_go_empty() -> None:
+    whole, run = Run("both").steps(), Run("both", loss=late_nan).steps()
+    (commit, _), plan = run.script.pushed[0], run.replica.plan
+    assert (commit.samples, commit.parts) == (4, len(plan.parts))
+    assert run.empty_parts() == [1, 3], "of the first layer, and of the one that the loss does not reach"
+    assert run.script.abandoned == []
+    part = plan.parts[-1]
+    assert not run.residual[part.start : part.end].any()
+    assert torch.equal(run.residual[part.end :], whole.residual[part.end :])
+    assert run.residual.isfinite().all()
+
+
+def test_that_goes_too_where_parts_leave_after_backward() -> None:
+    """As of a model whose gradients come twice before any part has left."""
+    run = Run("both", loss=late_nan)
+    run.trainer._strategy._hooks = None  # type: ignore[attr-defined]  # pyright: ignore
+    run.steps()
+    assert run.script.abandoned == []
+    assert run.empty_parts() == [len(run.replica.plan.parts) - 1]
+    whole, part = Run("both").steps(), run.replica.plan.parts[-1]
+    assert torch.equal(run.residual[part.end :], whole.residual[part.end :])
+
+
+@pytest.mark.parametrize("counted", [(), (0,), (1, 3), (0, 1, 2, 3)])
+def test_what_counts_of_a_push_that_is_too_late_is_not_owed_again(counted: tuple[int, ...]) -> None:
+    why = Refusal(reason=Reason.STALE, message="no")
+    stale = m.Outcome(seq=1, decision=m.Decision.REFUSED, refusal=why, counted=counted)
+    before, run = Run("both").steps(), Run("both").steps(1, stale)
+    sent, plan = dict[int, np.ndarray[Any, Any]](), run.replica.plan
+    for (_, number), (_, payloads) in run.script.parts.items():
+        sent[number] = np.concatenate([decode(payload) for payload in payloads])
+    for number, part in enumerate(plan.parts):
+        expected = before.residual[part.start : part.end].numpy().copy()
+        if number not in counted:
+            expected += sent[number]
+        np.testing.assert_array_equal(run.residual[part.start : part.end].numpy(), expected)
+    assert run.script.settled == [1]
+
+
+def test_work_that_was_done_is_not_asked_for_again_once_the_next_version_is_here() -> None:
+    """Its parts come before the push is decided on, and a stream that breaks then has the work told again."""
+    run = Run("both")
+    told = m.Assignment(id=1, version=0, ranges=(m.Range(start=0, count=4),), world=1)
+    run.script.messages += [*updates(run.replica, 0), told, *updates(run.replica, 1), told]
+    run.script.messages.append(m.Assignment(id=2, version=1, finished=True))
+    run.trainer.run()
+    assert len(run.script.pushed) == 1
+    assert run.replica.version == 1
