@@ -11,7 +11,7 @@ import pytest
 import torch
 from scripted import REPLY, Script, updates
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils import checkpoint as checkpointing
 
 from gradwire.compressors import LayerRule, decode
 from gradwire.compressors.parts import ALIGNMENT
@@ -56,9 +56,9 @@ class Twice(Layers):
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.first(batch))
+        functions: Any = checkpointing
         for _ in range(2):
-            again: Any = checkpoint(self.second, hidden, use_reentrant=True)
-            hidden = torch.tanh(again)
+            hidden = torch.tanh(functions.checkpoint(self.second, hidden, use_reentrant=True))
         return cast(torch.Tensor, self.third(hidden))
 
 
@@ -70,7 +70,11 @@ def late_nan(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     """Backward is as it should be, but for the first layer, whose gradient comes last."""
     assert isinstance(model, Layers)
     weight: Any = model.first.weight
-    weight.register_hook(lambda gradient: gradient * float("nan"))
+
+    def poisoned(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * float("nan")
+
+    weight.register_hook(poisoned)
     return squares(model, batch)
 
 
