@@ -77,7 +77,12 @@ def train(
     steps = parse_optimizer(optimizer)
     values = [parameter.detach().clone().view(-1).numpy() for parameter in replica.parameters]
     store = Store(
-        *(replica.manifest, values, downlink, lambda p: Optimizer(steps, p, LEARNING_RATE), seed), plan=plan
+        replica.manifest,
+        values,
+        downlink,
+        lambda parameters: Optimizer(steps, parameters, LEARNING_RATE),
+        seed,
+        plan=plan,
     )
     order = np.random.default_rng(seed)
     per_epoch = task.train_samples // (WORKERS * BATCH)

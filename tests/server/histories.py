@@ -554,7 +554,9 @@ class World:
         assert self.store is not None
         for each, push in zip(apply.contributions, pushes, strict=True):
             given = self.pushes[label(each.key)]
-            wanted = parts_of(self.assignments[given.assignment]) if given.samples else frozenset()
+            wanted: frozenset[int] = (
+                parts_of(self.assignments[given.assignment]) if given.samples else frozenset()
+            )
             assert push.keys() == wanted, f"P: {each.key} is applied with parts {sorted(push)}"
         self.applied_parts = {
             label(each.key): {part: bool(payloads) for part, payloads in push.items()}

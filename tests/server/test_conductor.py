@@ -286,7 +286,8 @@ def test_a_worker_whose_lease_is_over_comes_back_to_what_it_had_sent() -> None:
     """It is no member when its push is complete; on its next stream it says only what is missing."""
 
     async def test(job: Wired) -> None:
-        *parts, last, commit = [*job.part(0), *job.part(1), *job.part(2), job.commit("a")]
+        commit = job.commit("a")
+        *parts, last = [*job.part(0), *job.part(1), *job.part(2)]
         job.arrive("a", [*parts[:4], commit])
         job.core.step(e.Tick(), time.monotonic() + 60)
         assert "a" not in job.core.roster.members

@@ -29,8 +29,8 @@ class GradientHooks:
         self.error: Exception | None = None  # what a hook met; raised in autograd it would lose its type
         self.repeated = False  # whether a gradient came twice
         for place, parameter in enumerate(parameters):
-            register: Any = parameter.register_post_accumulate_grad_hook
-            register(partial(self._came, place))
+            any_parameter: Any = parameter  # its method has no types
+            any_parameter.register_post_accumulate_grad_hook(partial(self._came, place))
 
     def follow(self, pushing: Pushing) -> None:
         """Hand what comes from now on to a push."""

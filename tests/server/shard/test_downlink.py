@@ -230,6 +230,7 @@ def test_an_update_goes_down_in_the_kind_in_which_it_came_up(
 ) -> None:
     ours, early, late = wide_store("auto", "sgd"), wide_replica(), wide_replica()
     take(early, snapshot(ours))
+    contents: list[Content] = []
     for step in range(6):
         shares = [wide_share(step, compressor, rank) for rank in range(3)]
         broadcast = apply(ours, version=step + 1, shares=shares)

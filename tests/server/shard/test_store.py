@@ -300,9 +300,10 @@ def test_a_step_that_fails_in_its_last_part_leaves_the_version_before_it(downlin
     values, options = [value.numpy().reshape(-1).copy() for value in initial()], parse_optimizer("sgd")
     plan = cut_plan((35,), (5,), (15,), (3,))
     ours = Store(
-        *(manifest(), values, downlink, lambda ps: Optimizer(options, ps, 0.1)), keep_last=True, plan=plan
+        manifest(), values, downlink, lambda ps: Optimizer(options, ps, 0.1), keep_last=True, plan=plan
     )
     model = ModelCompressor(manifest().specs, "topk:ratio=4", LayerRule(), 1, 0, plan=plan)
+    making, before = model.begin(8, version=0), list[torch.Tensor]()
     for version in range(1, 4):
         making = model.begin(8, version=version)
         for place, given in enumerate(gradients(version, 0)):
@@ -371,7 +372,7 @@ def large_store(downlink: str, plan: Plan, aggregation: Aggregation = MEAN, opti
     generator = torch.Generator().manual_seed(3)
     given = [torch.randn(spec.elements, generator=generator).numpy() for spec in LARGE.specs]
     options = parse_optimizer(optimizer)
-    return Store(*(LARGE, given, downlink, lambda ps: Optimizer(options, ps, 0.1), 7, aggregation), plan=plan)
+    return Store(LARGE, given, downlink, lambda ps: Optimizer(options, ps, 0.1), 7, aggregation, plan=plan)
 
 
 def large_shares(compressors: Sequence[ModelCompressor], step: int) -> list[Share]:

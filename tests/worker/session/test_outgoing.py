@@ -75,14 +75,22 @@ def described(message: object) -> str:
 @pytest.fixture
 def said(kinds: Kinds) -> Said:
     """What is queued, without chunks; at most so many messages."""
-    return lambda outgoing, most=99: [each for each in kinds(outgoing, most) if each != "Chunk"]
+
+    def without_chunks(outgoing: Outgoing, most: int = 99) -> list[str]:
+        return [each for each in kinds(outgoing, most) if each != "Chunk"]
+
+    return without_chunks
 
 
 @pytest.fixture
 def kinds() -> Iterator[Kinds]:
     """What is queued; always on the same event loop."""
     with asyncio.Runner() as runner:
-        yield lambda outgoing, most=99: [described(each) for each in runner.run(drained(outgoing, most))]
+
+        def all_kinds(outgoing: Outgoing, most: int = 99) -> list[str]:
+            return [described(each) for each in runner.run(drained(outgoing, most))]
+
+        yield all_kinds
 
 
 def test_a_new_stream_hears_everything_that_is_still_true(said: Said) -> None:
