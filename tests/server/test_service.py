@@ -17,8 +17,8 @@ from gradwire.server.service import Service
 from gradwire.settings import ServerSettings
 
 
-def service_of(mode: str) -> Service:
-    options, parsed = ServerSettings(mode=mode, min_workers=3), registry.parse(mode)
+def service_of(mode: str, **rules: Any) -> Service:
+    options, parsed = ServerSettings(mode=mode, min_workers=3, **rules), registry.parse(mode)
     shard: Any = SimpleNamespace(manifest=None)
     return Service(Conductor(Core(options, parsed), Metrics("none"), shard=shard), options, parsed)
 
@@ -48,3 +48,24 @@ def test_a_mode_that_multiplies_losses_refuses_lossy_compressors(compressor: str
 @pytest.mark.parametrize("mode", ["sync", "sync:backup=1", "stale"])
 def test_other_modes_take_them(mode: str) -> None:
     assert join(service_of(mode), "4bit").rank == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "aggregation", "told"),
+    [
+        ("sync", "mean", "both"),
+        ("sync", "median", "both"),
+        ("sync", "krum:wrong=1", "backward"),
+        ("sync:backup=1", "mean", "backward"),
+        ("sync:redundancy=2", "mean", "backward"),
+        ("sync:stragglers=1", "mean", "backward"),
+        ("stale", "mean", "backward"),
+        ("local", "mean", "backward"),
+    ],
+)
+def test_workers_hear_of_overlap_both_only_where_parts_go_down_early(
+    mode: str, aggregation: str, told: str
+) -> None:
+    """Elsewhere a step that is not finite is to be abandoned whole, and others may need all of it."""
+    service = service_of(mode, overlap="both", aggregation=aggregation)
+    assert service.job.overlap == told
