@@ -175,7 +175,7 @@ class Downlink:
             if kind == SPARSE:
                 ways += [self._way_of_sparse(tensor, start, end, pushes) for tensor in tensors]
                 continue
-            if kind == "none" or kind not in FORMATS:
+            if pushes and (kind == "none" or kind not in FORMATS):  # without any, nothing is sent
                 for tensor in tensors:
                     self._behind[tensor] = kind != "none"
             ways.append(self._way(tensors[0], tensors[-1] + 1, start, end, kind))
