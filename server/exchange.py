@@ -33,7 +33,7 @@ log = logging.getLogger("gradwire.server")
 T = TypeVar("T")
 Requests = AsyncIterator[m.WorkerMessage | Malformed]
 
-SMALL_PART_ELEMENTS = 1 << 18  # below this a thread costs more than the scan that it takes off the loop
+SMALL_PART_BYTES = 1 << 17  # below this a thread costs more than the scan that it takes off the loop
 SCANS_AT_ONCE = 4  # of one worker
 # Bytes that were changed on their way: the worker sends them again.
 DAMAGED = (Reason.CHECKSUM, Reason.CHUNK)
@@ -157,7 +157,7 @@ class WorkerCall:
             return
         if complete is None:
             return
-        if sum(header.elements for header in complete[0].payloads) <= SMALL_PART_ELEMENTS:
+        if complete[1].size <= SMALL_PART_BYTES:
             self._store(stream, complete[0], complete[1].checksum, complete[1].finish)
             return
         # The stream is read on during the scan, as far as memory for a few parts goes.
