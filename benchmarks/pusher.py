@@ -16,7 +16,7 @@ from ..compressors import Payload, cut, divide
 from ..deploy.processes import Children
 from ..proto import messages as m
 from ..proto.manifest import Manifest
-from ..proto.transfer import PLAN, digest, payload_header
+from ..proto.transfer import digest, part_header
 from ..proto.wire import crc32c
 from ..worker.session.connection import Connection
 from ..worker.session.receiving import Received
@@ -58,13 +58,7 @@ class Pusher:
         checksums: dict[int, int] = {}
         for number, payloads in enumerate(self._parts):
             checksums[number] = crc32c(payload.data for payload in payloads)
-            header = m.Part(
-                seq=self._seq,
-                assignment=self._assignment.id,
-                part=number,
-                plan=PLAN,
-                payloads=tuple(map(payload_header, payloads)),
-            )
+            header = part_header(self._seq, self._assignment.id, number, payloads)
             self._connection.part(header, payloads)
         commit = m.Commit(
             seq=self._seq,

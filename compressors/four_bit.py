@@ -30,7 +30,7 @@ import torch
 from .base import Fused, StepContext, TensorSpec
 from .kernels import Magnitudes, devices
 from .payload import CodeFormat, Float32, Float64, QuantizedPayload
-from .thresholds import Scale, magnitudes
+from .thresholds import Scale, block_payload, magnitudes
 
 
 class Levels(StrEnum):
@@ -138,15 +138,7 @@ class FourBit(Fused):
         if running:
             found = map(Magnitudes, totals.tolist(), nonzero.tolist())
             following = [state.updated(each) for state, each in zip(states, found, strict=True)]
-        sizes = np.array([gradient.numel() for gradient in gradients], np.int64)
-        payload = QuantizedPayload(
-            format=format,
-            elements=residual.numel(),
-            levels=levels,
-            sizes=sizes if len(gradients) > 1 else None,
-            data=data,
-        )
-        return payload, following, totals
+        return block_payload(format, gradients, levels, data), following, totals
 
     def compress_with_residual(
         self,

@@ -21,7 +21,7 @@ import torch
 from .base import Fused, Stateless, StepContext
 from .kernels import devices
 from .payload import CodeFormat, Float64, QuantizedPayload
-from .thresholds import Scale, check_threshold
+from .thresholds import Scale, block_payload, check_threshold
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,6 @@ class TwoBit(Fused, Stateless):
 
     options: TwoBitOptions = field(default_factory=TwoBitOptions)
     on_gpu: ClassVar[bool] = True
-
     in_blocks: ClassVar[bool] = True
 
     def compress_blocks(
@@ -57,15 +56,7 @@ class TwoBit(Fused, Stateless):
         level = self.options.threshold / self.options.scale.factor(samples)
         levels = np.full(len(gradients), level, np.float32)
         data, totals, _ = devices.quantize_blocks(format, gradients, residual, left, levels)
-        sizes = np.array([gradient.numel() for gradient in gradients], np.int64)
-        payload = QuantizedPayload(
-            format=format,
-            elements=residual.numel(),
-            levels=levels,
-            sizes=sizes if len(gradients) > 1 else None,
-            data=data,
-        )
-        return payload, list(states), totals
+        return block_payload(format, gradients, levels, data), list(states), totals
 
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext

@@ -86,6 +86,12 @@ def part_transfer(number: int, part: int) -> int:
     return (number << 16) + part
 
 
+def part_header(seq: int, assignment: int, part: int, payloads: Sequence[Payload]) -> m.Part:
+    """The header of a part of a push, whose payloads lie end to end."""
+    headers = tuple(map(payload_header, payloads))
+    return m.Part(seq=seq, assignment=assignment, part=part, plan=PLAN, payloads=headers)
+
+
 def digest(checksums: Mapping[int, int]) -> int:
     """Of a push, from the crc32c of the bytes of its parts."""
     in_order = np.array([checksums[part] for part in sorted(checksums)], "<u4")

@@ -8,7 +8,7 @@ import torch
 
 from ...compressors import Compressed, Payload, Step
 from ...proto import messages as m
-from ...proto.transfer import PLAN, payload_header
+from ...proto.transfer import part_header
 from ...proto.wire import crc32c
 from ..metrics import Metrics
 from .connection import Connection
@@ -56,13 +56,7 @@ class Pushing:
 
     def _send(self, part: int, payloads: Sequence[Payload]) -> None:
         self.checksums[part] = crc32c(payload.data for payload in payloads)
-        header = m.Part(
-            seq=self.seq,
-            assignment=self.assignment.id,
-            part=part,
-            plan=PLAN,
-            payloads=tuple(map(payload_header, payloads)),
-        )
+        header = part_header(self.seq, self.assignment.id, part, payloads)
         self._connection.part(header, payloads)
 
     def cease(self) -> None:
