@@ -206,6 +206,15 @@ class FetchRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Several messages of an Exchange stream, in order, as one message of gRPC, each of which costs as
+    much as many bytes. Whoever reads the stream reads them as if they had come one by one.
+    """
+
+    messages: tuple[bytes, ...]  # each a WorkerMessage or a ServerMessage, with its checksum; no batches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FetchHeader:
     """What the chunks that follow are."""
 
@@ -583,8 +592,8 @@ class StatusResponse:
 InitializeMessage = Chunk | InitializeHeader
 FetchMessage = Chunk | FetchHeader
 WorkerMessage = (
-    Chunk | Part | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon
+    Chunk | Part | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Batch
 )
 ServerMessage = (
-    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest
+    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | Batch
 )

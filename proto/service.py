@@ -9,7 +9,7 @@ is reported to a `Meter` with its size on the wire.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,27 @@ def wire_bytes(message_bytes: int) -> int:
     return framed + 9 * -(-framed // FRAME_BYTES)
 
 
+async def unbatched(stream: AsyncIterator[Any], envelope: str) -> AsyncIterator[Any]:
+    """The messages of an Exchange stream one by one; what is left is a batch in a batch, which nobody sends.
+
+    envelope: WorkerMessage or ServerMessage.
+    """
+    async for message in stream:
+        if isinstance(message, m.Batch):
+            for each in message.messages:
+                yield _read(each, envelope)
+        else:
+            yield message
+
+
+def _read(data: bytes, envelope: str) -> Any:
+    """A body, or Malformed."""
+    try:
+        return wire.decode_envelope(data, envelope)
+    except MalformedError as error:
+        return Malformed(str(error), damaged=isinstance(error, wire.DamagedError))
+
+
 def _serializer(message: Descriptor, sent: Meter) -> Callable[[Any], bytes]:
     def serialize(value: Any) -> bytes:
         if isinstance(value, bytes):
@@ -87,12 +108,12 @@ def _serializer(message: Descriptor, sent: Meter) -> Callable[[Any], bytes]:
 def _deserializer(message: Descriptor, received: Meter) -> Callable[[bytes], Any]:
     def deserialize(data: bytes) -> Any:
         received(wire_bytes(len(data)))
+        if _is_envelope(message):
+            return _read(data, message.name)
         try:
-            if _is_envelope(message):
-                return wire.decode_envelope(data, message.name)
             return decode(data, getattr(m, message.name))
         except MalformedError as error:
-            return Malformed(str(error), damaged=isinstance(error, wire.DamagedError))
+            return Malformed(str(error))
 
     return deserialize
 

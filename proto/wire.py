@@ -2,12 +2,12 @@
 
 Chunks carry nearly all bytes, so they are framed by hand: one copy when written and none when read, where
 protobuf would make two of each. The frame is the protobuf encoding of WorkerMessage{chunk} (field 1 in
-every oneof that holds a chunk), which a test checks against the generated classes.
+every oneof that holds a chunk), which a test checks against the generated classes. So are batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,7 +29,13 @@ CHUNK_BYTES = 512 << 10
 # Largest message either side takes: a chunk, or a header with thousands of tensors.
 MAX_MESSAGE_BYTES = 8 << 20
 
+# Messages are put together up to so many bytes, and so many; what is larger goes by itself.
+BATCH_BYTES = 64 << 10
+MAX_BATCH = 256
+
 _TAG_BODY_CHUNK = 0x0A  # field 1, length-delimited
+_TAG_BODY_BATCH = 0x72  # field 14, length-delimited
+_TAG_MESSAGES = 0x0A  # field 1, length-delimited
 _TAG_TRANSFER = 0x08  # field 1, varint
 _TAG_OFFSET = 0x10  # field 2, varint
 _TAG_CRC32C = 0x1D  # field 3, fixed32
@@ -117,6 +123,43 @@ def _fast_chunk(data: bytes) -> m.Chunk | None:
     )
 
 
+def batch(messages: Sequence[bytes]) -> bytes:
+    """One message for several of a stream, as `Batch` says; a single one as it is."""
+    if len(messages) == 1:
+        return messages[0]
+    pieces: list[bytes] = []
+    for message in messages:
+        pieces += (bytes((_TAG_MESSAGES,)) + varint(len(message)), message)
+    size = sum(map(len, pieces))
+    return b"".join((bytes((_TAG_BODY_BATCH,)), varint(size), *pieces))
+
+
+def gather(first: bytes, more: Callable[[], bytes | None]) -> bytes:
+    """The first message, with those that are there to follow it while it is short. more: takes the next."""
+    messages, size = [first], len(first)
+    while size < BATCH_BYTES and len(messages) < MAX_BATCH and (message := more()) is not None:
+        messages.append(message)
+        size += len(message)
+    return batch(messages)
+
+
+def _batched(data: bytes) -> m.Batch:
+    """Read what `batch` writes, and nothing else: no checksum covers what stands between the messages.
+
+    Raises IndexError or DamagedError.
+    """
+    size, at = _read_varint(data, 1)
+    messages: list[bytes] = []
+    if at + size == len(data):
+        while at < len(data) and data[at] == _TAG_MESSAGES and len(messages) < MAX_BATCH:
+            size, at = _read_varint(data, at + 1)
+            messages.append(data[at : at + size])
+            at += size
+    if at != len(data) or len(messages) < 2:
+        raise DamagedError(f"a batch that does not consist of 2 to {MAX_BATCH} messages")
+    return m.Batch(messages=tuple(messages))
+
+
 def encode_envelope(value: object, envelope: str) -> bytes:
     """The message `envelope` with `value` as its body and its checksum behind."""
     for field in pb.DESCRIPTOR.message_types_by_name[envelope].oneofs_by_name["body"].fields:
@@ -138,6 +181,11 @@ def decode_envelope(data: bytes, envelope: str) -> Any:
         with suppress(IndexError):  # cut short: let protobuf say so
             if fast := _fast_chunk(data):
                 return fast
+    elif data and data[0] == _TAG_BODY_BATCH:
+        try:
+            return _batched(data)
+        except IndexError:
+            raise DamagedError(f"a batch of {len(data)} bytes that is cut short") from None
     elif data[-TRAILER_BYTES:] != _trailer(data[:-TRAILER_BYTES]):
         raise DamagedError(f"a {envelope} whose checksum is not that of its bytes")
     body = member_of(parse(data, envelope), "body")

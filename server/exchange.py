@@ -136,8 +136,8 @@ class WorkerCall:
                     return
                 case Malformed():
                     raise Refused(unreadable(message, stream.worker))
-                case m.Hello():
-                    text = "Hello in the middle of a stream"
+                case m.Hello() | m.Batch():
+                    text = f"{type(message).__name__} in the middle of a stream"
                     raise Refused(Refusal(reason=Reason.MALFORMED, worker=stream.worker, message=text))
 
     async def _take(self, stream: WorkerStream, message: m.Part | m.Chunk) -> None:

@@ -21,7 +21,7 @@ from ..proto import messages as m
 from ..proto.job import job_message
 from ..proto.manifest import Manifest
 from ..proto.refusal import Reason, Refusal, Refused, refused
-from ..proto.service import Malformed, abort
+from ..proto.service import Malformed, abort, unbatched
 from ..proto.transfer import values_assembly
 from ..proto.wire import CHUNK_BYTES
 from ..settings import JobSettings, JobTerms, ServerSettings
@@ -207,9 +207,10 @@ class Service:
         )
 
     async def _exchange(self, requests: AsyncIterator[Any], context: Context) -> None:
-        hello = await expect(requests, m.Hello)
+        messages = unbatched(requests, "WorkerMessage")
+        hello = await expect(messages, m.Hello)
         self._check_job(hello.job, hello.worker)
-        await WorkerCall(self._conductor).run(hello, requests, context)
+        await WorkerCall(self._conductor).run(hello, messages, context)
 
     def _check_job(self, job: str, worker: str) -> None:
         if job and job != self.job.id:

@@ -12,7 +12,7 @@ import grpc.aio
 
 from ..proto.messages import ServerMessage
 from ..proto.refusal import Refusal
-from ..proto.wire import encode_server
+from ..proto.wire import encode_server, gather
 from .shard.inbox import Inbox
 from .updates import Broadcast
 
@@ -83,9 +83,9 @@ class Outbox:
     async def pump(self, context: Context, on_sent: Callable[[int], None]) -> None:
         """Write until the end. `on_sent` is told what an update that has gone out takes as float32."""
         while True:
-            message = self._urgent.popleft() if self._urgent else self._next(on_sent)
+            message = self._next(on_sent)
             if message is not None:
-                await context.write(message)
+                await context.write(gather(message, lambda: self._next(on_sent)))
             elif self.ended_with is not None:
                 return
             else:
@@ -93,7 +93,9 @@ class Outbox:
                 await self._more.wait()
 
     def _next(self, on_sent: Callable[[int], None]) -> bytes | None:
-        """The next message of the first update; None if it has to grow first."""
+        """A short message, or the next one of the first update; None if it has to grow first."""
+        if self._urgent:
+            return self._urgent.popleft()
         while self._updates:
             first = self._updates[0]
             if isinstance(first, bytes):

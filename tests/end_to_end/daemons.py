@@ -28,7 +28,7 @@ from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Refused
 from gradwire.proto.service import Stub, refusal_of
 from gradwire.proto.transfer import PLAN, digest, encode_chunks, part_transfer, payload_header
-from gradwire.proto.wire import crc32c, encode_worker
+from gradwire.proto.wire import crc32c, decode_envelope, encode_worker
 
 PATIENCE_S = 120.0  # on a busy machine
 TASKS = Path(__file__).parent / "programs"
@@ -223,6 +223,7 @@ class Raw:
     async def attach(self, **changes: Any) -> None:
         """Open the stream and say hello."""
         self.call = self.stub.exchange()
+        self.batch: list[Any] = []  # that came together, and are still to be looked at
         fields: dict[str, Any] = {"job": self.job, "worker": self.worker, "incarnation": self.incarnation}
         await self.send(m.Hello(**{**fields, **changes}))
 
@@ -236,8 +237,12 @@ class Raw:
         """The next message of this kind; others are passed over."""
         deadline = time.monotonic() + timeout_s
         while True:
-            read = self.call.read()
-            message = await refusing(_within(read, deadline - time.monotonic()))
+            if not self.batch:
+                read = self.call.read()
+                message = await refusing(_within(read, deadline - time.monotonic()))
+                several = message.messages if isinstance(message, m.Batch) else None
+                self.batch = [decode_envelope(each, "ServerMessage") for each in several or ()] or [message]
+            message = self.batch.pop(0)
             if not message:  # the end of the stream
                 await refusing(_raise_status(self.call))
             if isinstance(message, kind):

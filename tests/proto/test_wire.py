@@ -131,3 +131,63 @@ def test_a_truncated_chunk_is_malformed(end: int) -> None:
 def test_a_stream_takes_only_its_own_messages() -> None:
     with pytest.raises(TypeError, match="no body of WorkerMessage"):
         wire.encode_worker(m.Waiting(ranks=(), seconds=0, text=""))  # type: ignore[arg-type]
+
+
+def test_a_batch_put_together_by_hand_is_the_protobuf_message() -> None:
+    chunk = wire.encode_chunk(300, 0, [np.arange(200, dtype=np.uint8)], 77)
+    encoded = [*map(wire.encode_worker, MESSAGES), chunk]
+    batch = wire.batch(encoded)
+    assert list(pb.WorkerMessage.FromString(batch).batch.messages) == encoded
+    assert list(pb.ServerMessage.FromString(batch).batch.messages) == encoded
+    assert wire.decode_envelope(batch, "WorkerMessage") == m.Batch(messages=tuple(encoded))
+    assert wire.batch(encoded[:1]) == encoded[0]
+
+
+def test_a_damaged_batch_is_noticed_wherever_it_was_damaged() -> None:
+    """By itself, or by what guards its messages: their checksums, and of what has become a chunk its own."""
+    encoded = list(map(wire.encode_worker, MESSAGES))
+    batch = wire.batch(encoded)
+    for place in range(len(batch)):
+        for bit in range(8):
+            changed = bytearray(batch)
+            changed[place] ^= 1 << bit
+            assert not passes(bytes(changed)), (place, bit)
+
+
+def passes(batch: bytes) -> bool:
+    try:
+        read = wire.decode_envelope(batch, "WorkerMessage")
+        several = [wire.decode_envelope(each, "WorkerMessage") for each in read.messages]
+    except MalformedError:
+        return False
+    return not any(isinstance(each, m.Chunk) for each in several)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x72", b"\x72\x00", b"\x72\x80", b"\x72\x02\x0a", b"\x72\x02\x0a\x7f", b"\x72\x04" + b"\x12\x00" * 2],
+)
+def test_what_is_no_batch_is_malformed(data: bytes) -> None:
+    with pytest.raises(MalformedError):
+        wire.decode_envelope(data, "WorkerMessage")
+
+
+def test_a_batch_has_room_for_so_many_messages() -> None:
+    wire.decode_envelope(
+        b"\x72" + wire.varint(2 * wire.MAX_BATCH) + b"\x0a\x00" * wire.MAX_BATCH, "WorkerMessage"
+    )
+    over = wire.MAX_BATCH + 1
+    with pytest.raises(MalformedError, match="2 to 256 messages"):
+        wire.decode_envelope(b"\x72" + wire.varint(2 * over) + b"\x0a\x00" * over, "WorkerMessage")
+
+
+def test_short_messages_are_gathered_up_to_the_first_that_fills_the_batch() -> None:
+    short, long = b"s" * 100, b"l" * wire.BATCH_BYTES
+    waiting = [short, long, short]
+    batch = wire.decode_envelope(
+        wire.gather(short, lambda: waiting.pop(0) if waiting else None), "WorkerMessage"
+    )
+    assert batch.messages == (short, short, long)
+    assert wire.gather(long, lambda: waiting.pop(0)) == long
+    endless = wire.gather(b"", lambda: b"")
+    assert len(wire.decode_envelope(endless, "WorkerMessage").messages) == wire.MAX_BATCH

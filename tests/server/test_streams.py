@@ -8,7 +8,7 @@ from typing import Any
 
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
-from gradwire.proto.wire import decode_envelope
+from gradwire.proto.wire import BATCH_BYTES, decode_envelope
 from gradwire.server.shard.store import Encoded
 from gradwire.server.streams import Outbox
 from gradwire.server.updates import Broadcast
@@ -16,8 +16,21 @@ from gradwire.server.updates import Broadcast
 WHY = Refusal(reason=Reason.FENCED, message="over")
 
 
-def part(*messages: str, whole: bool = True) -> Encoded:
-    return Encoded(tuple(message.encode() for message in messages), raw_bytes=4 * len(messages), whole=whole)
+BATCH = 0x72  # the first byte of one
+
+
+def part(*messages: str, whole: bool = True, short: bool = False) -> Encoded:
+    """short: whether they are put together with others."""
+    filled = [
+        message.encode() if short else message.encode().ljust(BATCH_BYTES, b"-") for message in messages
+    ]
+    return Encoded(tuple(filled), raw_bytes=4 * len(messages), whole=whole)
+
+
+def described(message: bytes) -> str:
+    """A message of the server by its kind, one of the texts here by what is left without its filling."""
+    found = message.decode().rstrip("-") if message.isascii() and message[:1].isalpha() else None
+    return found or type(decode_envelope(message, "ServerMessage")).__name__
 
 
 class Stream:
@@ -30,8 +43,11 @@ class Stream:
 
     async def write(self, message: bytes) -> None:
         await self._may.acquire()
-        found = message.decode() if message.isascii() and message.isalnum() else None
-        self.written.append(found or type(decode_envelope(message, "ServerMessage")).__name__)
+        if message[0] != BATCH:
+            self.written.append(described(message))
+            return
+        batch = decode_envelope(message, "ServerMessage")
+        self.written.append("+".join(map(described, batch.messages)))
 
     async def take(self, messages: int = 100) -> str:
         """What has been written in all, after so many messages more."""
@@ -96,8 +112,7 @@ def test_a_short_message_overtakes_what_is_left_of_any_update() -> None:
         outbox.broadcast(update)
         assert await stream.take(1) == "a1"
         outbox.send(m.InitializeRequest())
-        assert await stream.take(2) == "a1 a2 InitializeRequest"  # the second was being written already
-        assert await stream.take() == "a1 a2 InitializeRequest a3"
+        assert await stream.take(2) == "a1 a2 InitializeRequest+a3"  # the second was being written already
 
     pumped(test)
 
@@ -136,8 +151,21 @@ def test_an_update_is_the_same_for_whoever_joins_while_it_grows() -> None:
         late.broadcast(update)
         update.finish([part("b1", whole=False)])
         assert await stream.take() == await late_stream.take() == "a1 b1"
-        assert (update.whole, update.raw_bytes, update.wire_bytes) == (False, 8, 4)
+        assert (update.whole, update.raw_bytes, update.wire_bytes) == (False, 8, 2 * BATCH_BYTES)
         late.end(WHY, final=False)
         await writer
+
+    pumped(test)
+
+
+def test_short_messages_go_out_together_with_the_first_long_one_that_follows() -> None:
+    async def test(outbox: Outbox, stream: Stream) -> None:
+        update = Broadcast(1)
+        outbox.broadcast(update)
+        update.add(part("a1", "a2", short=True))
+        update.finish([part("b1", "b2")])
+        outbox.send(m.InitializeRequest())
+        assert await stream.take() == "InitializeRequest+a1+a2+b1 b2"
+        assert stream.counted == [16]
 
     pumped(test)

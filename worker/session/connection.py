@@ -29,8 +29,9 @@ from ...proto import messages as m
 from ...proto.channel import CLIENT_OPTIONS
 from ...proto.manifest import Manifest
 from ...proto.refusal import Reason, Refused
-from ...proto.service import Malformed, Meter, Stub
+from ...proto.service import Malformed, Meter, Stub, unbatched
 from ...proto.transfer import encode_chunks, packet_transfer, part_transfer
+from ...proto.wire import gather
 from .attempts import Attempts, BrokenError, UnreachableError, translated
 from .outgoing import Outgoing, Transfer
 from .receiving import Received, ReceivedPacket, Receiver
@@ -301,7 +302,7 @@ class Connection:
 
         async def write() -> None:
             while True:
-                await call.write(await outgoing.next())
+                await call.write(gather(await outgoing.next(), outgoing.more))
 
         async def beat() -> None:
             while True:
@@ -325,7 +326,8 @@ class Connection:
 
     async def _read(self, call: AsyncIterator[m.ServerMessage | Malformed], progress: asyncio.Event) -> None:
         receiver, outgoing = Receiver(self.worker), self._outgoing
-        async for message in call:
+        messages: AsyncIterator[m.ServerMessage | Malformed] = unbatched(call, "ServerMessage")
+        async for message in messages:
             arrived: Incoming | None = None
             match message:
                 case m.Update():
@@ -351,6 +353,8 @@ class Connection:
                 case m.Welcome():
                     log.info("connected as rank %d, server at version %d", message.rank, message.version)
                     outgoing.welcome(message.stored)
+                case m.Batch():
+                    raise BrokenError("the server sent a batch in a batch")
                 case Malformed():
                     raise BrokenError(f"the server's message cannot be read: {message.text}")
             complete = receiver.take_update()

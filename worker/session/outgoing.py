@@ -165,22 +165,20 @@ class Outgoing:
             self._put(encode_worker(push.commit))
 
     async def next(self) -> bytes:
-        """The message that goes out next: what is short before the next chunk of a transfer."""
-        assert self._queue is not None
+        """The message that goes out next. What went out before has been written."""
         self._writing = False
-        while True:
-            if self._urgent:
-                message: bytes | None = self._urgent.popleft()
-            else:
-                message = self._following(self._queue)
-            if message is not None:
-                self._writing = True
-                return message
+        while (message := self.more()) is None:
             self._more.clear()
             await self._more.wait()
+        self._writing = True
+        return message
 
-    def _following(self, queue: deque[bytes | Transfer]) -> bytes | None:
-        """The next message of the queue."""
+    def more(self) -> bytes | None:
+        """The next message, if there is one: what is short before the next chunk of a transfer."""
+        queue = self._queue
+        assert queue is not None
+        if self._urgent:
+            return self._urgent.popleft()
         while self._sending is not None or queue:
             if self._sending is not None:
                 message = next(self._sending, None)
