@@ -2,7 +2,8 @@
 
 The elements of all tensors, laid end to end in manifest order, are the *flat* order. A part is a range of it.
 Parts come in the order in which backward produces gradients: the last tensors first. The list of parts is the
-*plan*. It follows from the sizes of the tensors and of a part alone, so that both sides make the same one.
+*plan*. It follows from the sizes and parameter groups of the tensors and the size of a part alone, so that
+both sides make the same one.
 
 A *unit* is what is compressed at once: several small tensors that make up one part, or one large tensor that
 is cut into several. So whatever a compressor finds out about a tensor, it finds out about all of it, and the
@@ -78,7 +79,7 @@ class Plan:
         )
 
 
-def divide(elements: Sequence[int], part_bytes: int = 0, slices: int = 1) -> Plan:
+def divide(elements: Sequence[int], part_bytes: int = 0, slices: int = 1, groups: Sequence[int] = ()) -> Plan:
     """The plan of a model.
 
     Args:
@@ -86,6 +87,8 @@ def divide(elements: Sequence[int], part_bytes: int = 0, slices: int = 1) -> Pla
         part_bytes: of the largest part, as float32; 0 for the default, see `SHARE`. A tensor that is larger
             is cut into equal parts.
         slices: that members of a group divide the parts among themselves in; there are several for each.
+        groups: parameter group of each tensor; all of one if empty. No unit has tensors of two of them, and
+            so no part has.
     """
     starts = (0, *accumulate(elements))
     part_bytes = part_bytes or max(LEAST_BYTES, 4 * starts[-1] // SHARE)
@@ -97,7 +100,7 @@ def divide(elements: Sequence[int], part_bytes: int = 0, slices: int = 1) -> Pla
     last = len(elements)
     while last:
         first = last - 1
-        while first and starts[last] - starts[first - 1] <= most:
+        while first and starts[last] - starts[first - 1] <= most and _alike(groups, first):
             first -= 1
         start, end = starts[first], starts[last]
         pieces = 1 if end - start <= most else -(-(end - start) // (most // ALIGNMENT * ALIGNMENT))
@@ -107,3 +110,8 @@ def divide(elements: Sequence[int], part_bytes: int = 0, slices: int = 1) -> Pla
         parts += [Part(*pair) for pair in pairwise(bounds)]
         last = first
     return Plan(tuple(parts), tuple(units), starts)
+
+
+def _alike(groups: Sequence[int], place: int) -> bool:
+    """Whether a tensor and the one before it are of one group."""
+    return not groups or groups[place - 1] == groups[place]

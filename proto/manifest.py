@@ -7,9 +7,9 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby
 
-from ..compressors import TensorSpec
+from ..compressors import Plan, TensorSpec, divide
 from . import messages as m
 from .messages import Tensor
 from .refusal import Reason, Refused, refused
@@ -17,6 +17,9 @@ from .refusal import Reason, Refused, refused
 DTYPE = "float32"
 MAX_ELEMENTS = 1 << 40  # far above any model; keeps products of hostile shapes out of the arithmetic
 MAX_DIMENSIONS = 16
+MAX_STRETCHES = (
+    1 << 15
+)  # of neighbours of one group: each is a part at least, and numbers of parts have 16 bits
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,11 @@ class Manifest:
     @cached_property
     def elements(self) -> int:
         return sum(spec.elements for spec in self.specs)
+
+    def plan(self, part_bytes: int = 0, slices: int = 1) -> Plan:
+        """How the model is divided: see `compressors.divide`."""
+        groups = [tensor.group for tensor in self.tensors]
+        return divide([spec.elements for spec in self.specs], part_bytes, slices, groups)
 
     @cached_property
     def parameters(self) -> int:
@@ -62,10 +70,11 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """SHA-256 over names, shapes, dtypes, kinds and the number of training samples."""
+        """SHA-256 over names, shapes, dtypes, kinds, groups and the number of training samples."""
         digest = hashlib.sha256(f"gradwire manifest 1;{self.train_samples}".encode())
         for tensor in self.tensors:
             kind = ":state" if tensor.state else ""
+            kind += f":group={tensor.group}" if tensor.group else ""
             digest.update(f";{tensor.name!r}:{tensor.dtype}:{tensor.shape}{kind}".encode())
         return digest.digest()
 
@@ -99,6 +108,9 @@ class Manifest:
             if tensor.dtype != DTYPE:
                 remedy = "convert the model with .float()"
                 raise refuse(Reason.DTYPE, where, DTYPE, tensor.dtype or "no dtype", remedy)
+            if tensor.group >= len(message.tensors):
+                limit = f"a parameter group below {len(message.tensors)}, the number of tensors"
+                raise refuse(Reason.TENSOR, where, limit, str(tensor.group))
             # An empty dimension is fine; a hostile product is stopped before it is formed in full.
             if len(tensor.shape) > MAX_DIMENSIONS or any(size > MAX_ELEMENTS for size in tensor.shape):
                 limit = f"up to {MAX_DIMENSIONS} dimensions of up to {MAX_ELEMENTS}"
@@ -109,6 +121,10 @@ class Manifest:
                 raise refuse(
                     Reason.SIZE, f"manifest up to {where}", f"{max_bytes} bytes", f"{total} bytes", remedy
                 )
+        stretches = sum(1 for _ in groupby(message.tensors, key=lambda tensor: tensor.group))
+        if stretches > MAX_STRETCHES:
+            limit = f"at most {MAX_STRETCHES} stretches of neighbours of one parameter group"
+            raise refuse(Reason.TENSOR, "manifest", limit, str(stretches))
         manifest = Manifest(message.tensors, message.train_samples)
         if message.fingerprint != manifest.fingerprint:
             raise refuse(

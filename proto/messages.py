@@ -147,6 +147,7 @@ class Tensor:
     shape: tuple[int, ...]  # elements in each dimension; none for a scalar
     dtype: str  # "float32"
     state: bool = False  # Not a parameter: what the optimizer remembers, where workers run it
+    group: int = 0  # Number of its parameter group, below the number of tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +156,7 @@ class Manifest:
 
     tensors: tuple[Tensor, ...]  # parameters first
     train_samples: int  # samples in one epoch
-    fingerprint: bytes  # SHA-256 over names, shapes, dtypes and train_samples
+    fingerprint: bytes  # SHA-256 over names, shapes, dtypes, groups and train_samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 import uvloop
 
 from .. import __version__
-from ..compressors import divide, set_threads
+from ..compressors import set_threads
 from ..configuration import Effective, UsageError
 from ..exits import Exit
 from ..optimizer import Optimizer
@@ -63,7 +63,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> Shard:
             parse_aggregation(options.aggregation),
             mode.delay_compensation,
             keep_last=bool(options.output),
-            plan=divide([spec.elements for spec in manifest.specs], options.part_bytes, mode.slices),
+            plan=manifest.plan(options.part_bytes, mode.slices),
         )
 
     return Shard(build)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
-from ...compressors import DensePayload, Part, Payload, Plan, decode, divide, finite, wire_bytes
+from ...compressors import DensePayload, Part, Payload, Plan, decode, finite, wire_bytes
 from ...optimizer import Optimizer
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
@@ -106,7 +106,7 @@ class Store:
         self._aggregation = aggregation
         self._compensation = delay_compensation
         self.manifest = manifest
-        self.plan = plan or divide([spec.elements for spec in manifest.specs])
+        self.plan = plan or manifest.plan()
         self.version = 0
         self._flat = torch.from_numpy(np.concatenate([*values, np.empty(0, np.float32)]))
         self._gradient = torch.zeros_like(self._flat)

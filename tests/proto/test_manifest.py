@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from gradwire.proto.manifest import Manifest
+from gradwire.compressors import divide
+from gradwire.proto.manifest import MAX_STRETCHES, Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.proto.refusal import Reason, Refused
 
@@ -39,6 +40,11 @@ def test_a_good_one_comes_back() -> None:
         ((Tensor(name="a", shape=(2**41,), dtype="float32"),), Reason.SHAPE, "a"),
         ((Tensor(name="a", shape=(1,) * 17, dtype="float32"),), Reason.SHAPE, "16 dimensions"),
         ((Tensor(name="a", shape=(251,), dtype="float32"),), Reason.SIZE, "got 1004 bytes"),
+        (
+            (Tensor(name="a", shape=(1,), dtype="float32", group=1),),
+            Reason.TENSOR,
+            "tensor 'a': expected a parameter group below 1, the number of tensors, got 1",
+        ),
     ],
 )
 def test_a_bad_one_is_refused(tensors: tuple[Tensor, ...], reason: Reason, words: str) -> None:
@@ -64,5 +70,30 @@ def test_the_fingerprint_tells_models_apart() -> None:
         Manifest(GOOD.tensors[::-1], 10),
         Manifest((Tensor(name="a", shape=(3, 2), dtype="float32"), GOOD.tensors[1]), 10),
         Manifest((Tensor(name="c", shape=(2, 3), dtype="float32"), GOOD.tensors[1]), 10),
+        Manifest((dataclasses.replace(GOOD.tensors[0], group=1), GOOD.tensors[1]), 10),
     ]
-    assert len({manifest.fingerprint for manifest in (GOOD, *others)}) == 5
+    assert len({manifest.fingerprint for manifest in (GOOD, *others)}) == 6
+
+
+def test_a_plan_keeps_parameter_groups_apart() -> None:
+    groups = (0, 0, 1, 0)
+    tensors = tuple(
+        Tensor(name=str(place), shape=(3,), dtype="float32", group=group)
+        for place, group in enumerate(groups)
+    )
+    manifest = Manifest(tensors, 10)
+    assert check(manifest.to_message()) == manifest
+    assert [(part.start, part.end) for part in manifest.plan().parts] == [(9, 12), (6, 9), (0, 6)]
+    assert Manifest(tensors[:2], 10).plan() == divide([3, 3])
+
+
+def test_groups_that_alternate_too_often_are_refused() -> None:
+    """Each stretch is a part at least, and the numbers of parts have an end."""
+    tensors = tuple(
+        Tensor(name=str(place), shape=(0,), dtype="float32", group=place % 2)
+        for place in range(MAX_STRETCHES + 1)
+    )
+    assert len(check(Manifest(tensors[1:], 10).to_message()).plan().parts) == MAX_STRETCHES
+    with pytest.raises(Refused, match=f"at most {MAX_STRETCHES} stretches of neighbours") as caught:
+        check(Manifest(tensors, 10).to_message())
+    assert caught.value.refusal.reason is Reason.TENSOR

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ...compressors import Payload, add_update, divide, put_update
+from ...compressors import Payload, add_update, put_update
 from ...proto.manifest import DTYPE, Manifest
 from ...proto.messages import Content, Tensor, Update
 from .hooks import as_dense
@@ -61,7 +61,7 @@ class Replica:
 
     def _arrange(self) -> None:
         """Have all tensors lie end to end in one buffer, so that a part is a range of it."""
-        self.plan = divide([spec.elements for spec in self.manifest.specs], self._part_bytes, self._slices)
+        self.plan = self.manifest.plan(self._part_bytes, self._slices)
         self._versions: list[int | None] = [None] * len(self.plan.parts)
         with torch.no_grad():
             self._flat = torch.cat([tensor.detach().reshape(-1) for tensor in self._tensors])
