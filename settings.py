@@ -127,7 +127,7 @@ class JobSettings:
     part_bytes: int = connection(
         0,
         "size of the largest part of the model that travels as one, as float32; 0 for a 32nd of the model, "
-        "but at least 2 MiB",
+        "but at least 2 MiB, and more if the first worker sends a part of the elements only",
         unit="bytes",
         least=0,
     )
@@ -150,10 +150,13 @@ class JobTerms(JobSettings):
     Attributes:
         id: unique per server start.
         work: kind of work that the mode asks of workers, as a spec: gradients, local or exchange.
+        least_part_bytes: of the largest part where `part_bytes` is 0, as float32; see `least_part_bytes` of
+            the compressors.
     """
 
     id: str
     work: str
+    least_part_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

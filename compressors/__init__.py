@@ -34,6 +34,7 @@ from .model import ModelCompressor as ModelCompressor
 from .model import NonFiniteGradient as NonFiniteGradient
 from .model import Step as Step
 from .model import model_wide as model_wide
+from .parts import LEAST_BYTES as LEAST_BYTES
 from .parts import Part as Part
 from .parts import Plan as Plan
 from .parts import Unit as Unit
@@ -59,6 +60,7 @@ from .registry import CompressorEntry as CompressorEntry
 from .registry import check_downlink as check_downlink
 from .registry import create as create
 from .registry import create_bare as create_bare
+from .registry import least_part_bytes as least_part_bytes
 from .registry import lossless as lossless
 from .registry import wrapping_of as wrapping_of
 from .validation import check_announcement as check_announcement

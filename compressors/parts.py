@@ -18,7 +18,8 @@ from itertools import accumulate, pairwise
 
 # Cuts within a tensor are at multiples of so many elements: every coding has a border of its own there.
 ALIGNMENT = 4096
-# A part is at most such a share of the model by default, but not less than the bytes below, as float32.
+# A part is at most such a share of the model by default, but not less than the bytes below, as float32:
+# 256 KiB on their way at four bits per element.
 SHARE = 32
 LEAST_BYTES = 2 << 20
 
@@ -79,7 +80,13 @@ class Plan:
         )
 
 
-def divide(elements: Sequence[int], part_bytes: int = 0, slices: int = 1, groups: Sequence[int] = ()) -> Plan:
+def divide(
+    elements: Sequence[int],
+    part_bytes: int = 0,
+    slices: int = 1,
+    groups: Sequence[int] = (),
+    least_bytes: int = LEAST_BYTES,
+) -> Plan:
     """The plan of a model.
 
     Args:
@@ -89,9 +96,10 @@ def divide(elements: Sequence[int], part_bytes: int = 0, slices: int = 1, groups
         slices: that members of a group divide the parts among themselves in; there are several for each.
         groups: parameter group of each tensor; all of one if empty. No unit has tensors of two of them, and
             so no part has.
+        least_bytes: of the largest part by default, as float32.
     """
     starts = (0, *accumulate(elements))
-    part_bytes = part_bytes or max(LEAST_BYTES, 4 * starts[-1] // SHARE)
+    part_bytes = part_bytes or max(least_bytes, 4 * starts[-1] // SHARE)
     if slices > 1:
         part_bytes = min(part_bytes, 4 * starts[-1] // (4 * slices))
     most = max(ALIGNMENT, part_bytes // 4)

@@ -17,12 +17,13 @@ from ..spec import Spec, SpecError, known, option_types, parse_options, parse_sp
 from .base import Compressor, NoOptions
 from .dense import Dense
 from .dgc import DgcOptions, dgc
-from .feedback import ErrorFeedback
+from .feedback import ErrorFeedback, without_feedback
 from .four_bit import FourBit, FourBitOptions, Levels
 from .k_reciprocal import KReciprocalOptions, k_reciprocal
 from .linear import Norm, QsgdOptions, TernGrad, TernGradOptions, eight_bit, qsgd
 from .near_centroid import near_centroid
 from .one_bit import OneBit, SignOptions, SignVote
+from .parts import LEAST_BYTES
 from .payload import DenseFormat
 from .sparse import SparseOptions
 from .top_k import ThresholdOptions, rand_k, threshold, top_k
@@ -30,6 +31,11 @@ from .two_bit import TwoBit, TwoBitOptions
 from .wrapping import WRAPPING_KEYS, Wrapping
 
 ENTRY_POINT_GROUP = "gradwire.compressors"
+
+# What a sparsifier sends of a part by default is at least so much: less is not worth its messages. An element
+# that it keeps takes about so many bits, see `sparse`.
+LEAST_SPARSE_BYTES = 256 << 10
+SPARSE_BITS = 24
 
 
 # As a downlink: what suits the pushes. No compressor has that name.
@@ -202,6 +208,17 @@ def find(name: str) -> CompressorEntry:
         givers = known(_giver(point) for point in points)
         raise SpecError(f"compressor {name!r} is offered by several packages: {givers}")
     return _load(points[0])
+
+
+def least_part_bytes(spec: str) -> int:
+    """What the largest part of a model has to hold by default, as float32, where workers compress so."""
+    try:
+        options = getattr(without_feedback(create(spec)), "options", None)
+    except SpecError:  # of a package that is not installed here
+        return LEAST_BYTES
+    if not isinstance(options, SparseOptions):
+        return LEAST_BYTES
+    return max(LEAST_BYTES, int(4 * 8 * LEAST_SPARSE_BYTES * options.ratio / SPARSE_BITS))
 
 
 def check_entry(name: str, entry: CompressorEntry) -> None:

@@ -10,7 +10,8 @@ from .refusal import Reason, refused
 
 def job_message(terms: JobTerms) -> Job:
     """The message, made of the options that are declared as the job's."""
-    return Job(id=terms.id, settings={**to_text(terms, JobSettings), "work": terms.work})
+    least = {"least_part_bytes": str(terms.least_part_bytes)}
+    return Job(id=terms.id, settings={**to_text(terms, JobSettings), "work": terms.work, **least})
 
 
 def job_terms(message: Job) -> JobTerms:
@@ -23,7 +24,8 @@ def job_terms(message: Job) -> JobTerms:
     try:
         if not work:
             raise ValueError("work: expected a kind of work, got none")
-        return from_text(JobTerms, message.settings, id=message.id, work=work)
+        least = int(message.settings.get("least_part_bytes", "0"))
+        return from_text(JobTerms, message.settings, id=message.id, work=work, least_part_bytes=least)
     except ValueError as error:
         raise refused(
             Reason.MALFORMED,

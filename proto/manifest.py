@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
 
-from ..compressors import Plan, TensorSpec, divide
+from ..compressors import LEAST_BYTES, Plan, TensorSpec, divide
 from . import messages as m
 from .messages import Tensor
 from .refusal import Reason, Refused, refused
@@ -37,10 +37,10 @@ class Manifest:
     def elements(self) -> int:
         return sum(spec.elements for spec in self.specs)
 
-    def plan(self, part_bytes: int = 0, slices: int = 1) -> Plan:
+    def plan(self, part_bytes: int = 0, slices: int = 1, least_bytes: int = LEAST_BYTES) -> Plan:
         """How the model is divided: see `compressors.divide`."""
         groups = [tensor.group for tensor in self.tensors]
-        return divide([spec.elements for spec in self.specs], part_bytes, slices, groups)
+        return divide([spec.elements for spec in self.specs], part_bytes, slices, groups, least_bytes)
 
     @cached_property
     def parameters(self) -> int:

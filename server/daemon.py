@@ -15,7 +15,7 @@ import torch
 import uvloop
 
 from .. import __version__
-from ..compressors import set_threads
+from ..compressors import Plan, set_threads
 from ..configuration import Effective, UsageError
 from ..exits import Exit
 from ..optimizer import Optimizer
@@ -53,7 +53,7 @@ def run(effective: Effective[ServerSettings]) -> int:
 def _shard(options: ServerSettings, mode: ModeOptions) -> Shard:
     optimizer, rate = mode.optimizer(options)
 
-    def build(manifest: Manifest, values: Sequence[Float32]) -> Store:
+    def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
         return Store(
             manifest,
             values,
@@ -63,7 +63,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> Shard:
             parse_aggregation(options.aggregation),
             mode.delay_compensation,
             keep_last=bool(options.output),
-            plan=manifest.plan(options.part_bytes, mode.slices),
+            plan=plan,
         )
 
     return Shard(build)

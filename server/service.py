@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from .. import __version__
-from ..compressors import lossless
+from ..compressors import least_part_bytes, lossless
 from ..configuration import shared
 from ..proto import messages as m
 from ..proto.job import job_message
@@ -52,7 +52,7 @@ class Service:
         self._core = conductor.core
         self._metrics = conductor.metrics
         self._options = options
-        self._lossless = mode.lossless
+        self._lossless, self._slices = mode.lossless, mode.slices
         self._fetches = Fetches(self.job.id)
 
     def handlers(self) -> dict[str, Handler]:
@@ -103,6 +103,8 @@ class Service:
             compressor="none" if self._core.mode.exchanges else request.compressor,
         )
         admission = self._conductor.happen(event)
+        if not self.job.least_part_bytes:  # the first member's compressor decides for all
+            self.job = replace(self.job, least_part_bytes=least_part_bytes(request.compressor))
         return m.JoinResponse(
             job=job_message(self.job),
             limits=m.Limits(
@@ -138,7 +140,8 @@ class Service:
             train_samples=manifest.train_samples,
         )
         shard = self._conductor.shard
-        initialized = await shard.open(manifest, assembly, lambda: self._conductor.decide(event))
+        plan = manifest.plan(self.job.part_bytes, self._slices, self.job.least_part_bytes)
+        initialized = await shard.open(manifest, assembly, plan, lambda: self._conductor.decide(event))
         self._metrics.received_raw(manifest.raw_bytes)
         log.info(
             "%d tensors, %d parameters, %d training samples from %s",

@@ -216,7 +216,8 @@ def _replica(task: Task, job: JobTerms, device: torch.device) -> Replica:
     model = guarded(f"task {task.name!r}: model", task.model)
     work = parse_work(job.work)
     slices = work.slices if isinstance(work, Gradients) else 1
-    return Replica(model.to(device), task.train_samples, part_bytes=job.part_bytes, slices=slices)
+    division = {"part_bytes": job.part_bytes, "slices": slices, "least_bytes": job.least_part_bytes}
+    return Replica(model.to(device), task.train_samples, **division)
 
 
 def _without_compressor(spec: str, *, chosen: bool) -> str:

@@ -30,7 +30,7 @@ from .store import DivergedError, Encoded, Float32, Send, Store
 
 T = TypeVar("T")
 COUNTED_REMEMBERED = 1024  # pushes of lost members of which parts count
-Build = Callable[[Manifest, Sequence[Float32]], Store]
+Build = Callable[[Manifest, Sequence[Float32], Plan], Store]
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -114,7 +114,7 @@ class Shard:
         """How many pushes and snapshots wait to be applied or dropped."""
         return len(self._pushes) + len(self._copies)
 
-    async def open(self, manifest: Manifest, values: Assembly, accept: Callable[[], T]) -> T:
+    async def open(self, manifest: Manifest, values: Assembly, plan: Plan, accept: Callable[[], T]) -> T:
         """Take over version 0, unless control has other ideas by the time that it is in place.
 
         accept: tells control, on the event loop; if it raises, the values are forgotten.
@@ -122,7 +122,7 @@ class Shard:
         """
 
         def build() -> Store:
-            return self._build(manifest, [each.data.view(np.float32) for each in values.finish()])
+            return self._build(manifest, [each.data.view(np.float32) for each in values.finish()], plan)
 
         store = await self._run(build)
         accepted = accept()

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.compressors import CompressorEntry, DenseFormat, ErrorFeedback, create
+from gradwire.compressors import (
+    LEAST_BYTES,
+    CompressorEntry,
+    DenseFormat,
+    ErrorFeedback,
+    Random,
+    StepContext,
+    TensorSpec,
+    create,
+    create_bare,
+    least_part_bytes,
+)
 from gradwire.compressors import registry as registry_module
 from gradwire.compressors.dense import Dense
 from gradwire.compressors.four_bit import FourBit, FourBitOptions, Levels
@@ -224,3 +238,19 @@ def test_an_entry_that_could_not_serve_is_refused(options: type[Any], message: s
     entry = CompressorEntry(options=options, build=build_toy)
     with pytest.raises(SpecError, match=message):
         check_entry("toy", entry)
+
+
+@pytest.mark.parametrize("spec", ["none", "4bit", "1bit", "threshold", "topk:ratio=1", "not_installed"])
+def test_parts_have_two_mebibytes_at_least(spec: str) -> None:
+    assert least_part_bytes(spec) == LEAST_BYTES
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=100", "dgc:ratio=50", "randk:ratio=50"])
+def test_what_a_sparsifier_sends_of_a_part_is_worth_its_messages(spec: str) -> None:
+    elements = least_part_bytes(spec) // 4
+    compressor = create_bare(spec)
+    values = torch.from_numpy(np.random.default_rng(1).standard_normal(elements, np.float32))
+    context = StepContext(samples=1, version=0, epoch=math.inf, random=Random((1,)))
+    state = compressor.init(TensorSpec(name="w", shape=(elements,)))
+    payload, _ = compressor.compress(values, state, context)
+    assert 0.6 < payload.data.size / (256 << 10) < 1.3

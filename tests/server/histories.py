@@ -42,7 +42,7 @@ import torch
 from pushes import bits, cut_plan, dense, replica_bits, take
 from stepping import Refuse, copied, core_of, state, step
 
-from gradwire.compressors import Payload
+from gradwire.compressors import Payload, Plan
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import (
@@ -189,7 +189,7 @@ class Local(Shard):
     def __init__(self, world: World) -> None:
         self._world = world
 
-        def build(manifest: Manifest, given: Sequence[Float32]) -> Store:
+        def build(manifest: Manifest, given: Sequence[Float32], plan: Plan) -> Store:
             raise AssertionError("the world makes the store, and `hold` takes it")
 
         super().__init__(build)

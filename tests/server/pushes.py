@@ -23,7 +23,7 @@ Share = tuple[Contribution, Push]
 MANIFEST = Manifest((Tensor(name="weight", shape=(3,), dtype="float32"),), 8)
 
 
-def build(manifest: Manifest, values: Sequence[Float32], plan: Plan | None = None) -> Store:
+def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
     options = parse_optimizer("sgd")
     return Store(manifest, values, "none", lambda ps: Optimizer(options, ps, 1.0), keep_last=True, plan=plan)
 

@@ -38,7 +38,7 @@ class Wired:
 
     def __init__(self, mode: str, workers: str, **rules: Any) -> None:
         self.core = core_of(mode, min_workers=len(workers), epochs=100, **rules)
-        self.shard = Shard(partial(build, plan=PLAN))
+        self.shard = Shard(build)
         self.conductor = Conductor(self.core, Metrics("none"), shard=self.shard)
         self.call = WorkerCall(self.conductor)
         self.workers = workers
@@ -49,7 +49,7 @@ class Wired:
             self.conductor.happen(e.Joined(worker, 1, compressor="none"))
             self.attach(worker)
         opened = e.Initialized("a", 1, fingerprint=b"m", train_samples=400)
-        await self.shard.open(MANIFEST, assembly(0, 0, 0), lambda: self.conductor.happen(opened))
+        await self.shard.open(MANIFEST, assembly(0, 0, 0), PLAN, lambda: self.conductor.happen(opened))
         for worker in self.workers:
             self.conductor.happen(e.Prepared(worker, 1, fingerprint=b"m", version=0))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradwire.compressors import DenseFormat, DensePayload, Payload
+from gradwire.compressors import DenseFormat, DensePayload, Payload, Plan
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, FetchHeader, Tensor
@@ -25,9 +25,9 @@ MANIFEST = Manifest((Tensor(name="weight", shape=(600, 600), dtype="float32"),),
 
 
 async def opened() -> Shard:
-    def build(manifest: Manifest, values: Sequence[Float32]) -> Store:
+    def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
         options = parse_optimizer("sgd")
-        return Store(manifest, values, "none", lambda parameters: Optimizer(options, parameters, 0.1))
+        return Store(manifest, values, "none", lambda ps: Optimizer(options, ps, 0.1), plan=plan)
 
     empty: list[Payload] = [
         DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=np.empty(0, np.uint8))
@@ -39,7 +39,7 @@ async def opened() -> Shard:
         assert isinstance(chunk, Chunk)
         assembly.add(chunk)
     shard = Shard(build)
-    await shard.open(MANIFEST, assembly, lambda: None)
+    await shard.open(MANIFEST, assembly, MANIFEST.plan(), lambda: None)
     return shard
 
 

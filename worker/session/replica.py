@@ -29,8 +29,8 @@ class Replica:
 
     _version: int | None = None
 
-    def __init__(self, model: nn.Module, train_samples: int, *, part_bytes: int = 0, slices: int = 1) -> None:
-        """part_bytes, slices: how the job divides the model, see `compressors.divide`.
+    def __init__(self, model: nn.Module, train_samples: int, **division: int) -> None:
+        """division: how the job divides the model, as `Manifest.plan` takes it.
 
         Raises ModelError for parameters that are not float32, or none at all.
         """
@@ -49,7 +49,7 @@ class Replica:
         self.manifest = Manifest(
             tuple(Tensor(name=name, shape=tuple(p.shape), dtype=DTYPE) for name, p in named), train_samples
         )
-        self._part_bytes, self._slices = part_bytes, slices
+        self._division = division
         self._arrange()
 
     def include(self, state: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -61,7 +61,7 @@ class Replica:
 
     def _arrange(self) -> None:
         """Have all tensors lie end to end in one buffer, so that a part is a range of it."""
-        self.plan = self.manifest.plan(self._part_bytes, self._slices)
+        self.plan = self.manifest.plan(**self._division)
         self._versions: list[int | None] = [None] * len(self.plan.parts)
         with torch.no_grad():
             self._flat = torch.cat([tensor.detach().reshape(-1) for tensor in self._tensors])

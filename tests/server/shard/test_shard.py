@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,11 +28,11 @@ def order(version: int, *keys: PushKey, rate_factor: float = 1.0) -> Apply:
 
 def opened(test: Callable[[Shard], Coroutine[Any, Any, None]], plan: Plan | None = None) -> Shard:
     """Run a test on a shard whose parameters are zeros; every stored push has to be gone in the end."""
-    local = Shard(partial(build, plan=plan))
+    local = Shard(build)
 
     async def run() -> None:
         assert local.manifest is None
-        assert await local.open(MANIFEST, assembly(0, 0, 0), lambda: True)
+        assert await local.open(MANIFEST, assembly(0, 0, 0), plan or MANIFEST.plan(), lambda: True)
         assert local.manifest is MANIFEST
         assert local.version == 0
         await test(local)
