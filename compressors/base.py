@@ -120,6 +120,30 @@ class FusedFeedback(Protocol):
         ...
 
 
+class FusedApart(Protocol):
+    """A fused compressor that can leave what was not sent elsewhere, and finds a gradient that is not finite
+    on the way."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether it does, with these options."""
+        ...
+
+    def compress_with_residual(
+        self,
+        gradient: torch.Tensor,
+        residual: torch.Tensor,
+        state: Any,
+        context: StepContext,
+        left: torch.Tensor | None = None,
+    ) -> tuple[Payload, Any]:
+        """As of `FusedFeedback`, but `left` takes the place of `residual`, which stays as it is.
+
+        Raises FloatingPointError for a gradient on the host that is not finite; then `left` holds anything.
+        """
+        ...
+
+
 class InBlocks(Protocol):
     """A quantizer that compresses consecutive tensors with feedback in one pass over memory."""
 
@@ -173,6 +197,10 @@ def as_array(residual: torch.Tensor | None) -> Float32 | None:
 def is_fused(compressor: Compressor) -> TypeGuard[FusedFeedback]:
     # Not by `isinstance`, which takes 40 µs with a protocol: this is asked of every tensor in every step.
     return hasattr(compressor, "compress_with_residual")
+
+
+def is_apart(compressor: Compressor) -> TypeGuard[FusedApart]:
+    return bool(getattr(compressor, "apart", False))
 
 
 def is_elementwise(compressor: Compressor) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .base import Compressor, StepContext, TensorSpec, is_fused, takes_gpu
+from .base import Compressor, StepContext, TensorSpec, is_apart, is_fused, takes_gpu
 from .indices import decode_indices
 from .kernels import devices
 from .payload import Payload, SparsePayload
@@ -34,11 +34,13 @@ from .thresholds import magnitudes
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedbackState:
     """residual, and velocity if there is momentum correction: float32, shape (elements,), updated in place;
-    views of a `Ledger`'s buffers where a whole model is compressed. inner: the wrapped compressor's state."""
+    views of a `Ledger`'s buffers where a whole model is compressed. inner: the wrapped compressor's state.
+    before: where the residual is as long as `residual` holds anything; None if that has it."""
 
     residual: torch.Tensor
     velocity: torch.Tensor | None
     inner: Any
+    before: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +75,11 @@ class ErrorFeedback:
     def compress(
         self, gradient: torch.Tensor, state: FeedbackState, context: StepContext
     ) -> tuple[Payload, FeedbackState]:
+        if state.before is not None and self.plain and is_apart(self.compressor):
+            sent = self.compressor.compress_with_residual(
+                gradient, state.before, state.inner, context, state.residual
+            )
+            return self._masked(*sent, state)
         velocity = self._advance(gradient, state)
         if velocity is not gradient:
             context = replace(context, magnitudes=None)
@@ -98,6 +105,8 @@ class ErrorFeedback:
 
     def _advance(self, gradient: torch.Tensor, state: FeedbackState) -> torch.Tensor:
         """One step of velocity and decay; returns what takes the gradient's place."""
+        if state.before is not None:
+            state.residual.copy_(state.before)
         if self.decay != 1.0:
             state.residual.mul_(self.decay)
         if state.velocity is None:
@@ -111,7 +120,7 @@ class ErrorFeedback:
         if state.velocity is not None and isinstance(payload, SparsePayload):
             indices = decode_indices(payload)
             devices.put(state.velocity, indices, np.zeros(indices.size, np.float32))
-        return payload, replace(state, inner=inner)
+        return payload, replace(state, inner=inner, before=None)
 
 
 def without_feedback(compressor: Compressor) -> Compressor:

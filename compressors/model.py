@@ -15,6 +15,7 @@ from .base import (
     Random,
     StepContext,
     TensorSpec,
+    is_apart,
     is_elementwise,
     is_in_blocks,
     is_model_wide,
@@ -61,6 +62,13 @@ def _together(compressor: Compressor) -> Literal["blocks", "elements"] | None:
     return None
 
 
+def _checks(compressor: Compressor) -> bool:
+    """Whether a gradient on the host that is not finite is found while it is compressed."""
+    if _together(compressor) is not None:
+        return True
+    return isinstance(compressor, ErrorFeedback) and is_apart(compressor.compressor) and compressor.plain
+
+
 class ModelCompressor:
     """Compresses a model's gradients step by step; `ledger` keeps what must be kept between steps.
 
@@ -104,7 +112,7 @@ class ModelCompressor:
         self.feedback = [isinstance(compressor, ErrorFeedback) for compressor in self.compressors]
         self.unit_of = self.plan.unit_of()
         self.runs = [self._runs(unit) for unit in self.plan.units]
-        self.together = [_together(compressor) is not None for compressor in self.compressors]
+        self.checks = [_checks(compressor) for compressor in self.compressors]
         inner = map(without_feedback, self.compressors)
         self.planned = [place for place, compressor in enumerate(inner) if is_model_wide(compressor)]
 
@@ -276,8 +284,8 @@ class Step:
             got = f"shape {tuple(gradient.shape)}"
             raise ValueError(f"gradient of {spec.name!r}: expected shape {spec.shape}, got {got}")
         gradient = gradient.detach().reshape(-1)
-        if self._in_runs and self._model.together[place] and gradient.device.type == "cpu":
-            return gradient.contiguous()  # what is not finite is found on the way
+        if self._in_runs and self._model.checks[place] and gradient.device.type == "cpu":
+            return gradient.contiguous()
         if not (takes_gpu(self._model.compressors[place]) and devices.can_stay(gradient)):
             gradient = gradient.cpu()
         gradient = gradient.contiguous()
@@ -367,7 +375,8 @@ class Step:
         places = range(run.first, run.last)
         if run.how is None or any(place in self._magnitudes for place in places):
             for place in places:
-                if place not in self._magnitudes:
+                checked = place in self._magnitudes or (run.how is None and self._model.checks[place])
+                if not checked:
                     self._measure(place, self._gradients[place])
             return [payload for place in places for payload in self._tensor(place)]
         start, end = self.plan.starts[run.first], self.plan.starts[run.last]
@@ -424,7 +433,10 @@ class Step:
         if place in self._keep:
             payload, state = compressor.send(state, self._context(place))
         elif self.sends and not self._flush:
-            payload, state = compressor.compress(gradient, state, self._context(place))
+            try:
+                payload, state = compressor.compress(gradient, state, self._context(place))
+            except FloatingPointError:
+                raise NonFiniteGradient(self._model.specs[place].name) from None
         else:
             compressor.accumulate(gradient, state)
         self._keep_state(place, state)
@@ -471,14 +483,17 @@ class Step:
         """Views of the draft, copies only where it is worked on at the host and the ledger lies on a GPU."""
         ledger = self._ledger
         residual, velocity = ledger.draft[start:end], ledger.draft_velocity
-        if not begun:
-            residual.copy_(ledger.residual[start:end])
+        before = None if begun else ledger.residual[start:end]
+        if before is not None and residual.device != device:
+            residual.copy_(before)
+            before = None
         if velocity is not None:
             velocity = velocity[start:end]
             if not begun and ledger.velocity is not None:
                 velocity.copy_(ledger.velocity[start:end])
             velocity = velocity.to(device)
-        return FeedbackState(residual=residual.to(device), velocity=velocity, inner=self._states[place])
+        inner = self._states[place]
+        return FeedbackState(residual=residual.to(device), velocity=velocity, inner=inner, before=before)
 
     def _keep_state(self, place: int, state: FeedbackState) -> None:
         """Note what a compressor leaves."""

@@ -91,8 +91,9 @@ class Sparse:
     """A sparsifier: a selector and a coder of values, whose state is all that there is.
 
     select: chooses elements of a total (float32, shape (elements,)); about as many as it is told to.
-    add_and_select: as `select` of the saturating sum of gradient and residual, which it leaves in the
-        residual, in one pass; None where there is no such pass.
+    add_and_select: as `select` of the saturating sum of gradient and residual, which it leaves in another
+        tensor or the residual, in one pass, which also finds a gradient that is not finite; None where there
+        is no such pass.
     on_gpu: whether both take tensors that lie on a GPU.
     seeded: the receiver draws the indices itself.
     """
@@ -100,7 +101,7 @@ class Sparse:
     options: SparseOptions
     coder: Compressor
     select: Callable[[torch.Tensor, int, StepContext], Selection]
-    add_and_select: Callable[[torch.Tensor, torch.Tensor, int], Selection] | None = None
+    add_and_select: Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor], Selection] | None = None
     on_gpu: bool = False
     seeded: bool = False
 
@@ -112,13 +113,26 @@ class Sparse:
         chosen = self.select(gradient, self._keep(elements, context), context)
         return self._encode(elements, chosen, state, context)
 
+    @property
+    def apart(self) -> bool:
+        """Whether `compress_with_residual` takes `left`."""
+        return self.add_and_select is not None
+
     def compress_with_residual(
-        self, gradient: torch.Tensor, residual: torch.Tensor, state: Any, context: StepContext
+        self,
+        gradient: torch.Tensor,
+        residual: torch.Tensor,
+        state: Any,
+        context: StepContext,
+        left: torch.Tensor | None = None,
     ) -> tuple[SparsePayload, Any]:
+        """left: takes what is not sent, in place of `residual`. Only if `apart`."""
         elements = residual.numel()
         keep = self._keep(elements, context)
         if self.add_and_select is not None:
-            chosen = self.add_and_select(gradient, residual, keep)
+            left = residual if left is None else left
+            chosen = self.add_and_select(gradient, residual, keep, left)
+            residual = left
         else:
             devices.add_to(residual, gradient)
             chosen = self.select(residual, keep, context)

@@ -140,11 +140,18 @@ def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> Selection
     return _chosen(values, cuda.select(values, keep, center=center))
 
 
-def add_and_select(gradient: torch.Tensor, residual: torch.Tensor, keep: int) -> Selection:
-    """Leave the saturating sum of both in `residual`, in place, and select from it by magnitude."""
+def add_and_select(
+    gradient: torch.Tensor, residual: torch.Tensor, keep: int, left: torch.Tensor
+) -> Selection:
+    """Leave the saturating sum of both in `left`, which may be `residual`, and select from it by magnitude.
+
+    Raises FloatingPointError for a gradient on the host that is not finite.
+    """
     if not on_gpu(residual):
-        return selection.add_and_select(gradient.numpy(), residual.numpy(), keep)
-    return _chosen(residual, cuda.add_and_select(gradient, residual, keep))
+        return selection.add_and_select(gradient.numpy(), residual.numpy(), keep, left.numpy())
+    if left is not residual:
+        left.copy_(residual)
+    return _chosen(left, cuda.add_and_select(gradient, left, keep))
 
 
 def median(values: torch.Tensor) -> float:

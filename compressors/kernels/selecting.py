@@ -75,9 +75,16 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
 
 
 @kernel
-def add_and_collect(cursor, gradient, residual, lowest, found, found_values, places, total):
-    """residual += gradient, saturating; and `collect` by magnitude of what it then holds."""
+def add_and_collect(
+    cursor, gradient, residual, left, stream, lowest, found, found_values, places, total, odd
+):
+    """left = residual + gradient, saturating; and `collect` by magnitude of what it then holds.
+
+    left: may be `residual`. stream: write it past the cache; only if it starts at a multiple of 64 bytes.
+    odd: int64 (1,), more than 0 afterwards if the gradient is not finite.
+    """
     one, other, lows = np.uint64(gradient.ctypes.data), np.uint64(residual.ctypes.data), v.all_floats(lowest)
+    zeros = v.all_floats(np.float32(0.0))  # until there is a NaN
     indices, taken = np.empty(CHUNK + LANES, np.uint32), np.empty(CHUNK + LANES, np.float32)
     padded = np.zeros((2, LANES), np.float32)
     for start in chunks(cursor, gradient.size):
@@ -86,20 +93,31 @@ def add_and_collect(cursor, gradient, residual, lowest, found, found_values, pla
         for i in range(start, whole, LANES):
             v.prefetch(one, np.uint64(4 * i + AHEAD))
             v.prefetch(other, np.uint64(4 * i + AHEAD))
-            summed = v.saturated_sum(v.load(gradient, i), v.load(residual, i))
-            v.store(residual, i, summed)
+            given = v.load(gradient, i)
+            zeros = v.add(zeros, v.subtract(given, given))
+            summed = v.saturated_sum(given, v.load(residual, i))
+            if stream:
+                v.stream(left, i, summed)
+            else:
+                v.store(left, i, summed)
             chosen = v.at_least(v.magnitude(summed), lows)
             at += v.store_chosen(indices, taken, at, v.words_from(i), summed, chosen)
         rest = stop - whole
         if rest > 0:
             copy(gradient, whole, stop, padded[0])
             copy(residual, whole, stop, padded[1])
-            summed = v.saturated_sum(v.load(padded[0], 0), v.load(padded[1], 0))
+            given = v.load(padded[0], 0)
+            zeros = v.add(zeros, v.subtract(given, given))
+            summed = v.saturated_sum(given, v.load(padded[1], 0))
             v.store(padded[1], 0, summed)
-            copy(padded[1], 0, rest, residual, whole)
+            copy(padded[1], 0, rest, left, whole)
             chosen = v.at_least(v.magnitude(summed), lows)
             at += v.store_chosen(indices, taken, at, v.words_from(whole), summed, chosen)
         _hand_over(indices, taken, at, start, stop, found, found_values, places, total)
+    if stream:
+        v.fence()
+    if v.any_lane(v.nonzero(zeros)):
+        take(odd, 1)
 
 
 @njit

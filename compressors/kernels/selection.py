@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..payload import Float32
-from .checks import check, check_keep
+from .checks import address, check, check_keep
+from .cpu import STREAM_ELEMENTS
 from .late import BINS, CHUNK, LANES
 from .late import selecting as loops
 from .reference import add_saturating
@@ -77,17 +78,22 @@ def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center
     return _best(candidates, keep, score, center)
 
 
-def add_and_select(gradient: Float32, residual: Float32, keep: int) -> Selection:
-    """Leave the saturating sum of both in `residual`, in place, and select from it by magnitude."""
+def add_and_select(gradient: Float32, residual: Float32, keep: int, left: Float32 | None = None) -> Selection:
+    """Leave the saturating sum of both in `left`, `residual` if None, and select from it by magnitude.
+
+    Raises FloatingPointError for a gradient that is not finite; then nothing that is left counts.
+    """
+    left = residual if left is None else left
     check("gradient", gradient, np.float32, gradient.size)
-    check("residual", residual, np.float32, gradient.size, written=True)
+    check("residual", residual, np.float32, gradient.size)
+    check("left", left, np.float32, gradient.size, written=True)
     check_keep(keep, gradient.size)
 
     few = add_saturating(sample(gradient), sample(residual))
     lowest = max(LEAST, _guess(few, gradient.size, keep, Score.MAGNITUDE, 0.0))
-    candidates = _add_and_collect(gradient, residual, lowest, room=_room(keep, gradient.size))
+    candidates = _add_and_collect(gradient, residual, left, lowest, room=_room(keep, gradient.size))
     if candidates is None or (candidates.indices.size < keep and lowest > LEAST):
-        return select(residual, keep)
+        return select(left, keep)
     return _best(candidates, keep, Score.MAGNITUDE, 0.0)
 
 
@@ -95,7 +101,7 @@ def add_to(residual: Float32, gradient: Float32) -> None:
     """residual += gradient, saturating."""
     check("gradient", gradient, np.float32, gradient.size)
     check("residual", residual, np.float32, gradient.size, written=True)
-    _add_and_collect(gradient, residual, np.inf, room=0)
+    _add_and_collect(gradient, residual, residual, np.inf, room=0)
 
 
 def median(values: Float32) -> float:
@@ -151,6 +157,7 @@ def warm_up() -> None:
     select(values, 5)
     select(values * np.float32(0), 5)  # by way of the histogram
     found = add_and_select(values, np.zeros_like(values), 5)
+    add_and_select(values, values.copy(), 5, np.zeros_like(values))
     put(values, found.indices, found.values)
     median(values)
 
@@ -203,19 +210,28 @@ def _collect(
     return _collected(loops.collect, values.size, room, values, score.value, *limits)
 
 
-def _add_and_collect(gradient: Float32, residual: Float32, lowest: float, *, room: int) -> _Candidates | None:
-    """Leave the saturating sum in `residual`; and where its magnitude is at least `lowest`, as `_collect`."""
-    arguments = gradient, residual, np.float32(lowest)
-    return _collected(loops.add_and_collect, gradient.size, room, *arguments)
+def _add_and_collect(
+    gradient: Float32, residual: Float32, left: Float32, lowest: float, *, room: int
+) -> _Candidates | None:
+    """Leave the saturating sum in `left`; and where its magnitude is at least `lowest`, as `_collect`. Raises
+    FloatingPointError."""
+    apart = address(left) != address(residual)
+    stream = apart and left.size >= STREAM_ELEMENTS and address(left) % 64 == 0
+    odd = np.zeros(1, np.int64)
+    arguments = gradient, residual, left, stream, np.float32(lowest)
+    found = _collected(loops.add_and_collect, gradient.size, room, *arguments, more=(odd,))
+    if odd[0]:
+        raise FloatingPointError("gradient: expected finite values")
+    return found
 
 
 def _collected(
-    kernel: Callable[..., None], elements: int, room: int, *arguments: object
+    kernel: Callable[..., None], elements: int, room: int, *arguments: object, more: tuple[object, ...] = ()
 ) -> _Candidates | None:
     """Run a kernel that writes down what it finds. None: over `room`."""
     found, values = _scratch.take(room)
     places, total = np.zeros((-(-elements // CHUNK), 2), np.int64), np.zeros(1, np.int64)
-    run(kernel, elements, *arguments, found, values, places, total)
+    run(kernel, elements, *arguments, found, values, places, total, *more)
     count = int(total[0])
     return None if count > room else _Candidates(found[:count], values[:count], places)
 

@@ -99,6 +99,40 @@ def test_add_and_select_leaves_the_saturating_sum(elements: int) -> None:
             assert np.array_equal(residual.view(np.uint32), expected_sum.view(np.uint32)), name
             selection.add_to(added, gradient)
             assert np.array_equal(added.view(np.uint32), expected_sum.view(np.uint32)), name
+            before, left = values.copy(), aligned(elements)
+            assert same(selection.add_and_select(gradient, before, keep, left), expected), (name, keep)
+            assert np.array_equal(left.view(np.uint32), expected_sum.view(np.uint32)), name
+            assert np.array_equal(before.view(np.uint32), values.view(np.uint32)), name
+
+
+def aligned(elements: int) -> npt.NDArray[np.float32]:
+    """Memory that begins with a cache line, and holds NaN."""
+    room = np.full(elements + 16, np.nan, np.float32)
+    first = -room.ctypes.data % 64 // 4
+    return room[first : first + elements]
+
+
+def test_a_large_sum_is_written_past_the_cache_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient, before = layouts(2 * CHUNK + 77)["mixed"], layouts(2 * CHUNK + 77)["extreme"]
+    expected_sum = before.copy()
+    expected = selection_reference.add_and_select(gradient, expected_sum, 700)
+    monkeypatch.setattr(selection, "STREAM_ELEMENTS", 1)
+    for left in (aligned(gradient.size), aligned(gradient.size + 1)[1:]):  # the latter cannot be
+        assert same(selection.add_and_select(gradient, before, 700, left), expected)
+        assert np.array_equal(left.view(np.uint32), expected_sum.view(np.uint32))
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 5, CHUNK, CHUNK + 32, -1])
+@pytest.mark.parametrize("elements", [1, 17, CHUNK + 33])
+def test_a_gradient_that_is_not_finite_is_found_in_the_same_pass(
+    wrong: float, place: int, elements: int
+) -> None:
+    gradient, zeros = np.ones(elements, np.float32), np.zeros(elements, np.float32)
+    gradient[min(place, elements - 1)] = wrong
+    with pytest.raises(FloatingPointError, match="finite"):
+        selection.add_and_select(gradient, zeros, 1, np.empty_like(zeros))
+    assert not zeros.any()
 
 
 @pytest.mark.parametrize("elements", [*SIZES, *LARGE])
