@@ -18,6 +18,7 @@ import numpy as np
 
 from ..payload import Bytes, Float32
 from .checks import addresses, check
+from .late import LANES
 from .late import sparse_loops as loops
 from .sparse_reference import Indices
 from .threads import run
@@ -117,7 +118,9 @@ def add_sparse(
         if where.size and where[-1] >= out.size:
             raise ValueError(f"indices: expected ascending ones below {out.size}, got {where[-1]}")
     counts = np.array([where.size for where in indices], np.int64)
-    run(loops.sum_sparse, out.size, addresses(indices), addresses(values), counts, weights, out, keep)
+    # An index costs a cache line; where `out` is kept, nothing else is touched.
+    work = LANES * int(counts.sum()) + (0 if keep else out.size)
+    run(loops.sum_sparse, work, addresses(indices), addresses(values), counts, weights, out, keep)
 
 
 def warm_up() -> None:

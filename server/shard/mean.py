@@ -39,14 +39,20 @@ def weights(
     ]
 
 
-def add_up(pushes: Sequence[Payloads], weights: Sequence[float], out: Float32) -> None:
-    """Overwrite `out` with the weighted sum of what workers pushed of a part: float32, shape (elements,)."""
+def add_up(
+    pushes: Sequence[Payloads], weights: Sequence[float], out: Float32, *, keep: bool = False
+) -> None:
+    """Overwrite `out` with the weighted sum of what workers pushed of a part: float32, shape (elements,).
+
+    keep: add to what `out` holds instead; then sparse payloads touch their own elements only.
+    """
     start = 0
     for end, group in _segments(pushes, out.size):
         if all(len(payloads) == 1 for payloads in group):
-            reduce_payloads([payloads[0] for payloads in group], weights, out[start:end])
+            reduce_payloads([payloads[0] for payloads in group], weights, out[start:end], keep=keep)
         else:  # from other compressors, with other borders
-            out[start:end] = 0.0
+            if not keep:
+                out[start:end] = 0.0
             for payloads, weight in zip(group, weights, strict=True):
                 at = start
                 for payload in payloads:
