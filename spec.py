@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar, cast, get_type_hints
 
 OptionsT = TypeVar("OptionsT")
@@ -107,7 +107,7 @@ def parse_options(
     Raise `SpecError` that names the key and says what would have been accepted.
     """
     if converters is None:
-        types = option_types(options_type)
+        types = option_types(cast(Any, options_type))
         converters = {key: partial(_parse_value, value_type) for key, value_type in types.items()}
     values: dict[str, Any] = {}
     for key, text in spec.options.items():
@@ -142,7 +142,8 @@ def parse_one_of(
     return parse_options(types[spec.name], spec, converters=converters(types[spec.name]))
 
 
-def option_types(options_type: type[Any]) -> dict[str, type[Any]]:
+@cache  # a model of many tensors has as many compressors, and evaluating annotations takes long
+def option_types(options_type: type[Any]) -> Mapping[str, type[Any]]:
     """Key to type, in the order of the fields."""
     hints = get_type_hints(options_type)
     return {field.name: hints[field.name] for field in fields(options_type)}

@@ -142,3 +142,38 @@ def doubles() -> Task:
         loss=task.loss,
         evaluate=task.evaluate,
     )
+
+
+class Block(nn.Module):
+    """Thirty tensors of 1920 elements: ten that are compressed, and twenty that travel dense."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(8, 16) for _ in range(10))
+        self.biases = nn.ParameterList(torch.zeros(32) for _ in range(20))
+
+
+def many_tensors(blocks: int = 500, samples: int = 40, slow: float = 0.0) -> Task:
+    """Parameters that come closer to values, which every sample scales otherwise.
+
+    Args:
+        slow: seconds of delay per step.
+    """
+    generator = torch.Generator().manual_seed(5)
+    wanted = torch.randn(1920 * blocks, generator=generator)
+    scales = torch.randn(samples, generator=generator)
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        """Half of the square of the distance, without what no parameter changes."""
+        time.sleep(slow)
+        values = torch.cat([parameter.reshape(-1) for parameter in model.parameters()])
+        return 0.5 * torch.dot(values, values) - batch.mean() * torch.dot(values, wanted)
+
+    return Task(
+        name="many tensors",
+        train_samples=samples,
+        model=lambda: nn.Sequential(*(Block() for _ in range(blocks))),
+        batch=lambda indices: scales[indices],
+        loss=loss,
+        evaluate=lambda model: {"loss": loss(model, scales).item()},
+    )
