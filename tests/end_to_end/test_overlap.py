@@ -6,6 +6,7 @@ import signal
 import time
 from itertools import product
 
+import pytest
 from daemons import Daemon, Daemons, Server, stop
 from test_training import finished
 
@@ -40,6 +41,29 @@ def test_what_travels_while_workers_compute_has_no_say_in_the_bits(daemons: Daem
         workers = join(daemons, server)
         if (overlap, part_bytes) == OVERLAPS[-1]:
             slow_down(workers[1])
+        status = finished(server)
+        assert [worker.wait() for worker in workers] == [0, 0, 0]
+        assert (status.pushes, status.refused_pushes) == (3 * status.version, 0)
+        found.add(status.parameters_sha256)
+        stop(server)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("compressor", ["topk:ratio=10", "none"])
+def test_unusual_models_and_a_slow_worker_come_to_the_same_bits(daemons: Daemons, compressor: str) -> None:
+    """A weight that two layers share, a layer that the loss does not reach, and a worker that takes three
+    times as long, so that parts of the others wait for it."""
+    found: set[str] = set()
+    for overlap in ("off", "backward", "both"):
+        server = started(daemons, overlap, 16384, "small_tasks:shared:samples=768")
+        workers = [
+            daemons.worker(
+                server.address,
+                *("--worker-id", f"w{place}", "--compressor", compressor),
+                environ={"SLOWER": "3" if place == 1 else "1"},
+            )
+            for place in range(3)
+        ]
         status = finished(server)
         assert [worker.wait() for worker in workers] == [0, 0, 0]
         assert (status.pushes, status.refused_pushes) == (3 * status.version, 0)

@@ -177,3 +177,34 @@ def many_tensors(blocks: int = 500, samples: int = 40, slow: float = 0.0) -> Tas
         loss=loss,
         evaluate=lambda model: {"loss": loss(model, scales).item()},
     )
+
+
+class Shared(nn.Module):
+    """The first and the third layer have the same weight; the second takes part in nothing."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.unreached = nn.Linear(width, width)
+        self.third = nn.Linear(width, width)
+        self.third.weight = self.first.weight
+        self.last = nn.Linear(width, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(inputs))
+        outputs: torch.Tensor = self.last(torch.tanh(self.third(hidden)))
+        return outputs
+
+
+def shared(seconds: float = 0.001, samples: int = 192, width: int = 96) -> Task:
+    """A weight that two layers share, and a layer that the loss does not reach; paced as `paced`."""
+    task = paced(seconds, samples)
+
+    def batch(indices: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = task.batch(indices)
+        return inputs.repeat(1, width // 12), targets
+
+    def evaluate(model: nn.Module) -> Mapping[str, float]:
+        return {}
+
+    return dataclasses.replace(task, model=lambda: Shared(width), batch=batch, evaluate=evaluate)
