@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from world import World, mode_of
 
 from gradwire.proto.messages import Outcome
 from gradwire.server.job.events import Apply
@@ -22,7 +23,7 @@ from gradwire.server.job.samples import Samples
 from gradwire.server.job.state import JobState
 from gradwire.server.shard.store import Store
 
-from .histories import MODES, World, mode_of, run
+from .histories import MODES, run
 
 STORE_APPLY = Store.apply
 STEPS = 10_000  # of each setting, 120,000 together

@@ -1,0 +1,411 @@
+"""The oracle of the random histories: what it notes of a job, and what it checks after every step.
+
+`histories` has the list of promises, whose letters stand in the messages here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from simulated import DIVIDED, ELEMENTS, RATE, Sim, coefficients, elements_of, label, replica, values
+from stepping import core_of, state
+
+from gradwire.compressors import Payload, Plan
+from gradwire.proto.manifest import Manifest
+from gradwire.proto.messages import Assignment, Outcome
+from gradwire.proto.refusal import Reason
+from gradwire.server.conductor import Conductor
+from gradwire.server.job import events as e
+from gradwire.server.job.modes.arrivals import Arrivals
+from gradwire.server.job.modes.registry import parse
+from gradwire.server.job.modes.rounds import RoundLife, Rounds
+from gradwire.server.job.modes.stale import StaleOptions
+from gradwire.server.shard.mean import Push, Share
+from gradwire.server.shard.shard import Shard
+from gradwire.server.shard.store import Encoded, Float32, Store
+from gradwire.server.streams import WorkerStream
+
+LEASE_S = 10.0
+
+
+class Local(Shard):
+    """One without a thread, whose store the world has."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+
+        def build(manifest: Manifest, given: Sequence[Float32], plan: Plan) -> Store:
+            raise AssertionError("the world makes the store, and `hold` takes it")
+
+        super().__init__(build)
+
+    def hold(self, store: Store) -> None:
+        self._store = store
+
+    def take(self, order: e.Apply) -> list[Push]:
+        """As `apply` does."""
+        for each in order.contributions:
+            assert not each.samples or each.key in self._pushes, f"P: nothing is stored of {each.key}"
+        return self._taken(order)
+
+    @staticmethod
+    def _on_loop(send: Any) -> Any:
+        return send
+
+    def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
+        if len(arguments) == 3:
+            self._oracle.check_final(*arguments[:2])
+        function(*arguments)
+
+    def put(self, key: e.PushKey, part: int, payloads: Sequence[Payload], assignment: int = 0) -> None:
+        self._oracle.storing(key, part, assignment)
+        super().put(key, part, payloads, assignment)
+        self._oracle.check_prompt()
+
+    def drop(self, key: Any) -> None:
+        self._oracle.forgetting(key)
+        super().drop(key)
+
+    def stored_part(self, key: e.PushKey, part: int) -> Sequence[Payload]:
+        return self._pushes[key][part]
+
+    @property
+    def keys(self) -> list[e.PushKey]:
+        return list(self._pushes)
+
+
+class Oracle:
+    """Of one job. The world that has it makes things happen, and tells it."""
+
+    server: Conductor
+    shard: Local
+
+    def __init__(self, mode: str, *, epochs: int, samples: int, batch: int, **rules: Any) -> None:
+        self.core = core_of(mode, batch_size=batch, epochs=epochs, lease_seconds=LEASE_S, **rules)
+        self.given_mode, self.rules = mode, self.core.rules
+        options = parse(mode)
+        # In clocks, as it was asked for: what the mode makes of it is what is tested.
+        self.bound = options.bound if isinstance(options, StaleOptions) else None
+        self.now: float = 0.0
+        self.samples, self.epochs = samples, epochs
+        self.sims: dict[str, Sim] = {}
+        self.pending: tuple[e.Apply, list[Push]] | None = None
+        self.outcomes: dict[tuple[str, int, int], Outcome] = {}
+        self.accepted: dict[str, int] = {}  # label -> version that was named
+        self.applied: dict[str, int] = {}
+        self.covered: Counter[tuple[int, int]] = Counter()  # (epoch, sample) in accepted pushes
+        self.answered: Counter[tuple[int, int]] = Counter()  # in those that were decided on at all
+        self.ranges: dict[int, list[tuple[int, int]]] = {}  # by assignment
+        self.assignments: dict[int, Assignment] = {}
+        self.elements: Counter[tuple[tuple[int, int], int]] = (
+            Counter()
+        )  # (sample, element) in what is applied
+        self.excused: set[tuple[int, int]] = set()  # nothing came of their step, or it is in a residual
+        self.pushes: dict[str, e.Pushed] = {}
+        self.given: dict[int, set[str]] = {}  # by version, who was given samples and has not been lost since
+        self.gone: set[tuple[int, str]] = set()  # (version, worker) of those that have
+        self.late: set[tuple[int, int]] = set()
+        self.decided = 0
+        self.newest_clock = -1
+        self.steps = 0
+        self.store: Store | None = None
+        self.expected = np.zeros(ELEMENTS, np.float32)
+        # Of rounds that are stepped in parts. The one that is open, or the last: members by assignment, those
+        # that are waited for, what they have stored by part, and what is stepped of it.
+        self.in_parts = self.rules.overlap == "both"
+        self.members: dict[int, tuple[str, int, int]] = {}
+        self.waited: set[int] = set()
+        self.has: defaultdict[int, dict[int, e.PushKey]] = defaultdict(dict)
+        self.final: dict[int, list[tuple[str, int]]] = {}
+        self.sent: list[Encoded] = []
+        self.following: list[tuple[Sim, WorkerStream | None]] = []
+        self.begun = 0  # rounds, and whether this one has while it was open
+        self.begun_open = False
+        self.counts: defaultdict[str, dict[int, int]] = defaultdict(dict)  # version, by push and part
+        self.assignment_of: dict[str, int] = {}  # of those
+        self.told_stale: set[str] = set()
+        self.given_up: set[tuple[int, int]] = set()  # samples of members lost in rounds that had begun
+        self.applied_parts: dict[str, dict[int, bool]] = {}  # which are not empty
+        self.replica = replica() if self.in_parts else None
+
+    def decide(self, event: e.Event[Any]) -> e.Result[Any]:
+        """What control says. Raises Refused."""
+        push = event if isinstance(event, e.Pushed) else None
+        accepted = self.core.accepted_pushes
+        before = accepted + self.core.stale_pushes
+        member = self.core.roster.members.get(push.worker) if push else None
+        clock = member.clock if member is not None else None
+        self.steps += 1
+        result = self.core.step(event, self.now)
+        if isinstance(event, e.Begun):
+            self.check_begun(event)
+        if push is not None and self.core.accepted_pushes + self.core.stale_pushes > before:
+            self.decided += 1
+            self.pushes[label(push.key)] = push
+            samples = self.ranges.get(push.assignment, [])
+            self.answered.update(samples)
+            answer: Outcome = result.reply.outcome
+            redundant = answer.refusal is not None and answer.refusal.reason is Reason.REDUNDANT
+            if not redundant and (answer.refusal is not None or not push.samples):
+                self.excused.update(samples)
+            if self.core.accepted_pushes > accepted:
+                name = label(push.key)
+                assert name not in self.accepted, f"E: {name} was accepted twice"
+                self.accepted[name] = answer.version
+                if not self.core.mode.shares_samples:
+                    self.covered.update(samples)
+                bound = self.bound
+                if clock is not None and bound is not None:
+                    behind = self.newest_clock - clock
+                    assert behind <= bound, f"S: {name} is {behind} clocks behind"
+                    self.newest_clock = max(self.newest_clock, clock)
+        if push is not None:
+            identity = (push.worker, push.incarnation, push.seq)
+            first = self.outcomes.setdefault(identity, result.reply.outcome)
+            assert result.reply.outcome == first, f"E: a duplicate of {identity} got another outcome"
+        return result
+
+    # ---- rounds that are stepped in parts
+
+    def open_round(self, action: e.Open) -> None:
+        assert action.version == self.core.version + 1
+        assert self.pending is None
+        assert not self.final or (self.store is not None and self.store.version == self.core.version)
+        self.members, self.waited = dict(action.members), set(action.members)
+        self.has.clear()
+        self.final.clear()
+        assert not self.sent, "B: parts of a round that was given up have gone out"
+        self.begun_open = False
+        listening = {member.worker for member in self.core.roster.listening()}
+        names = [name for name, _, _ in action.members.values()]
+        sims = [self.sims[name] for name in names if name in listening and name in self.sims]
+        self.following = [(sim, sim.stream) for sim in sims if sim.ready]
+        begun = e.Begun(version=action.version)
+        self.shard.open_round(action, self.sent.append, lambda: self.server.happen(begun))
+
+    def wait_for(self, action: e.Wait) -> None:
+        for each in action.assignments:
+            if not action.on:
+                self.waited.discard(each)
+                for stored in self.has.values():
+                    stored.pop(each, None)
+            elif each in self.members:
+                assert not self.final, "B: who comes back after a part was final is too late"
+                self.waited.add(each)
+        self.shard.wait(action.assignments, on=action.on)
+        self.check_prompt()
+
+    def close_round(self, action: e.Apply) -> None:
+        """Samples of which nothing more can come; what has gone out early went to those who have it."""
+        if not self.in_parts:
+            return
+        pushed = {self.pushes[label(each.key)].assignment for each in action.contributions}
+        if self.begun_open:
+            round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
+            assert round_ is not None
+            for each in self.members.keys() - pushed:  # some may never have heard of it
+                drawn = round_.division.parts[round_.place_of[each]].drawn
+                ranges = [
+                    (drawn.epoch, first.start + i) for first in drawn.ranges for i in range(first.count)
+                ]
+                self.given_up.update(ranges)
+        for sim, stream in self.following:
+            if sim.ready and sim.stream is stream and self.sims.get(sim.name) is sim:
+                assert sim.name in action.members, (
+                    f"B: {sim.name} has a version that control does not know of"
+                )
+        self.waited.clear()
+        self.following.clear()
+
+    def storing(self, key: e.PushKey, part: int, assignment: int) -> None:
+        if assignment in self.waited:
+            self.has[part].setdefault(assignment, key)
+
+    def forgetting(self, key: Any) -> None:
+        for stored in self.has.values():
+            for assignment in [each for each, other in stored.items() if other == key]:
+                del stored[assignment]
+
+    def check_begun(self, event: e.Begun) -> None:
+        round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
+        assert round_ is not None, "B: a round that was given up is stepped"
+        assert round_.version + 1 == event.version == self.core.version + 1
+        self.begun += 1
+        self.begun_open = round_.life is RoundLife.OPEN
+
+    def check_prompt(self) -> None:
+        for part, stored in self.has.items():
+            complete = bool(self.waited) and self.waited <= stored.keys()
+            assert part in self.final or not complete, f"B: part {part} is not stepped"
+
+    def check_final(self, part: int, shares: Sequence[Share]) -> None:
+        """A part is about to be stepped."""
+        assert part not in self.final, f"B: part {part} is stepped twice"
+        stored = self.has[part]
+        assert self.waited <= stored.keys(), f"B: part {part} does not wait for everybody"
+        given = [(each, stored[each]) for each in self.members if each in self.waited]
+        round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
+        assert round_ is not None, "B: a round that was given up is stepped"
+        for assignment, key in given:
+            assert round_.place_of[assignment] not in round_.lost, f"B: {key} was given up"
+            self.count(label(key), part, self.core.version + 1, assignment)
+        full = [
+            (label(key), self.members[each][2]) for each, key in given if self.shard.stored_part(key, part)
+        ]
+        assert [(label(share.key), share.samples) for share, _ in shares] == full, "B: rank order"
+        self.final[part] = full
+
+    def count(self, name: str, part: int, version: int, assignment: int) -> None:
+        assert part not in self.counts[name], f"B: part {part} of {name} is in two versions"
+        assert name not in self.told_stale, f"B: part {part} of {name} counts although it was refused"
+        self.counts[name][part] = version
+        assert self.assignment_of.setdefault(name, assignment) == assignment
+
+    def complete_parts(self, apply: e.Apply) -> None:
+        """What was not final before is what was pushed."""
+        for part in range(len(DIVIDED.parts)):
+            if part in self.final:
+                continue
+            self.final[part] = []
+            for each in apply.contributions:
+                if each.samples:
+                    name = label(each.key)
+                    self.count(name, part, apply.version, self.pushes[name].assignment)
+                    if self.applied_parts[name][part]:
+                        self.final[part].append((name, each.samples))
+
+    def check_counted(self, stream: WorkerStream, outcome: Outcome) -> Outcome:
+        """The outcome as control gave it."""
+        name = label(e.PushKey(*stream.id, outcome.seq))
+        stale = outcome.refusal is not None and outcome.refusal.reason is Reason.STALE
+        if stale:
+            assert set(outcome.counted) == self.counts[name].keys(), f"B: {name} is told {outcome.counted}"
+            self.told_stale.add(name)
+        else:
+            assert not outcome.counted
+        return replace(outcome, counted=())
+
+    # ---- what is checked
+
+    def state(self) -> Any:
+        return state(self.core)
+
+    def unchanged(self, before: Any) -> None:
+        assert before is None or self.state() == before, "N: a refused input changed the state"
+
+    def check_applied(self, apply: e.Apply) -> None:
+        """Against a plain mean, in the order of the ranks, every product and sum in float32, and SGD."""
+        self.check_members(apply)
+        given = [each for each in apply.contributions if each.samples and each.weight != 0]
+        gradient = np.zeros(ELEMENTS, np.float32)
+        if self.in_parts:
+            gradient = self.gradient_of_parts()
+        for each in given if not self.in_parts else ():
+            total = sum(other.samples for other in given if other.slice == each.slice)
+            weight = each.samples / total * apply.weight if each.weight is None else each.weight
+            held = elements_of(self.assignments[self.pushes[label(each.key)].assignment])
+            gradient[held] += np.float32(weight) * values(label(each.key))[held]
+        if self.core.mode.shares_samples:
+            self.check_shared(given)
+        if given or self.in_parts:
+            torch.from_numpy(self.expected).add_(torch.from_numpy(gradient), alpha=-RATE * apply.rate_factor)
+        for each in apply.contributions:
+            name = label(each.key)
+            assert name not in self.applied, f"E: {name} was applied twice"
+            assert self.accepted.get(name) == apply.version, f"E: {name} is in another version than was said"
+            self.applied[name] = apply.version
+        assert self.store is not None
+        parameters = b"".join(value.tobytes() for value in self.store.values())
+        assert parameters == self.expected.tobytes(), "E: the parameters are not those of the log"
+        assert np.isfinite(self.expected).all(), "F"
+
+    def gradient_of_parts(self) -> Float32:
+        """The mean of each part over those who count in it."""
+        gradient = np.zeros(ELEMENTS, np.float32)
+        for part, given in self.final.items():
+            here = slice(DIVIDED.parts[part].start, DIVIDED.parts[part].end)
+            total = sum(samples for _, samples in given)
+            for name, samples in given:
+                gradient[here] += np.float32(samples / total) * values(name)[here]
+        return gradient
+
+    def check_shared(self, given: Sequence[e.Contribution]) -> None:
+        """C: what each sample's gradient comes to in each slice."""
+        for slice in {each.slice for each in given}:
+            pushes = [each for each in given if each.slice == slice]
+            assigned = {
+                label(each.key): self.assignments[self.pushes[label(each.key)].assignment] for each in pushes
+            }
+            comes_to: defaultdict[tuple[int, int], float] = defaultdict(float)
+            total = sum(each.samples for each in pushes)
+            for each in pushes:
+                assignment = assigned[label(each.key)]
+                weight = each.samples / total if each.weight is None else each.weight
+                for sample, part in zip(*coefficients(assignment), strict=True):
+                    comes_to[sample] += weight * part
+            expected = 1 / len(comes_to) if comes_to else 0.0
+            for sample, weight in comes_to.items():
+                assert abs(weight - expected) < 1e-9, f"C: {sample} weighs {weight}, not {expected}"
+            (held,) = {tuple(elements_of(assignment)) for assignment in assigned.values()}
+            for sample in comes_to:
+                for element in held:
+                    self.elements[sample, element] += 1
+                    assert self.elements[sample, element] == 1, f"C: {sample} is applied twice"
+
+    def check_stored(self) -> None:
+        """P: no part is left without owner."""
+        for key in self.shard.keys:
+            arrivals = self.server.arrivals(key.worker, key.incarnation)
+            waits = label(key) in self.accepted and label(key) not in self.applied
+            assert key.seq in arrivals.open or waits, f"P: {key} is left in the shard"
+
+    def check_members(self, apply: e.Apply) -> None:
+        """In rounds, that it has everybody who was given work for it and is still there, but for backups; by
+        arrival, that it weighs what it should."""
+        assert apply.rate_factor == 1.0
+        if isinstance(self.core.mode, Arrivals):
+            (contribution,) = apply.contributions
+            push = self.pushes[label(contribution.key)]
+            assert apply.base_version == push.base_version
+            weight = 1 / max(1, apply.version - 1 - push.base_version) if self.core.mode.inverse else 1.0
+            assert apply.weight == weight or self.bound is not None  # where a slow worker's share is less
+            return
+        assert apply.weight == 1.0
+        if self.core.mode.shares_samples:
+            return
+        names = {label(each.key).split("/")[0] for each in apply.contributions}
+        missing = self.given.get(apply.version - 1, set()) - names
+        assert isinstance(self.core.mode, Rounds)
+        backup = self.core.mode.wanted.backup
+        assert len(missing) <= backup, f"version {apply.version} did not wait for {missing}"
+
+    def check_end(self) -> None:
+        for name, parts in self.counts.items():
+            if name in self.accepted:
+                whole = dict.fromkeys(range(len(DIVIDED.parts)), self.accepted[name])
+                assert parts == whole, f"B: of {name} count {parts}"
+            elif parts:  # nobody else may compute it
+                self.covered.update(self.ranges[self.assignment_of[name]])
+        for epoch in range(self.epochs):
+            for index in range(self.samples):
+                sample = (epoch, index)
+                assert self.covered[sample] <= 1, f"{sample} was accepted from two workers"
+                answered = self.answered[sample] or sample in self.late | self.given_up
+                assert answered, f"{sample} was lost"
+                if self.core.mode.shares_samples and sample not in self.excused | self.late:
+                    found = [self.elements[sample, element] for element in range(ELEMENTS)]
+                    assert found == [1] * ELEMENTS, f"C: {sample} was lost: {found}"
+        assert set(self.applied) == set(self.accepted), "E: acknowledged, but not applied"
+        self.server._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+        for key in self.shard.keys:  # of a late worker, which may still be sending
+            assert key.seq in self.server.arrivals(key.worker, key.incarnation).open
+            self.shard.drop(key)
+        assert self.shard.stored == 0, "P: something is left in the shard"
+        evaluated = [each.epoch for each in self.core.evaluations.done]
+        assert evaluated == sorted(set(evaluated))
+        assert not self.core.roster.members or evaluated[-1] == self.epochs, "the end is evaluated"
