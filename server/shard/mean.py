@@ -39,9 +39,7 @@ def weights(
     ]
 
 
-def add_up(
-    pushes: Sequence[Payloads], weights: Sequence[float], out: Float32, *, keep: bool = False
-) -> None:
+def add_up(pushes: Sequence[Payloads], weights: Sequence[float], out: Float32, *, keep: bool = False) -> None:
     """Overwrite `out` with the weighted sum of what workers pushed of a part: float32, shape (elements,).
 
     keep: add to what `out` holds instead; then sparse payloads touch their own elements only.
