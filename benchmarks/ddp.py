@@ -1,8 +1,9 @@
 """A peer of `step`: the same layers under torch's DistributedDataParallel over gloo.
 
-    python -m gradwire.benchmarks.ddp MODEL SECONDS TRACE STEPS RANK WORLD ADDRESS HOOK
+    python -m gradwire.benchmarks.ddp MODEL SECONDS REAL TRACE STEPS RANK WORLD ADDRESS HOOK
 
 HOOK is `fp32`, `fp16` or `powersgd` (rank 4, everything in one bucket: with several it deadlocks under gloo).
+SECONDS, REAL and TRACE are those of `layers.task`.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from .layers import layers, loss
+from .layers import task
 
 RANK = 4
 LEARNING_RATE = 1e-3
@@ -22,12 +24,16 @@ WHOLE_MODEL_MB = 1 << 20
 
 
 def main(arguments: list[str]) -> int:
-    model, seconds, trace, steps, rank, world, address, hook = arguments
+    model, seconds, real, trace, steps, rank, world, address, hook = arguments
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=int(rank), world_size=int(world))
-    network = layers(model, float(seconds), trace)
+    work = task(model, float(seconds), int(real), trace=trace)
+    network, samples = work.model(), work.batch(np.arange(int(real) or 1))
     bucket_mb = WHOLE_MODEL_MB if hook == "powersgd" else None
-    wrapped: Any = torch.nn.parallel.DistributedDataParallel(network, bucket_cap_mb=bucket_mb)
+    # Statistics of batch normalization stay where they are, as in a job.
+    wrapped: Any = torch.nn.parallel.DistributedDataParallel(
+        network, bucket_cap_mb=bucket_mb, broadcast_buffers=False
+    )
     if hook == "fp16":
         wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
     if hook == "powersgd":
@@ -38,7 +44,7 @@ def main(arguments: list[str]) -> int:
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=LEARNING_RATE)
     for _ in range(int(steps)):
         optimizer.zero_grad()
-        found: Any = loss(wrapped)
+        found: Any = work.loss(wrapped, samples)
         found.backward()
         optimizer.step()
     dist.destroy_process_group()

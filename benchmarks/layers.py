@@ -4,7 +4,8 @@
 ten) have, in the order of the forward pass; `200x4096` is 200 tensors of so many elements.
 
 `task` computes for so many seconds per step: a third of it forward, the rest backward, divided among the
-tensors by their elements. What comes out as a gradient is noise, another one in every step.
+tensors by their elements. What comes out as a gradient is noise, another one in every step. Or it computes
+with the real network (`networks`), on images that are noise.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from ..worker.tasks import Task
 from ..worker.tasks.task import TaskSpecError
+from .networks import NETWORKS, noise
+from .traces import Follower
 
 Shape = tuple[int, ...]
 FORWARD = 1 / 3  # of the computation
@@ -109,28 +115,26 @@ class _Layer(torch.autograd.Function):
     """Passes on what it gets. Its parameter's gradient is a piece of the noise."""
 
     @staticmethod
-    def forward(ctx: Any, passed: torch.Tensor, weight: torch.Tensor, layer: Layer) -> torch.Tensor:
+    def forward(ctx: Any, passed: Tensor, weight: Tensor, layer: Layer) -> Tensor:
         ctx.layer, ctx.shape = layer, weight.shape
         _compute(layer.seconds * FORWARD)
         return passed.clone()
 
     @staticmethod
-    def backward(ctx: Any, *passed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, *passed: Tensor) -> tuple[Tensor, Tensor, None]:
         layer = ctx.layer
         _compute(layer.seconds * (1 - FORWARD))
         layer.steps += 1
         start = (layer.steps * 9973 + layer.number * 7919) % SLACK
         gradient = layer.noise[start : start + math.prod(ctx.shape)].view(ctx.shape)
-        if layer.number == 0:
-            layer.ended()
         return passed[0], gradient.clone(), None  # memory of its own: autograd hands it on as it is
 
 
 class Layer:
-    """One tensor's part of the computation. number: of the tensor. ended: backward has come to its end."""
+    """One tensor's part of the computation. number: of the tensor."""
 
-    def __init__(self, number: int, seconds: float, noise: torch.Tensor, ended: Callable[[], None]) -> None:
-        self.number, self.seconds, self.noise, self.ended = number, seconds, noise, ended
+    def __init__(self, number: int, seconds: float, noise: Tensor) -> None:
+        self.number, self.seconds, self.noise = number, seconds, noise
         self.steps = 0
 
 
@@ -139,58 +143,64 @@ def _compute(seconds: float) -> None:
         time.sleep(seconds)
 
 
-class Layers(torch.nn.Module):
-    """Computes as `task` says. trace: gets a line for every step: when it began and ended, by the monotonic
-    clock."""
+class Layers(nn.Module):
+    """Computes as `task` says, for so many seconds per step."""
 
-    def __init__(self, model: str, seconds: float, trace: Path | None) -> None:
+    def __init__(self, model: str, seconds: float) -> None:
         super().__init__()
         found = shapes(model)
-        self._weights = [torch.nn.Parameter(torch.zeros(shape)) for shape in found]
+        self._weights = [nn.Parameter(torch.zeros(shape)) for shape in found]
         for number, weight in enumerate(self._weights):
             self.register_parameter(f"layer{number}", weight)
         generator = torch.Generator().manual_seed(os.getpid())
         largest = max(weight.numel() for weight in self._weights)
-        noise = torch.randn(largest + SLACK, generator=generator) * 1e-2
+        gradients = torch.randn(largest + SLACK, generator=generator) * 1e-2
         elements = sum(weight.numel() for weight in self._weights)
         self._layers = [
-            Layer(number, seconds * weight.numel() / elements, noise, self._ended)
+            Layer(number, seconds * weight.numel() / elements, gradients)
             for number, weight in enumerate(self._weights)
         ]
-        self._trace = trace
-        self._began = 0.0
 
-    def forward(self, passed: torch.Tensor) -> torch.Tensor:
-        self._began = time.monotonic()
+    def forward(self, passed: Tensor) -> Tensor:
         function: Any = _Layer
         for weight, layer in zip(self._weights, self._layers, strict=True):
             passed = function.apply(passed, weight, layer)
         return passed.sum()
 
-    def _ended(self) -> None:
-        if self._trace:
-            with self._trace.open("a") as lines:
-                lines.write(f"{self._began} {time.monotonic()}\n")
 
-
-def layers(model: str, seconds: float, trace: str) -> Layers:
-    """trace: a folder, in which each process has a file; "" for none."""
-    return Layers(model, seconds, Path(trace) / f"{os.getpid()}" if trace else None)
-
-
-def loss(network: torch.nn.Module) -> torch.Tensor:
-    found: torch.Tensor = network(torch.zeros(1, requires_grad=True))
-    return found
-
-
-def task(model: str = "4x1048576", seconds: float = 0.0, samples: int = 1024, trace: str = "") -> Task:
-    """seconds: of computation per step. samples: in an epoch."""
+def task(
+    model: str = "4x1048576", seconds: float = 0.0, real: int = 0, samples: int = 1024, trace: str = ""
+) -> Task:
+    """seconds: of emulated computation per step. real: compute with the real network instead, and make so
+    many images for it. samples: in an epoch. trace: a folder, in which each process writes down when it
+    computes (`traces`); "" for none."""
     shapes(model)
+    if real and model not in NETWORKS:
+        raise TaskSpecError(f"real: expected a model that is one of {', '.join(NETWORKS)}, got {model!r}")
+    images, labels = noise(model, real) if real else (torch.zeros(1, 1), torch.zeros(1))
+
+    def make() -> nn.Module:
+        network = NETWORKS[model][0]() if real else Layers(model, seconds)
+        if trace:
+            Follower(network, Path(trace))
+        return network
+
+    def batch(indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        rows = torch.from_numpy(np.asarray(indices) % len(images))
+        return images[rows], labels[rows]
+
+    def loss(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images, labels = batch
+        if real:
+            return functional.cross_entropy(network(images), labels)
+        found: Tensor = network(torch.zeros(1, requires_grad=True))
+        return found
+
     return Task(
         name=model,
         train_samples=samples,
-        model=lambda: layers(model, seconds, trace),
-        batch=lambda indices: torch.from_numpy(np.asarray(indices)),
-        loss=lambda network, _: loss(network),
+        model=make,
+        batch=batch,
+        loss=loss,
         evaluate=lambda network: {"loss": 0.0},
     )

@@ -9,12 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from gradwire.benchmarks.layers import layers, loss, shapes
+from gradwire.benchmarks.arguments import BenchError
+from gradwire.benchmarks.cli import main
+from gradwire.benchmarks.layers import shapes, task
+from gradwire.benchmarks.networks import NETWORKS
+from gradwire.benchmarks.recorder import Recorder, Sample, Taken, memory_and_cpu
+from gradwire.benchmarks.shaped import WARM_UP, Recorded
 from gradwire.benchmarks.star import Star
-from gradwire.benchmarks.step import WARM_UP, Recorder, Sample, memory_and_cpu, summarize, traced
+from gradwire.benchmarks.step import HEADINGS, cells, summarize
+from gradwire.benchmarks.traces import Computed, read
+from gradwire.exits import Exit
 from gradwire.worker.tasks.task import TaskSpecError
 
 
@@ -42,8 +50,33 @@ def test_a_model_that_is_not_known_is_refused(model: str) -> None:
         shapes(model)
 
 
+@pytest.mark.parametrize("model", NETWORKS)
+def test_a_real_network_has_the_tensors_of_its_layer_table(model: str) -> None:
+    found = task(model, real=1).model()
+    assert [tuple(parameter.shape) for parameter in found.parameters()] == shapes(model)
+
+
+def test_a_real_network_has_gradients_that_are_traced_and_the_same_images_everywhere(tmp_path: Path) -> None:
+    work, again = task("resnet20", real=2, trace=str(tmp_path)), task("resnet20", real=2)
+    samples = work.batch(np.array([5, 8]))
+    assert all(map(torch.equal, samples, again.batch(np.array([1, 0]))))
+    network = work.model()
+    found: Any = work.loss(network, samples)
+    found.backward()
+    assert all(weight.grad is not None and weight.grad.any() for weight in network.parameters())
+    ((step,),) = read(tmp_path)
+    assert len(step.produced) == len(shapes("resnet20"))
+    assert step.began < step.produced[-1] < step.produced[0] == step.ended
+
+
+def test_what_is_no_resnet_has_no_real_network() -> None:
+    with pytest.raises(TaskSpecError, match=r"one of resnet20, .*, got 'vgg16'"):
+        task("vgg16", real=1)
+
+
 def test_layers_take_their_time_and_yield_gradients_from_the_last_to_the_first(tmp_path: Path) -> None:
-    network = layers("5x40", 0.05, str(tmp_path))
+    work = task("5x40", 0.05, trace=str(tmp_path))
+    network = work.model()
     order: list[str] = []
 
     def noted(name: str, weight: torch.Tensor) -> None:
@@ -56,7 +89,7 @@ def test_layers_take_their_time_and_yield_gradients_from_the_last_to_the_first(t
     for _ in range(2):
         network.zero_grad()
         began = time.monotonic()
-        found: Any = loss(network)
+        found: Any = work.loss(network, work.batch(np.arange(1)))
         found.backward()
         assert time.monotonic() - began >= 0.05
         gradients.append([weight.grad.clone() for weight in network.parameters() if weight.grad is not None])
@@ -64,29 +97,58 @@ def test_layers_take_their_time_and_yield_gradients_from_the_last_to_the_first(t
     assert all(len(each) == 5 and all(torch.count_nonzero(g) == 40 for g in each) for each in gradients)
     assert not torch.equal(gradients[0][0], gradients[1][0])
     assert not torch.equal(gradients[0][0], gradients[0][1])
-    ((first, second),) = traced(tmp_path)
-    assert first[0] < first[1] <= second[0] < second[1]
+    ((first, second),) = read(tmp_path)
+    assert first.began < first.ended <= second.began < second.ended
+    assert list(first.produced) == sorted(first.produced, reverse=True)
+    assert first.produced[-2] - first.produced[-1] >= 0.05 * 2 / 3 / 5
 
 
 def test_a_row_is_made_of_the_counted_steps_alone() -> None:
     """Steps of a second, of which half is computation; the server gets 1 MB, evenly after the first 0.2 s."""
-    recorder = Recorder(Star(["server", "worker-0"], 16), ["server", "worker-0"])
+    nodes = ["server", "worker-0"]
+    recorder = Recorder(Star(nodes, 16), nodes)
     steps = WARM_UP + 5
-    trace = [(float(step), step + 0.5) for step in range(steps)]
-    trace[0] = (-20.0, -19.5)  # kernels are compiled
+    trace = [Computed(float(step), (step + 0.5, step + 0.3)) for step in range(steps)]
+    trace[0] = Computed(-20.0, (-19.5, -19.7))  # kernels are compiled
     for tenth in range(-1, steps * 10):
         whole, part = divmod(tenth, 10)
         came = 1_000_000 * whole + 125_000 * max(0, part - 2)
         recorder.samples.append(Sample(tenth / 10, {"server": (came, 0), "worker-0": (0, came // 2)}))
-        recorder.cpu.append((tenth / 10, tenth / 100))
-    recorder.peak_bytes |= {"server": 7, "worker-0": 5}
-    row = summarize("4bit", ["server", "worker-0"], [trace, trace], recorder, mbit=16)
+        late = 90 if tenth > (steps - 1) * 10 else 0  # when the job ends
+        recorder.taken.append(Taken(tenth / 10, tenth / 100, {"server": 7 + late, "worker-0": 5 + late}))
+    row = summarize("4bit", "off", Recorded(nodes, recorder, [trace, trace]), mbit=16)
     assert (row.step_seconds, row.steps, row.busiest) == (1.0, 4, "server")
     assert (row.bytes_in, row.bytes_out) == (1_000_000, 0)
     assert row.computing_share == pytest.approx(3 / 8)
     assert row.link_seconds == pytest.approx(0.5)
     assert row.cpu_seconds == pytest.approx(0.1)
     assert (row.server_peak_bytes, row.worker_peak_bytes) == (7, 5)
+    assert len(cells(row, None)) == len(HEADINGS)
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(BenchError, match="only 4 steps were taken"):
+        Recorded(["server"], Recorder(Star([], 1), []), [[Computed(0.0, (1.0,))] * 4])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seconds", "1", "--model", "resnet20", "--real", "4"], "expected no --seconds"),
+        (["--real", "4"], "--real: expected a model that is one of"),
+        (["--model", "alexnet"], "--model: expected one of"),
+        (["--overlap", "off,on"], "expected some of off,backward,both"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = main(["step", *arguments])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == Exit.USAGE
+    assert message in capsys.readouterr().err
 
 
 def test_memory_and_cpu_of_a_process_and_of_none() -> None:
