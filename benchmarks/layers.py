@@ -111,6 +111,11 @@ def shapes(model: str) -> list[Shape]:
     return [(rows, elements // rows)] * int(count)  # nearly square, as low-rank compression likes it
 
 
+def sizes(model: str) -> list[int]:
+    """Elements of each tensor."""
+    return list(map(math.prod, shapes(model)))
+
+
 class _Layer(torch.autograd.Function):
     """Passes on what it gets. Its parameter's gradient is a piece of the noise."""
 

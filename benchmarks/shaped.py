@@ -6,22 +6,26 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
+from ..compressors import Plan, divide
 from ..deploy.processes import Child, Children
 from ..settings import RunSettings
 from .arguments import BenchError
+from .bound import Overlap, produced_by_part, step_bound, ways
 from .jobs import PATIENCE_S, run_job
+from .layers import sizes
 from .recorder import Recorder
 from .star import Star
 from .traces import Trace, read
 
 WARM_UP = 3  # steps that are not counted: kernels are compiled, buckets arranged, memory is touched first
 SERVER = "server"
-Overlap = Literal["off", "backward", "both"]
+# Computation between the exchanges that are measured alone: workers get the end of an update one after the
+# other, and none is to push before all have it.
+PAUSE_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,10 @@ class Setup:
     @property
     def all_steps(self) -> int:
         return WARM_UP + self.steps + 1
+
+    @property
+    def plan(self) -> Plan:
+        return divide(sizes(self.model), self.part_bytes)
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,26 @@ class Recorded:
         """The median over steps and workers."""
         pairs = itertools.chain.from_iterable(map(itertools.pairwise, self.counted))
         return statistics.median(after.began - before.began for before, after in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """What a step is made of, each measured by itself, in seconds.
+
+    up, down: of all that a step carries to the server, and from it. exchange: of a step without computation
+    in which nothing overlaps: both ways, and what processors take between them. computation: of a step.
+    produced: by part, when backward has it. shares: of each part in the elements.
+    """
+
+    up: float
+    down: float
+    exchange: float
+    computation: float
+    produced: Sequence[float]
+    shares: Sequence[float]
+
+    def bound(self, overlap: Overlap) -> float:
+        return step_bound(overlap, self.produced, self.shares, self.up, self.down)
 
 
 def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> Recorded:
@@ -121,8 +149,63 @@ def run_peer(setup: Setup, hook: str) -> Recorded:
         return Recorded(nodes, recorder, read(trace))
 
 
+def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool) -> tuple[Alone, Setup]:
+    """Each way and the computation by themselves, one after the other.
+
+    as_long: emulate as many seconds of computation as the exchange takes. Returns the setup with these, too.
+    """
+    quick = replace(setup, seconds=PAUSE_S, real=0)
+    exchange = run_ours(quick, compressor, downlink, "off")
+    pause = statistics.median(step.seconds for trace in exchange.counted for step in trace)
+    seconds = exchange.step_seconds - pause
+    up, down = zip(*exchange_ways(exchange), strict=True)
+    if as_long:
+        setup = replace(setup, seconds=seconds)
+    plan = setup.plan
+    computed = [step for trace in compute_alone(setup) for step in trace[WARM_UP:]]
+    by_step = [produced_by_part(plan, step) for step in computed]
+    alone = Alone(
+        up=statistics.median(up),
+        down=statistics.median(down),
+        exchange=seconds,
+        computation=statistics.median(step.seconds for step in computed),
+        produced=[statistics.median(times) for times in zip(*by_step, strict=True)],
+        shares=[part.elements / plan.elements for part in plan.parts],
+    )
+    return alone, setup
+
+
+def exchange_ways(exchange: Recorded) -> Iterator[tuple[float, float]]:
+    """Seconds up and down of each step that has been counted, of a run in which nothing overlaps."""
+    samples = exchange.recorder.samples
+    # From when the first worker has computed to when it, or another, has computed again.
+    ends = [min(step.ended for step in steps) for steps in zip(*exchange.counted, strict=True)]
+    for begin, end in itertools.pairwise(ends):
+        inside = [sample for sample in samples if begin <= sample.at <= end]
+        if len(inside) > 1:
+            came, left = zip(*(sample.carried[SERVER] for sample in inside), strict=True)
+            yield ways([sample.at for sample in inside], came, left)
+
+
+def compute_alone(setup: Setup) -> list[Trace]:
+    """By worker: all compute at the same time, as in a job, and exchange nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace"
+        trace.mkdir()
+        with Children(Path(folder)) as children:
+            _await(
+                [
+                    children.start(
+                        f"worker-{rank}", "gradwire.benchmarks.computing", _computation(setup, trace)
+                    )
+                    for rank in range(setup.workers)
+                ]
+            )
+        return read(trace)
+
+
 def _computation(setup: Setup, trace: Path) -> list[str]:
-    """The arguments of `ddp` that come first."""
+    """The arguments of `computing`, which are the first ones of `ddp`."""
     return [setup.model, str(setup.seconds), str(setup.real), str(trace), str(setup.all_steps)]
 
 

@@ -12,7 +12,8 @@ none is given. A peer is torch's DistributedDataParallel over gloo: `fp32`, `fp1
 Printed per step, without the first few: median seconds, also in those of DDP fp32, and in the time that the
 busiest link needs for the bytes that it carried; MB into and out of the node behind it, and how much of the
 former came while the first worker computed; CPU of all processes; the most memory that server and workers
-took.
+took. With --bound also: seconds that the way up, the way down and the computation take, each alone; what a
+step takes at least if these overlap as --overlap allows (`bound`); and how much longer it took.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from ..exits import Exit
 from ..worker.tasks.task import TaskSpecError
 from . import output
 from .arguments import BenchError, amount, at_least_one, file_to_write, plot_to_write, some_of
+from .bound import Overlap
 from .layers import task
-from .shaped import SERVER, Overlap, Recorded, Setup, run_ours, run_peer
+from .shaped import SERVER, Alone, Recorded, Setup, measure_alone, run_ours, run_peer
 from .star import check_network
 
 PEERS = ("fp32", "fp16", "powersgd")
 DEFAULT_RUNS = ("none", "4bit", "topk:ratio=100")
 OVERLAPS = get_args(Overlap)
+AUTO = "auto"
 FP32 = "DDP fp32"
 
 
@@ -43,7 +46,7 @@ FP32 = "DDP fp32"
 class Row:
     """overlap: None of a peer. busiest: a node; bytes_in and bytes_out are its own, per step.
     link_seconds: what its link takes for the larger of both at least. computing_share: of the incoming bytes,
-    how much came while the first worker computed."""
+    how much came while the first worker computed. alone, bound_seconds: None where they are not asked for."""
 
     name: str
     overlap: Overlap | None
@@ -57,9 +60,13 @@ class Row:
     cpu_seconds: float
     server_peak_bytes: int
     worker_peak_bytes: int
+    alone: Alone | None = None
+    bound_seconds: float | None = None
 
 
-def summarize(name: str, overlap: Overlap | None, recorded: Recorded, mbit: float) -> Row:
+def summarize(
+    name: str, overlap: Overlap | None, recorded: Recorded, mbit: float, alone: Alone | None = None
+) -> Row:
     """mbit: of each link; 0 for as fast as it goes."""
     first, nodes, recorder = recorded.counted[0], recorded.nodes, recorded.recorder
     begin, end, steps = first[0].began, first[-1].began, len(first) - 1
@@ -80,11 +87,13 @@ def summarize(name: str, overlap: Overlap | None, recorded: Recorded, mbit: floa
         cpu_seconds=recorder.cpu_between(begin, end) / steps,
         server_peak_bytes=peaks.pop(SERVER, 0),
         worker_peak_bytes=max(peaks.values()),
+        alone=alone,
+        bound_seconds=alone.bound(overlap) if alone and overlap else None,
     )
 
 
 def cells(row: Row, fp32: float | None) -> list[object]:
-    return [
+    found: list[object] = [
         f"`{row.name}`",
         row.overlap or "–",
         f"{row.step_seconds:.4f}",
@@ -97,11 +106,17 @@ def cells(row: Row, fp32: float | None) -> list[object]:
         f"{row.server_peak_bytes / 1e6:.0f}" if row.server_peak_bytes else "–",
         f"{row.worker_peak_bytes / 1e6:.0f}",
     ]
+    if row.alone is None or row.bound_seconds is None:
+        return [*found, *["–"] * len(BOUND_HEADINGS)]
+    seconds = (row.alone.up, row.alone.down, row.alone.computation, row.bound_seconds)
+    return [*found, *(f"{each:.4f}" for each in seconds), f"{row.step_seconds / row.bound_seconds:.2f}"]
 
 
+BOUND_HEADINGS = "s up", "s down", "s computing", "s bound", "of the bound"
 HEADINGS = (
     *("", "overlap", "s per step", "of DDP fp32", "of its link's time", "MB in", "MB out"),
     *("in while computing", "CPU s", "server MB", "worker MB"),
+    *BOUND_HEADINGS,
 )
 
 
@@ -124,6 +139,10 @@ def draw(path: Path, title: str, row: Row, recorded: Recorded) -> None:
     figure.savefig(path)
 
 
+def seconds_or_auto(text: str) -> float | str:
+    return AUTO if text == AUTO else amount(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = "(default: %(default)s)"
     text = "layer table: vgg16, vgg19, resnet20, resnet50, resnet56, resnet110 or NxSIZE"
@@ -137,10 +156,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part-bytes", type=int, default=0, help=f"as of gc-run {shown}")
     text = "of each link in each direction; 0 for as fast as it goes"
     parser.add_argument("--mbit", type=amount, default=100.0, help=f"{text} {shown}")
-    text = "of emulated computation per step"
-    parser.add_argument("--seconds", type=amount, default=0.0, metavar="N", help=f"{text} {shown}")
+    text = "of emulated computation per step; auto for as long as the exchange of the run takes"
+    parser.add_argument("--seconds", type=seconds_or_auto, default=0.0, metavar="N", help=f"{text} {shown}")
     text = "compute with the real network, a ResNet, on so many images per worker and step"
     parser.add_argument("--real", type=at_least_one, default=0, metavar="N", help=text)
+    text = "measure each way and the computation alone first, and print what a step takes at least"
+    parser.add_argument("--bound", action="store_true", help=text)
     parser.add_argument("--steps", type=at_least_one, default=12, help=f"that are counted {shown}")
     parser.add_argument("--runs", nargs="*", default=DEFAULT_RUNS, metavar="SPEC[/SPEC]", help=shown)
     peers = some_of(PEERS)
@@ -162,20 +183,28 @@ def check(given: argparse.Namespace) -> None:
         check_downlink(downlink)
     if given.real and given.seconds:
         raise BenchError("--real: expected no --seconds, which are of emulated computation")
+    if given.seconds == AUTO and len(given.runs) != 1:
+        many = len(given.runs)
+        raise BenchError(f"--seconds auto: expected one of --runs, whose exchange is measured, got {many}")
 
 
 def run(given: argparse.Namespace) -> int:
     check(given)
     check_network()
+    automatic = given.seconds == AUTO
     setup = Setup(
         model=given.model,
         workers=given.workers,
         mbit=given.mbit,
-        seconds=given.seconds,
+        seconds=0.0 if automatic else given.seconds,
         real=given.real,
         steps=given.steps,
         part_bytes=given.part_bytes,
     )
+    alone: dict[str, Alone] = {}
+    if given.bound or automatic:
+        for name in given.runs:
+            alone[name], setup = measure_alone(setup, *specs(name), as_long=automatic)
     rows: list[Row] = []
     recorded: Recorded | None = None
     print(output.table(HEADINGS, []), flush=True)
@@ -191,7 +220,7 @@ def run(given: argparse.Namespace) -> int:
     for name in given.runs:
         for overlap in given.overlap:
             recorded = run_ours(setup, *specs(name), overlap)
-            add(summarize(name, overlap, recorded, given.mbit))
+            add(summarize(name, overlap, recorded, given.mbit, alone.get(name)))
     if given.plot is not None and recorded is not None:
         draw(given.plot, given.model, rows[-1], recorded)
     output.write_json(given.json, [asdict(row) for row in rows])

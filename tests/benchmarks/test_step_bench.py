@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from gradwire.benchmarks import computing
 from gradwire.benchmarks.arguments import BenchError
 from gradwire.benchmarks.cli import main
 from gradwire.benchmarks.layers import shapes, task
@@ -103,6 +104,12 @@ def test_layers_take_their_time_and_yield_gradients_from_the_last_to_the_first(t
     assert first.produced[-2] - first.produced[-1] >= 0.05 * 2 / 3 / 5
 
 
+def test_the_computation_runs_by_itself(tmp_path: Path) -> None:
+    assert computing.main(["5x40", "0.01", "0", str(tmp_path), "3"]) == 0
+    ((*steps,),) = read(tmp_path)
+    assert [step.seconds >= 0.01 for step in steps] == [True] * 3
+
+
 def test_a_row_is_made_of_the_counted_steps_alone() -> None:
     """Steps of a second, of which half is computation; the server gets 1 MB, evenly after the first 0.2 s."""
     nodes = ["server", "worker-0"]
@@ -134,6 +141,7 @@ def test_too_few_steps_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--seconds", "auto"], "expected one of --runs"),
         (["--seconds", "1", "--model", "resnet20", "--real", "4"], "expected no --seconds"),
         (["--real", "4"], "--real: expected a model that is one of"),
         (["--model", "alexnet"], "--model: expected one of"),
