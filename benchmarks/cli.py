@@ -19,6 +19,7 @@ from .arguments import BenchError
 COMMANDS = {
     "compressors": ("speed, ratio and error of every compressor", "compressors"),
     "step": ("seconds per step on shaped links, beside PyTorch's DDP", "step"),
+    "memory": ("bytes per parameter at server and workers", "memory"),
     "modes": ("speed and accuracy of every mode, also with slow workers and lost ones", "modes"),
     "coded": ("bytes and time of coded exchanges on shaped links, beside what they compete with", "coded"),
     "accuracy": ("accuracy of every compressor on digits, at 10 x and 100 x", "compressor_accuracy"),

@@ -1,0 +1,171 @@
+"""`gc-bench memory`: bytes per parameter that server and workers take, beside what is known to be there.
+
+Each job is run twice, with --elements of parameters and with twice as many. The most resident memory of a
+process, up to its last step, then differs by what these parameters cost, and what interpreter and libraries
+take is not in it. The jobs are those of `step`: sync, plain SGD, `--downlink auto`, real daemons behind links
+of --mbit, which needs root. A part is a 32nd of the model. Of the workers the median counts: one that lags
+behind has more waiting for it.
+
+The account is what is allocated for each parameter on purpose: parameters, gradients, sums, residuals, and
+payloads, by the bytes that the server's link carried. What is beyond it is being made or on its way, in
+buffers of gRPC, or kept by the allocator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from ..compressors import AUTO, create, lossless
+from ..exits import Exit
+from . import output
+from .arguments import BenchError, amount, at_least_one, file_to_write, some_of
+from .bound import Overlap
+from .shaped import SERVER, Recorded, Setup, run_ours
+from .star import check_network
+from .step import DEFAULT_RUNS, OVERLAPS
+
+TENSOR = 1 << 20  # elements of each: twice the parameters are twice the tensors, as in a deeper model
+LEAST = 16  # tensors: with fewer, parts are as large as parts are at least, whatever the model
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What a job has taken, in bytes. server, worker: of resident memory at the most. bytes_in, bytes_out: of
+    the server's link, per step."""
+
+    server: float
+    worker: float
+    bytes_in: float
+    bytes_out: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Bytes per parameter. server, worker: measured. The accounts: by what they are for. small, large: what
+    that is made of."""
+
+    name: str
+    overlap: Overlap
+    server: float
+    worker: float
+    server_account: Mapping[str, float]
+    worker_account: Mapping[str, float]
+    small: Peaks
+    large: Peaks
+
+
+def accounts(
+    compressor: str, workers: int, up: float, down: float
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Of the server and of a worker, by what they are for, in bytes per parameter.
+
+    up: of a worker's push. down: of an update. With `auto` updates lose something if pushes do, and the
+    server has what the workers have beside its parameters. A job with --output also keeps the last version.
+    """
+    lossy = not lossless(compressor)
+    server = {"parameters": 4.0, "sum": 4.0, "last version": 4.0}
+    worker = {"parameters": 4.0, "gradients": 4.0}
+    if lossy:
+        server["replica"] = 4.0
+        worker |= {"residual": 4.0, "draft": 4.0}
+    return server | {"pushes": workers * up, "update": down}, worker | {"push": up, "update": down}
+
+
+def taken(recorded: Recorded) -> Peaks:
+    """Of a job."""
+    begin, end = recorded.counted[0][0].began, recorded.counted[0][-1].began
+    steps = len(recorded.counted[0]) - 1
+    server, *workers = (recorded.recorder.peak_bytes(node, end) for node in recorded.nodes)
+    came, left = recorded.recorder.carried_between(SERVER, begin, end)
+    return Peaks(server, statistics.median(workers), came / steps, left / steps)
+
+
+def footprint(
+    name: str, overlap: Overlap, small: Peaks, large: Peaks, elements: int, workers: int
+) -> Footprint:
+    """small, large: by the jobs with so many elements, and with twice as many."""
+    up, down = large.bytes_in - small.bytes_in, large.bytes_out - small.bytes_out
+    server, worker = accounts(name, workers, up / elements / workers, down / elements / workers)
+    return Footprint(
+        name=name,
+        overlap=overlap,
+        server=(large.server - small.server) / elements,
+        worker=(large.worker - small.worker) / elements,
+        server_account=server,
+        worker_account=worker,
+        small=small,
+        large=large,
+    )
+
+
+def cells(each: Footprint) -> list[object]:
+    return [
+        f"`{each.name}`",
+        each.overlap,
+        f"{each.server:.1f}",
+        told(each.server_account),
+        f"{each.worker:.1f}",
+        told(each.worker_account),
+    ]
+
+
+def told(account: Mapping[str, float]) -> str:
+    """An account as a sum."""
+    return f"{sum(account.values()):.1f}: " + ", ".join(f"{what} {n:.3g}" for what, n in account.items())
+
+
+HEADINGS = "", "overlap", "server, B per parameter", "account", "worker, B per parameter", "account"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    shown = "(default: %(default)s)"
+    text = f"parameters of the smaller model, in tensors of {TENSOR:,}"
+    parser.add_argument(
+        "--elements", type=at_least_one, default=LEAST * TENSOR, metavar="N", help=f"{text} {shown}"
+    )
+    parser.add_argument("--workers", type=at_least_one, default=4, help=shown)
+    text = "of each link in each direction; 0 for as fast as it goes"
+    parser.add_argument("--mbit", type=amount, default=1000.0, help=f"{text} {shown}")
+    parser.add_argument("--steps", type=at_least_one, default=8, help=f"after the first few {shown}")
+    parser.add_argument("--runs", nargs="*", default=DEFAULT_RUNS, metavar="SPEC", help=shown)
+    overlaps = some_of(OVERLAPS)
+    parser.add_argument(
+        "--overlap", type=overlaps, default=",".join(OVERLAPS), metavar="NAME,...", help=shown
+    )
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="every row")
+
+
+def run(given: argparse.Namespace) -> int:
+    tensors, rest = divmod(given.elements, TENSOR)
+    if rest or tensors < LEAST:
+        least = f"a multiple of {TENSOR:,} from {LEAST * TENSOR:,}"
+        raise BenchError(f"--elements: expected {least}, got {given.elements:,}")
+    for name in given.runs:
+        create(name)
+    check_network()
+    rows: list[Footprint] = []
+    print(output.table(HEADINGS, []), flush=True)
+    for name, overlap in itertools.product(given.runs, given.overlap):
+        small, large = (
+            taken(run_ours(setup, name, AUTO, overlap))
+            for setup in (
+                Setup(
+                    model=f"{count}x{TENSOR}",
+                    workers=given.workers,
+                    mbit=given.mbit,
+                    seconds=0.0,
+                    real=0,
+                    steps=given.steps,
+                    part_bytes=0,
+                )
+                for count in (tensors, 2 * tensors)
+            )
+        )
+        rows.append(footprint(name, overlap, small, large, given.elements, given.workers))
+        print(output.row(cells(rows[-1])), flush=True)
+    output.write_json(given.json, [asdict(each) for each in rows])
+    return Exit.DONE
