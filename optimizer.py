@@ -8,8 +8,10 @@ second of CPU at the start of every daemon. This module imports torch only when 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .spec import parse_one_of
@@ -18,8 +20,13 @@ if TYPE_CHECKING:
     import torch
 
     Tensors = list[torch.Tensor]
-    # What is remembered, by torch's name for it: a tensor for each parameter, None before there is one.
-    Memory = dict[str, list[torch.Tensor | None]]
+    # What is remembered of a parameter, by torch's name for it; None before there is anything.
+    Memory = dict[str, torch.Tensor | None]
+    # Of several parameters.
+    Memories = dict[str, list[torch.Tensor | None]]
+
+
+COUNT = "step"  # torch's name of how many steps were taken
 
 
 def _check_fraction(name: str, value: float) -> None:
@@ -57,11 +64,11 @@ class Sgd:
     def leaves_zeros(self) -> bool:
         return not self.momentum and not self.weight_decay
 
-    def memory(self, parameters: Sequence[torch.Tensor]) -> Memory:
+    def memory(self, parameter: torch.Tensor) -> Memory:
         # As torch has it: the first gradient becomes the buffer, instead of being added to zeros.
-        return {"momentum_buffer": [None] * len(parameters)} if self.momentum else {}
+        return {"momentum_buffer": None} if self.momentum else {}
 
-    def step(self, parameters: Tensors, gradients: Tensors, memory: Memory, learning_rate: float) -> None:
+    def step(self, parameters: Tensors, gradients: Tensors, memory: Memories, learning_rate: float) -> None:
         from torch.optim.sgd import sgd
 
         sgd(
@@ -100,15 +107,15 @@ class Adam:
     def has_momentum(self) -> bool:
         return self.beta1 > 0
 
-    def memory(self, parameters: Sequence[torch.Tensor]) -> Memory:
+    def memory(self, parameter: torch.Tensor) -> Memory:
         import torch
 
-        def zeros() -> list[torch.Tensor | None]:
-            return [torch.zeros_like(parameter, requires_grad=False) for parameter in parameters]
+        def zeros() -> torch.Tensor:
+            return torch.zeros_like(parameter, requires_grad=False)
 
-        return {"step": [torch.tensor(0.0) for _ in parameters], "exp_avg": zeros(), "exp_avg_sq": zeros()}
+        return {COUNT: torch.tensor(0.0), "exp_avg": zeros(), "exp_avg_sq": zeros()}
 
-    def step(self, parameters: Tensors, gradients: Tensors, memory: Memory, learning_rate: float) -> None:
+    def step(self, parameters: Tensors, gradients: Tensors, memory: Memories, learning_rate: float) -> None:
         from torch.optim.adam import adam
         from torch.optim.adamw import adamw
 
@@ -119,7 +126,7 @@ class Adam:
             memory["exp_avg"],
             memory["exp_avg_sq"],
             [],
-            memory["step"],
+            memory[COUNT],
             amsgrad=False,
             beta1=self.beta1,
             beta2=self.beta2,
@@ -146,8 +153,46 @@ def parse_optimizer(text: str) -> OptimizerOptions:
     return parse_one_of("optimizer", text, OPTIMIZERS)
 
 
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Elements of a parameter that have taken all of their steps together: torch sees them as one.
+
+    start, end: in the parameter. memory: of these elements.
+    """
+
+    start: int
+    end: int
+    memory: Memory
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """These elements of a tensor like the parameter; the tensor itself where they are all of it."""
+        return tensor if self.end - self.start == tensor.numel() else tensor[self.start : self.end]
+
+    def cut(self, borders: Sequence[int]) -> list[_Run]:
+        """Its pieces between ascending borders, which go on over the same memory."""
+        inside = borders[bisect_right(borders, self.start) : bisect_left(borders, self.end)]
+        if not inside:
+            return [self]
+        return [self._piece(*pair) for pair in pairwise((self.start, *inside, self.end))]
+
+    def _piece(self, start: int, end: int) -> _Run:
+        memory: Memory = {}
+        for what, tensor in self.memory.items():
+            if tensor is None:
+                memory[what] = None
+            elif what == COUNT:
+                memory[what] = tensor.clone()
+            else:
+                memory[what] = tensor[start - self.start : end - self.start]
+        return _Run(start, end, memory)
+
+
 class Optimizer:
     """Takes torch's steps, bit for bit, over parameters whose gradient is in `grad`.
+
+    A parameter of one dimension may be several tensors that lie end to end. They are stepped as one for as
+    long as they have a gradient at the same steps. From the first step on at which only some have one, each
+    stretch of them has a count of its own.
 
     Attributes:
         learning_rate: of the next step.
@@ -161,27 +206,55 @@ class Optimizer:
         self.leaves_zeros = options.leaves_zeros
         self._options = options
         self._parameters = list(parameters)
-        self._memory = options.memory(self._parameters)
+        self._runs = [[_Run(0, each.numel(), options.memory(each))] for each in self._parameters]
 
-    def step(self, only: int | None = None) -> None:
-        """Change the parameters in place; one without a gradient stays as it is. only: number of one."""
+    def step(self, only: int | None = None, ranges: Sequence[tuple[int, int]] | None = None) -> None:
+        """Change the parameters in place. One without a gradient stays as it is, and so does what is
+        remembered of it.
+
+        Args:
+            only: number of one parameter.
+            ranges: start and end of the elements of it that have a gradient, ascending and apart; all if
+                None.
+        """
         import torch
 
         among = range(len(self._parameters)) if only is None else (only,)
-        places = [place for place in among if self._parameters[place].grad is not None]
-        if not places:
+        parameters: Tensors = []
+        gradients: Tensors = []
+        runs: list[_Run] = []
+        for place in among:
+            parameter = self._parameters[place]
+            if parameter.grad is None:
+                continue
+            for run in self._runs[place] if ranges is None else self._within(place, ranges):
+                runs.append(run)
+                parameters.append(run.of(parameter))
+                gradients.append(run.of(parameter.grad))
+        if not runs:
             return
-        parameters = [self._parameters[place] for place in places]
-        gradients = [each.grad for each in parameters if each.grad is not None]
-        memory = {what: [tensors[place] for place in places] for what, tensors in self._memory.items()}
+        memories = {what: [run.memory[what] for run in runs] for what in runs[0].memory}
         with torch.no_grad():
-            self._options.step(parameters, gradients, memory, self.learning_rate)
-        for what, tensors in memory.items():
-            for place, tensor in zip(places, tensors, strict=True):
-                self._memory[what][place] = tensor
+            self._options.step(parameters, gradients, memories, self.learning_rate)
+        for what, tensors in memories.items():
+            for run, tensor in zip(runs, tensors, strict=True):
+                run.memory[what] = tensor
+
+    def _within(self, place: int, ranges: Sequence[tuple[int, int]]) -> list[_Run]:
+        """The runs of a parameter that are within the ranges; at their borders runs are cut."""
+        borders = sorted({border for pair in ranges for border in pair})
+        runs = [piece for run in self._runs[place] for piece in run.cut(borders)]
+        self._runs[place] = runs
+        starts = [start for start, _ in ranges]
+        found: list[_Run] = []
+        for run in runs:
+            number = bisect_right(starts, run.start) - 1
+            if number >= 0 and run.end <= ranges[number][1]:
+                found.append(run)
+        return found
 
     def state(self) -> list[tuple[str, int, torch.Tensor]]:
-        """What it remembers of its parameters.
+        """What it remembers of parameters that were always stepped whole.
 
         Returns (what, number of the parameter, tensor). The optimizer keeps it in these tensors from now on,
         so that it can be copied and replaced.
@@ -189,10 +262,9 @@ class Optimizer:
         import torch
 
         state: list[tuple[str, int, torch.Tensor]] = []
-        for place, parameter in enumerate(self._parameters):
-            for what, tensors in self._memory.items():
-                tensor = tensors[place]
+        for place, (parameter, (run,)) in enumerate(zip(self._parameters, self._runs, strict=True)):
+            for what, tensor in run.memory.items():
                 if tensor is None:
-                    tensor = tensors[place] = torch.zeros_like(parameter, requires_grad=False)
+                    tensor = run.memory[what] = torch.zeros_like(parameter, requires_grad=False)
                 state.append((what, place, tensor))
         return state

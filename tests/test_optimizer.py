@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +78,51 @@ def test_steps_are_torchs_to_the_bit(spec: str, make: Make, remembered: bool) ->
     assert all(torch.equal(value, expected[key]) for key, value in state.items())
     if remembered:
         assert [id(tensor) for _, _, tensor in before] == [id(tensor) for _, _, tensor in optimizer.state()]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("spec", "make"), OPTIMIZERS, ids=[spec for spec, _ in OPTIMIZERS])
+def test_tensors_end_to_end_are_stepped_as_if_each_were_by_itself(spec: str, make: Make, seed: int) -> None:
+    """Which of them have a gradient is drawn for each step; what the others hold is not a gradient."""
+    sizes, draw = (33, 1, 8, 17, 100, 16), random.Random(seed)
+    bounds = [*pairwise(accumulate(sizes, initial=0))]
+    generator = torch.Generator().manual_seed(seed)
+    flat = torch.randn(sum(sizes), generator=generator)
+    theirs = [flat[start:end].clone().requires_grad_() for start, end in bounds]
+    optimizer, reference = Optimizer(parse_optimizer(spec), [torch.ones(3), flat], 0.1), make(theirs)
+    for group in reference.param_groups:
+        group["lr"] = 0.1
+    for step in range(24):
+        flat.grad = torch.randn(flat.shape, generator=generator)
+        present = [step % 6 == 0 or draw.random() < 0.7 for _ in sizes]
+        for (start, end), has, parameter in zip(bounds, present, theirs, strict=True):
+            parameter.grad = flat.grad[start:end].clone() if has else None
+            if not has:
+                flat.grad[start:end] = float("nan")
+        ranges = [pair for pair, has in zip(bounds, present, strict=True) if has]
+        optimizer.step(1, ranges if step else None)
+        reference.step()
+        for (start, end), parameter in zip(bounds, theirs, strict=True):
+            assert flat[start:end].numpy().tobytes() == parameter.detach().numpy().tobytes()
+
+
+def test_tensors_that_always_have_a_gradient_are_stepped_in_one_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = list[list[int]]()
+
+    def counting(parameters: list[torch.Tensor], *_: Any, **__: Any) -> None:
+        sizes.append([each.numel() for each in parameters])
+
+    monkeypatch.setattr(importlib.import_module("torch.optim.adam"), "adam", counting)
+    flat = torch.zeros(9)
+    flat.grad = torch.ones(9)
+    optimizer = Optimizer(parse_optimizer("adam"), [flat], 0.1)
+    optimizer.step(0, [(0, 9)])
+    optimizer.step(0, [(0, 3), (5, 9)])
+    optimizer.step(0, [(0, 9)])
+    optimizer.step(0, [])
+    assert sizes == [[9], [3, 4], [3, 2, 4]]
 
 
 def test_a_step_imports_no_compiler() -> None:
