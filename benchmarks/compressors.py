@@ -22,6 +22,8 @@ import numpy as np
 import torch
 
 from ..compressors import (
+    AbsentPayload,
+    DensePayload,
     LinearPayload,
     Payload,
     QuantizedPayload,
@@ -70,8 +72,10 @@ def promised_ratio(spec: str, payload: Payload) -> float | None:
             return 32 / payload.format.bits
         case LinearPayload():
             return 32 / payload.bits
-        case _:
+        case DensePayload():
             return 4 / payload.format.element_bytes
+        case AbsentPayload():
+            return None
 
 
 class _Subject:

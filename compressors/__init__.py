@@ -39,6 +39,7 @@ from .parts import Part as Part
 from .parts import Plan as Plan
 from .parts import Unit as Unit
 from .parts import divide as divide
+from .payload import AbsentPayload as AbsentPayload
 from .payload import CodeFormat as CodeFormat
 from .payload import DenseFormat as DenseFormat
 from .payload import DensePayload as DensePayload

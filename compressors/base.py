@@ -226,7 +226,8 @@ class ModelWide(Protocol):
     def plan(
         self, totals: Sequence[torch.Tensor], specs: Sequence[TensorSpec], context: StepContext
     ) -> list[int]:
-        """How many elements each tensor may keep; it finds its number in `context.keep`.
+        """How many elements each tensor may keep; it finds its number in `context.keep`. Tensors that have no
+        gradient in a step are not among them.
 
         totals: what is there to be sent of each tensor, residual included: float32, shape (elements,).
         """

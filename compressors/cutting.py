@@ -14,6 +14,8 @@ import numpy as np
 from .indices import decode_indices, sparse_payload
 from .kernels.checks import address, addresses
 from .payload import (
+    NO_BYTES,
+    AbsentPayload,
     Bytes,
     CodeFormat,
     DenseFormat,
@@ -26,8 +28,6 @@ from .payload import (
     code_bytes,
     code_words,
 )
-
-_NO_BYTES = np.empty(0, np.uint8)
 
 
 def cut(payload: Payload, start: int, end: int) -> list[Payload]:
@@ -43,12 +43,14 @@ def cut(payload: Payload, start: int, end: int) -> list[Payload]:
         return [payload]
     if isinstance(payload, SparsePayload):
         return _cut_sparse(payload, start, end)
+    if isinstance(payload, AbsentPayload):
+        return [AbsentPayload(elements=end - start)] if start < end else []
     return [*_cut_values(payload, start, end)]
 
 
 def join(payloads: Iterable[Payload]) -> list[Payload]:
     """The same elements in the same order: neighbours become one where they are dense or quantized, of equal
-    formats. Quantized ones become blocks; each keeps its levels."""
+    formats, or absent. Quantized ones become blocks; each keeps its levels."""
     runs: list[list[Payload]] = []
     for payload in payloads:
         if runs and _alike(runs[-1][-1], payload):
@@ -129,8 +131,8 @@ def _nothing(values: ValuePayload) -> ValuePayload:
     """Of no elements."""
     if isinstance(values, QuantizedPayload):
         one = values.levels[: values.format.level_count]
-        return replace(values, elements=0, sizes=None, levels=one, data=_NO_BYTES)
-    return replace(values, elements=0, data=_NO_BYTES)
+        return replace(values, elements=0, sizes=None, levels=one, data=NO_BYTES)
+    return replace(values, elements=0, data=NO_BYTES)
 
 
 def _codes(data: Bytes, bits: int, start: int, count: int, elements: int) -> Bytes:
@@ -150,8 +152,10 @@ def _alike(one: Payload, other: Payload) -> bool:
     return _format(one) is not None and _format(one) is _format(other)
 
 
-def _format(payload: Payload) -> DenseFormat | CodeFormat | None:
+def _format(payload: Payload) -> DenseFormat | CodeFormat | type[AbsentPayload] | None:
     """Of a payload that can be joined with another one."""
+    if isinstance(payload, AbsentPayload):
+        return AbsentPayload
     return payload.format if isinstance(payload, DensePayload | QuantizedPayload) else None
 
 
@@ -159,7 +163,10 @@ def _joined(run: list[Payload]) -> Payload:
     first = run[0]
     if len(run) == 1:
         return first
-    elements, data = sum(each.elements for each in run), _concatenated([each.data for each in run])
+    elements = sum(each.elements for each in run)
+    if isinstance(first, AbsentPayload):
+        return AbsentPayload(elements=elements)
+    data = _concatenated([each.data for each in run])
     if isinstance(first, DensePayload):
         return replace(first, elements=elements, data=data)
     blocks = [each for each in run if isinstance(each, QuantizedPayload)]
@@ -178,7 +185,7 @@ def _concatenated(parts: list[Bytes]) -> Bytes:
     if len(parts) == 1:
         return parts[0]
     if not parts:
-        return _NO_BYTES
+        return NO_BYTES
     base = parts[0].base
     places = addresses(parts)
     sizes = np.array([part.size for part in parts], np.int64)

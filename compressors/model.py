@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -22,13 +23,13 @@ from .base import (
     takes_gpu,
 )
 from .cutting import cut, join
-from .dense import Dense
+from .dense import Dense, dense_payload
 from .feedback import ErrorFeedback, FeedbackState, without_feedback
 from .kernels import Magnitudes, devices
 from .layers import LayerRule
 from .ledger import Before, Ledger, norm
 from .parts import Plan, Unit, divide
-from .payload import DenseFormat, DensePayload, Payload
+from .payload import AbsentPayload, DenseFormat, DensePayload, Payload
 from .registry import create, wrapping_of
 from .wrapping import Wrapping
 
@@ -161,10 +162,11 @@ class ModelCompressor:
             raise ValueError(f"samples: expected at least 1, got {samples}")
         return Step(self, samples, version, version if step is None else step, epoch, workers, wanted, flush)
 
-    def compress(self, gradients: Sequence[torch.Tensor], samples: int, **step: Any) -> list[Payload]:
+    def compress(self, gradients: Sequence[torch.Tensor | None], samples: int, **step: Any) -> list[Payload]:
         """All of a step at once, as `begin` takes it.
 
-        A gradient that lies on a GPU is compressed there if its compressor can, otherwise on the host.
+        A gradient that is None does not exist, see `Step.add`. One that lies on a GPU is compressed there if
+        its compressor can, otherwise on the host.
         Returns payloads that lie end to end in flat order; none at all at a version that a delay passes over.
 
         Raises:
@@ -173,11 +175,11 @@ class ModelCompressor:
         """
         return self._whole(self.begin(samples, **step), gradients)
 
-    def flush(self, gradients: Sequence[torch.Tensor], *, workers: int = 1) -> list[Payload]:
+    def flush(self, gradients: Sequence[torch.Tensor | None], *, workers: int = 1) -> list[Payload]:
         """These gradients and everything that is owed, as float32. Nothing is left afterwards."""
         return self._whole(self.begin(1, version=0, workers=workers, flush=True), gradients)
 
-    def _whole(self, step: Step, gradients: Sequence[torch.Tensor]) -> list[Payload]:
+    def _whole(self, step: Step, gradients: Sequence[torch.Tensor | None]) -> list[Payload]:
         if len(gradients) != len(self.specs):
             raise ValueError(f"expected {len(self.specs)} gradients, got {len(gradients)}")
         sent: dict[int, list[Payload]] = {}
@@ -216,6 +218,7 @@ class Step:
         self.sent: dict[int, list[Payload]] = {}
         self._states = list(self._ledger.states)
         self._gradients: dict[int, torch.Tensor] = {}
+        self._absent: set[int] = set()
         self._magnitudes: dict[int, Magnitudes] = {}
         self._keep: dict[int, int] = {}
         self._missing = [unit.last - unit.first for unit in self.plan.units]
@@ -226,8 +229,10 @@ class Step:
         self._owing = any(model.feedback) or flush or not self._ledger.unused
         self._in_runs = self.sends and not self._whole and not flush
 
-    def add(self, place: int, gradient: torch.Tensor) -> dict[int, list[Payload]]:
+    def add(self, place: int, gradient: torch.Tensor | None) -> dict[int, list[Payload]]:
         """The gradient of a tensor, mean over the samples. Nobody may write to it until its part is sent.
+
+        None: it does not exist. Nothing is sent of it but that, and what the ledger holds stays as it is.
 
         Returns the payloads of the parts that are complete with it, by part: each part's lie end to end.
 
@@ -236,8 +241,11 @@ class Step:
             ValueError: it has another shape or type than its spec says.
         """
         number = self._model.unit_of[place]
-        assert place not in self._gradients, "each gradient comes once"
-        self._gradients[place] = self._checked(place, gradient)
+        assert place not in self._gradients.keys() | self._absent, "each gradient comes once"
+        if gradient is None:
+            self._absent.add(place)
+        else:
+            self._gradients[place] = self._checked(place, gradient)
         self._missing[number] -= 1
         if self._missing[number]:
             return {}
@@ -313,8 +321,11 @@ class Step:
                 self._magnitudes[place] = devices.magnitudes(self._gradients[place])
         if not (model.planned and self.sends and not self._flush):
             return
+        planned = [place for place in model.planned if place in self._gradients]
+        if not planned:
+            return
         totals: list[torch.Tensor] = []
-        for place in model.planned:
+        for place in planned:
             compressor, gradient = model.compressors[place], self._gradients[place]
             if not isinstance(compressor, ErrorFeedback):
                 gradient = self._with_owed(place)
@@ -326,11 +337,11 @@ class Step:
                 self._keep_state(place, state)
                 gradient = state.residual
             totals.append(gradient)
-        planner = without_feedback(model.compressors[model.planned[0]])
+        planner = without_feedback(model.compressors[planned[0]])
         assert is_model_wide(planner)
-        specs = [model.specs[place] for place in model.planned]
-        found = planner.plan(totals, specs, self._context(model.planned[0]))
-        self._keep = dict(zip(model.planned, found, strict=True))
+        specs = [model.specs[place] for place in planned]
+        found = planner.plan(totals, specs, self._context(planned[0]))
+        self._keep = dict(zip(planned, found, strict=True))
 
     def _compressed(self, number: int) -> dict[int, list[Payload]]:
         """The parts of a unit whose gradients are all there."""
@@ -339,17 +350,19 @@ class Step:
         if len(unwanted) == len(unit.parts):
             payloads: list[Payload] = []
         else:
-            payloads = [payload for run in self._model.runs[number] for payload in self._run(run)]
+            payloads = [payload for run in self._present_runs(number) for payload in self._run(run)]
         self._compressed_units.add(number)
         for part in unwanted:
             self._leave(self.plan.parts[part].start, self.plan.parts[part].end)
         for place in range(unit.first, unit.last):
-            del self._gradients[place]
+            self._gradients.pop(place, None)
         if not self.sends:
             return {}
-        wanted = [part for part in unit.parts if self._flush or part not in unwanted]
         if self._flush:
-            payloads = self._flushed(unit)
+            done = {part: self._flushed(unit, part, computed=part not in unwanted) for part in unit.parts}
+            self.sent.update(done)
+            return done
+        wanted = [part for part in unit.parts if part not in unwanted]
         if len(unit.parts) == 1:
             done = {part: join(each for each in payloads if each.elements) for part in wanted}
         else:
@@ -370,9 +383,24 @@ class Step:
             if self._ledger.velocity is not None and self._ledger.draft_velocity is not None:
                 self._ledger.draft_velocity[start:end].copy_(self._ledger.velocity[start:end])
 
+    def _present_runs(self, number: int) -> list[Run]:
+        """Those of a unit, cut where gradients are absent: such neighbours are runs of their own."""
+        if not self._absent:
+            return self._model.runs[number]
+        runs: list[Run] = []
+        for run in self._model.runs[number]:
+            for _, group in groupby(range(run.first, run.last), key=self._absent.__contains__):
+                places = list(group)
+                runs.append(Run(places[0], places[-1] + 1, run.how))
+        return runs
+
     def _run(self, run: Run) -> list[Payload]:
         """Compress neighbours together if they came so, otherwise one by one."""
         places = range(run.first, run.last)
+        if run.first in self._absent:
+            start, end = self.plan.starts[run.first], self.plan.starts[run.last]
+            self._leave(start, end)
+            return [AbsentPayload(elements=end - start)]
         if run.how is None or any(place in self._magnitudes for place in places):
             for place in places:
                 checked = place in self._magnitudes or (run.how is None and self._model.checks[place])
@@ -465,12 +493,20 @@ class Step:
         self._states[place] = state
         return [payload]
 
-    def _flushed(self, unit: Unit) -> list[Payload]:
-        """What the draft holds of a unit; nothing is left."""
-        draft = self._ledger.draft[unit.start : unit.end]
-        values = draft.cpu().numpy().copy()
-        draft.zero_()
-        return [DensePayload(format=DenseFormat.FLOAT32, elements=values.size, data=values.view(np.uint8))]
+    def _flushed(self, unit: Unit, part: int, *, computed: bool) -> list[Payload]:
+        """What the draft holds of a part; nothing is left. Absent is that of which nothing is owed and no
+        gradient was computed. computed: whether the part is one of those that are."""
+        bounds, payloads = self.plan.parts[part], list[Payload]()
+        for place in range(unit.first, unit.last):
+            start = max(bounds.start, self.plan.starts[place])
+            end = min(bounds.end, self.plan.starts[place + 1])
+            values = self._ledger.draft[start:end].cpu().numpy()
+            if values.any() or (computed and place not in self._absent):
+                payloads.append(dense_payload(DenseFormat.FLOAT32, values))
+            else:
+                payloads.append(AbsentPayload(elements=values.size))
+        self._ledger.draft[bounds.start : bounds.end].zero_()
+        return join(each for each in payloads if each.elements)
 
     def _state(self, place: int, device: torch.device) -> FeedbackState:
         """What a compressor works on. The first time in a step it holds what the ledger does."""

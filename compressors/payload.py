@@ -8,13 +8,14 @@ algorithm that made it, so a new compressor needs no change on the server. The k
   of several one after the other, each with a table of its own.
 * `LinearPayload`: signed integers of a fixed number of bits, times a scale per bucket of elements.
 * `SparsePayload`: some of the elements: which, and their values as a payload of one of the kinds above.
+* `AbsentPayload`: nothing: there is no gradient of these elements, or no change.
 
 Byte order is little-endian throughout.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
@@ -244,7 +245,24 @@ class SparsePayload:
         return replace(self.values, data=self.data[self.index_bytes :])
 
 
-Payload = ValuePayload | SparsePayload
+NO_BYTES: Bytes = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AbsentPayload:
+    """Of a gradient: it does not exist, as torch has it where `grad` is None. Of an update: nothing changes.
+
+    It decodes to zeros, and a sum takes it for zeros. But what is absent in all that is summed has no sum:
+    the optimizer passes it over.
+
+    data: empty.
+    """
+
+    elements: int
+    data: Bytes = field(default_factory=lambda: NO_BYTES)
+
+
+Payload = ValuePayload | SparsePayload | AbsentPayload
 
 
 def payload_bytes(payload: Payload) -> int:
@@ -260,6 +278,8 @@ def payload_bytes(payload: Payload) -> int:
             return 4 * payload.buckets + code_bytes(payload.bits, payload.elements)
         case SparsePayload():
             return payload.index_bytes + payload_bytes(payload.values)
+        case AbsentPayload():
+            return 0
 
 
 def wire_bytes(payload: Payload) -> int:

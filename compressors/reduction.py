@@ -25,6 +25,7 @@ import torch
 from . import kernels
 from .indices import decode_indices
 from .payload import (
+    AbsentPayload,
     CodeFormat,
     DenseFormat,
     DensePayload,
@@ -34,6 +35,7 @@ from .payload import (
     Payload,
     QuantizedPayload,
     SparsePayload,
+    ValuePayload,
     payload_bytes,
 )
 
@@ -55,8 +57,10 @@ def _decode_to(payload: Payload, out: Float32) -> None:
 def add_update(payload: Payload, parameter: torch.Tensor) -> None:
     """Add an update to a parameter, in place, on whichever device: server and workers, to the same bits.
 
-    What a sparse one does not hold stays as it is; adding 0 would turn -0 into 0.
+    What a sparse one does not hold stays as it is, and so does what is absent; adding 0 would turn -0 into 0.
     """
+    if isinstance(payload, AbsentPayload):
+        return
     if _plain(parameter):
         reduce_payloads([payload], [1.0], parameter.detach().view(-1).numpy(), keep=True)
     elif isinstance(payload, SparsePayload):
@@ -67,6 +71,8 @@ def add_update(payload: Payload, parameter: torch.Tensor) -> None:
 
 def put_update(payload: Payload, parameter: torch.Tensor) -> None:
     """Put an update in the place of what a parameter holds, as `add_update` adds one."""
+    if isinstance(payload, AbsentPayload):
+        return
     if isinstance(payload, SparsePayload):
         _change(payload, parameter, lambda flat, places, values: flat.index_copy_(0, places, values))
     elif _plain(parameter):
@@ -106,10 +112,8 @@ def reduce_payloads(
     out: float32, shape (elements,), contiguous and writable. Every payload has as many elements.
     keep: add to what `out` holds instead.
     Memory is passed over once per run of neighbours of the same kind, so once if all are of one kind; sparse
-    ones are added one by one, and touch their own elements only.
+    ones are added one by one, and touch their own elements only. Absent ones add nothing.
     """
-    if not payloads and not keep:
-        out.fill(0.0)
     if out.dtype != np.float32 or out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable:
         got = f"{out.dtype} of shape {out.shape}"
         raise ValueError(f"out: expected writable contiguous float32 of one dimension, got {got}")
@@ -121,7 +125,10 @@ def reduce_payloads(
             raise ValueError(f"expected payloads of {out.size} elements, got one of {payload.elements}")
         if payload.data.size != payload_bytes(payload):
             raise ValueError(f"expected {payload_bytes(payload)} bytes of data, got {payload.data.size}")
-    pairs = zip(payloads, weights, strict=True)
+    weighted = zip(payloads, weights, strict=True)
+    pairs = [(each, weight) for each, weight in weighted if not isinstance(each, AbsentPayload)]
+    if not pairs and not keep:
+        out.fill(0.0)
     for _, run in groupby(pairs, key=lambda pair: _kind(pair[0])):
         members = list(run)
         factors = np.array([weight for _, weight in members], np.float32)
@@ -134,7 +141,7 @@ def reduce_payloads(
 _Kind = DenseFormat | CodeFormat | tuple[CodeFormat, bytes] | tuple[int, int] | type[SparsePayload]
 
 
-def _kind(payload: Payload) -> _Kind:
+def _kind(payload: ValuePayload | SparsePayload) -> _Kind:
     match payload:
         case DensePayload():
             return payload.format
@@ -147,7 +154,9 @@ def _kind(payload: Payload) -> _Kind:
             return SparsePayload
 
 
-def _add_run(payloads: Sequence[Payload], weights: Float32, out: Float32, *, keep: bool) -> None:
+def _add_run(
+    payloads: Sequence[ValuePayload | SparsePayload], weights: Float32, out: Float32, *, keep: bool
+) -> None:
     match payloads[0]:
         case DensePayload(format=format):
             kernels.cpu.add_dense(format, [payload.data for payload in payloads], weights, out, keep=keep)

@@ -28,7 +28,7 @@ from .kernels import devices
 from .kernels.selection_reference import Selection
 from .linear import eight_bit
 from .one_bit import OneBit
-from .payload import DenseFormat, SparsePayload
+from .payload import DenseFormat, SparsePayload, ValuePayload
 from .reduction import decode
 
 
@@ -149,7 +149,7 @@ class Sparse:
         # The magnitudes that the caller may know are those of all elements.
         context = replace(context, magnitudes=None)
         values, state = self.coder.compress(torch.from_numpy(chosen.values), state, context)
-        assert not isinstance(values, SparsePayload)
+        assert isinstance(values, ValuePayload)
         if self.seeded:
             return seeded_payload(elements, context.shared_seed, values), state
         return sparse_payload(elements, chosen.indices, values), state

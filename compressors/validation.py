@@ -13,6 +13,7 @@ import numpy.typing as npt
 from . import kernels
 from .indices import decode_indices
 from .payload import (
+    AbsentPayload,
     Bytes,
     CodeFormat,
     DensePayload,
@@ -49,6 +50,8 @@ def check_announcement(payload: Payload) -> None:
             check_linear(payload.bits, payload.bucket)
         case SparsePayload():
             _check_sparse(payload)
+        case AbsentPayload():
+            pass
 
 
 def validate(payload: Payload) -> None:
@@ -79,6 +82,8 @@ def validate(payload: Payload) -> None:
                 expected = f"{payload.count} ascending indices below {payload.elements}"
                 raise PayloadError("indices", expected, str(error)) from None
             validate(payload.value_payload())
+        case AbsentPayload():
+            pass
 
 
 def _check_sizes(payload: QuantizedPayload) -> int:

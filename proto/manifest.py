@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
@@ -57,6 +57,11 @@ class Manifest:
         """Which tensor an element of the flat order lies in, for people."""
         place = bisect_right(self.ends, element)
         return f"tensor {self.specs[min(place, len(self.specs) - 1)].name!r}"
+
+    def between_tensors(self, element: int) -> bool:
+        """Whether one tensor ends and another begins before an element of the flat order."""
+        place = bisect_left(self.ends, element)
+        return place < len(self.ends) and self.ends[place] == element
 
     @cached_property
     def ends(self) -> list[int]:

@@ -276,11 +276,19 @@ class SparseHeader:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AbsentHeader:
+    """Nothing: in a push whole tensors that have no gradient, as far as they lie in the part; in an update
+    elements that stay as they are. It has no bytes.
+    """
+
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PayloadHeader:
     """Some consecutive elements of a part. Their bytes follow those of the payloads before."""
 
     elements: int  # of one tensor or several, or of a piece of one
-    kind: DenseHeader | QuantizedHeader | LinearHeader | SparseHeader | None
+    kind: DenseHeader | QuantizedHeader | LinearHeader | SparseHeader | AbsentHeader | None
     content: Content = Content.UNSPECIFIED  # Of an update
 
 

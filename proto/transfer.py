@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..compressors import (
+    AbsentPayload,
     CodeFormat,
     DenseFormat,
     DensePayload,
@@ -32,7 +33,15 @@ from ..compressors import (
 )
 from . import messages as m
 from .manifest import Manifest
-from .messages import Chunk, DenseHeader, LinearHeader, PayloadHeader, QuantizedHeader, SparseHeader
+from .messages import (
+    AbsentHeader,
+    Chunk,
+    DenseHeader,
+    LinearHeader,
+    PayloadHeader,
+    QuantizedHeader,
+    SparseHeader,
+)
 from .refusal import Reason, Refused, refused
 from .wire import CHUNK_BYTES, crc32c, encode_chunk
 
@@ -61,7 +70,8 @@ def payload_header(payload: Payload, content: m.Content = m.Content.UNSPECIFIED)
             values=_value_header(payload.values),
         )
         return PayloadHeader(elements=payload.elements, kind=sparse, content=content)
-    return PayloadHeader(elements=payload.elements, kind=_value_header(payload), content=content)
+    kind = AbsentHeader() if isinstance(payload, AbsentPayload) else _value_header(payload)
+    return PayloadHeader(elements=payload.elements, kind=kind, content=content)
 
 
 def _value_header(payload: ValuePayload) -> DenseHeader | QuantizedHeader | LinearHeader:
@@ -135,6 +145,8 @@ def _empty_payload(header: PayloadHeader) -> Payload:
             values=_empty_values(sparse.values, sparse.count),
             data=_NO_BYTES,
         )
+    elif isinstance(header.kind, AbsentHeader):
+        payload = AbsentPayload(elements=header.elements)
     else:
         payload = _empty_values(header.kind, header.elements)
     check_announcement(payload)
@@ -156,7 +168,7 @@ def _empty_values(header: DenseHeader | QuantizedHeader | LinearHeader | None, e
         case LinearHeader(bits=bits, bucket=bucket):
             return LinearPayload(elements=elements, bits=bits, bucket=bucket, data=_NO_BYTES)
         case _:
-            expected = "dense, quantized, linear or sparse, of a known format"
+            expected = "dense, quantized, linear, sparse or absent, of a known format"
             raise PayloadError("kind", expected, "none that this side knows")
 
 
@@ -173,7 +185,8 @@ def announced_payloads(
 ) -> list[Payload]:
     """Check the headers of a part of the model; return its payloads, still without bytes.
 
-    Payloads lie end to end over the part's elements. Nothing is allocated here.
+    Payloads lie end to end over the part's elements; what is absent is whole tensors, as far as they lie in
+    the part. Nothing is allocated here.
 
     Raises:
         Refused: ELEMENTS or PAYLOAD, naming the tensor.
@@ -192,7 +205,15 @@ def announced_payloads(
             payloads.append(_empty_payload(header))
         except PayloadError as error:
             raise _refused(error, worker, manifest.tensor_at(at)) from None
-        at += header.elements
+        end = at + header.elements
+        if isinstance(payloads[-1], AbsentPayload):
+            for border in (at, end):
+                if border not in (part.start, part.end) and not manifest.between_tensors(border):
+                    where, limit = manifest.tensor_at(border), "a tensor of which all is absent or nothing"
+                    raise refused(
+                        Reason.PAYLOAD, worker=worker, field=where, limit=limit, value="a piece of it"
+                    )
+        at = end
     return payloads
 
 

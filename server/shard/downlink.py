@@ -5,7 +5,8 @@ way down it is the parameters themselves. With a compressor an update carries th
 between the two, so that what one update leaves out is in the next: the difference is the residual, and error
 feedback needs no other state.
 
-`auto` sends each tensor in the kind that most pushes of it came in:
+`auto` sends nothing of a tensor that no push has a gradient of: it has not changed. Any other it sends in the
+kind that most pushes of it came in:
 
     float32               the values of the parameters
     bfloat16, float16     differences in that format
@@ -37,11 +38,11 @@ import torch
 
 from ...compressors import (
     AUTO,
+    AbsentPayload,
     CodeFormat,
     Compressor,
     DenseFormat,
     DensePayload,
-    IndexCoding,
     Indices,
     LayerRule,
     LinearPayload,
@@ -74,6 +75,7 @@ RULE = LayerRule()
 FORMATS = {"none": DenseFormat.FLOAT32, "bf16": DenseFormat.BFLOAT16, "fp16": DenseFormat.FLOAT16}
 NAMES = {format: name for name, format in FORMATS.items()}
 SPARSE = "sparse"
+ABSENT = "absent"  # of no push; nothing goes down
 # From `4bit` back to elements only where these take so much of it: that costs an update of all values.
 BACK = 0.5
 # Of kinds that as many came in, the first decides.
@@ -88,8 +90,8 @@ class Way:
 
     start, end: in flat order. first, last: they are of the tensors from `first` up to, but not including,
     `last`.
-    compressor: of the differences; "none": values. held: of one tensor, those that a step may change (uint32,
-    ascending, from `start`); None for all.
+    compressor: of the differences; "none": values; ABSENT: nothing goes down. held: of one tensor, those that
+    a step may change (uint32, ascending, from `start`); None for all.
     """
 
     start: int
@@ -175,12 +177,12 @@ class Downlink:
             if kind == SPARSE:
                 ways += [self._way_of_sparse(tensor, start, end, pushes) for tensor in tensors]
                 continue
-            if pushes and (kind == "none" or kind not in FORMATS):  # without any, nothing is sent
+            if kind != ABSENT and (kind == "none" or kind not in FORMATS):
                 for tensor in tensors:
                     self._behind[tensor] = kind != "none"
             ways.append(self._way(tensors[0], tensors[-1] + 1, start, end, kind))
         ways = [way for way in ways if way.start < way.end]
-        if not all(lossless(way.compressor) for way in ways):
+        if not all(way.compressor == ABSENT or lossless(way.compressor) for way in ways):
             self._separate()
         return ways
 
@@ -191,8 +193,9 @@ class Downlink:
         there has been a step."""
         done: list[tuple[Payload, Content]] = []
         for way in ways:
-            if not changed and (self._fixed is None or lossless(self._fixed)):
-                done.append((_nothing(way.end - way.start), Content.DELTA))
+            idle = not changed and (self._fixed is None or lossless(self._fixed))
+            if idle or way.compressor == ABSENT:
+                done.append((AbsentPayload(elements=way.end - way.start), Content.DELTA))
                 continue
             content = Content.VALUES if lossless(way.compressor) else Content.DELTA
             take = put_update if content is Content.VALUES else add_update
@@ -297,11 +300,8 @@ class Downlink:
 
     def _kinds(self, unit: Unit, pushes: Sequence[Placed]) -> list[str]:
         """By tensor, what most pushes send it as."""
-        if not pushes:
-            return ["none"] * (unit.last - unit.first)
         if all(len(payloads) == 1 for _, payloads in pushes):
-            kind = max(KINDS, key=Counter(_kind(payloads[0]) for _, payloads in pushes).__getitem__)
-            return [kind] * (unit.last - unit.first)
+            return [_most([_kind(payloads[0]) for _, payloads in pushes])] * (unit.last - unit.first)
         found: list[list[str]] = []
         for begin, payloads in pushes:
             kinds, remaining = list[str](), iter(payloads)
@@ -312,7 +312,7 @@ class Downlink:
                     payload, end = following, end + following.elements
                 kinds.append("none" if payload is None else _kind(payload))
             found.append(kinds)
-        return [max(KINDS, key=Counter(kinds).__getitem__) for kinds in zip(*found, strict=True)]
+        return [_most(kinds) for kinds in zip(*found, strict=True)]
 
     def _way(self, first: int, last: int, start: int, end: int, compressor: str) -> Way:
         """Of tensors, as far as they lie between `start` and `end`."""
@@ -352,6 +352,8 @@ def _held(payloads: Payloads, begin: int, start: int, end: int) -> Indices | Non
         first, at = at, at + payload.elements
         if at <= start or first >= end:
             continue
+        if isinstance(payload, AbsentPayload):
+            continue
         if not isinstance(payload, SparsePayload):
             return None
         if (first, at) == (start, end):
@@ -377,8 +379,16 @@ def _most_bytes(way: Way) -> int:
     return way.held.size * size + sparse_bytes(elements, way.held.size)
 
 
+def _most(kinds: Sequence[str]) -> str:
+    """Which kind most pushes have a tensor in."""
+    counted = Counter(kind for kind in kinds if kind != ABSENT)
+    return max(KINDS, key=counted.__getitem__) if counted else ABSENT
+
+
 def _kind(payload: Payload) -> str:
     match payload:
+        case AbsentPayload():
+            return ABSENT
         case DensePayload():
             return NAMES[payload.format]
         case LinearPayload():
@@ -402,10 +412,3 @@ def _values(values: torch.Tensor) -> Payload:
     """Values as a dense payload over their own memory."""
     array = values.numpy()
     return DensePayload(format=DenseFormat.FLOAT32, elements=array.size, data=array.view(np.uint8))
-
-
-def _nothing(elements: int) -> Payload:
-    """Zeros, in a few bytes."""
-    nothing = np.empty(0, np.uint8)
-    values = DensePayload(format=DenseFormat.BFLOAT16, elements=0, data=nothing)
-    return SparsePayload(elements=elements, count=0, coding=IndexCoding.GAPS, values=values, data=nothing)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
-from ...compressors import DensePayload, Part, Payload, Plan, decode, finite, wire_bytes
+from ...compressors import AbsentPayload, DensePayload, Payload, Plan, decode, finite, wire_bytes
 from ...optimizer import Optimizer
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
@@ -28,6 +28,7 @@ from ..job.events import Apply, Contribution
 from .aggregation import Aggregation, Krum, Mean, combine, least_far
 from .downlink import Downlink, PartUpdate
 from .mean import Push, Share, add_up, weights
+from .presence import Stretch, absent, filled, ranges, stretches
 
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -181,7 +182,9 @@ class Store:
             if step.failure is not None:
                 raise step.failure
             if isinstance(self._aggregation, Krum) and enough:
-                pairs = [pairs[least_far(self._aggregation, [_in_order(push) for _, push in pairs])]]
+                everyone = [push for _, push in pairs]
+                chosen, push = pairs[least_far(self._aggregation, [_in_order(push) for push in everyone])]
+                pairs = [(chosen, filled(push, everyone))]
             for number in range(len(self.plan.parts)):
                 if number not in step.taken:
                     shares = [(each, push[number]) for each, push in pairs if push.get(number)]
@@ -227,27 +230,36 @@ class Store:
             send(self._encode(step.version, update))
 
     def _step_part(self, number: int, shares: Sequence[Share], step: Step) -> bool:
-        """Sum a part and take the optimizer's step with it. Returns whether there was enough for one."""
-        krum = isinstance(self._aggregation, Krum)
-        if len(shares) < (1 if krum else self._aggregation.fewest):
+        """Sum a part and take the optimizer's step with what there is of it. Returns whether there was enough
+        for one."""
+        fewest = 1 if isinstance(self._aggregation, Krum) else self._aggregation.fewest
+        found = stretches([each for _, each in shares]) if len(shares) >= fewest else []
+        if not found:
             return False
+        sliced = any(each.slice for each in step.contributions)
+        among = step.contributions if sliced else None
+        factors = weights([each for each, _ in shares], step.weight, among)
         part = self.plan.parts[number]
-        out = self._gradient[part.start : part.end].numpy()
-        payloads = [each for _, each in shares]
-        if krum:
-            add_up(payloads, [1.0], out)
-        elif isinstance(self._aggregation, Mean):
-            sliced = any(each.slice for each in step.contributions)
-            among = step.contributions if sliced else None
-            add_up(payloads, weights([each for each, _ in shares], step.weight, among), out)
-        else:
-            combine(self._aggregation, payloads, out)
-        if self._compensation and step.base_version is not None:
-            self._compensate(part, step.base_version, step.weight)
-        self._optimizer.step(number)
+        for stretch in found:
+            here = slice(part.start + stretch.start, part.start + stretch.end)
+            self._sum(stretch, factors, self._gradient[here].numpy())
+            if self._compensation and step.base_version is not None:
+                self._compensate(here, step.base_version, step.weight)
+        self._optimizer.step(number, ranges(found))
         if not finite(self._flat[part.start : part.end]):
             self._refuse(step.version)
         return True
+
+    def _sum(self, stretch: Stretch, factors: Sequence[float], out: Float32) -> None:
+        """factors: weights in a mean. What a push has nothing of counts as zeros."""
+        if isinstance(self._aggregation, Krum):
+            add_up(stretch.pushes, [1.0], out)
+        elif isinstance(self._aggregation, Mean):
+            pairs = zip(stretch.pushes, factors, strict=True)
+            held = [(push, factor) for push, factor in pairs if not absent(push)]
+            add_up([push for push, _ in held], [factor for _, factor in held], out)
+        else:
+            combine(self._aggregation, stretch.pushes, out)
 
     def _before(self) -> torch.Tensor:
         """What to go back to: what every worker has. A copy if that is kept: parts of the step may have gone
@@ -270,9 +282,8 @@ class Store:
             if not finite(parameter.view(-1)):
                 raise DivergedError(f"parameters of {spec.name!r} are no longer finite at version {version}")
 
-    def _compensate(self, part: Part, base_version: int, weight: float) -> None:
+    def _compensate(self, here: slice, base_version: int, weight: float) -> None:
         """Of weight · g make weight · (g + λ g² (w - w_base))."""
-        here = slice(part.start, part.end)
         gradient = self._gradient[here]
         moved = self._downlink.replica[here] - self._bases[base_version][here]
         gradient.add_(moved.mul_(gradient).mul_(gradient), alpha=self._compensation / weight)
@@ -358,6 +369,7 @@ def _in_order(push: Push) -> list[Payload]:
 
 
 def compressed_bytes(payloads: Sequence[Payload]) -> tuple[int, int]:
-    """Of the payloads that are not dense: their bytes with levels, and what the tensors take as float32."""
-    compressed = [payload for payload in payloads if not isinstance(payload, DensePayload)]
+    """Of the payloads that are not dense or absent: their bytes with levels, and what the tensors take as
+    float32."""
+    compressed = [payload for payload in payloads if not isinstance(payload, DensePayload | AbsentPayload)]
     return sum(map(wire_bytes, compressed)), sum(payload.elements * 4 for payload in compressed)

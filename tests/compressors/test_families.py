@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.compressors import (
+    DensePayload,
     IndexCoding,
     LayerRule,
     ModelCompressor,
@@ -378,7 +379,7 @@ def test_a_bitmap_is_sent_where_it_is_the_smaller() -> None:
     where = (np.cumsum(gaps + 1) - 1).astype(np.uint32)
     elements = int(where[-1]) + 1
     values = bare("bf16", normal(where.size))
-    assert not isinstance(values, SparsePayload)
+    assert isinstance(values, DensePayload)
     payload = sparse_payload(elements, where, values)
     validate(payload)
     assert (payload.coding, payload.index_bytes) == (IndexCoding.BITMAP, -(-elements // 8))

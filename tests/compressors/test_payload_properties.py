@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.compressors import (
+    AbsentPayload,
     CodeFormat,
     DenseFormat,
     DensePayload,
@@ -58,7 +59,12 @@ CODES = {"4bit": CodeFormat.SIGNED_4BIT, "2bit": CodeFormat.SIGNED_2BIT, "binary
 FORMATS = {form.value: form for form in DenseFormat}
 LINEAR = {"linear2": 2, "linear5": 5, "linear8": 8}
 VALUES = [*FORMATS, *CODES, *LINEAR]
-KINDS = [*VALUES, "vote", *(f"{coding.value} {values}" for coding in IndexCoding for values in VALUES)]
+KINDS = [
+    *VALUES,
+    "vote",
+    "absent",
+    *(f"{coding.value} {values}" for coding in IndexCoding for values in VALUES),
+]
 
 
 def values_of(kind: str, elements: int, rng: np.random.Generator) -> ValuePayload:
@@ -90,6 +96,8 @@ def pack(format: CodeFormat, codes: npt.NDArray[np.integer]) -> Bytes:
 
 
 def payload_of(kind: str, elements: int, seed: int) -> Payload:
+    if kind == "absent":
+        return AbsentPayload(elements=elements)
     rng = np.random.default_rng(seed)
     coding, _, inner = kind.rpartition(" ")
     if not coding:
@@ -136,6 +144,8 @@ def encoded_again(payload: Payload) -> bytes:
             codes = linear_reference.unpack_signed(payload.bits, payload.codes(), payload.elements)
             assert -(2 ** (payload.bits - 1)) not in codes.tolist()
             return payload.scales().tobytes() + reference.pack(payload.bits, codes).tobytes()
+        case AbsentPayload():
+            return b""
         case SparsePayload():
             where = decode_indices(payload)
             assert (np.diff(where.astype(np.int64), prepend=-1) > 0).all()
@@ -193,6 +203,8 @@ NESTED = ("kind", "values")
 
 def changed(header: Any, draw: st.DataObject) -> Any:
     """One field of a header, at any depth, as somebody else might fill it in."""
+    if isinstance(header, m.AbsentHeader):
+        return header
     names = [
         field.name for field in dataclasses.fields(header) if field.name in {*HOSTILE, *NESTED, "format"}
     ]

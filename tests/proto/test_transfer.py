@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.compressors import CodeFormat, DenseFormat, DensePayload, Part, Payload, QuantizedPayload
+from gradwire.compressors import (
+    AbsentPayload,
+    CodeFormat,
+    DenseFormat,
+    DensePayload,
+    Part,
+    Payload,
+    QuantizedPayload,
+)
 from gradwire.proto import messages as m
 from gradwire.proto.convert import MalformedError
 from gradwire.proto.manifest import Manifest
@@ -74,6 +82,37 @@ def test_a_transfer_arrives_as_it_was_sent() -> None:
     assert got[0].levels.tobytes() == LEVELS.tobytes()
 
 
+def test_absent_tensors_arrive_without_bytes() -> None:
+    bias = payloads()[1]
+    announced = announced_payloads([ABSENT, headers()[1]], PART, MANIFEST, worker="w")
+    absent, whole = receive(list(encode_chunks(4, [bias.data])), announced)
+    assert isinstance(absent, AbsentPayload)
+    assert (absent.elements, absent.data.size) == (21, 0)
+    assert whole.data.tobytes() == bias.data.tobytes()
+    assert payload_header(absent) == ABSENT
+
+
+def test_bytes_of_what_is_absent_are_refused() -> None:
+    for sent in ([np.zeros(84, np.uint8)], [np.zeros(1, np.uint8)]):
+        announced = announced_payloads([dataclasses.replace(ABSENT, elements=26)], PART, MANIFEST, worker="w")
+        with pytest.raises(Refused) as caught:
+            receive(list(encode_chunks(4, sent)), announced)
+        assert caught.value.refusal.reason is Reason.CHUNK
+
+
+@pytest.mark.parametrize(("part", "fits"), [(Part(0, 8), True), (Part(8, 21), True), (Part(8, 26), False)])
+def test_of_a_tensor_that_is_cut_all_of_a_part_may_be_absent(part: Part, fits: bool) -> None:
+    """But not up to a border where neither a tensor ends nor the part."""
+    bounds = [part.elements] if fits else [part.elements - 6, 6]
+    sent = [dataclasses.replace(ABSENT, elements=elements) for elements in bounds]
+    if fits:
+        (payload,) = announced_payloads(sent, part, MANIFEST, worker="w")
+        assert payload.elements == part.elements
+        return
+    with pytest.raises(Refused, match="'weight'"):
+        announced_payloads(sent, part, MANIFEST, worker="w")
+
+
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 17))
 def test_chunks_hold_the_parts_end_to_end(sizes: list[int], chunk_bytes: int) -> None:
     data = np.arange(sum(sizes), dtype=np.uint8)
@@ -96,6 +135,8 @@ def altered(place: int, **changes: Any) -> list[m.PayloadHeader]:
 
 
 EMPTY = m.PayloadHeader(elements=0, kind=m.DenseHeader(format=m.DenseFormat.FLOAT32))
+
+ABSENT = m.PayloadHeader(elements=21, kind=m.AbsentHeader())  # of the weight
 
 
 def in_blocks(*sizes: int, levels: int = 0) -> list[m.PayloadHeader]:
@@ -128,6 +169,19 @@ def in_blocks(*sizes: int, levels: int = 0) -> list[m.PayloadHeader]:
         (in_blocks(22), Reason.PAYLOAD, "sizes: expected blocks of at most 21 elements, got 22"),
         (in_blocks(2**63, 2**63, 21), Reason.PAYLOAD, "sizes"),
         (in_blocks(10, 11, levels=7), Reason.PAYLOAD, "levels"),
+        ([ABSENT], Reason.ELEMENTS, "got 21 elements"),
+        ([ABSENT, altered(1, elements=6)[1]], Reason.ELEMENTS, "got 27 elements"),
+        ([ABSENT, dataclasses.replace(ABSENT, elements=0), headers()[1]], Reason.ELEMENTS, "none empty"),
+        (
+            [dataclasses.replace(ABSENT, elements=20), altered(1, elements=6)[1]],
+            Reason.PAYLOAD,
+            "tensor 'weight': expected a tensor of which all is absent or nothing, got a piece of it",
+        ),
+        (
+            [altered(1, elements=22)[1], dataclasses.replace(ABSENT, elements=4)],
+            Reason.PAYLOAD,
+            "tensor 'bias': expected a tensor of which all is absent or nothing, got a piece of it",
+        ),
         (
             altered(1, kind=m.DenseHeader(format=m.DenseFormat.UNSPECIFIED)),
             Reason.PAYLOAD,

@@ -39,9 +39,9 @@ class Pushing:
         self._metrics = metrics
         self._compressing = compressing
 
-    def add(self, place: int, gradient: torch.Tensor) -> None:
-        """The gradient of the tensor with this number. Each comes once; nobody may write to it before the
-        end.
+    def add(self, place: int, gradient: torch.Tensor | None) -> None:
+        """The gradient of the tensor with this number, None if it does not exist. Each comes once; nobody may
+        write to it before the end.
 
         Raises:
             NonFiniteGradient: the step can only be abandoned.

@@ -98,11 +98,11 @@ class Replica:
         if all(version == update.version for version in self._versions):
             self._version = update.version
 
-    def gradient(self, place: int) -> torch.Tensor:
-        """Where the parameter is; zeros if the loss did not reach it."""
-        parameter = self.parameters[place]
-        return torch.zeros_like(parameter) if parameter.grad is None else as_dense(parameter.grad)
+    def gradient(self, place: int) -> torch.Tensor | None:
+        """Where the parameter is; None if the loss did not reach it."""
+        gradient = self.parameters[place].grad
+        return None if gradient is None else as_dense(gradient)
 
-    def gradients(self) -> list[torch.Tensor]:
+    def gradients(self) -> list[torch.Tensor | None]:
         """Of every parameter."""
         return [self.gradient(place) for place in range(len(self.parameters))]

@@ -127,13 +127,16 @@ class ExchangeWork(Strategy):
             if end > start:
                 # Dropout and the like are the same wherever a block is computed.
                 loss = self._computation.loss(indices[start:end], assignment.version, block)
+                # Sums are over all tensors: what the loss of a block does not reach is zeros in it.
                 gradients = self._replica.gradients()
                 if not math.isfinite(loss):
                     step.unusable = f"the loss is {loss}"
-                elif not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+                elif not all(each is None or bool(torch.isfinite(each).all()) for each in gradients):
                     step.unusable = "the gradient has an infinity or a NaN"
                 else:
                     for gradient, part in zip(gradients, np.split(words, self._cuts), strict=True):
+                        if gradient is None:
+                            continue
                         values = gradient.detach().reshape(-1).cpu().numpy()
                         step.clipped += to_fixed_point(values, part, float(end - start))
                     step.loss += loss * (end - start)

@@ -117,7 +117,7 @@ class GradientWork(Strategy):
         assignment: m.Assignment,
         samples: int,
         loss: float,
-        gradients: Sequence[torch.Tensor] | None = None,
+        gradients: Sequence[torch.Tensor | None] | None = None,
     ) -> bool:
         """gradients: those of the replica if None. Returns whether something was sent. Raises
         NonFiniteGradient."""
@@ -149,9 +149,9 @@ class GradientWork(Strategy):
                 self._held,
             )
 
-    def _compute(self, assignment: m.Assignment) -> tuple[int, float, list[torch.Tensor] | None]:
+    def _compute(self, assignment: m.Assignment) -> tuple[int, float, list[torch.Tensor | None] | None]:
         """How many samples are this worker's, their mean loss at the base version, and what to push: None for
-        the gradients of the replica."""
+        the gradients of the replica, and in a list for a tensor that has none."""
         indices = self._computation.indices(assignment)
         if assignment.stragglers:
             samples, loss = self._computation.combined_loss(assignment, indices)

@@ -40,7 +40,7 @@ class LocalWork(GradientWork):
         self._training = training
         self._batch_size = batch_size
 
-    def _compute(self, assignment: Assignment) -> tuple[int, float, list[torch.Tensor] | None]:
+    def _compute(self, assignment: Assignment) -> tuple[int, float, list[torch.Tensor | None] | None]:
         """As for gradients; the loss is over the samples of the first step."""
         indices = self._computation.indices(assignment)
 
@@ -76,28 +76,31 @@ class LocalTraining:
         batches: Sequence[Indices],
         learning_rate: float,
         compute_gradients: Callable[[int, Indices], float],
-    ) -> tuple[float, list[torch.Tensor]]:
+    ) -> tuple[float, list[torch.Tensor | None]]:
         """Take one step per batch, and put the parameters back to where they were.
 
         compute_gradients: of the given step's batch, into the parameters' `grad`; returns the mean loss.
         Returns the loss of the first step, which is that of the model that the round began with, and the
-        change. If a later step's loss is not finite, that one is returned instead.
+        change: None of a parameter that no step has reached. If a later step's loss is not finite, that one
+        is returned instead.
         """
         losses: list[float] = []
         with torch.no_grad():
             start = [parameter.detach().clone() for parameter in self._parameters]
         self._optimizer.learning_rate = learning_rate
+        reached: set[int] = set()
         for step, batch in enumerate(batches):
             losses.append(compute_gradients(step, batch))
+            reached.update(place for place, each in enumerate(self._parameters) if each.grad is not None)
             pulls = self._pulls(start) if step and self._correction else ()
             self._optimizer.step()
             with torch.no_grad():
                 for parameter, pull in zip(self._parameters, pulls, strict=False):
                     parameter.sub_(pull)
         with torch.no_grad():
-            changes: list[torch.Tensor] = []
-            for parameter, before in zip(self._parameters, start, strict=True):
-                changes.append(before - parameter)
+            changes: list[torch.Tensor | None] = []
+            for place, (parameter, before) in enumerate(zip(self._parameters, start, strict=True)):
+                changes.append(before - parameter if place in reached else None)
                 parameter.copy_(before)
         return next((loss for loss in losses if not math.isfinite(loss)), losses[0]), changes
 

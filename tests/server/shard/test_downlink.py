@@ -13,6 +13,7 @@ from pushes import Share, apply, bits, pushed, replica_bits, snapshot, take
 from pushes import receive as receive_parts
 
 from gradwire.compressors import (
+    AbsentPayload,
     CodeFormat,
     DenseFormat,
     DensePayload,
@@ -199,6 +200,8 @@ def kind(payload: Payload) -> object:
             return payload.bits
         case SparsePayload():
             return kind(payload.values)
+        case AbsentPayload():
+            return None
 
 
 FOUR, ONE, BF16 = CodeFormat.SIGNED_4BIT, CodeFormat.BINARY, DenseFormat.BFLOAT16

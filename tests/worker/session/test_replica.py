@@ -10,7 +10,7 @@ import torch
 from scripted import updates
 from torch import nn
 
-from gradwire.compressors import DenseFormat, DensePayload, divide
+from gradwire.compressors import AbsentPayload, DenseFormat, DensePayload, divide
 from gradwire.compressors.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.transfer import PLAN, payload_header
@@ -89,6 +89,20 @@ def test_a_change_of_another_version_than_its_own_is_passed_over() -> None:
     apply(fresh, delta(fresh, 1, 1))
     assert fresh.version is None
     assert [value.tobytes() for value in fresh.values()] == before
+
+
+@pytest.mark.parametrize("content", list(m.Content))
+def test_what_is_absent_from_an_update_stays_as_it_is(content: m.Content) -> None:
+    """Whatever the update says that it does with it."""
+    subject = replica()
+    for received in wholes(subject, 5):
+        apply(subject, received)
+    for part, bounds in enumerate(subject.plan.parts):
+        nothing = AbsentPayload(elements=bounds.elements)
+        header = payload_header(nothing, content)
+        update = m.Update(version=6, part=part, plan=PLAN, whole=False, payloads=(header,))
+        subject.apply(update, [nothing])
+    assert (subject.version, values(subject)) == (6, [5.0] * 4)
 
 
 @pytest.mark.parametrize("had", [None, 0, 1])

@@ -29,6 +29,8 @@ def loss_of(model: nn.Module, batch: Indices) -> torch.Tensor:
 def train(
     model: nn.Linear, local: LocalTraining, batches: list[Indices], rate: float = 0.1
 ) -> tuple[float, list[torch.Tensor]]:
+    """For a model of which the loss reaches everything."""
+
     def gradients(step: int, batch: Indices) -> float:
         for parameter in model.parameters():
             parameter.grad = None
@@ -36,7 +38,9 @@ def train(
         torch.autograd.backward(loss)
         return float(loss.detach())
 
-    return local.change(batches, rate, gradients)
+    loss, changes = local.change(batches, rate, gradients)
+    assert all(change is not None for change in changes)
+    return loss, [change for change in changes if change is not None]
 
 
 @pytest.mark.parametrize("correction", [0.0, 0.1, 1.0])
@@ -61,6 +65,24 @@ def test_it_is_descent_with_a_pull_to_where_it_began(steps: int, correction: flo
         torch.testing.assert_close(change, before - parameter.detach(), rtol=1e-5, atol=1e-7)
     for parameter, before in zip(model.parameters(), start, strict=True):
         assert torch.equal(parameter, before), "the replica is as it was"
+
+
+def test_a_parameter_that_no_step_reaches_has_no_change() -> None:
+    """One that some steps reach has: the optimizer counts its own steps."""
+    parameters = [torch.ones(2), torch.ones(3), torch.ones(4)]
+    local = LocalTraining(parameters, "sgd", 0.5)
+
+    def gradients(step: int, batch: Indices) -> float:
+        parameters[0].grad = torch.ones(2)
+        parameters[1].grad = torch.ones(3) if step == 0 else None
+        return 1.0
+
+    _, (first, second, third) = local.change(BATCHES[:2], 0.1, gradients)
+    assert third is None
+    assert first is not None
+    assert second is not None
+    torch.testing.assert_close(first, torch.full((2,), 0.1 + 0.1 - 0.5 * 0.1))
+    torch.testing.assert_close(second, torch.full((3,), 0.1 - 0.5 * 0.1))
 
 
 def test_the_optimizers_state_stays_from_round_to_round_until_it_is_reset() -> None:

@@ -13,7 +13,7 @@ from scripted import REPLY, Script, updates
 from torch import nn
 from torch.utils import checkpoint as checkpointing
 
-from gradwire.compressors import LayerRule, decode
+from gradwire.compressors import AbsentPayload, LayerRule, decode
 from gradwire.compressors.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
@@ -145,6 +145,16 @@ def test_what_is_pushed_does_not_depend_on_when_it_leaves(
         assert run.script.pushed[0][0].parts == len(run.replica.plan.parts) == len(run.replica.parameters)
     for place in range(3):
         assert runs[0].bytes_of(place) == runs[1].bytes_of(place) == runs[2].bytes_of(place)
+
+
+@pytest.mark.parametrize("overlap", get_args(Overlap))
+@pytest.mark.parametrize("compressor", ["none", "4bit", "topk:ratio=8", "topk:ratio=8,clip=0.1"])
+def test_of_what_the_loss_does_not_reach_nothing_is_pushed(compressor: str, overlap: Overlap) -> None:
+    run = Run(overlap, compressor=compressor).steps(2)
+    unused = len(run.replica.plan.parts) - 1 - 2  # parts come from the last layer on
+    for (_, part), (_, payloads) in run.script.parts.items():
+        assert all(isinstance(each, AbsentPayload) for each in payloads) == (part == unused)
+        assert sum(each.elements for each in payloads) == WIDTH * WIDTH
 
 
 def test_a_gradient_that_comes_twice_has_parts_leave_after_backward_from_then_on(
