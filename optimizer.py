@@ -240,6 +240,14 @@ class Optimizer:
             for run, tensor in zip(runs, tensors, strict=True):
                 run.memory[what] = tensor
 
+    def step_apart(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Step elements of any parameters, copied out of them. Only where nothing is remembered of any: see
+        `leaves_zeros`."""
+        import torch
+
+        with torch.no_grad():
+            self._options.step([parameter], [gradient], {}, self.learning_rate)
+
     def _within(self, place: int, ranges: Sequence[tuple[int, int]]) -> list[_Run]:
         """The runs of a parameter that are within the ranges; at their borders runs are cut."""
         borders = sorted({border for pair in ranges for border in pair})

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
-from ...compressors import AbsentPayload, DensePayload, Payload, Plan, decode, finite, wire_bytes
+from ...compressors import AbsentPayload, DensePayload, Part, Payload, Plan, decode, finite, wire_bytes
 from ...optimizer import Optimizer
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
@@ -26,11 +26,12 @@ from ...proto.transfer import PLAN, encode_chunks, part_transfer, payload_header
 from ...proto.wire import encode_server
 from ..job.events import Apply, Contribution
 from .aggregation import Aggregation, Krum, Mean, combine, least_far
-from .downlink import Downlink, PartUpdate
+from .downlink import ABSENT, Downlink, PartUpdate, Way
 from .mean import Push, Share, add_up, weights
 from .presence import Stretch, absent, filled, ranges, stretches
 
 Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 MEAN = Mean()
 BuildOptimizer = Callable[[Sequence[torch.Tensor]], Optimizer]
@@ -223,15 +224,25 @@ class Store:
         start, end = (self.plan.parts[min(group)].start, self.plan.parts[max(group)].end)
         known = [(self.plan.parts[part].start, payloads) for part in group for _, payloads in group[part]]
         ways = self._downlink.choose(unit, start, end, known)
-        changed = False
+        changed, touched = False, self._touched(ways)
         for part in group:
-            changed |= self._step_part(part, group[part], step)
+            changed |= self._step_part(part, group[part], step, touched)
         for update in self._downlink.encode(ways, list(group), step.version, changed=changed):
             send(self._encode(step.version, update))
 
-    def _step_part(self, number: int, shares: Sequence[Share], step: Step) -> bool:
+    def _touched(self, ways: Sequence[Way]) -> Int64 | None:
+        """The elements that a step can change, in flat order, ascending; None where these may be all."""
+        ways = [way for way in ways if way.compressor != ABSENT]
+        held = [way.held.astype(np.int64) + way.start for way in ways if way.held is not None]
+        if not held or len(held) < len(ways) or self._compensation or not isinstance(self._aggregation, Mean):
+            return None
+        return np.concatenate(held)
+
+    def _step_part(
+        self, number: int, shares: Sequence[Share], step: Step, touched: Int64 | None = None
+    ) -> bool:
         """Sum a part and take the optimizer's step with what there is of it. Returns whether there was enough
-        for one."""
+        for one. touched: as `_touched` says; the others are not looked at."""
         fewest = 1 if isinstance(self._aggregation, Krum) else self._aggregation.fewest
         found = stretches([each for _, each in shares]) if len(shares) >= fewest else []
         if not found:
@@ -240,6 +251,10 @@ class Store:
         among = step.contributions if sliced else None
         factors = weights([each for each, _ in shares], step.weight, among)
         part = self.plan.parts[number]
+        if touched is not None:
+            first, last = np.searchsorted(touched, (part.start, part.end))
+            self._step_elements(part, touched[first:last] - part.start, found, factors, step.version)
+            return True
         for stretch in found:
             here = slice(part.start + stretch.start, part.start + stretch.end)
             self._sum(stretch, factors, self._gradient[here].numpy())
@@ -250,14 +265,31 @@ class Store:
             self._refuse(step.version)
         return True
 
-    def _sum(self, stretch: Stretch, factors: Sequence[float], out: Float32) -> None:
-        """factors: weights in a mean. What a push has nothing of counts as zeros."""
+    def _step_elements(
+        self, part: Part, places: Int64, found: Sequence[Stretch], factors: Sequence[float], version: int
+    ) -> None:
+        """Sum and step what sparse pushes hold, to the bits that a step of the whole part would leave.
+
+        places: of the elements, counted from the beginning of the part.
+        """
+        gradient, values = (flat[part.start : part.end].numpy() for flat in (self._gradient, self._flat))
+        gradient[places] = 0.0
+        for stretch in found:
+            self._sum(stretch, factors, gradient[stretch.start : stretch.end], keep=True)
+        stepped = torch.from_numpy(values[places])
+        self._optimizer.step_apart(stepped, torch.from_numpy(gradient[places]))
+        values[places] = stepped.numpy()
+        if not finite(stepped):
+            self._refuse(version)
+
+    def _sum(self, stretch: Stretch, factors: Sequence[float], out: Float32, *, keep: bool = False) -> None:
+        """factors: weights in a mean; what a push has nothing of counts as zeros. keep: add it to `out`."""
         if isinstance(self._aggregation, Krum):
             add_up(stretch.pushes, [1.0], out)
         elif isinstance(self._aggregation, Mean):
             pairs = zip(stretch.pushes, factors, strict=True)
             held = [(push, factor) for push, factor in pairs if not absent(push)]
-            add_up([push for push, _ in held], [factor for _, factor in held], out)
+            add_up([push for push, _ in held], [factor for _, factor in held], out, keep=keep)
         else:
             combine(self._aggregation, stretch.pushes, out)
 

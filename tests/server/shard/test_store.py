@@ -7,14 +7,16 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from pushes import Applied, Share, apply, bits, cut_plan, dense, pushed, replica_bits, snapshot, take
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
-from gradwire.compressors import LayerRule, ModelCompressor, Plan, divide
+from gradwire.compressors import LayerRule, ModelCompressor, Part, Plan, divide
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
@@ -445,6 +447,24 @@ def test_the_size_of_parts_has_no_say_in_the_bits(kind: str) -> None:
     assert found[0] == found[1] == found[2]
     for _, replica, worker in found:
         assert replica == worker
+
+
+@pytest.mark.parametrize("kind", ["topk", "topk of values"])
+def test_a_step_of_what_sparse_pushes_hold_leaves_the_bits_of_one_of_everything(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, calls = trained(PART_BYTES[0], KINDS[kind], "none"), list[int]()
+    step = Store._step_elements
+
+    def counted(ours: Store, part: Part, places: npt.NDArray[np.int64], *more: Any) -> None:
+        assert places.size < part.elements / 2
+        calls.append(places.size)
+        ours._gradient[part.start : part.end] = np.nan  # of what is not held, nothing is read
+        step(ours, part, places, *more)
+
+    monkeypatch.setattr(Store, "_step_elements", counted)
+    assert trained(PART_BYTES[0], KINDS[kind])[0] == expected[0]
+    assert sum(calls) > 0
 
 
 @pytest.mark.parametrize("downlink", ["none", "4bit", "8bit", "topk:ratio=50", "fp16"])
