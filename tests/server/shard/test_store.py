@@ -454,15 +454,16 @@ def test_a_step_of_what_sparse_pushes_hold_leaves_the_bits_of_one_of_everything(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, calls = trained(PART_BYTES[0], KINDS[kind], "none"), list[int]()
-    step = Store._step_elements
+    store: Any = Store
+    step = store._step_elements
 
-    def counted(ours: Store, part: Part, places: npt.NDArray[np.int64], *more: Any) -> None:
+    def counted(ours: Any, part: Part, places: npt.NDArray[np.int64], *more: Any) -> None:
         assert places.size < part.elements / 2
         calls.append(places.size)
         ours._gradient[part.start : part.end] = np.nan  # of what is not held, nothing is read
         step(ours, part, places, *more)
 
-    monkeypatch.setattr(Store, "_step_elements", counted)
+    monkeypatch.setattr(store, "_step_elements", counted)
     assert trained(PART_BYTES[0], KINDS[kind])[0] == expected[0]
     assert sum(calls) > 0
 
