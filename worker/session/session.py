@@ -17,6 +17,7 @@ from ...proto.transfer import digest
 from ..metrics import Metrics
 from .compression import Compression
 from .connection import Connection
+from .memory import FreeMemory
 from .pushing import Pushing
 from .receiving import Received, ReceivedPacket
 from .replica import Replica
@@ -111,6 +112,7 @@ class Session:
         self._arriving_version = 0
         self._held: m.Assignment | None = None  # until its version is whole
         self._waiting = WaitingLog()
+        self._free = FreeMemory(2 * replica.manifest.raw_bytes)
 
     # ---- what the owner may know
 
@@ -349,6 +351,7 @@ class Session:
             loss=loss,
             exchanged=exchanged,
         )
+        self._free.limit()
         self._open[seq] = sent
         self._answered = assignment.id
         self._connection.commit(commit)

@@ -1,0 +1,57 @@
+"""Memory that malloc has and nobody uses goes back to the system.
+
+glibc before 2.38 does not use a freed aligned block again once something small lies beside it (its bug
+14581). torch aligns every tensor, so that the gradients of each step may take new memory, without end: it was
+seen to grow by the size of the model in every step, at some workers and not at others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import ClassVar
+
+LEAST_BYTES = 64 << 20
+EVERY_S = 1.0
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def _functions() -> tuple[Callable[[], int], Callable[[], object]] | None:
+    """What says how many bytes are free, and what gives them back; None where malloc has neither."""
+    try:
+        libc = ctypes.CDLL(None)
+        info, trim = libc.mallinfo2, libc.malloc_trim
+    except (OSError, AttributeError):
+        return None
+    info.restype = _Mallinfo2
+    return (lambda: int(info().fordblks)), (lambda: trim(ctypes.c_size_t(0)))
+
+
+class FreeMemory:
+    """Keeps what malloc holds for nobody below a limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        """limit_bytes: about; at least 64 MiB."""
+        self._limit_bytes = max(LEAST_BYTES, limit_bytes)
+        self._functions = _functions()
+        self._looked_at = 0.0
+
+    def limit(self) -> None:
+        """Give back what is there beyond the limit. Looks once a second at most."""
+        now = time.monotonic()
+        if self._functions is None or now - self._looked_at < EVERY_S:
+            return
+        self._looked_at = now
+        free, give_back = self._functions
+        if free() > self._limit_bytes:
+            give_back()
