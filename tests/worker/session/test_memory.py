@@ -50,7 +50,7 @@ def test_up_to_the_limit_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
 def test_it_is_looked_at_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     look = limited(LEAST_BYTES + 1, 0, monkeypatch)
     now = [100.0]
-    monkeypatch.setattr(memory.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("gradwire.worker.session.memory.time.monotonic", lambda: now[0])
     assert look() == look() == 1
     now[0] += memory.EVERY_S
     assert look() == look() == 2
