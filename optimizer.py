@@ -250,6 +250,8 @@ class Optimizer:
 
     def _within(self, place: int, ranges: Sequence[tuple[int, int]]) -> list[_Run]:
         """The runs of a parameter that are within the ranges; at their borders runs are cut."""
+        if not self._runs[place][0].memory:
+            return [_Run(start, end, {}) for start, end in ranges]
         borders = sorted({border for pair in ranges for border in pair})
         runs = [piece for run in self._runs[place] for piece in run.cut(borders)]
         self._runs[place] = runs

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from ..compressors import AUTO, create, lossless
+from ..compressors.parts import SHARE
 from ..exits import Exit
 from . import output
 from .arguments import BenchError, amount, at_least_one, file_to_write, some_of
@@ -29,7 +30,7 @@ from .star import check_network
 from .step import DEFAULT_RUNS, OVERLAPS
 
 TENSOR = 1 << 20  # elements of each: twice the parameters are twice the tensors, as in a deeper model
-LEAST = 16  # tensors: with fewer, parts are as large as parts are at least, whatever the model
+LEAST = 16  # tensors: with fewer, parts are smaller than those of most jobs
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def run(given: argparse.Namespace) -> int:
                     seconds=0.0,
                     real=0,
                     steps=given.steps,
-                    part_bytes=0,
+                    part_bytes=4 * count * TENSOR // SHARE,
                 )
                 for count in (tensors, 2 * tensors)
             )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..compressors import Plan, divide
+from ..compressors import Plan, divide, least_part_bytes
 from ..deploy.processes import Child, Children
 from ..settings import RunSettings
 from .arguments import BenchError
@@ -46,9 +46,9 @@ class Setup:
     def all_steps(self) -> int:
         return WARM_UP + self.steps + 1
 
-    @property
-    def plan(self) -> Plan:
-        return divide(sizes(self.model), self.part_bytes)
+    def plan(self, compressor: str) -> Plan:
+        """How the job divides the model."""
+        return divide(sizes(self.model), self.part_bytes, least_bytes=least_part_bytes(compressor))
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool
     up, down = zip(*exchange_ways(exchange), strict=True)
     if as_long:
         setup = replace(setup, seconds=seconds)
-    plan = setup.plan
+    plan = setup.plan(compressor)
     computed = [step for trace in compute_alone(setup) for step in trace[WARM_UP:]]
     by_step = [produced_by_part(plan, step) for step in computed]
     alone = Alone(

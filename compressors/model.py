@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
@@ -241,7 +241,8 @@ class Step:
             ValueError: it has another shape or type than its spec says.
         """
         number = self._model.unit_of[place]
-        assert place not in self._gradients.keys() | self._absent, "each gradient comes once"
+        assert place not in self._gradients, "each gradient comes once"
+        assert place not in self._absent, "each gradient comes once"
         if gradient is None:
             self._absent.add(place)
         else:
@@ -359,7 +360,14 @@ class Step:
         if not self.sends:
             return {}
         if self._flush:
-            done = {part: self._flushed(unit, part, computed=part not in unwanted) for part in unit.parts}
+            # Of whole tensors, so that the cuts have no say in it.
+            starts, before = self.plan.starts, self._ledger.residual
+            tensors = range(unit.first, unit.last)
+            owed = {place for place in tensors if before[starts[place] : starts[place + 1]].any()}
+            done = {
+                part: self._flushed(unit, part, owed if part in unwanted else owed | self._present(unit))
+                for part in unit.parts
+            }
             self.sent.update(done)
             return done
         wanted = [part for part in unit.parts if part not in unwanted]
@@ -493,15 +501,18 @@ class Step:
         self._states[place] = state
         return [payload]
 
-    def _flushed(self, unit: Unit, part: int, *, computed: bool) -> list[Payload]:
-        """What the draft holds of a part; nothing is left. Absent is that of which nothing is owed and no
-        gradient was computed. computed: whether the part is one of those that are."""
+    def _present(self, unit: Unit) -> set[int]:
+        """The tensors of a unit that have a gradient."""
+        return set(range(unit.first, unit.last)) - self._absent
+
+    def _flushed(self, unit: Unit, part: int, sent: Set[int]) -> list[Payload]:
+        """What the draft holds of a part; nothing is left. sent: the tensors that are not absent."""
         bounds, payloads = self.plan.parts[part], list[Payload]()
         for place in range(unit.first, unit.last):
             start = max(bounds.start, self.plan.starts[place])
             end = min(bounds.end, self.plan.starts[place + 1])
             values = self._ledger.draft[start:end].cpu().numpy()
-            if values.any() or (computed and place not in self._absent):
+            if place in sent:
                 payloads.append(dense_payload(DenseFormat.FLOAT32, values))
             else:
                 payloads.append(AbsentPayload(elements=values.size))

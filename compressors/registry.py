@@ -211,10 +211,15 @@ def find(name: str) -> CompressorEntry:
 
 
 def least_part_bytes(spec: str) -> int:
-    """What the largest part of a model has to hold by default, as float32, where workers compress so."""
+    """What the largest part of a model has to hold by default, as float32, where workers compress so.
+
+    A third party's compressor is not loaded for that, nor is a bad spec refused: workers name them.
+    """
     try:
+        if parse_spec("compressor", spec).name not in BUILT_IN:
+            return LEAST_BYTES
         options = getattr(without_feedback(create(spec)), "options", None)
-    except SpecError:  # of a package that is not installed here
+    except SpecError:
         return LEAST_BYTES
     if not isinstance(options, SparseOptions):
         return LEAST_BYTES

@@ -7,13 +7,14 @@ which is what avoids "too many pings".
 
 from __future__ import annotations
 
-from .wire import MAX_MESSAGE_BYTES
+from .wire import BATCH_BYTES, MAX_MESSAGE_BYTES
 
 KEEPALIVE_MS = 20_000
+MAX_BYTES = MAX_MESSAGE_BYTES + 2 * BATCH_BYTES  # of one message, and of the short ones that go with it
 
 _COMMON: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_BYTES),
+    ("grpc.max_send_message_length", MAX_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),

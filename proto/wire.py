@@ -29,7 +29,8 @@ CHUNK_BYTES = 512 << 10
 # Largest message either side takes: a chunk, or a header with thousands of tensors.
 MAX_MESSAGE_BYTES = 8 << 20
 
-# Messages are put together up to so many bytes, and so many; what is larger goes by itself.
+# Messages are put together until they are so many bytes, and so many: whatever waits behind a short one goes
+# with it, and nothing follows one that is larger.
 BATCH_BYTES = 64 << 10
 MAX_BATCH = 256
 
@@ -191,6 +192,8 @@ def decode_envelope(data: bytes, envelope: str) -> Any:
     body = member_of(parse(data, envelope), "body")
     if body is None:
         raise MalformedError(f"{envelope} without a body that this version knows")
+    if isinstance(body, m.Batch):  # of whatever encoding: `_batched` knows the only one, with its limits
+        raise MalformedError("a batch that begins with something else")
     return body
 
 

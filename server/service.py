@@ -22,7 +22,7 @@ from ..proto.job import job_message
 from ..proto.manifest import Manifest
 from ..proto.refusal import Reason, Refusal, Refused, refused
 from ..proto.service import Malformed, abort, unbatched
-from ..proto.transfer import values_assembly
+from ..proto.transfer import MAX_PARTS, values_assembly
 from ..proto.wire import CHUNK_BYTES
 from ..settings import JobSettings, JobTerms, ServerSettings
 from ..spec import SpecError
@@ -102,9 +102,10 @@ class Service:
             incarnation=request.incarnation,
             compressor="none" if self._core.mode.exchanges else request.compressor,
         )
-        admission = self._conductor.happen(event)
-        if not self.job.least_part_bytes:  # the first member's compressor decides for all
+        if self._conductor.shard.manifest is None and not self._core.roster.members:
+            # The first member decides for all; the next one, if it goes before there is a model.
             self.job = replace(self.job, least_part_bytes=least_part_bytes(request.compressor))
+        admission = self._conductor.happen(event)
         return m.JoinResponse(
             job=job_message(self.job),
             limits=m.Limits(
@@ -127,6 +128,16 @@ class Service:
         manifest = Manifest.from_message(
             header.manifest, worker=header.worker, max_bytes=self._options.max_model_bytes
         )
+        plan = manifest.plan(self.job.part_bytes, self._slices, self.job.least_part_bytes)
+        if len(plan.parts) > MAX_PARTS:
+            raise refused(
+                Reason.SIZE,
+                worker=header.worker,
+                field="manifest",
+                limit=f"{MAX_PARTS} parts",
+                value=f"{len(plan.parts)} parts",
+                remedy="start the server with larger --part-bytes",
+            )
         assembly = values_assembly(0, manifest, worker=header.worker)
         heard = e.Heard(header.worker, header.incarnation)
         while not assembly.complete:
@@ -140,7 +151,6 @@ class Service:
             train_samples=manifest.train_samples,
         )
         shard = self._conductor.shard
-        plan = manifest.plan(self.job.part_bytes, self._slices, self.job.least_part_bytes)
         initialized = await shard.open(manifest, assembly, plan, lambda: self._conductor.decide(event))
         self._metrics.received_raw(manifest.raw_bytes)
         log.info(

@@ -579,6 +579,22 @@ def test_a_flush_sends_what_is_owed_and_nothing_of_what_is_not(spec: str, part_b
         np.testing.assert_array_equal(np.frombuffer(sent, np.float32), flat[bounds.start : bounds.end])
 
 
+def test_a_flush_sends_all_of_a_tensor_of_which_something_is_owed() -> None:
+    """As of an embedding, of which few rows have a gradient: the cuts have no say in what is absent."""
+    found: list[set[int]] = []
+    for part_bytes in (4 * ALIGNMENT, 1 << 30):
+        subject = compressor_of("topk:ratio=10", part_bytes)
+        given = [torch.zeros_like(each) for each in large(0)]
+        for each in given:
+            each.view(-1)[: each.numel() // 9] = 1.0
+        step = subject.begin(8, version=0, workers=2)
+        for place, each in enumerate(given):
+            step.add(place, each)
+        step.commit()
+        found.append(absent_elements(a_step(subject, 1, range(5), flush=True)))
+    assert found[0] == found[1]
+
+
 def test_a_flush_of_a_slice_says_nothing_of_other_parts() -> None:
     """Their gradients are those of other members of the group."""
     step = a_step(compressor_of("none"), 0, (), flush=True, wanted=frozenset({1, 5}))

@@ -272,3 +272,13 @@ def test_what_a_sparsifier_sends_of_a_part_is_worth_its_messages(spec: str) -> N
     state = compressor.init(TensorSpec(name="w", shape=(elements,)))
     payload, _ = compressor.compress(values, state, context)
     assert 0.6 < payload.data.size / (256 << 10) < 1.3
+
+
+def test_a_third_party_is_not_loaded_to_divide_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name comes from a worker."""
+
+    def load(name: str) -> None:
+        raise AssertionError(name)
+
+    monkeypatch.setattr(registry_module, "find", load)
+    assert least_part_bytes("theirs:level=3") == LEAST_BYTES

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from daemons import MANIFEST, Daemons, Raw, Server, gradient, state_of, status, talk
 
-from gradwire.compressors import DensePayload, QuantizedPayload
+from gradwire.compressors import LEAST_BYTES, DensePayload, QuantizedPayload, least_part_bytes
+from gradwire.compressors.parts import ALIGNMENT
 from gradwire.proto import gradwire_pb2 as pb
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refusal, Refused
-from gradwire.proto.transfer import payload_header
+from gradwire.proto.transfer import MAX_PARTS, payload_header
 from gradwire.proto.wire import crc32c, encode_chunk, encode_worker
 
 
@@ -352,6 +353,45 @@ def test_bad_manifests_are_refused_before_anything_is_allocated(
                     assert words in caught.value.refusal.message
                     assert state_of(await status(raw)) == before
             await raw.initialize()
+
+    asyncio.run(run())
+
+
+def test_a_model_of_more_parts_than_have_numbers_is_refused(daemons: Daemons) -> None:
+    server = daemons.server("--part-bytes", "4", "--task", "digits")
+    manifest = Manifest((m.Tensor(name="w", shape=(MAX_PARTS + 1, ALIGNMENT), dtype="float32"),), 64)
+
+    async def run() -> None:
+        async with talk(server.address) as make:
+            raw = make()
+            await raw.join()
+            with pytest.raises(Refused, match=r"65536 parts, got 65537.*--part-bytes"):
+                await _initialize_header(raw, manifest)
+
+    asyncio.run(run())
+
+
+def test_the_first_member_of_a_job_without_a_model_decides_how_large_parts_are(address: str) -> None:
+    async def run() -> None:
+        async with talk(address) as make:
+
+            async def told(worker: str, compressor: str) -> int:
+                reply = await make(worker).join(compressor=compressor)
+                return int(reply.job.settings["least_part_bytes"])
+
+            first = make("a")
+            reply = await first.join(compressor="topk:ratio=100")
+            assert int(reply.job.settings["least_part_bytes"]) == least_part_bytes("topk:ratio=100")
+            assert await told("b", "none") == least_part_bytes("topk:ratio=100") > LEAST_BYTES
+            for worker in ("a", "b"):
+                leaving = make(worker, incarnation=1)
+                leaving.job = reply.job.id
+                await leaving.attach()
+                await leaving.receive(m.Welcome)
+                await leaving.send(m.Leave(failed=False, reason="test"))
+                while await leaving.call.read():  # to the end of the stream
+                    pass
+            assert await told("c", "none") == LEAST_BYTES == await told("d", "topk:ratio=100")
 
     asyncio.run(run())
 

@@ -191,3 +191,12 @@ def test_short_messages_are_gathered_up_to_the_first_that_fills_the_batch() -> N
     assert wire.gather(long, lambda: waiting.pop(0)) == long
     endless = wire.gather(b"", lambda: b"")
     assert len(wire.decode_envelope(endless, "WorkerMessage").messages) == wire.MAX_BATCH
+
+
+def test_a_batch_in_another_encoding_is_malformed() -> None:
+    """Its messages would be as many as fit."""
+    batch = b"\x68\x00" + wire.batch([wire.encode_worker(MESSAGES[0])] * 2)  # an unknown field first
+    checked = batch + b"\x7d" + wire.crc32c((np.frombuffer(batch, np.uint8),)).to_bytes(4, "little")
+    assert len(pb.WorkerMessage.FromString(checked).batch.messages) == 2
+    with pytest.raises(MalformedError, match="begins with something else"):
+        wire.decode_envelope(checked, "WorkerMessage")

@@ -38,20 +38,29 @@ def _functions() -> tuple[Callable[[], int], Callable[[], object]] | None:
 
 
 class FreeMemory:
-    """Keeps what malloc holds for nobody below a limit."""
+    """Keeps what malloc holds for nobody from growing. What is free at the end of each step, as the
+    activations of a network are, is kept: the next one needs it."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """limit_bytes: about; at least 64 MiB."""
+        """limit_bytes: by how much it may grow, about; at least 64 MiB."""
         self._limit_bytes = max(LEAST_BYTES, limit_bytes)
         self._functions = _functions()
         self._looked_at = 0.0
+        self._usual_bytes: int | None = None  # when it was first looked at since memory was given back
 
     def limit(self) -> None:
-        """Give back what is there beyond the limit. Looks once a second at most."""
+        """Give everything back if there is more than the limit beyond what was usual.
+
+        To be called at the same point of each step; looks once a second at most.
+        """
         now = time.monotonic()
         if self._functions is None or now - self._looked_at < EVERY_S:
             return
         self._looked_at = now
         free, give_back = self._functions
-        if free() > self._limit_bytes:
+        free_bytes = free()
+        if self._usual_bytes is None:
+            self._usual_bytes = free_bytes
+        elif free_bytes > self._usual_bytes + self._limit_bytes:
             give_back()
+            self._usual_bytes = None

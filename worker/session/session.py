@@ -351,10 +351,10 @@ class Session:
             loss=loss,
             exchanged=exchanged,
         )
-        self._free.limit()
         self._open[seq] = sent
         self._answered = assignment.id
         self._connection.commit(commit)
+        self._free.limit()
         self._metrics.loss.set(loss)
         if seq % RESIDUAL_EVERY == 1:
             self._metrics.residual_norm.set(self.held_back)

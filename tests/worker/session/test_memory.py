@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,42 +19,50 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def test_free_memory_beyond_the_limit_goes_back_to_the_system() -> None:
+def test_memory_that_has_come_free_goes_back_to_the_system() -> None:
+    subject = FreeMemory(LEAST_BYTES)
+    subject.limit()  # of glibc 2.33 or later
     # Blocks of the heap; the last stays, so that the heap cannot shrink by itself.
     blocks = [bytearray(os.urandom(64 << 10)) for _ in range(4096)]
     del blocks[:-1]
     before = resident_bytes()
-    FreeMemory(LEAST_BYTES).limit()  # of glibc 2.33 or later
+    time.sleep(memory.EVERY_S)
+    subject.limit()
     assert before - resident_bytes() > 128 * MIB
 
 
-def limited(free: int, limit: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """What looks once more, and returns how often memory has been given back."""
-    given: list[int] = []
-    monkeypatch.setattr(memory, "_functions", lambda: (lambda: free, lambda: given.append(1)))
-    subject = FreeMemory(limit)
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Looks when so much is free, after some seconds; returns how often memory has been given back."""
+    free, given, now = [0], list[int](), [100.0]
+    monkeypatch.setattr(memory, "_functions", lambda: (lambda: free[0], lambda: given.append(1)))
+    monkeypatch.setattr("gradwire.worker.session.memory.time.monotonic", lambda: now[0])
+    subject = FreeMemory(0)
 
-    def look() -> int:
+    def look(free_bytes: int, after_s: float = memory.EVERY_S) -> int:
+        free[0] = free_bytes
+        now[0] += after_s
         subject.limit()
         return len(given)
 
     return look
 
 
-def test_up_to_the_limit_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert limited(LEAST_BYTES, 0, monkeypatch)() == 0
-    assert limited(LEAST_BYTES + 1, 0, monkeypatch)() == 1
-    assert limited(4 * LEAST_BYTES, 4 * LEAST_BYTES, monkeypatch)() == 0
-    assert limited(4 * LEAST_BYTES + 1, 4 * LEAST_BYTES, monkeypatch)() == 1
+def test_memory_goes_back_once_it_has_grown_by_more_than_the_limit(look: Callable[..., int]) -> None:
+    usual = 5 * LEAST_BYTES
+    assert look(usual) == look(usual + LEAST_BYTES) == look(0) == 0
+    assert look(usual + LEAST_BYTES + 1) == 1
 
 
-def test_it_is_looked_at_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    look = limited(LEAST_BYTES + 1, 0, monkeypatch)
-    now = [100.0]
-    monkeypatch.setattr("gradwire.worker.session.memory.time.monotonic", lambda: now[0])
-    assert look() == look() == 1
-    now[0] += memory.EVERY_S
-    assert look() == look() == 2
+def test_what_every_step_leaves_free_is_kept(look: Callable[..., int]) -> None:
+    """The first look may come before there is anything; then it is given back once."""
+    assert look(0) == 0
+    assert [look(9 * LEAST_BYTES) for _ in range(5)] == [1] * 5
+
+
+def test_it_is_looked_at_once_a_second_at_most(look: Callable[..., int]) -> None:
+    assert look(0) == look(9 * LEAST_BYTES, 0.9) == 0
+    assert look(9 * LEAST_BYTES, 0.2) == 1
 
 
 def test_a_malloc_that_cannot_be_asked_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
