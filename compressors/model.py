@@ -293,7 +293,8 @@ class Step:
             got = f"shape {tuple(gradient.shape)}"
             raise ValueError(f"gradient of {spec.name!r}: expected shape {spec.shape}, got {got}")
         gradient = gradient.detach().reshape(-1)
-        if self._in_runs and self._model.checks[place] and gradient.device.type == "cpu":
+        on_host = gradient.device.type == "cpu" and not devices.on_gpu(gradient)
+        if self._in_runs and self._model.checks[place] and on_host:
             return gradient.contiguous()
         if not (takes_gpu(self._model.compressors[place]) and devices.can_stay(gradient)):
             gradient = gradient.cpu()
