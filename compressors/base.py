@@ -162,9 +162,9 @@ class InBlocks(Protocol):
         gradients: float32, contiguous, of one dimension. residual, left: of all tensors, end to end; what is
         not sent goes to `left`. samples: behind the mean gradients.
 
-        Returns the payload, with a block for each tensor, the next states, and the sums of |g|, which the
-        caller
-        has to check: one that is not finite is of a gradient that is not, and then nothing else here counts.
+        Returns the payload, with a block for each tensor, the next states, and the sums of |g|. The caller
+        has to check these: one that is not finite is of a gradient that is not, and then nothing else here
+        counts.
         """
         ...
 

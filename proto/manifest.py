@@ -17,9 +17,8 @@ from .refusal import Reason, Refused, refused
 DTYPE = "float32"
 MAX_ELEMENTS = 1 << 40  # far above any model; keeps products of hostile shapes out of the arithmetic
 MAX_DIMENSIONS = 16
-MAX_STRETCHES = (
-    1 << 15
-)  # of neighbours of one group: each is a part at least, and numbers of parts have 16 bits
+# Of neighbours of one group: each is a part at least, and numbers of parts have 16 bits.
+MAX_STRETCHES = 1 << 15
 
 
 @dataclass(frozen=True)

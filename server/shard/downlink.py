@@ -18,9 +18,8 @@ kind that most pushes of it came in:
                           they left out would wait until a push holds those elements again
 
 Each part is encoded as soon as it has been stepped, unless that takes to know all of a tensor that is cut
-into
-several: then it waits for them. What a tensor is sent as is decided from its pushes alone, so the parts have
-no say in the bits.
+into several: then it waits for them. What a tensor is sent as is decided from its pushes alone, so the parts
+have no say in the bits.
 """
 
 from __future__ import annotations

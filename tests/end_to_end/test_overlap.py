@@ -25,6 +25,15 @@ def join(daemons: Daemons, server: Server, count: int = 3) -> list[Daemon]:
     return [daemons.worker(server.address, "--worker-id", f"w{n}", *arguments) for n in range(count)]
 
 
+def outcome(server: Server, workers: list[Daemon]) -> str:
+    """SHA-256 of the parameters in the end, to which every push of every worker has contributed."""
+    status = finished(server)
+    assert [worker.wait() for worker in workers] == [0, 0, 0]
+    assert (status.pushes, status.refused_pushes) == (3 * status.version, 0)
+    stop(server)
+    return status.parameters_sha256
+
+
 def slow_down(worker: Daemon) -> None:
     worker.wait_for("ready for work")
     for _ in range(8):
@@ -41,11 +50,7 @@ def test_what_travels_while_workers_compute_has_no_say_in_the_bits(daemons: Daem
         workers = join(daemons, server)
         if (overlap, part_bytes) == OVERLAPS[-1]:
             slow_down(workers[1])
-        status = finished(server)
-        assert [worker.wait() for worker in workers] == [0, 0, 0]
-        assert (status.pushes, status.refused_pushes) == (3 * status.version, 0)
-        found.add(status.parameters_sha256)
-        stop(server)
+        found.add(outcome(server, workers))
     assert len(found) == 1
 
 
@@ -64,11 +69,7 @@ def test_unusual_models_and_a_slow_worker_come_to_the_same_bits(daemons: Daemons
             )
             for place in range(3)
         ]
-        status = finished(server)
-        assert [worker.wait() for worker in workers] == [0, 0, 0]
-        assert (status.pushes, status.refused_pushes) == (3 * status.version, 0)
-        found.add(status.parameters_sha256)
-        stop(server)
+        found.add(outcome(server, workers))
     assert len(found) == 1
 
 

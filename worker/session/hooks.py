@@ -18,8 +18,8 @@ class GradientHooks:
     """Of a model's parameters, for as long as they live. A push is *followed* during one backward pass.
 
     Autograd calls a hook once for each parameter that the loss reaches, also where several modules share it.
-    A
-    gradient that comes twice, as of reentrant checkpoints, was handed on too early: then the push is no good.
+    A gradient that comes twice, as of reentrant checkpoints, was handed on too early: then the push is no
+    good.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
