@@ -21,7 +21,8 @@ from .recorder import Recorder
 from .star import Star
 from .traces import Trace, read
 
-WARM_UP = 3  # steps that are not counted: kernels are compiled, buckets arranged, memory is touched first
+# Steps that are not counted: kernels are compiled, buckets arranged, memory is touched, and shares found.
+WARM_UP = 10
 SERVER = "server"
 # Computation between the exchanges that are measured alone: workers get the end of an update one after the
 # other, and none is to push before all have it.

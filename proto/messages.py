@@ -323,6 +323,7 @@ class Part:
     part: int  # number of the part
     plan: int  # number of the plan that it is a part of
     payloads: tuple[PayloadHeader, ...]  # end to end over the elements of the part
+    waited: bool = False  # Behind another part, until all of that was sent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -466,6 +467,7 @@ class Assignment:
     stragglers: int = 0  # That a round may close without: push a sum coded for so many
     coding: Coding | None = None  # in coded mode: what to compute and to exchange
     apply: int = 0  # In coded mode: the exchange whose sum leads to the version; 0: none
+    pace: int = 0  # Bytes per second to send at; 0: as fast as it goes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

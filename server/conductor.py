@@ -13,6 +13,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from ..proto import messages as m
 from .job import events as e
 from .job.core import Core
 from .metrics import Metrics
+from .pacing import Pacing
 from .shard.inbox import Arrivals
 from .shard.shard import Shard
 from .shard.store import DivergedError, Encoded
@@ -57,6 +59,7 @@ class Conductor:
         self.metrics = metrics
         self.shard = shard
         self.streams: dict[str, WorkerStream] = {}
+        self.pacing = Pacing()
         self.finished = asyncio.Event()  # and saved, as far as that was possible
         self.unsaved = False  # the final parameters exist here alone
         self.failed = asyncio.Event()
@@ -183,7 +186,8 @@ class Conductor:
             for broadcast in missed:  # uncompressed, the last alone would have done
                 stream.outbox.broadcast(broadcast, counted=False)
             stream.outbox.broadcast(last)
-        stream.outbox.send(assignment)
+        pace = self.pacing.rate(action.worker)
+        stream.outbox.send(replace(assignment, pace=pace) if pace else assignment)
 
     def _broadcasts(self, version: int, has: int | None) -> Sequence[Broadcast]:
         """What takes a replica from `has` to `version`: the updates between, or a snapshot."""
@@ -221,6 +225,7 @@ class Conductor:
             member = self.core.roster.present((worker, incarnation))
             if member is not None and member.listening:  # others may still have to be sent this version
                 self._follow(worker, self._growing)
+        self.pacing.open(time.monotonic())
         begun = e.Begun(version=action.version)
         self.shard.open_round(action, self._growing.add, lambda: self.happen(begun))
 
@@ -232,6 +237,7 @@ class Conductor:
             stream.outbox.broadcast(update)
 
     def _begin_apply(self, action: e.Apply) -> None:
+        self.pacing.close()
         growing, self._growing = self._growing, None
         broadcast = growing if growing is not None else Broadcast(action.version)
         for worker in action.members:

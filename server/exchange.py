@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from .conductor import Conductor
 from .job import events as e
 from .job import refusals
 from .metrics import SENDER, compressor_label
+from .pacing import Came
 from .relay import Uploads
 from .shard.inbox import Inbox
 from .streams import Context, Outbox, WorkerStream
@@ -157,6 +159,8 @@ class WorkerCall:
             return
         if complete is None:
             return
+        came = Came(stream.worker, complete[1].size, time.monotonic(), complete[0].waited)
+        self._conductor.pacing.arrived(came)
         if complete[1].size <= SMALL_PART_BYTES:
             self._store(stream, complete[0], complete[1].checksum, complete[1].finish)
             return

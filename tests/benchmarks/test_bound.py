@@ -12,7 +12,7 @@ import pytest
 
 from gradwire.benchmarks.bound import Overlap, produced_by_part, step_bound, ways
 from gradwire.benchmarks.recorder import Recorder, Sample
-from gradwire.benchmarks.shaped import SERVER, Recorded, exchange_ways
+from gradwire.benchmarks.shaped import SERVER, WARM_UP, Recorded, exchange_ways
 from gradwire.benchmarks.star import Star
 from gradwire.benchmarks.traces import Computed
 from gradwire.compressors import divide
@@ -117,12 +117,12 @@ def test_each_counted_step_is_taken_from_the_end_of_its_computation() -> None:
     nodes = [SERVER, "worker-0"]
     recorder = Recorder(Star(nodes, None), nodes)
     at, came, left = carried(0.0)
-    for step in range(7):
+    for step in range(WARM_UP + 4):
         for time, into, out in zip(at[:-1], came, left, strict=False):
             counts = round(1000 * step + into), round(2000 * step + out)
             recorder.samples.append(Sample(step + time, {SERVER: counts, "worker-0": (0, 0)}))
-    first = [Computed(step - 0.15, (step + 0.05,)) for step in range(7)]
-    second = [Computed(step - 0.1, (step + 0.2,)) for step in range(7)]
+    first = [Computed(step - 0.15, (step + 0.05,)) for step in range(WARM_UP + 4)]
+    second = [Computed(step - 0.1, (step + 0.2,)) for step in range(WARM_UP + 4)]
     found = list(exchange_ways(Recorded(nodes, recorder, [first, second])))
     assert len(found) == 3
     for up, down in found:

@@ -346,7 +346,7 @@ class Connection:
                         outgoing.exchange = message.coding.exchange
                     if message.id > outgoing.assigned:
                         progress.set()
-                    outgoing.assigned = message.id
+                    outgoing.assigned, outgoing.pace = message.id, message.pace
                     arrived = message
                 case m.Waiting() | m.InitializeRequest() | m.SnapshotRequest():
                     arrived = message

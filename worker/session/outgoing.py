@@ -8,9 +8,10 @@ if the stream breaks, the server asks for it anew.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ from ...proto import messages as m
 from ...proto.manifest import Manifest
 from ...proto.transfer import encode_chunks
 from ...proto.wire import encode_worker
+
+LATE_S = 0.02  # by which chunks may be late, and catch up
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +60,7 @@ class Outgoing:
         version: that the replica has, or has when everything that came is applied; None before the first.
         assigned: id of the last assignment that came.
         exchange: that it is about; packets of earlier ones are not sent any more.
+        pace: bytes per second of transfers, 0 for as fast as it goes. What is short does not wait.
     """
 
     def __init__(self) -> None:
@@ -65,6 +69,7 @@ class Outgoing:
         self.version: int | None = None
         self.assigned = 0
         self.exchange = 0
+        self.pace = 0
         self._pushes: dict[int, _Push] = {}  # that are not settled, in order of seq
         self._evaluation: m.Evaluation | None = None
         self._queue: deque[bytes | Transfer] | None = None
@@ -73,6 +78,7 @@ class Outgoing:
         self._sending: Iterator[bytes] | None = None  # what is left of a transfer
         self._welcome = False  # whether the server has said what it has of open pushes
         self._writing = False
+        self._due = 0.0  # when the next chunk may go, by the clock of the loop
 
     @property
     def idle(self) -> bool:
@@ -169,7 +175,10 @@ class Outgoing:
         self._writing = False
         while (message := self.more()) is None:
             self._more.clear()
-            await self._more.wait()
+            waits = self._sending is not None or self._queue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause() if waits else None):
+                    await self._more.wait()
         self._writing = True
         return message
 
@@ -179,10 +188,13 @@ class Outgoing:
         assert queue is not None
         if self._urgent:
             return self._urgent.popleft()
+        if self._pause() > 0:
+            return None
         while self._sending is not None or queue:
             if self._sending is not None:
                 message = next(self._sending, None)
                 if message is not None:
+                    self._sent(len(message))
                     return message
                 self._sending = None
                 continue
@@ -193,10 +205,22 @@ class Outgoing:
                 self._sending = item.messages()
         return None
 
+    def _pause(self) -> float:
+        """Seconds until the next chunk may go."""
+        return self._due - asyncio.get_running_loop().time() if self.pace else 0.0
+
+    def _sent(self, size: int) -> None:
+        if self.pace:
+            # A chunk that goes late does not make all others late.
+            self._due = max(self._due, asyncio.get_running_loop().time() - LATE_S) + size / self.pace
+
     def _say_ready(self, manifest: Manifest) -> None:
         self.say(m.Ready(fingerprint=manifest.fingerprint, version=self.version, assigned=self.assigned))
 
     def _put(self, item: bytes | Transfer) -> None:
         if self._queue is not None:
+            waits = self._sending is not None or bool(self._queue)
+            if isinstance(item, Transfer) and isinstance(item.header, m.Part) and waits:
+                item = replace(item, header=replace(item.header, waited=True))
             self._queue.append(item)
             self._more.set()

@@ -27,7 +27,7 @@ PARTS = cut_plan((8, 7), (2,), (1,))
 
 
 def header(part: int, payloads: list[Payload], **changes: Any) -> m.Part:
-    fields = {"seq": 1, "assignment": 3, "part": part, "plan": PLAN}
+    fields: dict[str, Any] = {"seq": 1, "assignment": 3, "part": part, "plan": PLAN}
     return m.Part(**{**fields, **changes}, payloads=tuple(map(payload_header, payloads)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -201,6 +202,51 @@ def test_what_is_short_overtakes_the_chunks_of_a_transfer(kinds: Kinds) -> None:
         *("Heartbeat", "Evaluation"),
         *("Chunk", "Chunk", "Part 1.1", "Chunk", "Commit 1"),  # in the order in which they came
     ]
+
+
+def test_a_pace_holds_back_chunks_and_nothing_that_is_short(kinds: Kinds) -> None:
+    outgoing = Outgoing()
+    outgoing.begin(HELLO)
+    outgoing.welcome(())
+    outgoing.pace = 10_000  # a chunk takes 0.1 s
+    for number in range(2):
+        outgoing.part(1, number, part(1, number, 6000))
+    assert kinds(outgoing) == ["Hello", "Part 1.0", "Chunk"]
+    outgoing.beat("computing")
+    assert kinds(outgoing) == ["Heartbeat"]
+    outgoing.pace = 0
+    assert kinds(outgoing) == [*["Chunk"] * 5, "Part 1.1", *["Chunk"] * 6]
+
+
+def test_chunks_go_at_the_pace_also_if_one_is_late() -> None:
+    async def seconds() -> float:
+        outgoing = Outgoing()
+        outgoing.begin(HELLO)
+        outgoing.welcome(())
+        outgoing.pace = 100_000
+        outgoing.part(1, 0, part(1, 0, 20 * 1024))
+        began = asyncio.get_running_loop().time()
+        while not outgoing.idle:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(outgoing.next(), 0.05)
+        return asyncio.get_running_loop().time() - began
+
+    assert asyncio.run(seconds()) > 0.15
+
+
+def test_a_part_says_whether_it_had_to_wait_for_another() -> None:
+    async def waited() -> list[bool]:
+        outgoing = Outgoing()
+        outgoing.begin(HELLO)
+        outgoing.welcome(())
+        found: list[bool] = []
+        for number in (0, 2):
+            outgoing.part(1, number, part(1, number))
+            outgoing.part(1, number + 1, part(1, number + 1))
+            found += [each.waited for each in await drained(outgoing) if isinstance(each, m.Part)]
+        return found
+
+    assert asyncio.run(waited()) == [False, True, False, True]
 
 
 def test_a_stream_that_breaks_in_a_transfer_leaves_nothing_for_the_next(kinds: Kinds) -> None:
