@@ -31,8 +31,6 @@ from .layers import LayerRule as LayerRule
 from .ledger import Compressed as Compressed
 from .ledger import Ledger as Ledger
 from .model import ModelCompressor as ModelCompressor
-from .model import NonFiniteGradient as NonFiniteGradient
-from .model import Step as Step
 from .model import model_wide as model_wide
 from .parts import LEAST_BYTES as LEAST_BYTES
 from .parts import Part as Part
@@ -64,6 +62,8 @@ from .registry import create_bare as create_bare
 from .registry import least_part_bytes as least_part_bytes
 from .registry import lossless as lossless
 from .registry import wrapping_of as wrapping_of
+from .step import NonFiniteGradient as NonFiniteGradient
+from .step import Step as Step
 from .validation import check_announcement as check_announcement
 from .validation import validate as validate
 from .wrapping import Wrapping as Wrapping

@@ -1,0 +1,409 @@
+"""One step of a `ModelCompressor`: what becomes of its gradients, run by run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Set
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from .base import Random, StepContext, is_in_blocks, is_model_wide, takes_gpu
+from .cutting import cut, join
+from .dense import Dense, dense_payload
+from .feedback import ErrorFeedback, FeedbackState, without_feedback
+from .kernels import Magnitudes, devices
+from .ledger import Before, norm
+from .parts import Unit
+from .payload import AbsentPayload, DenseFormat, DensePayload, Payload
+from .runs import Run
+
+if TYPE_CHECKING:
+    from .model import ModelCompressor
+
+LOSSLESS = Dense(format=DenseFormat.FLOAT32)
+
+
+class NonFiniteGradient(ValueError):
+    """A gradient with an infinity or a NaN. `name` says of which tensor. No state was changed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"gradient of {name!r} has an infinity or a NaN")
+        self.name = name
+
+
+class Step:
+    """One step of a `ModelCompressor`: gradients in any order, each once, then `commit`.
+
+    Until then the ledger is as it was, so that a step is abandoned by not going on with it.
+
+    Attributes:
+        sends: whether there will be payloads; at a version that a delay passes over there are none.
+        sent: by part, its payloads.
+    """
+
+    def __init__(
+        self,
+        model: ModelCompressor,
+        samples: int,
+        version: int,
+        step: int,
+        epoch: float,
+        workers: int,
+        wanted: frozenset[int] | None,
+        flush: bool,
+    ) -> None:
+        self._model, self._ledger, self.plan = model, model.ledger, model.plan
+        self._version, self._epoch, self._samples = version, epoch, samples
+        self._workers, self._wanted, self._flush = workers, wanted, flush
+        self.sends = flush or (step + 1) % model.wrapping.delay == 0
+        self.sent: dict[int, list[Payload]] = {}
+        self._states = list(self._ledger.states)
+        self._gradients: dict[int, torch.Tensor] = {}
+        self._absent: set[int] = set()
+        self._magnitudes: dict[int, Magnitudes] = {}
+        self._keep: dict[int, int] = {}
+        self._missing = [unit.last - unit.first for unit in self.plan.units]
+        self._units_left = len(self.plan.units)
+        self._compressed_units: set[int] = set()
+        # Clipping, and plans for the whole model, take all gradients before any is compressed.
+        self._whole = bool(model.wrapping.clip or (model.planned and not flush))
+        self._owing = any(model.feedback) or flush or not self._ledger.unused
+        self._in_runs = self.sends and not self._whole and not flush
+
+    def add(self, place: int, gradient: torch.Tensor | None) -> dict[int, list[Payload]]:
+        """The gradient of a tensor, mean over the samples. Nobody may write to it until its part is sent.
+
+        None: it does not exist. Nothing is sent of it but that, and what the ledger holds stays as it is.
+
+        Returns the payloads of the parts that are complete with it, by part: each part's lie end to end.
+
+        Raises:
+            NonFiniteGradient: the step can only be abandoned.
+            ValueError: it has another shape or type than its spec says.
+        """
+        number = self._model.unit_of[place]
+        assert place not in self._gradients, "each gradient comes once"
+        assert place not in self._absent, "each gradient comes once"
+        if gradient is None:
+            self._absent.add(place)
+        else:
+            self._gradients[place] = self._checked(place, gradient)
+        self._missing[number] -= 1
+        if self._missing[number]:
+            return {}
+        self._units_left -= 1
+        if not self._whole:
+            return self._compressed(number)
+        if self._units_left:
+            return {}
+        self._prepare()
+        done: dict[int, list[Payload]] = {}
+        for each in range(len(self.plan.units)):
+            done.update(self._compressed(each))
+        return done
+
+    def cease(self) -> list[int]:
+        """Compress no more. What is not sent is left as it was before the step, and no gradient of it is
+        kept.
+
+        Returns the parts that will not be sent.
+        """
+        missing = [number for number in range(len(self.plan.units)) if number not in self._compressed_units]
+        parts = [part for number in missing for part in self.plan.units[number].parts]
+        for number in missing:
+            unit = self.plan.units[number]
+            self._leave(unit.start, unit.end)
+            for place in range(unit.first, unit.last):
+                self._states[place] = self._ledger.states[place]
+        self._units_left = 0
+        return [part for part in parts if self._wanted is None or part in self._wanted]
+
+    def commit(self, *, undoable: bool = False) -> Before | None:
+        """The step is pushed. Returns the ledger of before, if the push may have to be undone."""
+        assert not self._units_left, "every gradient has to come first"
+        if self._owing:
+            return self._ledger.commit(self._states, undoable=undoable)
+        return self._ledger.settle(self._states, undoable=undoable)
+
+    def _checked(self, place: int, gradient: torch.Tensor) -> torch.Tensor:
+        """As shape (elements,), contiguous, where its compressor takes it; a view where possible."""
+        spec = self._model.specs[place]
+        if gradient.dtype != torch.float32:
+            raise ValueError(f"gradient of {spec.name!r}: expected torch.float32, got {gradient.dtype}")
+        if gradient.numel() != spec.elements:
+            got = f"shape {tuple(gradient.shape)}"
+            raise ValueError(f"gradient of {spec.name!r}: expected shape {spec.shape}, got {got}")
+        gradient = gradient.detach().reshape(-1)
+        on_host = gradient.device.type == "cpu" and not devices.on_gpu(gradient)
+        if self._in_runs and self._model.checks[place] and on_host:
+            return gradient.contiguous()
+        if not (takes_gpu(self._model.compressors[place]) and devices.can_stay(gradient)):
+            gradient = gradient.cpu()
+        gradient = gradient.contiguous()
+        if gradient.device.type != "cpu":  # where one is compressed there, the ledger lies there
+            self._ledger.to(gradient.device)
+        self._measure(place, gradient)
+        return gradient
+
+    def _measure(self, place: int, gradient: torch.Tensor) -> None:
+        """One read pass serves twice: as the check for infinities and NaNs, and for the magnitudes by which
+        thresholds are chosen. Raises NonFiniteGradient."""
+        self._magnitudes[place] = devices.magnitudes(gradient)
+        if not math.isfinite(self._magnitudes[place].total):
+            raise NonFiniteGradient(self._model.specs[place].name)
+
+    def _prepare(self) -> None:
+        """All gradients are there: clip them, and let the compressor see what all tensors have to send."""
+        model = self._model
+        if model.wrapping.clip:
+            length = math.hypot(*(norm(self._gradients[place]) for place in sorted(self._gradients)))
+            largest = model.wrapping.clip / math.sqrt(self._workers)
+            factor = largest / length if length > largest else 1.0
+            for place, gradient in self._gradients.items():
+                self._gradients[place] = gradient * factor
+                self._magnitudes[place] = devices.magnitudes(self._gradients[place])
+        if not (model.planned and self.sends and not self._flush):
+            return
+        planned = [place for place in model.planned if place in self._gradients]
+        if not planned:
+            return
+        totals: list[torch.Tensor] = []
+        for place in planned:
+            compressor, gradient = model.compressors[place], self._gradients[place]
+            if not isinstance(compressor, ErrorFeedback):
+                gradient = self._with_owed(place)
+            else:
+                state = self._state(place, gradient.device)
+                added = compressor.accumulate(gradient, state)
+                if added is not gradient:  # the velocity
+                    self._magnitudes[place] = devices.magnitudes(added)
+                self._keep_state(place, state)
+                gradient = state.residual
+            totals.append(gradient)
+        planner = without_feedback(model.compressors[planned[0]])
+        assert is_model_wide(planner)
+        specs = [model.specs[place] for place in planned]
+        found = planner.plan(totals, specs, self._context(planned[0]))
+        self._keep = dict(zip(planned, found, strict=True))
+
+    def _compressed(self, number: int) -> dict[int, list[Payload]]:
+        """The parts of a unit whose gradients are all there."""
+        unit = self.plan.units[number]
+        unwanted = [] if self._wanted is None else [part for part in unit.parts if part not in self._wanted]
+        if len(unwanted) == len(unit.parts):
+            payloads: list[Payload] = []
+        else:
+            payloads = [payload for run in self._present_runs(number) for payload in self._run(run)]
+        self._compressed_units.add(number)
+        for part in unwanted:
+            self._leave(self.plan.parts[part].start, self.plan.parts[part].end)
+        for place in range(unit.first, unit.last):
+            self._gradients.pop(place, None)
+        if not self.sends:
+            return {}
+        if self._flush:
+            # Of whole tensors, so that the cuts have no say in it.
+            starts, before = self.plan.starts, self._ledger.residual
+            tensors = range(unit.first, unit.last)
+            owed = {place for place in tensors if before[starts[place] : starts[place + 1]].any()}
+            done = {
+                part: self._flushed(unit, part, owed if part in unwanted else owed | self._present(unit))
+                for part in unit.parts
+            }
+            self.sent.update(done)
+            return done
+        wanted = [part for part in unit.parts if part not in unwanted]
+        if len(unit.parts) == 1:
+            done = {part: join(each for each in payloads if each.elements) for part in wanted}
+        else:
+            bounds = [(self.plan.parts[part], part) for part in wanted]
+            (payload,) = payloads or (None,)
+            done = {
+                part: cut(payload, bound.start - unit.start, bound.end - unit.start)
+                for bound, part in bounds
+                if payload is not None
+            }
+        self.sent.update(done)
+        return done
+
+    def _leave(self, start: int, end: int) -> None:
+        """What the ledger holds of a range stays there."""
+        if self._owing:
+            self._ledger.draft[start:end].copy_(self._ledger.residual[start:end])
+            if self._ledger.velocity is not None and self._ledger.draft_velocity is not None:
+                self._ledger.draft_velocity[start:end].copy_(self._ledger.velocity[start:end])
+
+    def _present_runs(self, number: int) -> list[Run]:
+        """Those of a unit, cut where gradients are absent: such neighbours are runs of their own."""
+        if not self._absent:
+            return self._model.runs[number]
+        runs: list[Run] = []
+        for run in self._model.runs[number]:
+            for _, group in groupby(range(run.first, run.last), key=self._absent.__contains__):
+                places = list(group)
+                runs.append(Run(places[0], places[-1] + 1, run.how))
+        return runs
+
+    def _run(self, run: Run) -> list[Payload]:
+        """Compress neighbours together if they came so, otherwise one by one."""
+        places = range(run.first, run.last)
+        if run.first in self._absent:
+            start, end = self.plan.starts[run.first], self.plan.starts[run.last]
+            self._leave(start, end)
+            return [AbsentPayload(elements=end - start)]
+        if run.how is None or any(place in self._magnitudes for place in places):
+            for place in places:
+                checked = place in self._magnitudes or (run.how is None and self._model.checks[place])
+                if not checked:
+                    self._measure(place, self._gradients[place])
+            return [payload for place in places for payload in self._tensor(place)]
+        start, end = self.plan.starts[run.first], self.plan.starts[run.last]
+        if run.how == "blocks":
+            return [self._blocks(run, start, end)]
+        return [self._elements(run, start, end)]
+
+    def _blocks(self, run: Run, start: int, end: int) -> Payload:
+        """One pass for all: levels are known before, and what is not finite shows in the sums."""
+        compressor = without_feedback(self._model.compressors[run.first])
+        assert is_in_blocks(compressor)
+        payload, states, totals = compressor.compress_blocks(
+            [self._gradients[place] for place in range(run.first, run.last)],
+            self._ledger.residual[start:end],
+            self._ledger.draft[start:end],
+            self._states[run.first : run.last],
+            self._samples,
+        )
+        finite = np.isfinite(totals)
+        if not finite.all():
+            raise NonFiniteGradient(self._model.specs[run.first + int(np.argmin(finite))].name)
+        self._states[run.first : run.last] = states
+        return payload
+
+    def _elements(self, run: Run, start: int, end: int) -> Payload:
+        """As if they were one tensor."""
+        places = range(run.first, run.last)
+        gradient = torch.cat([self._gradients[place] for place in places])
+        if not devices.finite(gradient):
+            for place in places:
+                self._measure(place, self._gradients[place])
+        compressor = self._model.compressors[run.first]
+        if isinstance(compressor, ErrorFeedback):
+            state = self._feedback(run.first, start, end, gradient.device, begun=False)
+            payload, _ = compressor.compress(gradient, state, self._context(run.first))
+            return payload
+        if self._owing:
+            devices.add_to(gradient, self._ledger.residual[start:end])
+            self._ledger.draft[start:end].zero_()
+        if compressor == LOSSLESS:  # the copy of the gradients is the payload
+            return DensePayload(
+                format=DenseFormat.FLOAT32, elements=end - start, data=gradient.numpy().view(np.uint8)
+            )
+        payload, _ = compressor.compress(gradient, None, self._context(run.first))
+        return payload
+
+    def _tensor(self, place: int) -> list[Payload]:
+        """Compress one tensor, or take it into the draft."""
+        compressor, gradient = self._model.compressors[place], self._gradients[place]
+        if not isinstance(compressor, ErrorFeedback):
+            return self._without_feedback(place)
+        state = self._state(place, gradient.device)
+        payload: Payload | None = None
+        if place in self._keep:
+            payload, state = compressor.send(state, self._context(place))
+        elif self.sends and not self._flush:
+            try:
+                payload, state = compressor.compress(gradient, state, self._context(place))
+            except FloatingPointError:
+                raise NonFiniteGradient(self._model.specs[place].name) from None
+        else:
+            compressor.accumulate(gradient, state)
+        self._keep_state(place, state)
+        return [] if payload is None else [payload]
+
+    def _with_owed(self, place: int) -> torch.Tensor:
+        """The gradient for a compressor that keeps nothing: what was put back goes out with it."""
+        gradient, (start, end) = self._gradients[place], self.plan.starts[place : place + 2]
+        if self._owing and self._ledger.residual[start:end].any():
+            owed = self._ledger.residual[start:end].to(gradient.device)
+            gradient = self._gradients[place] = devices.saturate(gradient + owed)
+            self._magnitudes[place] = devices.magnitudes(gradient)
+        return gradient
+
+    def _without_feedback(self, place: int) -> list[Payload]:
+        start, end = self.plan.starts[place : place + 2]
+        gradient = self._gradients[place] if place in self._keep else self._with_owed(place)
+        if self._owing:
+            self._ledger.draft[start:end].zero_()
+        if self._flush:
+            self._ledger.draft[start:end].copy_(gradient)
+            return []
+        payload, state = self._model.compressors[place].compress(
+            gradient, self._states[place], self._context(place)
+        )
+        self._states[place] = state
+        return [payload]
+
+    def _present(self, unit: Unit) -> set[int]:
+        """The tensors of a unit that have a gradient."""
+        return set(range(unit.first, unit.last)) - self._absent
+
+    def _flushed(self, unit: Unit, part: int, sent: Set[int]) -> list[Payload]:
+        """What the draft holds of a part; nothing is left. sent: the tensors that are not absent."""
+        bounds, payloads = self.plan.parts[part], list[Payload]()
+        for place in range(unit.first, unit.last):
+            start = max(bounds.start, self.plan.starts[place])
+            end = min(bounds.end, self.plan.starts[place + 1])
+            values = self._ledger.draft[start:end].cpu().numpy()
+            if place in sent:
+                payloads.append(dense_payload(DenseFormat.FLOAT32, values))
+            else:
+                payloads.append(AbsentPayload(elements=values.size))
+        self._ledger.draft[bounds.start : bounds.end].zero_()
+        return join(each for each in payloads if each.elements)
+
+    def _state(self, place: int, device: torch.device) -> FeedbackState:
+        """What a compressor works on. The first time in a step it holds what the ledger does."""
+        start, end = self.plan.starts[place : place + 2]
+        return self._feedback(place, start, end, device, begun=place in self._keep)
+
+    def _feedback(
+        self, place: int, start: int, end: int, device: torch.device, *, begun: bool
+    ) -> FeedbackState:
+        """Views of the draft, copies only where it is worked on at the host and the ledger lies on a GPU."""
+        ledger = self._ledger
+        residual, velocity = ledger.draft[start:end], ledger.draft_velocity
+        before = None if begun else ledger.residual[start:end]
+        if before is not None and residual.device != device:
+            residual.copy_(before)
+            before = None
+        if velocity is not None:
+            velocity = velocity[start:end]
+            if not begun and ledger.velocity is not None:
+                velocity.copy_(ledger.velocity[start:end])
+            velocity = velocity.to(device)
+        inner = self._states[place]
+        return FeedbackState(residual=residual.to(device), velocity=velocity, inner=inner, before=before)
+
+    def _keep_state(self, place: int, state: FeedbackState) -> None:
+        """Note what a compressor leaves."""
+        self._states[place] = state.inner
+        if state.residual.device != self._ledger.device:
+            start, end = self.plan.starts[place : place + 2]
+            self._ledger.draft[start:end].copy_(state.residual)
+            if state.velocity is not None and self._ledger.draft_velocity is not None:
+                self._ledger.draft_velocity[start:end].copy_(state.velocity)
+
+    def _context(self, place: int) -> StepContext:
+        model = self._model
+        return StepContext(
+            samples=self._samples,
+            version=self._version,
+            epoch=self._epoch,
+            random=Random((model.seed, model.rank, self._version, place)),
+            shared=Random((model.seed, self._version, place)),
+            magnitudes=self._magnitudes.get(place),
+            keep=self._keep.get(place),
+        )
