@@ -14,9 +14,10 @@ which are a wrapper (`feedback.ErrorFeedback`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
@@ -169,6 +170,36 @@ class InBlocks(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Consecutive tensors that are compressed together, at least one, each by its own statistics.
+
+    sizes: int64, shape (tensors,), elements of each. context: of each, by its place among them.
+    """
+
+    sizes: npt.NDArray[np.int64]
+    context: Callable[[int], StepContext]
+
+    def part(self, first: int, last: int) -> Neighbours:
+        """Those from `first` up to, but not including, `last`."""
+        return Neighbours(self.sizes[first:last], lambda place: self.context(first + place))
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """Where each begins and ends."""
+        return [*pairwise(accumulate(self.sizes.tolist(), initial=0))]
+
+
+class Spanning(Protocol):
+    """A compressor without state that compresses consecutive tensors in a few calls."""
+
+    spans: bool  # whether it does, with these options
+
+    def spanning(self, tensors: Neighbours) -> Compressor:
+        """A compressor of these tensors laid end to end, whose payload decodes to the bits that those of the
+        tensors would."""
+        ...
+
+
 class Stateless:
     """A compressor that remembers nothing."""
 
@@ -210,6 +241,10 @@ def is_elementwise(compressor: Compressor) -> bool:
 
 def is_in_blocks(compressor: Compressor) -> TypeGuard[InBlocks]:
     return bool(getattr(compressor, "in_blocks", False))
+
+
+def is_spanning(compressor: Compressor) -> TypeGuard[Spanning]:
+    return bool(getattr(compressor, "spans", False))
 
 
 def is_model_wide(compressor: Compressor) -> TypeGuard[ModelWide]:

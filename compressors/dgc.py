@@ -19,9 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .base import StepContext
+from .base import Neighbours, StepContext
 from .kernels import selection
+from .kernels.block_selection import select_blocks
 from .kernels.selection_reference import Selection
+from .payload import Float32, Int64
 from .sparse import Sparse, SparseOptions
 
 # The sample: one element in a hundred, but no fewer than this, or all of them.
@@ -36,19 +38,42 @@ class DgcOptions(SparseOptions):
     warmup: int = 4
 
 
+def _threshold(values: Float32, keep: int, context: StepContext) -> float:
+    """Sampled, if the tensor is large enough for that."""
+    size = max(FEWEST_SAMPLED, int(SAMPLED_PART * values.size))
+    if size >= values.size:
+        return selection.LEAST
+    sample = np.abs(values[context.rng.integers(values.size, size=size)])
+    place = size - math.ceil(size * keep / values.size)
+    return max(selection.LEAST, float(np.partition(sample, place)[place]))
+
+
 def _above_sampled_threshold(total: torch.Tensor, keep: int, context: StepContext) -> Selection:
-    values, elements = total.numpy(), total.numel()
-    size = max(FEWEST_SAMPLED, int(SAMPLED_PART * elements))
-    if size >= elements:
+    values = total.numpy()
+    if values.size <= FEWEST_SAMPLED:
         return selection.select(values, keep)
-    sample = np.abs(values[context.rng.integers(elements, size=size)])
-    place = size - math.ceil(size * keep / elements)
-    found = selection.at_least(values, max(selection.LEAST, float(np.partition(sample, place)[place])))
+    found = selection.at_least(values, _threshold(values, keep, context))
     if found.indices.size > keep:
         largest = selection.select(found.values, keep)
         return Selection(found.indices[largest.indices], largest.values)
     return found
 
 
+def _each_above_its_own(values: Float32, tensors: Neighbours, keeps: Int64) -> Selection:
+    lowest = np.array(
+        [
+            _threshold(values[start:end], keep, tensors.context(place))
+            for place, ((start, end), keep) in enumerate(zip(tensors.bounds(), keeps.tolist(), strict=True))
+        ],
+        np.float32,
+    )
+    return select_blocks(values, tensors.sizes, keeps, lowest, np.zeros_like(lowest))
+
+
 def dgc(options: DgcOptions) -> Sparse:
-    return Sparse(options=options, coder=options.values.coder(), select=_above_sampled_threshold)
+    return Sparse(
+        options=options,
+        coder=options.values.coder(),
+        select=_above_sampled_threshold,
+        select_each=_each_above_its_own,
+    )

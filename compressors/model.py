@@ -55,7 +55,9 @@ class ModelCompressor:
         self.rank = rank
         self.specs = specs
         self.plan = plan or divide([spec.elements for spec in specs])
-        self.compressors = [create(rule.choose(spec, compressor_spec)) for spec in specs]
+        chosen = [rule.choose(spec, compressor_spec) for spec in specs]
+        made = {each: create(each) for each in set(chosen)}  # once: their state is kept apart from them
+        self.compressors = [made[each] for each in chosen]
         elements = [spec.elements for spec in specs]
         self.ledger = Ledger(elements, velocity=self.wrapping.momentum > 0)
         self.ledger.states = self.first_states()

@@ -14,11 +14,14 @@ not.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from .base import StepContext
-from .kernels import devices
+from .base import Neighbours, StepContext
+from .kernels import devices, selection
+from .kernels.block_selection import select_blocks
 from .kernels.selection_reference import Selection
+from .payload import Float32, Int64
 from .sparse import Sparse, SparseOptions
 
 
@@ -27,5 +30,19 @@ def _far_from_median(total: torch.Tensor, keep: int, context: StepContext) -> Se
     return devices.select(total, keep, center=center)
 
 
+def _each_far_from_its_median(values: Float32, tensors: Neighbours, keeps: Int64) -> Selection:
+    blocks = [values[start:end] for start, end in tensors.bounds()]
+    centers = np.array([selection.median(block) if block.size else 0.0 for block in blocks], np.float32)
+    # Zeros are nothing to send, unless they are far from the median.
+    lowest = np.where(centers == 0, np.float32(selection.LEAST), np.float32(0.0))
+    return select_blocks(values, tensors.sizes, keeps, lowest, centers)
+
+
 def near_centroid(options: SparseOptions) -> Sparse:
-    return Sparse(options=options, coder=options.values.coder(), select=_far_from_median, on_gpu=True)
+    return Sparse(
+        options=options,
+        coder=options.values.coder(),
+        select=_far_from_median,
+        select_each=_each_far_from_its_median,
+        on_gpu=True,
+    )

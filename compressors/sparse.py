@@ -16,19 +16,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 
-from .base import Compressor, StepContext, TensorSpec
+from .base import Compressor, Neighbours, StepContext, TensorSpec, is_elementwise
 from .dense import Dense
 from .four_bit import FourBit
 from .indices import seeded_payload, sparse_payload
-from .kernels import devices
+from .kernels import devices, selection
 from .kernels.selection_reference import Selection
 from .linear import eight_bit
 from .one_bit import OneBit
-from .payload import DenseFormat, SparsePayload, ValuePayload
+from .payload import DenseFormat, Float32, Int64, SparsePayload, ValuePayload
 from .reduction import decode
 
 
@@ -94,6 +96,8 @@ class Sparse:
     add_and_select: as `select` of the saturating sum of gradient and residual, which it leaves in another
         tensor or the residual, in one pass, which also finds a gradient that is not finite; None where there
         is no such pass.
+    select_each: chooses elements of each of several tensors on the host that lie end to end, given how many
+        it is told to of each (int64, shape (tensors,)); None where they are gone through one by one.
     on_gpu: whether both take tensors that lie on a GPU.
     seeded: the receiver draws the indices itself.
     """
@@ -102,6 +106,7 @@ class Sparse:
     coder: Compressor
     select: Callable[[torch.Tensor, int, StepContext], Selection]
     add_and_select: Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor], Selection] | None = None
+    select_each: Callable[[Float32, Neighbours, Int64], Selection] | None = None
     on_gpu: bool = False
     seeded: bool = False
 
@@ -139,6 +144,51 @@ class Sparse:
         payload, state = self._encode(elements, chosen, state, context)
         devices.put(residual, chosen.indices, chosen.values - decode(payload.value_payload()))
         return payload, state
+
+    @property
+    def spans(self) -> bool:
+        """Whether `spanning` goes through several tensors at once."""
+        return self.select_each is not None and is_elementwise(self.coder)
+
+    def spanning(self, tensors: Neighbours) -> Sparse:
+        """See `base.Spanning`. Indices ascend from tensor to tensor, so that one list of them will do."""
+        epoch = tensors.context(0).epoch
+        keep = {size: self.options.keep(size, epoch) for size in set(tensors.sizes.tolist())}
+        keeps = np.array([keep[size] for size in tensors.sizes.tolist()], np.int64)
+
+        def select(total: torch.Tensor, *_: object) -> Selection:
+            return self._select_each(total, tensors, keeps)
+
+        def add_and_select(
+            gradient: torch.Tensor, residual: torch.Tensor, _: int, left: torch.Tensor
+        ) -> Selection:
+            selection.add_apart(gradient.numpy(), residual.numpy(), left.numpy())
+            return select(left)
+
+        return replace(self, select=select, add_and_select=add_and_select)
+
+    def _select_each(self, total: torch.Tensor, tensors: Neighbours, keeps: Int64) -> Selection:
+        """Neighbours that are small in one call; each of the others by itself, by several threads."""
+        assert self.select_each is not None
+        bounds, found = tensors.bounds(), list[Selection]()
+        for small, group in groupby(
+            range(len(bounds)), lambda place: tensors.sizes[place] <= selection.SMALL
+        ):
+            places = list(group)
+            first, last = places[0], places[-1] + 1
+            if small:
+                start = bounds[first][0]
+                values = total[start : bounds[last - 1][1]].numpy()
+                chosen = self.select_each(values, tensors.part(first, last), keeps[first:last])
+                found.append(chosen.moved(start))
+                continue
+            for place in places:
+                start, end = bounds[place]
+                alone = self.select(total[start:end], int(keeps[place]), tensors.context(place))
+                found.append(alone.moved(start))
+        if len(found) == 1:
+            return found[0]
+        return Selection(*(np.concatenate(each) for each in zip(*found, strict=True)))
 
     def _keep(self, elements: int, context: StepContext) -> int:
         return self.options.keep(elements, context.epoch) if context.keep is None else context.keep

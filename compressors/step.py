@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Set
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from .base import Random, StepContext, is_in_blocks, is_model_wide, takes_gpu
+from .base import (
+    Compressor,
+    Neighbours,
+    Random,
+    StepContext,
+    is_in_blocks,
+    is_model_wide,
+    is_spanning,
+    takes_gpu,
+)
 from .cutting import cut, join
 from .dense import Dense, dense_payload
 from .feedback import ErrorFeedback, FeedbackState, without_feedback
@@ -18,7 +28,7 @@ from .kernels import Magnitudes, devices
 from .ledger import Before, norm
 from .parts import Unit
 from .payload import AbsentPayload, DenseFormat, DensePayload, Payload
-from .runs import Run
+from .runs import Run, checks_alone
 
 if TYPE_CHECKING:
     from .model import ModelCompressor
@@ -254,16 +264,23 @@ class Step:
             start, end = self.plan.starts[run.first], self.plan.starts[run.last]
             self._leave(start, end)
             return [AbsentPayload(elements=end - start)]
-        if run.how is None or any(place in self._magnitudes for place in places):
+        if self._one_by_one(run):
             for place in places:
-                checked = place in self._magnitudes or (run.how is None and self._model.checks[place])
-                if not checked:
+                if place not in self._magnitudes and not checks_alone(self._model.compressors[place]):
                     self._measure(place, self._gradients[place])
             return [payload for place in places for payload in self._tensor(place)]
         start, end = self.plan.starts[run.first], self.plan.starts[run.last]
         if run.how == "blocks":
             return [self._blocks(run, start, end)]
         return [self._elements(run, start, end)]
+
+    def _one_by_one(self, run: Run) -> bool:
+        """Whether its tensors take a call each: on a GPU, where nothing is sent, and where a tensor by itself
+        is gone through faster."""
+        if run.how != "neighbours":
+            return run.how is None or any(place in self._magnitudes for place in range(run.first, run.last))
+        sent = self.sends and not self._flush
+        return not sent or run.last - run.first == 1 or self._ledger.device.type != "cpu"
 
     def _blocks(self, run: Run, start: int, end: int) -> Payload:
         """One pass for all: levels are known before, and what is not finite shows in the sums."""
@@ -289,7 +306,7 @@ class Step:
         if not devices.finite(gradient):
             for place in places:
                 self._measure(place, self._gradients[place])
-        compressor = self._model.compressors[run.first]
+        compressor = self._compressor(run)
         if isinstance(compressor, ErrorFeedback):
             state = self._feedback(run.first, start, end, gradient.device, begun=False)
             payload, _ = compressor.compress(gradient, state, self._context(run.first))
@@ -303,6 +320,20 @@ class Step:
             )
         payload, _ = compressor.compress(gradient, None, self._context(run.first))
         return payload
+
+    def _compressor(self, run: Run) -> Compressor:
+        """Of the run as one tensor."""
+        compressor = self._model.compressors[run.first]
+        inner = without_feedback(compressor)
+        if run.how != "neighbours" or not is_spanning(inner):
+            return compressor
+        sizes = np.array(
+            [self._model.specs[place].elements for place in range(run.first, run.last)], np.int64
+        )
+        spanning = inner.spanning(Neighbours(sizes, lambda place: self._context(run.first + place)))
+        if isinstance(compressor, ErrorFeedback):
+            return replace(compressor, compressor=spanning)
+        return spanning
 
     def _tensor(self, place: int) -> list[Payload]:
         """Compress one tensor, or take it into the draft."""

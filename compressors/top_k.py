@@ -14,18 +14,25 @@ threshold   every element of magnitude tau or more, sent as +-tau; what exceeds 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from .base import Stateless, StepContext
+from .base import Neighbours, Stateless, StepContext
 from .kernels import devices, selection
+from .kernels.block_selection import select_blocks
 from .kernels.selection_reference import Selection
 from .kernels.sparse import seeded_indices
 from .one_bit import binary_payload
-from .payload import QuantizedPayload
+from .payload import Float32, Int64, QuantizedPayload
 from .sparse import Sparse, SparseOptions
 from .thresholds import Scale, check_threshold
+
+
+def _largest_each(values: Float32, tensors: Neighbours, keeps: Int64) -> Selection:
+    least = np.full(keeps.size, selection.LEAST, np.float32)
+    return select_blocks(values, tensors.sizes, keeps, least, np.zeros_like(least))
 
 
 def top_k(options: SparseOptions) -> Sparse:
@@ -34,6 +41,7 @@ def top_k(options: SparseOptions) -> Sparse:
         coder=options.values.coder(),
         select=lambda total, keep, _: devices.select(total, keep),
         add_and_select=devices.add_and_select,
+        select_each=_largest_each,
         on_gpu=True,
     )
 
@@ -66,6 +74,7 @@ class Sign(Stateless):
     """The coder of `threshold`: one bit, for -tau and tau. Stateless."""
 
     options: ThresholdOptions
+    elementwise: ClassVar[bool] = True
 
     def compress(
         self, gradient: torch.Tensor, state: None, context: StepContext
@@ -75,8 +84,12 @@ class Sign(Stateless):
 
 
 def threshold(options: ThresholdOptions) -> Sparse:
+    def at_least_each(values: Float32, tensors: Neighbours, keeps: Int64) -> Selection:
+        return selection.at_least(values, options.level(tensors.context(0)))  # the same of all
+
     return Sparse(
         options=SparseOptions(ratio=1),
         coder=Sign(options=options),
         select=lambda total, _, context: selection.at_least(total.numpy(), options.level(context)),
+        select_each=at_least_each,
     )

@@ -7,6 +7,7 @@ torch tensors and chooses between the two by where they lie.
 
 from __future__ import annotations
 
+from . import block_selection as block_selection
 from . import cpu as cpu
 from . import devices as devices
 from . import linear as linear
@@ -17,7 +18,7 @@ from .reference import Magnitudes as Magnitudes
 from .threads import set_threads as set_threads
 
 # Each compiles a part of the kernels, or loads it from the cache.
-WARM_UPS = (cpu.warm_up, linear.warm_up, selection.warm_up, sparse.warm_up)
+WARM_UPS = (cpu.warm_up, linear.warm_up, selection.warm_up, block_selection.warm_up, sparse.warm_up)
 
 
 def warm_up() -> None:

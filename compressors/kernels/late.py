@@ -32,3 +32,4 @@ class Late:
 
 codes, dense, selecting, sparse_loops = Late("codes"), Late("dense"), Late("selecting"), Late("sparse_loops")
 linear_loops, linear_sums, cuda = Late("linear_loops"), Late("linear_sums"), Late("cuda")
+choosing = Late("choosing")

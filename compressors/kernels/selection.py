@@ -99,9 +99,15 @@ def add_and_select(gradient: Float32, residual: Float32, keep: int, left: Float3
 
 def add_to(residual: Float32, gradient: Float32) -> None:
     """residual += gradient, saturating."""
+    add_apart(gradient, residual, residual)
+
+
+def add_apart(gradient: Float32, residual: Float32, left: Float32) -> None:
+    """Leave the saturating sum of both in `left`. Raises FloatingPointError as `add_and_select`."""
     check("gradient", gradient, np.float32, gradient.size)
-    check("residual", residual, np.float32, gradient.size, written=True)
-    _add_and_collect(gradient, residual, residual, np.inf, room=0)
+    check("residual", residual, np.float32, gradient.size)
+    check("left", left, np.float32, gradient.size, written=True)
+    _add_and_collect(gradient, residual, left, np.inf, room=0)
 
 
 def median(values: Float32) -> float:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..payload import Float32
+from ..payload import Float32, Int64
 from .reference import add_saturating
 
 Indices = npt.NDArray[np.uint32]
@@ -44,6 +44,10 @@ class Selection(NamedTuple):
     indices: Indices
     values: Float32
 
+    def moved(self, start: int) -> Selection:
+        """Counted from so many elements before."""
+        return Selection(self.indices + np.uint32(start), self.values) if start else self
+
 
 def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center: float = 0.0) -> Selection:
     """The `keep` elements of highest score; of equals that with the lower index. No zeros by magnitude."""
@@ -68,3 +72,19 @@ def at_least(values: Float32, threshold: float) -> Selection:
     """The elements with |x| of `threshold` or more."""
     found = np.flatnonzero(np.abs(values) >= np.float32(threshold))
     return Selection(found.astype(np.uint32), values[found])
+
+
+def select_blocks(
+    values: Float32, sizes: Int64, keeps: Int64, lowest: Float32, centers: Float32
+) -> Selection:
+    """Of each block, which is so many consecutive elements, at most `keeps` of those with |x - center| of
+    `lowest` or more: the ones farthest from the center, of equals that with the lower index."""
+    found: list[Indices] = []
+    for end, size, keep, least, center in zip(np.cumsum(sizes), sizes, keeps, lowest, centers, strict=True):
+        block = values[end - size : end]
+        scores = Score.MAGNITUDE.of(block, float(center))
+        order = np.argsort(-scores, kind="stable")
+        chosen = np.sort(order[scores[order] >= least][:keep])
+        found.append((chosen + (end - size)).astype(np.uint32))
+    indices = np.concatenate([np.empty(0, np.uint32), *found])
+    return Selection(indices, values[indices])

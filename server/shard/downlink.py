@@ -25,7 +25,6 @@ have no say in the bits.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
@@ -42,63 +41,33 @@ from ...compressors import (
     Compressor,
     DenseFormat,
     DensePayload,
-    Indices,
     LayerRule,
-    LinearPayload,
     Payload,
     Plan,
-    QuantizedPayload,
     Random,
-    SparsePayload,
     StepContext,
     Unit,
     add_update,
     create_bare,
     cut,
-    decode_indices,
     dense_payload,
     lossless,
     put_update,
-    sparse_bytes,
     sparse_payload,
 )
 from ...proto.manifest import Manifest
 from ...proto.messages import Content
-from .mean import Payloads
 from .running import RunningCoder
+from .ways import ABSENT, FORMATS, SPARSE, Placed, Way, held_by, kind_of, most, most_bytes, value_format
 
 Float32 = npt.NDArray[np.float32]
-Placed = tuple[int, Payloads]  # what a push holds, and where that begins in flat order
+Int64 = npt.NDArray[np.int64]
 LARGEST = float(np.finfo(np.float32).max)
 RULE = LayerRule()
-FORMATS = {"none": DenseFormat.FLOAT32, "bf16": DenseFormat.BFLOAT16, "fp16": DenseFormat.FLOAT16}
-NAMES = {format: name for name, format in FORMATS.items()}
-SPARSE = "sparse"
-ABSENT = "absent"  # of no push; nothing goes down
 # From `4bit` back to elements only where these take so much of it: that costs an update of all values.
 BACK = 0.5
-# Of kinds that as many came in, the first decides.
-KINDS = (SPARSE, "1bit", "4bit", "8bit", "bf16", "fp16", "none")
 # What needs to know nothing of a tensor but the elements at hand.
 PIECEWISE = frozenset({"none", "bf16", "fp16", "8bit"})
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How consecutive elements go down.
-
-    start, end: in flat order. first, last: they are of the tensors from `first` up to, but not including,
-    `last`.
-    compressor: of the differences; "none": values; ABSENT: nothing goes down. held: of one tensor, those that
-    a step may change (uint32, ascending, from `start`); None for all.
-    """
-
-    start: int
-    end: int
-    first: int
-    last: int
-    compressor: str
-    held: Indices | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +143,7 @@ class Downlink:
         for kind, group in groupby(kinds, key=lambda pair: pair[1]):
             tensors = [tensor for tensor, _ in group]
             if kind == SPARSE:
-                ways += [self._way_of_sparse(tensor, start, end, pushes) for tensor in tensors]
+                ways += self._ways_of_sparse(tensors[0], tensors[-1] + 1, start, end, pushes)
                 continue
             if kind != ABSENT and (kind == "none" or kind not in FORMATS):
                 for tensor in tensors:
@@ -300,7 +269,7 @@ class Downlink:
     def _kinds(self, unit: Unit, pushes: Sequence[Placed]) -> list[str]:
         """By tensor, what most pushes send it as."""
         if all(len(payloads) == 1 for _, payloads in pushes):
-            return [_most([_kind(payloads[0]) for _, payloads in pushes])] * (unit.last - unit.first)
+            return [most([kind_of(payloads[0]) for _, payloads in pushes])] * (unit.last - unit.first)
         found: list[list[str]] = []
         for begin, payloads in pushes:
             kinds, remaining = list[str](), iter(payloads)
@@ -309,30 +278,52 @@ class Downlink:
                 at = max(begin, self._plan.starts[tensor])
                 while end <= at and (following := next(remaining, None)) is not None:
                     payload, end = following, end + following.elements
-                kinds.append("none" if payload is None else _kind(payload))
+                kinds.append("none" if payload is None else kind_of(payload))
             found.append(kinds)
-        return [_most(kinds) for kinds in zip(*found, strict=True)]
+        return [most(kinds) for kinds in zip(*found, strict=True)]
 
     def _way(self, first: int, last: int, start: int, end: int, compressor: str) -> Way:
         """Of tensors, as far as they lie between `start` and `end`."""
         starts = self._plan.starts
         return Way(max(start, starts[first]), min(end, starts[last]), first, last, compressor)
 
-    def _way_of_sparse(self, tensor: int, start: int, end: int, pushes: Sequence[Placed]) -> Way:
-        """Of a tensor that most pushes send some elements of."""
-        exact = self._way(tensor, tensor + 1, start, end, "none")
-        if self._leaves_zeros:
-            held = [_held(payloads, begin, exact.start, exact.end) for begin, payloads in pushes]
-            known = [each for each in held if each is not None]
-            merged = _merged(known) if len(known) == len(held) else None
-            way = replace(exact, compressor=_value_format(pushes), held=merged)
-            limit = self._four_bit_bytes(tensor, way.end - way.start)
-            behind = self._behind[tensor]
-            if _most_bytes(way) <= limit * (BACK if behind else 1):
-                self._behind[tensor] = False
-                return exact if behind else way
-        self._behind[tensor] = True
-        return replace(exact, compressor="4bit")
+    def _ways_of_sparse(
+        self, first: int, last: int, start: int, end: int, pushes: Sequence[Placed]
+    ) -> list[Way]:
+        """Of neighbours that most pushes send some elements of: decided for each of them, and one way for
+        those in a row that are alike."""
+        borders = np.array(self._plan.starts[first : last + 1], np.int64).clip(start, end)
+        held, everything = held_by(pushes, borders)
+        stops: Int64 = np.searchsorted(held, borders - borders[0])
+        format = value_format(pushes)
+        sizes, counts = np.diff(borders).tolist(), np.diff(stops).tolist()
+        kinds = [
+            self._kind_of_sparse(first + place, size, None if whole else count, format)
+            for place, (size, count, whole) in enumerate(zip(sizes, counts, everything.tolist(), strict=True))
+        ]
+        ways: list[Way] = []
+        place = 0
+        for kind, group in groupby(kinds):
+            before, place = place, place + len(list(group))
+            way = self._way(first + before, first + place, start, end, format if kind == SPARSE else kind)
+            if kind == SPARSE:
+                inside = held[stops[before] : stops[place]] - np.uint32(borders[before] - borders[0])
+                way = replace(way, held=inside)
+            ways.append(way)
+        return ways
+
+    def _kind_of_sparse(self, tensor: int, elements: int, count: int | None, format: str) -> str:
+        """What goes down of a tensor, or a piece of one, of which pushes hold so many elements; None for
+        all."""
+        behind = self._behind[tensor]
+        limit = self._four_bit_bytes(tensor, elements) * (BACK if behind else 1)
+        by_elements = self._leaves_zeros and most_bytes(format, elements, count) <= limit
+        self._behind[tensor] = not by_elements
+        if not by_elements:
+            return "4bit"
+        if behind:
+            return "none"
+        return format if count is None else SPARSE
 
     def _four_bit_bytes(self, tensor: int, elements: int) -> int:
         coded = RULE.compresses(self._specs[tensor])
@@ -341,70 +332,6 @@ class Downlink:
 
 def _update(part: int, done: Sequence[tuple[Payload, Content]]) -> PartUpdate:
     return PartUpdate(part, [payload for payload, _ in done], [content for _, content in done])
-
-
-def _held(payloads: Payloads, begin: int, start: int, end: int) -> Indices | None:
-    """Which of the elements from `start` to `end` a push holds, counted from there; None for all."""
-    found: list[Indices] = []
-    at = begin
-    for payload in payloads:
-        first, at = at, at + payload.elements
-        if at <= start or first >= end:
-            continue
-        if isinstance(payload, AbsentPayload):
-            continue
-        if not isinstance(payload, SparsePayload):
-            return None
-        if (first, at) == (start, end):
-            return decode_indices(payload)
-        indices = decode_indices(payload).astype(np.int64) + (first - start)
-        inside = indices[(indices >= 0) & (indices < end - start)]
-        found.append(inside.astype(np.uint32))
-    return np.concatenate(found) if found else np.empty(0, np.uint32)
-
-
-def _merged(held: Sequence[Indices]) -> Indices:
-    if len(held) == 1:
-        return held[0]
-    merged: Indices = np.sort(np.concatenate(held), kind="stable")  # merges what is in order already
-    distinct: Indices = merged[np.diff(merged, prepend=merged[:1] - 1) != 0]
-    return distinct
-
-
-def _most_bytes(way: Way) -> int:
-    size, elements = FORMATS[way.compressor].element_bytes, way.end - way.start
-    if way.held is None:
-        return elements * size
-    return way.held.size * size + sparse_bytes(elements, way.held.size)
-
-
-def _most(kinds: Sequence[str]) -> str:
-    """Which kind most pushes have a tensor in."""
-    counted = Counter(kind for kind in kinds if kind != ABSENT)
-    return max(KINDS, key=counted.__getitem__) if counted else ABSENT
-
-
-def _kind(payload: Payload) -> str:
-    match payload:
-        case AbsentPayload():
-            return ABSENT
-        case DensePayload():
-            return NAMES[payload.format]
-        case LinearPayload():
-            return "8bit" if payload.bits > 4 else "4bit"
-        case QuantizedPayload():
-            return "1bit" if payload.format.bits == 1 else "4bit"
-        case SparsePayload():
-            return SPARSE
-
-
-def _value_format(pushes: Sequence[Placed]) -> str:
-    """Of the first sparse push whose values are dense."""
-    for _, payloads in pushes:
-        for payload in payloads:
-            if isinstance(payload, SparsePayload) and isinstance(payload.values, DensePayload):
-                return NAMES[payload.values.format]
-    return "bf16"
 
 
 def _values(values: torch.Tensor) -> Payload:

@@ -26,9 +26,10 @@ from ...proto.transfer import PLAN, encode_chunks, part_transfer, payload_header
 from ...proto.wire import encode_server
 from ..job.events import Apply, Contribution
 from .aggregation import Aggregation, Krum, Mean, combine, least_far
-from .downlink import ABSENT, Downlink, PartUpdate, Way
+from .downlink import Downlink, PartUpdate
 from .mean import Push, Share, add_up, weights
 from .presence import Stretch, absent, filled, ranges, stretches
+from .ways import ABSENT, Way
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]

@@ -24,12 +24,14 @@ from gradwire.compressors import (
     Plan,
     QuantizedPayload,
     SparsePayload,
+    TensorSpec,
     check_downlink,
     decode_indices,
     divide,
 )
 from gradwire.optimizer import Optimizer, parse_optimizer
-from gradwire.proto.messages import Content
+from gradwire.proto.manifest import Manifest
+from gradwire.proto.messages import Content, Tensor
 from gradwire.server.shard.aggregation import Trimmed
 from gradwire.server.shard.store import Store
 from gradwire.server.updates import Broadcast
@@ -400,3 +402,52 @@ def test_a_difference_beyond_the_range_of_floats_goes_down_in_two_updates(compre
         take(worker, apply(ours, version=version, shares=[wide_share(version, compressor)]))
         assert bits(worker) == replica_bits(ours)
     assert all(bool(torch.isfinite(replica).all()) for replica in ours.replica)
+
+
+# ---- neighbours
+
+SIZES = (300, 40, 5000, 0, 1, 700, 64, 2000)
+SPECS = [TensorSpec(name=f"t{place}", shape=(size, 1)) for place, size in enumerate(SIZES)]
+MANY = Manifest(tuple(Tensor(name=spec.name, shape=spec.shape, dtype="float32") for spec in SPECS), 100)
+# At each version, of two workers. `4bit` and a dense push leave tensors behind, or have all of them changed.
+VERSIONS = [
+    ("topk:ratio=20", "topk:ratio=20"),
+    ("topk:ratio=3", "topk:ratio=50"),
+    ("topk:ratio=100", "topk:ratio=20,values=float32"),
+    ("topk:ratio=40", "none"),
+    ("threshold:tau=1.5,scale=mean", "randk:ratio=30"),
+    ("topk:ratio=30", "4bit"),
+    ("topk:ratio=30", "topk:ratio=30"),
+]
+
+
+def run_of_versions(plan: Plan, absent: int | None) -> tuple[list[list[bytes]], list[list[Payload]]]:
+    """The replica after each version, and the payloads that went down."""
+    values = [np.linspace(-1, 1, size, dtype=np.float32) for size in SIZES]
+    options = parse_optimizer("sgd")
+    ours = Store(MANY, values, "auto", lambda ps: Optimizer(options, ps, 0.1), 5, plan=plan)
+    replicas, sent = list[list[bytes]](), list[list[Payload]]()
+    for version, compressors in enumerate(VERSIONS, start=1):
+        shares: list[Share] = []
+        for rank, compressor in enumerate(compressors):
+            generator = torch.Generator().manual_seed(100 * version + rank)
+            step = ModelCompressor(SPECS, compressor, LayerRule(), 1, rank, plan=plan).begin(
+                8, version=version
+            )
+            for place, spec in enumerate(SPECS):
+                gradient = torch.randn(spec.shape, generator=generator)
+                step.add(place, None if place == absent and rank == version % 2 else gradient)
+            step.commit()
+            shares.append(pushed(8, step.sent))
+        update = apply(ours, version=version, shares=shares)
+        sent.append([payload for _, each in receive_parts(update, MANY, plan) for payload in each])
+        replicas.append([each.numpy().tobytes() for each in (*ours.replica, *ours.parameters)])
+    return replicas, sent
+
+
+@pytest.mark.parametrize("absent", [None, 2, 5])
+def test_neighbours_go_down_together_to_the_bits_that_each_would_alone(absent: int | None) -> None:
+    together, sent = run_of_versions(divide(SIZES, 1 << 30), absent)
+    alone, _ = run_of_versions(divide(SIZES, 1 << 30, groups=[*range(len(SIZES))]), absent)
+    assert together == alone
+    assert absent is not None or [type(payload) for payload in sent[0]] == [SparsePayload]
