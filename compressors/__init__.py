@@ -11,6 +11,8 @@ Pure numerics: no network, no protobuf, no clock. See docs/compressors.md for fo
 from .base import Compressor as Compressor
 from .base import FusedFeedback as FusedFeedback
 from .base import ModelWide as ModelWide
+from .base import Neighbours as Neighbours
+from .base import NonFiniteGradient as NonFiniteGradient
 from .base import NoOptions as NoOptions
 from .base import Random as Random
 from .base import StepContext as StepContext
@@ -62,7 +64,8 @@ from .registry import create_bare as create_bare
 from .registry import least_part_bytes as least_part_bytes
 from .registry import lossless as lossless
 from .registry import wrapping_of as wrapping_of
-from .step import NonFiniteGradient as NonFiniteGradient
+from .runs import runs_of as runs_of
+from .runs import spanning as spanning
 from .step import Step as Step
 from .validation import check_announcement as check_announcement
 from .validation import validate as validate

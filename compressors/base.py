@@ -170,6 +170,14 @@ class InBlocks(Protocol):
         ...
 
 
+class NonFiniteGradient(ValueError):
+    """A gradient with an infinity or a NaN. `name` says of which tensor. No state was changed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"gradient of {name!r} has an infinity or a NaN")
+        self.name = name
+
+
 @dataclass(frozen=True, slots=True)
 class Neighbours:
     """Consecutive tensors that are compressed together, at least one, each by its own statistics.
@@ -193,6 +201,10 @@ class Spanning(Protocol):
     """A compressor without state that compresses consecutive tensors in a few calls."""
 
     spans: bool  # whether it does, with these options
+
+    def goes_on(self, elements: int) -> bool:
+        """Whether another tensor may come after one of so many elements."""
+        ...
 
     def spanning(self, tensors: Neighbours) -> Compressor:
         """A compressor of these tensors laid end to end, whose payload decodes to the bits that those of the

@@ -50,7 +50,8 @@ def cut(payload: Payload, start: int, end: int) -> list[Payload]:
 
 def join(payloads: Iterable[Payload]) -> list[Payload]:
     """The same elements in the same order: neighbours become one where they are dense or quantized, of equal
-    formats, or absent. Quantized ones become blocks; each keeps its levels."""
+    formats, or absent, or linear with equal buckets that the first one fills. Quantized ones become blocks;
+    each keeps its levels."""
     runs: list[list[Payload]] = []
     for payload in payloads:
         if runs and _alike(runs[-1][-1], payload):
@@ -149,6 +150,9 @@ def _codes(data: Bytes, bits: int, start: int, count: int, elements: int) -> Byt
 
 
 def _alike(one: Payload, other: Payload) -> bool:
+    if isinstance(one, LinearPayload) and isinstance(other, LinearPayload):
+        # So the next bucket begins where the next payload does, and with it a word of codes.
+        return (one.bits, one.bucket) == (other.bits, other.bucket) and one.elements % one.bucket == 0
     return _format(one) is not None and _format(one) is _format(other)
 
 
@@ -166,6 +170,10 @@ def _joined(run: list[Payload]) -> Payload:
     elements = sum(each.elements for each in run)
     if isinstance(first, AbsentPayload):
         return AbsentPayload(elements=elements)
+    if isinstance(first, LinearPayload):
+        linear = [each for each in run if isinstance(each, LinearPayload)]
+        parts = [each.scales().view(np.uint8) for each in linear] + [each.codes() for each in linear]
+        return replace(first, elements=elements, data=np.concatenate(parts))
     data = _concatenated([each.data for each in run])
     if isinstance(first, DensePayload):
         return replace(first, elements=elements, data=data)

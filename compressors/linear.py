@@ -32,7 +32,7 @@ from enum import StrEnum
 import numpy as np
 import torch
 
-from .base import Fused, Stateless, StepContext, as_array
+from .base import Fused, Neighbours, Stateless, StepContext, as_array
 from .kernels import FLOAT32_MAX, linear
 from .one_bit import SMALLEST_LEVEL
 from .payload import (
@@ -74,6 +74,18 @@ class Linear(Fused, Stateless):
 
     options: QsgdOptions
     random: bool
+
+    @property
+    def spans(self) -> bool:
+        return not self.random  # for that each tensor has numbers of its own
+
+    def goes_on(self, elements: int) -> bool:
+        """Where its last bucket is full: then the next one begins with the next tensor."""
+        return elements % self.options.bucket == 0
+
+    def spanning(self, tensors: Neighbours) -> Linear:
+        """See `base.Spanning`: what is known of tensors is known of their buckets."""
+        return self
 
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext

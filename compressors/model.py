@@ -63,7 +63,7 @@ class ModelCompressor:
         self.ledger.states = self.first_states()
         self.feedback = [isinstance(compressor, ErrorFeedback) for compressor in self.compressors]
         self.unit_of = self.plan.unit_of()
-        self.runs = [runs_of(self.compressors, unit) for unit in self.plan.units]
+        self.runs = [runs_of(self.compressors, specs, unit.first, unit.last) for unit in self.plan.units]
         self.checks = [checks(compressor) for compressor in self.compressors]
         inner = map(without_feedback, self.compressors)
         self.planned = [place for place, compressor in enumerate(inner) if is_model_wide(compressor)]

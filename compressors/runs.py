@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal
 
-from .base import Compressor, is_apart, is_elementwise, is_in_blocks, is_spanning
+from .base import Compressor, Neighbours, TensorSpec, is_apart, is_elementwise, is_in_blocks, is_spanning
 from .feedback import ErrorFeedback, without_feedback
-from .parts import Unit
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """Tensors from `first` up to, but not including, `last`, which one call may serve.
 
-    how: as blocks with levels of their own; as one tensor; or as tensors of which each has its own selection.
-        None if each takes a call of its own.
+    how: as blocks with levels of their own; as one tensor; or as tensors of which each has its own statistics
+        (`base.Spanning`). None if each takes a call of its own.
     """
 
     first: int
@@ -45,13 +45,39 @@ def checks_alone(compressor: Compressor) -> bool:
     return isinstance(compressor, ErrorFeedback) and is_apart(compressor.compressor) and compressor.plain
 
 
-def runs_of(compressors: Sequence[Compressor], unit: Unit) -> list[Run]:
-    """The tensors of a unit, neighbours together where one call serves them all."""
+def runs_of(
+    compressors: Sequence[Compressor], specs: Sequence[TensorSpec], first: int, last: int
+) -> list[Run]:
+    """The tensors from `first` up to, but not including, `last`, neighbours together where one call serves
+    them all."""
     runs: list[Run] = []
-    for place in range(unit.first, unit.last):
+    for place in range(first, last):
         together = _together(compressors[place])
         if runs and together is not None and compressors[runs[-1].first] == compressors[place]:
-            runs[-1] = replace(runs[-1], last=place + 1)
-        else:
-            runs.append(Run(place, place + 1, together))
+            inner = without_feedback(compressors[place])
+            if not is_spanning(inner) or inner.goes_on(specs[place - 1].elements):
+                runs[-1] = replace(runs[-1], last=place + 1)
+                continue
+        runs.append(Run(place, place + 1, together))
     return runs
+
+
+def present(runs: Sequence[Run], absent: Set[int]) -> Sequence[Run]:
+    """The same, cut where gradients are absent: such neighbours are runs of their own."""
+    if not absent:
+        return runs
+    found: list[Run] = []
+    for run in runs:
+        for _, group in groupby(range(run.first, run.last), key=absent.__contains__):
+            places = list(group)
+            found.append(Run(places[0], places[-1] + 1, run.how))
+    return found
+
+
+def spanning(compressor: Compressor, tensors: Neighbours) -> Compressor:
+    """The compressor of a run as one tensor, feedback included."""
+    inner = without_feedback(compressor)
+    if not is_spanning(inner):
+        return compressor
+    together = inner.spanning(tensors)
+    return replace(compressor, compressor=together) if isinstance(compressor, ErrorFeedback) else together

@@ -150,6 +150,9 @@ class Sparse:
         """Whether `spanning` goes through several tensors at once."""
         return self.select_each is not None and is_elementwise(self.coder)
 
+    def goes_on(self, elements: int) -> bool:
+        return True
+
     def spanning(self, tensors: Neighbours) -> Sparse:
         """See `base.Spanning`. Indices ascend from tensor to tensor, so that one list of them will do."""
         epoch = tensors.context(0).epoch

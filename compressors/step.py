@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Set
-from dataclasses import replace
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from .base import (
-    Compressor,
     Neighbours,
+    NonFiniteGradient,
     Random,
     StepContext,
     is_in_blocks,
     is_model_wide,
-    is_spanning,
     takes_gpu,
 )
 from .cutting import cut, join
@@ -28,20 +25,12 @@ from .kernels import Magnitudes, devices
 from .ledger import Before, norm
 from .parts import Unit
 from .payload import AbsentPayload, DenseFormat, DensePayload, Payload
-from .runs import Run, checks_alone
+from .runs import Run, checks_alone, present, spanning
 
 if TYPE_CHECKING:
     from .model import ModelCompressor
 
 LOSSLESS = Dense(format=DenseFormat.FLOAT32)
-
-
-class NonFiniteGradient(ValueError):
-    """A gradient with an infinity or a NaN. `name` says of which tensor. No state was changed."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"gradient of {name!r} has an infinity or a NaN")
-        self.name = name
 
 
 class Step:
@@ -206,7 +195,11 @@ class Step:
         if len(unwanted) == len(unit.parts):
             payloads: list[Payload] = []
         else:
-            payloads = [payload for run in self._present_runs(number) for payload in self._run(run)]
+            payloads = [
+                payload
+                for run in present(self._model.runs[number], self._absent)
+                for payload in self._run(run)
+            ]
         self._compressed_units.add(number)
         for part in unwanted:
             self._leave(self.plan.parts[part].start, self.plan.parts[part].end)
@@ -245,17 +238,6 @@ class Step:
             self._ledger.draft[start:end].copy_(self._ledger.residual[start:end])
             if self._ledger.velocity is not None and self._ledger.draft_velocity is not None:
                 self._ledger.draft_velocity[start:end].copy_(self._ledger.velocity[start:end])
-
-    def _present_runs(self, number: int) -> list[Run]:
-        """Those of a unit, cut where gradients are absent: such neighbours are runs of their own."""
-        if not self._absent:
-            return self._model.runs[number]
-        runs: list[Run] = []
-        for run in self._model.runs[number]:
-            for _, group in groupby(range(run.first, run.last), key=self._absent.__contains__):
-                places = list(group)
-                runs.append(Run(places[0], places[-1] + 1, run.how))
-        return runs
 
     def _run(self, run: Run) -> list[Payload]:
         """Compress neighbours together if they came so, otherwise one by one."""
@@ -306,7 +288,9 @@ class Step:
         if not devices.finite(gradient):
             for place in places:
                 self._measure(place, self._gradients[place])
-        compressor = self._compressor(run)
+        sizes = np.array([self._model.specs[place].elements for place in places], np.int64)
+        tensors = Neighbours(sizes, lambda place: self._context(run.first + place))
+        compressor = spanning(self._model.compressors[run.first], tensors)
         if isinstance(compressor, ErrorFeedback):
             state = self._feedback(run.first, start, end, gradient.device, begun=False)
             payload, _ = compressor.compress(gradient, state, self._context(run.first))
@@ -320,20 +304,6 @@ class Step:
             )
         payload, _ = compressor.compress(gradient, None, self._context(run.first))
         return payload
-
-    def _compressor(self, run: Run) -> Compressor:
-        """Of the run as one tensor."""
-        compressor = self._model.compressors[run.first]
-        inner = without_feedback(compressor)
-        if run.how != "neighbours" or not is_spanning(inner):
-            return compressor
-        sizes = np.array(
-            [self._model.specs[place].elements for place in range(run.first, run.last)], np.int64
-        )
-        spanning = inner.spanning(Neighbours(sizes, lambda place: self._context(run.first + place)))
-        if isinstance(compressor, ErrorFeedback):
-            return replace(compressor, compressor=spanning)
-        return spanning
 
     def _tensor(self, place: int) -> list[Payload]:
         """Compress one tensor, or take it into the draft."""

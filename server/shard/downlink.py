@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -42,6 +43,7 @@ from ...compressors import (
     DenseFormat,
     DensePayload,
     LayerRule,
+    Neighbours,
     Payload,
     Plan,
     Random,
@@ -51,8 +53,11 @@ from ...compressors import (
     create_bare,
     cut,
     dense_payload,
+    join,
     lossless,
     put_update,
+    runs_of,
+    spanning,
     sparse_payload,
 )
 from ...proto.manifest import Manifest
@@ -168,7 +173,7 @@ class Downlink:
             content = Content.VALUES if lossless(way.compressor) else Content.DELTA
             take = put_update if content is Content.VALUES else add_update
             at = way.start
-            for payload in self._payloads(way, version):
+            for payload in join(self._payloads(way, version)):
                 if content is Content.DELTA or self.replica is not self._parameters:
                     take(payload, self.replica[at : at + payload.elements])
                 at += payload.elements
@@ -217,21 +222,26 @@ class Downlink:
             yield from self._four_bit(way, difference.numpy(), version)
             return
         coder = self._coder(way.compressor)
-        for tensor in range(way.first, way.last):
-            start, end = self._plan.starts[tensor : tensor + 2]
+        for run in runs_of(coder.compressors, self._specs, way.first, way.last):
+            start, end = self._plan.starts[run.first], self._plan.starts[run.last]
             piece = difference[max(start, way.start) - way.start : min(end, way.end) - way.start]
-            context = StepContext(
-                samples=1,
-                version=version,
-                epoch=math.inf,  # a warm-up is for gradients: updates are compressed in full from the first
-                random=Random((self._seed, 0, version, tensor)),
-                shared=Random((self._seed, version, tensor)),
-            )
-            payload, coder.states[tensor] = coder.compressors[tensor].compress(
-                piece, coder.states[tensor], context
-            )
+            compressor, context = coder.compressors[run.first], partial(self._context, version, run.first)
+            if run.last - run.first > 1:
+                sizes = np.array([spec.elements for spec in self._specs[run.first : run.last]], np.int64)
+                compressor = spanning(compressor, Neighbours(sizes, context))
+            payload, coder.states[run.first] = compressor.compress(piece, coder.states[run.first], context(0))
             if payload.elements:
                 yield payload
+
+    def _context(self, version: int, first: int, place: int) -> StepContext:
+        """Of the tensor that comes so many places after the first."""
+        return StepContext(
+            samples=1,
+            version=version,
+            epoch=math.inf,  # a warm-up is for gradients: updates are compressed in full from the first
+            random=Random((self._seed, 0, version, first + place)),
+            shared=Random((self._seed, version, first + place)),
+        )
 
     def _four_bit(self, way: Way, difference: Float32, version: int) -> Iterator[Payload]:
         """Neighbours that are coded are one payload, and so are those that the rule leaves as bfloat16."""
@@ -259,7 +269,9 @@ class Downlink:
         if compressor not in self._coders:
             chosen = [RULE.choose(spec, compressor) for spec in self._specs]
             # What the rule leaves uncompressed is bare, too: its wrapping is not for updates.
-            found = [create_bare(each if each == compressor else each.partition(":")[0]) for each in chosen]
+            bare = {each: each if each == compressor else each.partition(":")[0] for each in chosen}
+            made = {each: create_bare(name) for each, name in bare.items()}
+            found = [made[each] for each in chosen]
             states = [each.init(spec) for each, spec in zip(found, self._specs, strict=True)]
             self._coders[compressor] = _Coder(found, states)
         return self._coders[compressor]
@@ -294,12 +306,17 @@ class Downlink:
         those in a row that are alike."""
         borders = np.array(self._plan.starts[first : last + 1], np.int64).clip(start, end)
         held, everything = held_by(pushes, borders)
-        stops: Int64 = np.searchsorted(held, borders - borders[0])
+        offsets: Int64 = borders - borders[0]
+        stops: list[int] = np.searchsorted(held, offsets).tolist()
+        sizes = [stop - begin for begin, stop in pairwise(borders.tolist())]
+        counts = [
+            None if whole else stop - begin
+            for (begin, stop), whole in zip(pairwise(stops), everything.tolist(), strict=True)
+        ]
         format = value_format(pushes)
-        sizes, counts = np.diff(borders).tolist(), np.diff(stops).tolist()
         kinds = [
-            self._kind_of_sparse(first + place, size, None if whole else count, format)
-            for place, (size, count, whole) in enumerate(zip(sizes, counts, everything.tolist(), strict=True))
+            self._kind_of_sparse(tensor, size, count, format)
+            for tensor, size, count in zip(range(first, last), sizes, counts, strict=True)
         ]
         ways: list[Way] = []
         place = 0
@@ -307,7 +324,7 @@ class Downlink:
             before, place = place, place + len(list(group))
             way = self._way(first + before, first + place, start, end, format if kind == SPARSE else kind)
             if kind == SPARSE:
-                inside = held[stops[before] : stops[place]] - np.uint32(borders[before] - borders[0])
+                inside = held[stops[before] : stops[place]] - np.uint32(offsets[before])
                 way = replace(way, held=inside)
             ways.append(way)
         return ways

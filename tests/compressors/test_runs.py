@@ -48,7 +48,7 @@ def test_blocks_are_chosen_from_as_a_stable_sort_would(
     keeps = np.minimum(np.array([keep for _, keep, _, _ in blocks], np.int64), sizes)
     lowest = np.abs(np.array([lowest for *_, lowest, _ in blocks], np.float32))
     centers = np.array([center for *_, center in blocks], np.float32)
-    check(values, sizes, keeps, lowest, centers)
+    check(values, sizes.tolist(), keeps.tolist(), lowest, centers)
 
 
 def check(values: Array, sizes: Sequence[int], keeps: Sequence[int], lowest: Array, centers: Array) -> None:
@@ -126,6 +126,8 @@ TOGETHER = [
     "threshold:tau=0.02,scale=mean",
 ]
 ONE_BY_ONE = ["randk:ratio=10", "topk:values=8bit", "krngc:warmup=0"]
+# Only those whose last bucket is full are followed by another one.
+IN_BUCKETS = ["8bit", "8bit:feedback=off", "8bit:momentum=0.9,decay=0.5", "qsgd:bits=3,bucket=32"]
 
 
 def compressor_of(spec: str, *, apart: bool = False) -> ModelCompressor:
@@ -152,7 +154,7 @@ def kept(subject: ModelCompressor) -> list[bytes]:
 
 
 @pytest.mark.parametrize("absent", [(), (0, 6, 7)])
-@pytest.mark.parametrize("spec", [*TOGETHER, *ONE_BY_ONE])
+@pytest.mark.parametrize("spec", [*TOGETHER, *ONE_BY_ONE, *IN_BUCKETS])
 def test_together_they_send_what_each_would_alone(spec: str, absent: tuple[int, ...]) -> None:
     together, alone = compressor_of(spec), compressor_of(spec, apart=True)
     for version in range(4):
@@ -180,13 +182,24 @@ def test_a_run_is_one_payload(spec: str) -> None:
     assert isinstance(payload, SparsePayload)
 
 
+def test_tensors_whose_buckets_are_full_are_one_payload() -> None:
+    sizes = [4096, 8192, 100, 4096, 0, 4096]
+    specs = [TensorSpec(name=str(place), shape=(size, 1)) for place, size in enumerate(sizes)]
+    for spec, count in (("8bit", 2), ("qsgd:bucket=4096", 2), ("qsgd", 2), ("qsgd:bucket=32", 2)):
+        subject = ModelCompressor(specs, spec, LayerRule(), 1, 0, plan=divide(sizes, 1 << 30))
+        payloads = subject.compress([torch.randn(each.shape) for each in specs], 8, version=0)
+        assert len(payloads) == count, spec
+        for payload in payloads:
+            validate(payload)
+
+
 def test_a_run_ends_where_a_gradient_is_missing() -> None:
     given: list[torch.Tensor | None] = [*gradients(0)]
     given[3] = None
     assert sparse(compressor_of("topk").compress(given, 8, version=0)) == 2
 
 
-@pytest.mark.parametrize("spec", [*TOGETHER, *ONE_BY_ONE])
+@pytest.mark.parametrize("spec", [*TOGETHER, *ONE_BY_ONE, *IN_BUCKETS])
 @pytest.mark.parametrize("place", [0, 4, 6, 13])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_is_named(spec: str, place: int, bad: float) -> None:
