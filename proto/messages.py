@@ -498,6 +498,15 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Unwanted:
+    """A hint: this push would be refused as it stands, because its round has closed or others compute its
+    samples. Its parts are not needed; what becomes of it is said when it is committed.
+    """
+
+    seq: int  # of the push
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
     """The workers that all others wait for."""
 
@@ -606,5 +615,5 @@ WorkerMessage = (
     Chunk | Part | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Batch
 )
 ServerMessage = (
-    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | Batch
+    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | Unwanted | Batch
 )

@@ -107,6 +107,22 @@ class Conductor:
             if roster.get(name) is None:
                 del self._arrivals[name]
 
+    def give_up(self, stream: WorkerStream, seq: int) -> None:
+        """Keep nothing of a push that would be refused, and tell its worker to send no more of it."""
+        arriving = stream.inbox.current
+        if arriving is not None and arriving.seq == seq:
+            stream.inbox.drop(arriving)
+        self.arrivals(*stream.id).give_up(seq)
+        self.shard.drop(e.PushKey(*stream.id, seq))
+        stream.outbox.send(m.Unwanted(seq=seq))
+
+    def give_up_late(self) -> None:
+        """A round has closed: what still comes for it is too late."""
+        for stream in self.streams.values():
+            for seq, assignment in self.arrivals(*stream.id).coming.items():
+                if self.core.unwanted(*stream.id, assignment):
+                    self.give_up(stream, seq)
+
     def decide(self, event: e.Event[R]) -> e.Result[R]:
         """The reply to an event, and actions still to be performed. Raises Refused."""
         return self.core.step(event, time.monotonic())
@@ -243,6 +259,7 @@ class Conductor:
         for worker in action.members:
             self._follow(worker, broadcast)
         self._work(self._apply(action, broadcast, self.shard.apply(action, broadcast.add)))
+        self.give_up_late()
 
     async def _apply(self, action: e.Apply, broadcast: Broadcast, applying: Awaitable[int]) -> None:
         started = time.monotonic()

@@ -177,11 +177,16 @@ class WorkerCall:
             raise Refused(refusals.not_of_mode(stream.worker, part.seq, coded=True))
         if shard.manifest is None:
             raise Refused(refusals.not_initialized(stream.worker, f"push {part.seq}"))
-        if self._conductor.arrivals(*stream.id).wants(part.seq, part.part):
+        arrivals = self._conductor.arrivals(*stream.id)
+        wanted = arrivals.wants(part.seq, part.part, part.assignment)
+        unwanted = arrivals.unwanted(part.seq)
+        if wanted and not self._core.unwanted(*stream.id, part.assignment):
             stream.inbox.begin(part, shard.manifest, shard.plan)
-        else:
-            stream.inbox.drop(part)
-            self._deliver(stream)  # it may be here from the stream before, which delivers nothing any more
+            return
+        stream.inbox.drop(part)
+        if wanted or unwanted:  # told again: the hint may have been lost with a stream
+            self._conductor.give_up(stream, part.seq)
+        self._deliver(stream)  # it may be here from the stream before, which delivers nothing any more
 
     async def _scan(self, stream: WorkerStream, part: m.Part, assembly: Assembly) -> None:
         checked = await asyncio.to_thread(_outcome_of, assembly.finish)
@@ -269,8 +274,15 @@ class WorkerCall:
             if complete is None:
                 return
             commit, parts = complete
+            unwanted = arrivals.unwanted(commit.seq)
             try:
-                self._check_parts(stream, commit, parts)
+                if not unwanted:
+                    self._check_parts(stream, commit, parts)
+                elif not self._core.unwanted(*stream.id, commit.assignment):  # its member got the work back
+                    arrivals.forget(commit.seq)
+                    again = refusals.given_up(stream.worker, commit.seq)
+                    self._refuse(stream, commit.seq, Refused(again), again=True)
+                    continue
                 self._decide(stream, commit)
             except Refused as error:
                 if error.refusal.reason in NO_MEMBER:  # it may come back, and then be one

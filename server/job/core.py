@@ -269,6 +269,13 @@ class Core(JobState):
         member.remember(outcome)
         return e.Result(reply=e.Decided(outcome=outcome), actions=actions + self._advance(now))
 
+    def unwanted(self, worker: str, incarnation: int, assignment: int) -> bool:
+        """Whether a push for this assignment would be too late, or not needed, if it were committed now."""
+        member = self.roster.present((worker, incarnation))
+        if member is None:
+            return False
+        return member.work is None or member.work.id != assignment or member.work.late
+
     def _reinstate(self, member: Member, assigned: int) -> None:
         """Who comes back still computing what was taken from it goes on with that, if nobody else has it."""
         void = member.void

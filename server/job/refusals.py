@@ -110,6 +110,18 @@ def redundant(worker: str, seq: int, assignment: int, version: int) -> Refusal:
     )
 
 
+def given_up(worker: str, seq: int) -> Refusal:
+    """Its parts were dropped, because it would have been refused, and now it would not."""
+    return refusal(
+        Reason.CHUNK,
+        worker=worker,
+        field=f"push {seq}",
+        limit="all of its parts",
+        value="none: they were dropped while the worker's work was not its own",
+        remedy="none needed: the push is sent again",
+    )
+
+
 def parts(worker: str, seq: int, given: int, expected: int, assignment: Assignment) -> Refusal:
     """given: how many parts there are of a push. expected: how many its assignment asks for."""
     of = (

@@ -81,10 +81,13 @@ class Inbox:
 
 @dataclass(slots=True)
 class _Push:
-    """checksums: of its stored parts, by part."""
+    """assignment: that it answers, 0 before a part has come. checksums: of its stored parts, by part.
+    unwanted: its parts are of no use any more."""
 
+    assignment: int = 0
     checksums: dict[int, int] = field(default_factory=dict[int, int])
     commit: Commit | None = None
+    unwanted: bool = False
 
 
 class Arrivals:
@@ -117,21 +120,42 @@ class Arrivals:
         """Why a push was refused before it could be decided on."""
         return self._refused.get(seq)
 
-    def wants(self, seq: int, part: int) -> bool:
-        """Whether a part is of use. Raises Refused for one push too many."""
-        return not self.over(seq) and part not in self._push(seq).checksums
+    def wants(self, seq: int, part: int, assignment: int) -> bool:
+        """Whether a part is of use, of a push that answers this assignment. Raises Refused for one push too
+        many."""
+        if self.over(seq):
+            return False
+        push = self._push(seq)
+        push.assignment = assignment
+        return part not in push.checksums and not push.unwanted
 
     def store(self, seq: int, part: int, checksum: int) -> bool:
         """A part is valid and stored. Returns False if it is not needed any more."""
         push = self._open.get(seq)
-        if push is None:
+        if push is None or push.unwanted:
             return False
         push.checksums[part] = checksum
         return True
 
     def commit(self, commit: Commit) -> None:
         """Take a commit of a push that is not over. Raises Refused for one push too many."""
-        self._push(commit.seq).commit = commit
+        push = self._push(commit.seq)
+        push.commit, push.assignment = commit, commit.assignment
+
+    @property
+    def coming(self) -> dict[int, int]:
+        """Pushes of which parts come and a commit has not, with the assignments that they answer."""
+        return {seq: each.assignment for seq, each in self._open.items() if each.commit is None}
+
+    def give_up(self, seq: int) -> None:
+        """The parts of a push are of no use: its commit is handed on without them."""
+        push = self._push(seq)
+        push.checksums.clear()
+        push.unwanted = True
+
+    def unwanted(self, seq: int) -> bool:
+        """Whether the parts of a push are of no use."""
+        return seq in self._open and self._open[seq].unwanted
 
     def close(self, seq: int, refusal: Refusal | None = None) -> None:
         """The push has been decided on, abandoned, or refused as a whole."""
@@ -150,10 +174,10 @@ class Arrivals:
 
     def forget(self, seq: int) -> None:
         """All parts of the push have to come again."""
-        self._open[seq] = _Push()
+        self._open[seq] = _Push(self._open[seq].assignment)
 
     def next(self) -> tuple[Commit, frozenset[int]] | None:
-        """The first open push with its parts, if it is committed and all of them are stored.
+        """The first open push with its parts, if it is committed and all of them are stored, or unwanted.
 
         Raises:
             Refused: what is stored is not what was committed.
@@ -162,6 +186,8 @@ class Arrivals:
             return None
         seq = min(self._open)
         push = self._open[seq]
+        if push.commit is not None and push.unwanted:
+            return push.commit, frozenset()
         if push.commit is None or len(push.checksums) < push.commit.parts:
             return None
         if digest(push.checksums) != push.commit.digest or len(push.checksums) != push.commit.parts:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from daemons import TASKS, Daemon, Daemons, Server, poll
+from relay import Relay
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from test_training import SMALL, final_status, finished, small_job
 
@@ -255,3 +256,23 @@ def test_workers_that_are_killed_all_the_time_cost_nothing_that_was_acknowledged
     assert applied == reply.pushes, "every acknowledged push is in the log once"
     assert reply.evaluations[-1].metrics["accuracy"] > expected - 0.01
     assert kills >= 3
+
+
+def test_a_push_that_is_too_late_stops_on_its_way(daemons: Daemons) -> None:
+    """A link on which a push takes five seconds. The sender's buffers hold much of one, and are sent."""
+    width, gradient = 300_000, 4 * 17 * 300_000
+    task = f"small_tasks:regression:width={width},slow=0.01,samples=288"
+    server = daemons.server(
+        *("--mode", "sync:backup=1", "--task", task, "--min-workers", "3", "--batch-size", "8"),
+        *("--epochs", "1", "--learning-rate", "1e-6"),
+    )
+    relay = Relay(server.port, up_per_s=4e6)
+    workers = [daemons.worker(server.address, "--worker-id", f"w{i}", "--compressor", "none") for i in (0, 1)]
+    late = daemons.worker(f"127.0.0.1:{relay.port}", "--worker-id", "late", "--compressor", "none")
+    reply = finished(server)
+    assert [worker.wait() for worker in (*workers, late)] == [0, 0, 0]
+    assert reply.refused_pushes >= 3
+    assert reply.repeated_samples == 0
+    late.wait_for(r"push \d+ came too late; its gradient goes out with the next push")
+    assert relay.up / reply.refused_pushes < gradient / 3
+    relay.close()

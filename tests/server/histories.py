@@ -20,6 +20,7 @@ its `Arrivals`, inboxes and shard. After every step the oracle checks what must 
        is told which of its parts count, and no other does after that; samples behind a part that counts are
        not given to anybody else; what goes out makes of a replica what the server has
     P  the shard has every part of what it is to apply, and nothing but that and parts of pushes that are open
+       and not unwanted
 
 As a program it runs as many steps as it is told to, over all modes:
 

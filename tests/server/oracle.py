@@ -111,6 +111,7 @@ class Oracle:
         self.gone: set[tuple[int, str]] = set()  # (version, worker) of those that have
         self.late: set[tuple[int, int]] = set()
         self.decided = 0
+        self.hints = 0  # that a push is unwanted
         self.newest_clock = -1
         self.steps = 0
         self.store: Store | None = None
@@ -363,6 +364,7 @@ class Oracle:
             arrivals = self.server.arrivals(key.worker, key.incarnation)
             waits = label(key) in self.accepted and label(key) not in self.applied
             assert key.seq in arrivals.open or waits, f"P: {key} is left in the shard"
+            assert not arrivals.unwanted(key.seq), f"P: {key} is unwanted, and kept"
 
     def check_members(self, apply: e.Apply) -> None:
         """In rounds, that it has everybody who was given work for it and is still there, but for backups; by

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,7 @@ from stepping import Refuse, copied, step
 
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
-from gradwire.proto.messages import Abandon, Commit, Decision, Outcome, Part, Phase
+from gradwire.proto.messages import Abandon, Commit, Decision, Outcome, Part, Phase, Unwanted
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.proto.transfer import Assembly, digest
 from gradwire.proto.wire import crc32c
@@ -158,8 +159,21 @@ class World(Oracle):
             if sim.stream is not None and sim.stream.outbox.ended_with is None:
                 self.end(sim.stream)
             outbox: Any = SimpleNamespace(sent=[], ended_with=None)
-            outbox.send = outbox.sent.append
-            sim.stream = WorkerStream(sim.name, sim.incarnation, outbox, Inbox(sim.name))
+            stream = WorkerStream(sim.name, sim.incarnation, outbox, Inbox(sim.name))
+            outbox.send = partial(self.say, stream)
+            sim.stream = self.server.streams[sim.name] = stream
+
+    def say(self, stream: WorkerStream, message: Any) -> None:
+        """The server says something; that a push is unwanted may come when all of it has been sent."""
+        outbox: Any = stream.outbox
+        if not isinstance(message, Unwanted):
+            outbox.sent.append(message)
+            return
+        self.hints += 1
+        sim = self.sims.get(stream.worker)
+        if sim is not None and sim.stream is stream and self.pick(4):
+            unwanted = [each for each in sim.queue if isinstance(each, Piece) and each.seq == message.seq]
+            sim.queue = [each for each in sim.queue if each not in unwanted]
 
     def end(self, stream: WorkerStream) -> None:
         """What comes on it from now on can only be parts that were being scanned."""
@@ -534,6 +548,7 @@ class World(Oracle):
                     self.pending = action, self.shard.take(action)
                     members = [sim for name in action.members if (sim := self.sims.get(name)) is not None]
                     self.growing = [(sim, sim.stream) for sim in members if sim.ready]
+                    self.server.give_up_late()
                 case e.Drop():
                     self.shard.drop(action.key)
                 case e.Assign():
@@ -594,7 +609,9 @@ class World(Oracle):
                 while sim.assignments:
                     self.answer(sim, faults=False)
                 # In the order of seq: what had no answer goes out again.
-                sim.queue = [message for sending in sim.open.values() for message in sending.messages()]
+                given_up = [each for each in sim.queue if isinstance(each, Abandon)]
+                again = [message for sending in sim.open.values() for message in sending.messages()]
+                sim.queue = [*given_up, *again]
                 while sim.queue and sim.attached:
                     self.next_of(sim)
             self.evaluate()

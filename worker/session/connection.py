@@ -350,6 +350,8 @@ class Connection:
                     arrived = message
                 case m.Waiting() | m.InitializeRequest() | m.SnapshotRequest():
                     arrived = message
+                case m.Unwanted():
+                    outgoing.unwanted(message.seq)
                 case m.Welcome():
                     log.info("connected as rank %d, server at version %d", message.rank, message.version)
                     outgoing.welcome(message.stored)

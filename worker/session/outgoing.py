@@ -46,10 +46,12 @@ class Transfer:
 
 @dataclass(slots=True)
 class _Push:
-    """What has been said of a push, to be said again. parts: by number."""
+    """What has been said of a push, to be said again. parts: by number. unwanted: the server does without
+    them, unless it asks for the push again."""
 
     parts: dict[int, Transfer] = field(default_factory=dict[int, Transfer])
     commit: m.Commit | None = None
+    unwanted: bool = False
 
 
 class Outgoing:
@@ -75,7 +77,7 @@ class Outgoing:
         self._queue: deque[bytes | Transfer] | None = None
         self._urgent: deque[bytes] = deque()
         self._more = asyncio.Event()
-        self._sending: Iterator[bytes] | None = None  # what is left of a transfer
+        self._sending: tuple[Transfer, Iterator[bytes]] | None = None  # and what is left of it
         self._welcome = False  # whether the server has said what it has of open pushes
         self._writing = False
         self._due = 0.0  # when the next chunk may go, by the clock of the loop
@@ -89,6 +91,8 @@ class Outgoing:
         """A stream has been opened. Pushes are not sent until the server has said what it has of them."""
         self._queue, self._sending, self._writing, self._welcome = deque(), None, False, False
         self._urgent.clear()
+        for push in self._pushes.values():  # what was said of it may be news to the server
+            push.unwanted = False
         self.say(hello)
         if self.manifest is not None:
             self._say_ready(self.manifest)
@@ -134,8 +138,9 @@ class Outgoing:
 
     def part(self, seq: int, number: int, transfer: Transfer) -> None:
         """Now, and again until the push is settled."""
-        self._pushes.setdefault(seq, _Push()).parts[number] = transfer
-        if self._welcome:
+        push = self._pushes.setdefault(seq, _Push())
+        push.parts[number] = transfer
+        if self._welcome and not push.unwanted:
             self._put(transfer)
 
     def commit(self, commit: m.Commit) -> None:
@@ -150,6 +155,17 @@ class Outgoing:
         if self._welcome:
             self._put(encode_worker(m.Abandon(seq=seq)))
 
+    def unwanted(self, seq: int) -> None:
+        """The server does without the parts of a push: no more of them go out."""
+        push = self._pushes.get(seq)
+        if push is None:
+            return
+        push.unwanted = True
+        if self._sending is not None and _is_of(self._sending[0], seq):
+            self._sending = None
+        if self._queue is not None:
+            self._queue = deque(item for item in self._queue if not _is_of(item, seq))
+
     def settle(self, seq: int) -> None:
         self._pushes.pop(seq, None)
 
@@ -159,8 +175,9 @@ class Outgoing:
         if push is None or not self._welcome:
             return
         if part is None:
+            push.unwanted = False
             self._resend(push, frozenset())
-        elif part in push.parts:
+        elif part in push.parts and not push.unwanted:
             self._put(push.parts[part])
 
     def _resend(self, push: _Push, known: frozenset[int]) -> None:
@@ -192,7 +209,7 @@ class Outgoing:
             return None
         while self._sending is not None or queue:
             if self._sending is not None:
-                message = next(self._sending, None)
+                message = next(self._sending[1], None)
                 if message is not None:
                     self._sent(len(message))
                     return message
@@ -202,7 +219,7 @@ class Outgoing:
             if isinstance(item, bytes):
                 return item
             if not (isinstance(item.header, m.Packet) and item.header.exchange < self.exchange):
-                self._sending = item.messages()
+                self._sending = item, item.messages()
         return None
 
     def _pause(self) -> float:
@@ -224,3 +241,8 @@ class Outgoing:
                 item = replace(item, header=replace(item.header, waited=True))
             self._queue.append(item)
             self._more.set()
+
+
+def _is_of(item: bytes | Transfer, seq: int) -> bool:
+    """Whether it is a part of that push."""
+    return isinstance(item, Transfer) and isinstance(item.header, m.Part) and item.header.seq == seq

@@ -25,7 +25,7 @@ from .waiting import WaitingLog
 
 log = logging.getLogger("gradwire.worker")
 
-MAX_RESENDS = 3  # of a push that arrives damaged
+MAX_RESENDS = 3  # of a push that arrives damaged, or that the server had done without
 RESIDUAL_EVERY = 50  # pushes between measurements of the residual, which reads all of it
 
 
@@ -65,7 +65,8 @@ class Session:
 
     Any number of pushes may be open. `next` settles their outcomes in whichever order they come: a push
     that came too late is put back into the residual ledger, one that was not needed is forgotten, a damaged
-    part is sent again as the same bytes. After a reconnect goes out again what the server has not got of
+    part is sent again as the same bytes. Parts of a push that the server does without are kept, and not sent.
+    After a reconnect goes out again what the server has not got of
     them.
 
     `begin` and `next` raise Refused (the server ended the membership for good, or refused a push for another
@@ -403,4 +404,5 @@ class Session:
                 log.warning("push %d was refused: %s", outcome.seq, sentence(outcome.refusal))
                 raise Refused(outcome.refusal)
         self._connection.settle(outcome.seq)
+        self._resends = 0
         del self._open[outcome.seq]

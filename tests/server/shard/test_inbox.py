@@ -122,7 +122,7 @@ def commit(seq: int, checksums: dict[int, int] = CHECKSUMS) -> m.Commit:
 def send(arrivals: Arrivals, seq: int, *parts: int) -> None:
     """Parts arrive whole."""
     for part in parts:
-        assert arrivals.wants(seq, part)
+        assert arrivals.wants(seq, part, 1)
         assert arrivals.store(seq, part, CHECKSUMS[part])
 
 
@@ -159,7 +159,7 @@ def test_an_abandoned_push_is_over_whatever_comes_of_it_before_or_after(before: 
     send(arrivals, 1, *range(before))
     arrivals.close(1)
     assert arrivals.over(1)
-    assert not any(arrivals.wants(1, part) for part in range(3))
+    assert not any(arrivals.wants(1, part, 1) for part in range(3))
     assert not arrivals.store(1, 2, 33), "a part that was being scanned meanwhile"
     assert (list(arrivals.open), arrivals.stored, arrivals.next()) == ([], (), None)
     send(arrivals, 2, 0, 1, 2)
@@ -172,19 +172,19 @@ def test_duplicates_of_parts_and_commits_are_of_no_use_and_do_no_harm() -> None:
     send(arrivals, 1, 0, 1)
     arrivals.commit(commit(1))
     arrivals.commit(commit(1))
-    assert not arrivals.wants(1, 0)
+    assert not arrivals.wants(1, 0, 1)
     assert arrivals.store(1, 0, 11), "two copies of it were being scanned"
     assert arrivals.stored == (m.Stored(seq=1, parts=(0, 1)),)
     send(arrivals, 1, 2)
     assert handed_on(arrivals) == [1]
-    assert not arrivals.wants(1, 0), "decided on"
+    assert not arrivals.wants(1, 0, 1), "decided on"
     assert arrivals.over(1)
 
 
 def test_a_part_that_was_refused_is_wanted_again_and_holds_up_its_push() -> None:
     arrivals = Arrivals("w", 0)
     send(arrivals, 1, 0, 2)
-    assert arrivals.wants(1, 1)  # and it is damaged: nothing is stored
+    assert arrivals.wants(1, 1, 1)  # and it is damaged: nothing is stored
     arrivals.commit(commit(1))
     assert handed_on(arrivals) == []
     send(arrivals, 1, 1)
@@ -244,7 +244,7 @@ def test_a_push_without_parts_needs_only_its_commit() -> None:
 def test_open_pushes_have_a_quota(kind: str) -> None:
     def begin(seq: int) -> None:
         if kind == "part":
-            assert arrivals.wants(seq, 0)
+            assert arrivals.wants(seq, 0, 1)
         else:
             arrivals.commit(commit(seq))
 
@@ -262,7 +262,7 @@ def test_open_pushes_have_a_quota(kind: str) -> None:
 def test_why_a_push_was_refused_is_remembered_for_a_while() -> None:
     arrivals, why = Arrivals("w", 0), Refusal(reason=Reason.NON_FINITE, message="not finite")
     for seq in range(1, 100):
-        assert arrivals.wants(seq, 0)
+        assert arrivals.wants(seq, 0, 1)
         arrivals.close(seq, why)
     assert arrivals.refusal(99) is why
     assert [seq for seq in range(1, 100) if arrivals.refusal(seq)] == list(range(100 - MAX_OPEN, 100))

@@ -304,3 +304,62 @@ def test_it_is_idle_when_everything_has_been_written() -> None:
         waiting.cancel()
 
     asyncio.run(run())
+
+
+# ---- pushes that the server does without
+
+
+def test_no_more_goes_out_of_an_unwanted_push_than_its_commit(kinds: Kinds) -> None:
+    """Neither what is queued, nor the rest of the part that is being written, nor what is made later."""
+    outgoing = Outgoing()
+    outgoing.begin(HELLO)
+    outgoing.welcome(())
+    outgoing.part(1, 0, part(1, 0, 3000))
+    outgoing.part(1, 1, part(1, 1))
+    assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
+    outgoing.unwanted(1)
+    outgoing.unwanted(1)
+    outgoing.part(1, 2, part(1, 2))
+    outgoing.resend(1, 0)
+    outgoing.commit(commit(1, 3))
+    push(outgoing, 2)
+    assert kinds(outgoing) == ["Commit 1", "Part 2.0", "Chunk", "Commit 2"]
+
+
+def test_an_unwanted_push_that_is_given_up_or_settled_says_no_more(said: Said) -> None:
+    outgoing = Outgoing()
+    outgoing.begin(HELLO)
+    outgoing.welcome(())
+    outgoing.part(1, 0, part(1))
+    outgoing.unwanted(1)
+    outgoing.abandon(1)
+    outgoing.unwanted(1)
+    push(outgoing, 2)
+    outgoing.settle(2)
+    outgoing.unwanted(2)
+    assert said(outgoing) == ["Hello", "Abandon 1", "Part 2.0", "Commit 2"]
+
+
+def test_an_unwanted_push_goes_out_whole_if_it_is_asked_for_after_all(said: Said) -> None:
+    outgoing = Outgoing()
+    outgoing.begin(HELLO)
+    outgoing.welcome(())
+    push(outgoing, 1, parts=2)
+    outgoing.unwanted(1)
+    assert said(outgoing) == ["Hello", "Commit 1"]
+    outgoing.resend(1, None)
+    assert said(outgoing) == ["Part 1.0", "Part 1.1", "Commit 1"]
+
+
+def test_a_new_stream_does_not_rely_on_what_was_unwanted_before(said: Said) -> None:
+    """Nothing says that the server still knows; otherwise it says so again."""
+    outgoing = Outgoing()
+    outgoing.begin(HELLO)
+    outgoing.welcome(())
+    push(outgoing, 1, parts=2)
+    outgoing.unwanted(1)
+    assert said(outgoing) == ["Hello", "Commit 1"]
+    outgoing.end()
+    outgoing.begin(HELLO)
+    outgoing.welcome((m.Stored(seq=1, parts=()),))
+    assert said(outgoing) == ["Hello", "Part 1.0", "Part 1.1", "Commit 1"]
