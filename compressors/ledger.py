@@ -9,10 +9,13 @@ flush. At any time
 
 (sums saturate at the largest finite float32). A step reads the ledger and writes to its *draft*, a second
 buffer, which takes the ledger's place when the step is pushed (`commit`). So a step that is abandoned has
-changed nothing. A push may end otherwise than accepted, and there is a verb for each way:
+changed nothing. There is a verb for each way in which a push may end:
 
-    put_back    the push came too late (STALE): what was sent is owed again
+    keep        it counts: nothing of the step will be undone
+    put_back    it came too late (STALE): what was sent is owed again
     forget      others sent the gradient (REDUNDANT): what is owed is what was owed before the step
+
+The last two leave out ranges of which the push counts all the same.
 
 Any number of pushes may be open, and settled in any order.
 
@@ -187,6 +190,16 @@ class Ledger:
         self._residual, self.states = None, states
         return self._latest
 
+    def keep(self, sent: Compressed) -> None:
+        """The push counts. What the latest step could be undone with is the next draft."""
+        before = sent.before
+        if before is None or before is not self._latest:
+            return
+        self._latest = None
+        there = before.residual is not None and before.residual.device == self._device
+        if there and self._draft_residual is None:
+            self._draft_residual, self._draft_velocity = before.residual, before.velocity
+
     def put_back(self, sent: Compressed, but: Ranges = ()) -> None:
         """What the payloads carried is owed again. but: ranges of which it counts all the same."""
         self._move_on()
@@ -203,14 +216,15 @@ class Ledger:
                 owed.add_(values, alpha=sent.slices / self.slices)
             saturate(owed)
 
-    def forget(self, sent: Compressed) -> None:
-        """Undo a step whose gradient others have sent: to the bit if it was the last thing to happen,
-        otherwise to rounding; the velocity keeps what later steps have made of it."""
+    def forget(self, sent: Compressed, but: Ranges = ()) -> None:
+        """Undo a step whose gradient others have sent: to the bit if it was the last thing to happen, and
+        nothing of it counts; otherwise to rounding, and the velocity keeps what later steps have made of it.
+        but: ranges of which the push counts all the same."""
         before = sent.before
         if before is None:  # nobody else can have sent it
-            self.put_back(sent)
+            self.put_back(sent, but)
             return
-        if before is self._latest:
+        if before is self._latest and not but:
             assert before.states is not None
             self._residual, self._velocity, self.states = before.residual, before.velocity, before.states
             self._latest = None
@@ -218,6 +232,8 @@ class Ledger:
         self._move_on()
         if before.residual is not None:
             undone = before.residual.to(self.residual.device)
+            for start, end in but:
+                undone[start:end] = 0.0
             saturate(self.residual.add_(undone, alpha=before.slices / self.slices))
 
     def _move_on(self) -> None:

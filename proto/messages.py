@@ -468,6 +468,7 @@ class Assignment:
     coding: Coding | None = None  # in coded mode: what to compute and to exchange
     apply: int = 0  # In coded mode: the exchange whose sum leads to the version; 0: none
     pace: int = 0  # Bytes per second to send at; 0: as fast as it goes
+    parts: tuple[int, ...] = ()  # To push alone, ascending: what a lost worker left of its push; none: all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -142,8 +142,12 @@ class Conductor:
                     self._assign(action)
                 case e.Open():
                     self._open_round(action)
-                case e.Wait():
-                    self.shard.wait(action.assignments, on=action.on)
+                case e.Vacate():
+                    self.shard.vacate(action.assignments)
+                case e.Refill():
+                    self.shard.refill(action.lost, action.assignment, (action.worker, action.incarnation))
+                case e.Without():
+                    self.shard.without(action.assignments)
                 case e.Apply():
                     self._begin_apply(action)
                 case e.Drop():
@@ -194,7 +198,7 @@ class Conductor:
         stream = self.streams.get(action.worker)
         if stream is None:
             return
-        assignment = action.assignment
+        assignment = replace(action.assignment, parts=self.shard.asked(action.assignment.id))
         if self._started_at is None:
             self._started_at = time.monotonic()
         if action.has != assignment.version:
@@ -242,8 +246,12 @@ class Conductor:
             if member is not None and member.listening:  # others may still have to be sent this version
                 self._follow(worker, self._growing)
         self.pacing.open(time.monotonic())
-        begun = e.Begun(version=action.version)
-        self.shard.open_round(action, self._growing.add, lambda: self.happen(begun))
+        version = action.version
+
+        def begun(whole: bool) -> None:
+            self.happen(e.Begun(version=version, whole=whole))
+
+        self.shard.open_round(action, self._growing.add, begun)
 
     def _follow(self, worker: str, update: Broadcast) -> None:
         """Have a worker sent an update while it grows."""

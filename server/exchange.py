@@ -298,10 +298,9 @@ class WorkerCall:
         if not commit.parts or work is None or work.id != commit.assignment:
             return
         plan, asked = self._conductor.shard.plan, work.assignment
-        expected = (
-            plan.slice(asked.slice, asked.slices) if asked.slices else frozenset(range(len(plan.parts)))
-        )
-        if parts != expected and len(parts) != len(plan.parts):
+        alone = frozenset(self._conductor.shard.asked(work.id))
+        expected = alone or plan.slice(asked.slice, max(1, asked.slices))
+        if parts != expected and (alone or len(parts) != len(plan.parts)):
             raise Refused(refusals.parts(stream.worker, commit.seq, len(parts), len(expected), asked))
 
     def _refuse(

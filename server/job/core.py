@@ -245,7 +245,8 @@ class Core(JobState):
         work = member.work
         if work is None or work.assignment.id != event.assignment:
             # Work that others do too is taken from a member only to have somebody else do it.
-            redundant = not self._reclaim(member, event) and self.mode.shares_samples
+            elsewhere = self.mode.shares_samples or event.assignment in member.succeeded
+            redundant = not self._reclaim(member, event) and elsewhere
         else:
             if event.samples > work.samples:
                 raise Refused(refusals.samples(member.worker, event.seq, event.samples, work.samples))
@@ -315,7 +316,7 @@ class Core(JobState):
         return [*actions, *self._advance(now)]
 
     def _begun(self, event: e.Begun, now: float) -> list[e.Action]:
-        self.mode.begun(event.version)
+        self.mode.begun(event.version, whole=event.whole)
         return []
 
     def _done_for_mode(self, event: e.Published | e.Copied, now: float) -> list[e.Action]:

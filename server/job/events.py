@@ -145,9 +145,10 @@ class Published(Event[None]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Begun(Event[None]):
-    """The shard has stepped a part of the round that is open: there is no way back."""
+    """The shard steps a part of the round that is open: there is no way back. whole: it is the last one."""
 
     version: int
+    whole: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,8 +263,8 @@ class Contribution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Open:
-    """A round has opened whose parts may be stepped one by one, each as soon as every member has stored it or
-    is given up. `Apply` closes it.
+    """A round has opened whose parts may be stepped one by one, each as soon as every member has stored it.
+    `Apply` closes it.
 
     members: by id of the assignment, in rank order: worker, incarnation, and samples behind the gradient.
     rate_factor: as in `Apply`.
@@ -275,11 +276,29 @@ class Open:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wait:
-    """Whether parts of the round that is open wait for the members with these assignments."""
+class Vacate:
+    """The members with these assignments are lost: no part of the round that is open is stepped until
+    somebody has each place, or it is given up."""
 
     assignments: tuple[int, ...]
-    on: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refill:
+    """The place of a member that was lost is taken: by itself, with the same assignment, or by another one,
+    that is to push the parts that are not stepped. Goes before the `Assign` of that."""
+
+    lost: int
+    assignment: int
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Without:
+    """Parts of the round that is open do not wait for the members with these assignments any more."""
+
+    assignments: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -394,7 +413,9 @@ Action = (
     | RequestInitialize
     | Assign
     | Open
-    | Wait
+    | Vacate
+    | Refill
+    | Without
     | Apply
     | Drop
     | Closed

@@ -127,7 +127,7 @@ def parts(worker: str, seq: int, given: int, expected: int, assignment: Assignme
     of = (
         f"slice {assignment.slice} of {assignment.slices}, or all of them"
         if assignment.slices
-        else "all of them"
+        else "those of its assignment"
     )
     return Refusal(
         reason=Reason.TENSOR,

@@ -115,6 +115,7 @@ class Member:
     pushes: int = 0
     work: Work | None = None  # changed by `Roster.give` and `Roster.relieve` alone
     void: Work | None = None  # the last that was taken from it, because it was lost
+    succeeded: list[int] = field(default_factory=list[int])  # the last assignments that others took over
     after: int = 0  # the version that its last push became: it gets work once that is published
     clock: int | None = None  # pushes completed, counted from where the others stood when it came
     pace: Pace | None = None
@@ -144,6 +145,10 @@ class Member:
     def ready(self) -> bool:
         """Whether rounds count on it: it has its model, and keeps its lease."""
         return self.life in _READY
+
+    def succeed(self, assignment: int) -> None:
+        """Somebody else is given its place in a round."""
+        self.succeeded = [*self.succeeded, assignment][-OUTCOMES_PER_MEMBER:]
 
     def remember(self, outcome: Outcome) -> None:
         """Keep what was decided on a push, for its duplicates."""

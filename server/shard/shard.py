@@ -43,13 +43,21 @@ class Values:
 
 @dataclass(slots=True)
 class _Round:
-    """A round whose parts are stepped one by one. members: that parts wait for, a part of the order's.
-    stored: by part and assignment, the push that has it. final: parts that are stepped, or about to be."""
+    """A round whose parts are stepped one by one.
+
+    members: by assignment, in rank order, as in `Open`. awaited: those that parts wait for. vacant: of these,
+    those that are lost, for whom all wait. asked: parts that a member is to push who has taken another's
+    place. stored: by part and assignment, the push that has it. final: parts that are stepped, or about to
+    be.
+    """
 
     order: Open
     members: dict[int, tuple[str, int, int]]
+    awaited: set[int]
     send: Send
-    begun: Callable[[], None]
+    begun: Callable[[bool], None]
+    vacant: set[int] = field(default_factory=set[int])
+    asked: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     stored: dict[int, dict[int, PushKey]] = field(default_factory=dict[int, dict[int, PushKey]])
     final: set[int] = field(default_factory=set[int])
     closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -135,46 +143,82 @@ class Shard:
         assignment: that the push answers; of a round that is open, the part may be stepped at once.
         """
         self._pushes.setdefault(key, {}).setdefault(part, payloads)
-        if self._round is not None and assignment in self._round.members:
+        if self._round is not None and assignment in self._round.awaited:
             self._round.stored.setdefault(part, {}).setdefault(assignment, key)
             self._step_if_final(self._round, part)
 
-    def open_round(self, order: Open, send: Send, begun: Callable[[], None]) -> None:
+    def open_round(self, order: Open, send: Send, begun: Callable[[bool], None]) -> None:
         """From now on step each part as soon as every member of the round has stored it or is given up.
 
-        send: as for `apply`, which closes the round. begun: called before the first part is stepped.
+        send: as for `apply`, which closes the round. begun: called before the first part is stepped, and the
+        last one, with whether it is that.
         """
-        self._round = _Round(order, dict(order.members), self._on_loop(send), begun)
+        members = dict(order.members)
+        self._round = _Round(order, members, set(members), self._on_loop(send), begun)
 
-    def wait(self, assignments: Collection[int], *, on: bool) -> None:
-        """Whether parts of the round that is open wait for the members with these assignments. Nothing is
-        stepped of those that are given up together, also not with one another."""
+    def vacate(self, assignments: Collection[int]) -> None:
+        """Step nothing more of the round that is open until each of these has been refilled or given up."""
+        if self._round is not None:
+            self._round.vacant |= self._round.awaited.intersection(assignments)
+
+    def refill(self, lost: int, assignment: int, member: tuple[str, int]) -> None:
+        """A vacant place of the round that is open is a member's: the same one's, or another's, who is to
+        push what is not stepped. What is stored of the one before counts no more."""
         round_ = self._round
-        if round_ is None:
+        if round_ is None or lost not in round_.awaited:
             return
-        if on:
-            known = round_.order.members
-            round_.members |= {each: known[each] for each in assignments if each in known}
-            return
-        for assignment in assignments:
-            round_.members.pop(assignment, None)
-            for stored in round_.stored.values():
-                stored.pop(assignment, None)
+        round_.vacant.discard(lost)
+        if assignment != lost:
+            self._forget(round_, lost)
+            samples = round_.members[lost][2]
+            round_.members = {
+                (assignment if each == lost else each): ((*member, samples) if each == lost else terms)
+                for each, terms in round_.members.items()
+            }
+            round_.awaited.add(assignment)
+            missing = [part for part in range(len(self.plan.parts)) if part not in round_.final]
+            round_.asked[assignment] = tuple(missing)
+        self._step_what_is_final(round_)
+
+    def without(self, assignments: Collection[int]) -> None:
+        """Parts of the round that is open do not wait for these. Nothing is stepped of those that are given
+        up together, also not with one another."""
+        if self._round is not None:
+            for assignment in assignments:
+                self._forget(self._round, assignment)
+            self._step_what_is_final(self._round)
+
+    def asked(self, assignment: int) -> tuple[int, ...]:
+        """Parts to push of who has taken a lost member's place, ascending; none of anybody else."""
+        return () if self._round is None else self._round.asked.get(assignment, ())
+
+    @staticmethod
+    def _forget(round_: _Round, assignment: int) -> None:
+        round_.awaited.discard(assignment)
+        round_.vacant.discard(assignment)
+        for stored in round_.stored.values():
+            stored.pop(assignment, None)
+
+    def _step_what_is_final(self, round_: _Round) -> None:
         for part in list(round_.stored):
             self._step_if_final(round_, part)
 
     def _step_if_final(self, round_: _Round, part: int) -> None:
         stored = round_.stored.get(part, {})
-        if not round_.members or part in round_.final or any(each not in stored for each in round_.members):
+        if not round_.awaited or part in round_.final or not round_.awaited <= stored.keys():
             return
-        if not round_.final:
-            round_.begun()
+        if round_.vacant:
+            return
+        first, whole = not round_.final, len(round_.final) == len(self.plan.parts) - 1
+        if first or whole:
+            round_.begun(whole)
+        if first:
             self._submit(self._opened.begin, round_.order.version, round_.order.rate_factor)
         round_.final.add(part)
         shares: list[Share] = []
-        for rank, (assignment, (_, _, samples)) in enumerate(round_.order.members.items()):
+        for rank, (assignment, (_, _, samples)) in enumerate(round_.members.items()):
             key = stored.get(assignment)
-            if assignment in round_.members and key is not None:
+            if assignment in round_.awaited and key is not None:
                 self._counted.setdefault(key, set()).add(part)
                 payloads = self._pushes[key][part]
                 if payloads:

@@ -304,3 +304,35 @@ def test_the_largest_values_saturate_instead_of_overflowing() -> None:
         subject.ledger.put_back(as_push(payloads))
         subject.ledger.put_back(as_push(payloads))
     assert torch.isfinite(subject.ledger.residual).all()
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("spec", [*WITH_FEEDBACK, "none"])
+def test_what_others_sent_of_a_push_is_forgotten_and_what_counts_of_it_stays_sent(
+    spec: str, later: bool
+) -> None:
+    subject = Subject(spec)
+    subject.step(0)
+    before = subject.owed().copy()
+    sent = subject.step(1, undoable=True)
+    counts = np.zeros(ELEMENTS, bool)
+    counts[33:70] = True
+    expected = np.where(counts, subject.owed(), before)
+    if later:
+        held = subject.owed().copy()
+        other = subject.step(2, undoable=True)
+        expected += subject.owed() - held
+        subject.ledger.keep(other)
+    subject.ledger.forget(sent, [(33, 70)])
+    np.testing.assert_allclose(subject.owed(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_push_that_counts_leaves_its_buffer_to_the_next_step() -> None:
+    """Else each step would allocate one as large as the model, and work out what it has changed."""
+    subject = Subject("4bit")
+    buffers: set[int] = set()
+    for version in range(4):
+        sent = subject.step(version, undoable=True)
+        buffers.add(subject.ledger.residual.data_ptr())
+        subject.ledger.keep(sent)
+    assert len(buffers) == 2

@@ -16,9 +16,11 @@ its `Arrivals`, inboxes and shard. After every step the oracle checks what must 
     C  where members share samples, the weights of what is applied add up, for each sample and each slice, to
        its part of the mean: what slices and codes make of the pushes is the mean, and each sample is in one
     B  with `--overlap both`: a part is stepped as soon as all members that are not given up have stored it,
-       in rank order, and once; each part of a push is in one version at most; a push that is refused as stale
-       is told which of its parts count, and no other does after that; samples behind a part that counts are
-       not given to anybody else; what goes out makes of a replica what the server has
+       and no place is vacant, in rank order, and once; each part of a push is in one version at most; each
+       sample counts once in each part, whoever was lost, unless its step came to nothing, or nobody was left
+       who had the version; a push that is refused is told which of its parts count, and no other does after
+       that, and it is redundant where somebody else was given its place, and else stale; what goes out makes
+       of a replica what the server has
     P  the shard has every part of what it is to apply, and nothing but that and parts of pushes that are open
        and not unwanted
 

@@ -12,7 +12,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from simulated import DIVIDED, ELEMENTS, RATE, Sim, coefficients, elements_of, label, replica, values
+from simulated import (
+    DIVIDED,
+    ELEMENTS,
+    RATE,
+    Sim,
+    coefficients,
+    elements_of,
+    label,
+    parts_of,
+    replica,
+    values,
+)
 from stepping import core_of, state
 
 from gradwire.compressors import Payload, Plan
@@ -121,6 +132,9 @@ class Oracle:
         self.in_parts = self.rules.overlap == "both"
         self.members: dict[int, tuple[str, int, int]] = {}
         self.waited: set[int] = set()
+        self.vacant: set[int] = set()  # of these, for whom everything waits
+        self.succeeded: set[int] = set()  # assignments whose place somebody else was given, of all rounds
+        self.of_part: Counter[tuple[int, tuple[int, int]]] = Counter()  # (part, sample) in what counts
         self.has: defaultdict[int, dict[int, e.PushKey]] = defaultdict(dict)
         self.final: dict[int, list[tuple[str, int]]] = {}
         self.sent: list[Encoded] = []
@@ -178,6 +192,7 @@ class Oracle:
         assert self.pending is None
         assert not self.final or (self.store is not None and self.store.version == self.core.version)
         self.members, self.waited = dict(action.members), set(action.members)
+        self.vacant.clear()
         self.has.clear()
         self.final.clear()
         assert not self.sent, "B: parts of a round that was given up have gone out"
@@ -186,30 +201,62 @@ class Oracle:
         names = [name for name, _, _ in action.members.values()]
         sims = [self.sims[name] for name in names if name in listening and name in self.sims]
         self.following = [(sim, sim.stream) for sim in sims if sim.ready]
-        begun = e.Begun(version=action.version)
-        self.shard.open_round(action, self.sent.append, lambda: self.server.happen(begun))
+        version = action.version
 
-    def wait_for(self, action: e.Wait) -> None:
-        for each in action.assignments:
-            if not action.on:
-                self.waited.discard(each)
-                for stored in self.has.values():
-                    stored.pop(each, None)
-            elif each in self.members:
-                assert not self.final, "B: who comes back after a part was final is too late"
-                self.waited.add(each)
-        self.shard.wait(action.assignments, on=action.on)
+        def begun(whole: bool) -> None:
+            self.server.happen(e.Begun(version=version, whole=whole))
+
+        self.shard.open_round(action, self.sent.append, begun)
+
+    def tell_shard(self, action: e.Vacate | e.Refill | e.Without) -> None:
+        match action:
+            case e.Vacate():
+                assert self.waited.issuperset(action.assignments), "B: who has no place cannot lose it"
+                self.vacant.update(action.assignments)
+                self.shard.vacate(action.assignments)
+            case e.Refill():
+                self.vacant.discard(action.lost)
+                if action.assignment != action.lost:
+                    self.replace_member(action)
+                self.shard.refill(action.lost, action.assignment, (action.worker, action.incarnation))
+                missing = set(range(len(DIVIDED.parts))) - self.final.keys()
+                asked = self.shard.asked(action.assignment)
+                assert action.assignment == action.lost or set(asked) == missing != set(), f"B: {asked}"
+            case e.Without():
+                for each in action.assignments:
+                    self.give_up(each)
+                self.shard.without(action.assignments)
         self.check_prompt()
+
+    def replace_member(self, action: e.Refill) -> None:
+        assert action.lost in self.members, "B: a place is given that nobody had"
+        terms = action.worker, action.incarnation, self.members[action.lost][2]
+        self.members = {
+            (action.assignment if each == action.lost else each): (terms if each == action.lost else old)
+            for each, old in self.members.items()
+        }
+        self.give_up(action.lost)
+        self.waited.add(action.assignment)
+        self.succeeded.add(action.lost)
+
+    def give_up(self, assignment: int) -> None:
+        self.waited.discard(assignment)
+        self.vacant.discard(assignment)
+        for stored in self.has.values():
+            stored.pop(assignment, None)
 
     def close_round(self, action: e.Apply) -> None:
         """Samples of which nothing more can come; what has gone out early went to those who have it."""
         if not self.in_parts:
             return
         pushed = {self.pushes[label(each.key)].assignment for each in action.contributions}
+        left = self.members.keys() - pushed
+        if left and len(self.final) < len(DIVIDED.parts):
+            assert not action.members, f"B: {action.members} could have taken the places of {left}"
         if self.begun_open:
             round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
             assert round_ is not None
-            for each in self.members.keys() - pushed:  # some may never have heard of it
+            for each in left:  # some may never have heard of it
                 drawn = round_.division.parts[round_.place_of[each]].drawn
                 ranges = [
                     (drawn.epoch, first.start + i) for first in drawn.ranges for i in range(first.count)
@@ -237,16 +284,17 @@ class Oracle:
         assert round_ is not None, "B: a round that was given up is stepped"
         assert round_.version + 1 == event.version == self.core.version + 1
         self.begun += 1
-        self.begun_open = round_.life is RoundLife.OPEN
+        self.begun_open |= round_.life is RoundLife.OPEN
 
     def check_prompt(self) -> None:
         for part, stored in self.has.items():
-            complete = bool(self.waited) and self.waited <= stored.keys()
+            complete = bool(self.waited) and not self.vacant and self.waited <= stored.keys()
             assert part in self.final or not complete, f"B: part {part} is not stepped"
 
     def check_final(self, part: int, shares: Sequence[Share]) -> None:
         """A part is about to be stepped."""
         assert part not in self.final, f"B: part {part} is stepped twice"
+        assert not self.vacant, f"B: part {part} does not wait for a lost member's place to be taken"
         stored = self.has[part]
         assert self.waited <= stored.keys(), f"B: part {part} does not wait for everybody"
         given = [(each, stored[each]) for each in self.members if each in self.waited]
@@ -265,6 +313,9 @@ class Oracle:
         assert part not in self.counts[name], f"B: part {part} of {name} is in two versions"
         assert name not in self.told_stale, f"B: part {part} of {name} counts although it was refused"
         self.counts[name][part] = version
+        for sample in self.ranges[assignment]:
+            self.of_part[part, sample] += 1
+            assert self.of_part[part, sample] == 1, f"B: {sample} counts twice in part {part}"
         assert self.assignment_of.setdefault(name, assignment) == assignment
 
     def complete_parts(self, apply: e.Apply) -> None:
@@ -283,10 +334,12 @@ class Oracle:
     def check_counted(self, stream: WorkerStream, outcome: Outcome) -> Outcome:
         """The outcome as control gave it."""
         name = label(e.PushKey(*stream.id, outcome.seq))
-        stale = outcome.refusal is not None and outcome.refusal.reason is Reason.STALE
-        if stale:
+        reason = None if outcome.refusal is None else outcome.refusal.reason
+        if reason is Reason.STALE or (self.in_parts and reason is Reason.REDUNDANT):
             assert set(outcome.counted) == self.counts[name].keys(), f"B: {name} is told {outcome.counted}"
             self.told_stale.add(name)
+            elsewhere = self.in_parts and self.pushes[name].assignment in self.succeeded
+            assert elsewhere == (reason is Reason.REDUNDANT and self.in_parts), f"B: {name} is told {reason}"
         else:
             assert not outcome.counted
         return replace(outcome, counted=())
@@ -389,16 +442,17 @@ class Oracle:
     def check_end(self) -> None:
         for name, parts in self.counts.items():
             if name in self.accepted:
-                whole = dict.fromkeys(range(len(DIVIDED.parts)), self.accepted[name])
-                assert parts == whole, f"B: of {name} count {parts}"
-            elif parts:  # nobody else may compute it
-                self.covered.update(self.ranges[self.assignment_of[name]])
+                asked = parts_of(self.assignments[self.assignment_of[name]])
+                assert parts == dict.fromkeys(asked, self.accepted[name]), f"B: of {name} count {parts}"
         for epoch in range(self.epochs):
             for index in range(self.samples):
                 sample = (epoch, index)
                 assert self.covered[sample] <= 1, f"{sample} was accepted from two workers"
                 answered = self.answered[sample] or sample in self.late | self.given_up
                 assert answered, f"{sample} was lost"
+                counts = [self.of_part[part, sample] for part in range(len(DIVIDED.parts))]
+                if self.in_parts and sample not in self.excused | self.late | self.given_up:
+                    assert counts == [1] * len(counts), f"B: {sample} was lost in parts: {counts}"
                 if self.core.mode.shares_samples and sample not in self.excused | self.late:
                     found = [self.elements[sample, element] for element in range(ELEMENTS)]
                     assert found == [1] * ELEMENTS, f"C: {sample} was lost: {found}"

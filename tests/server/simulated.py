@@ -134,6 +134,8 @@ def values(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 def parts_of(assignment: Assignment) -> frozenset[int]:
     """That are pushed for it."""
+    if assignment.parts:
+        return frozenset(assignment.parts)
     return DIVIDED.slice(assignment.slice, max(1, assignment.slices))
 
 

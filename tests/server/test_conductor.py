@@ -489,15 +489,19 @@ def test_a_round_that_was_given_up_does_not_hold_up_the_next_ones_updates() -> N
     both("ab", test)
 
 
-def test_who_comes_back_too_late_is_told_which_of_its_parts_count_as_often_as_it_asks() -> None:
+def test_what_a_lost_member_left_is_asked_of_another_and_it_is_told_what_counts() -> None:
     async def test(job: Wired) -> None:
         up(job, "a", 0, 1, value=4.0)
-        up(job, "b", 1, 2)
         commit = job.commit("a", (4.0, 4.0, 4.0))
+        up(job, "b", 1)
         now = time.monotonic()
         job.core.step(e.Heard("b", 1), now + 60)
         job.conductor.perform(job.core.step(e.Tick(), now + 60).actions)
-        assert await gone_out(job, "b") == [(1, 1), (1, 2)]
+        up(job, "b", 0, 2)
+        assert await gone_out(job, "b") == [(1, 1)]
+        assert accepted(job.arrive("b", [job.commit("b")])) == [1]
+        (first, second) = [each for each in job.sent["b"] if isinstance(each, m.Assignment)]
+        assert (first.parts, second.parts, second.version) == ((), (0, 2), 0)
         job.conductor._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
         job.attach("a")
         job.conductor.happen(e.Prepared("a", 1, fingerprint=b"m", version=0, assigned=1))
@@ -505,12 +509,35 @@ def test_who_comes_back_too_late_is_told_which_of_its_parts_count_as_often_as_it
             for part in range(3):
                 job.arrive("a", job.part(part, 4.0))
             (outcome,) = job.arrive("a", [commit])
-            assert reasons([outcome]) == [(1, None, Reason.STALE)]
+            assert reasons([outcome]) == [(1, None, Reason.REDUNDANT)]
             assert outcome.counted == (1,)
-        up(job, "b", 0)
-        assert accepted(job.arrive("b", [job.commit("b")])) == [1]
-        assert await job.reach(1) == [-1, -(4 * 4 + 1 * 4) / 8, -1]
+        assert hints(job, "a") == [1, 1, 1]
+        job.conductor.happen(e.Detached("b", 1))
+        job.attach("b")
+        job.conductor.happen(e.Prepared("b", 1, fingerprint=b"m", version=0, assigned=1))
+        assert [each for each in job.sent["b"] if isinstance(each, m.Assignment)][-1] == second, "told again"
+        up(job, "b", 0, 2, value=4.0, seq=2)
+        rest = job.commit("b", (4.0, 4.0), seq=2, parts=(0, 2))
+        assert accepted(job.arrive("b", [rest])) == [1]
+        assert await job.reach(1) == [-2.5, -2.5, -2.5]
         assert job.arrive("a", [commit])[0].counted == (1,)
+
+    both("ab", test)
+
+
+def test_who_takes_a_place_pushes_the_parts_that_it_is_asked_for() -> None:
+    async def test(job: Wired) -> None:
+        for worker in "ab":
+            up(job, worker, 1)
+        job.conductor.happen(e.Left("a", 1, failed=True, reason="crashed"))
+        up(job, "b", 0, 2)
+        assert accepted(job.arrive("b", [job.commit("b")])) == [1]
+        up(job, "b", 0, 1, 2, seq=2)
+        assert reasons(job.arrive("b", [job.commit("b", seq=2)])) == [(2, None, Reason.TENSOR)]
+        up(job, "b", 0, 2, seq=3)
+        assert accepted(job.arrive("b", [job.commit("b", ONES[:2], seq=3, parts=(0, 2))])) == [1]
+        assert await job.reach(1) == [-1, -1, -1]
+        job.conductor._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
 
     both("ab", test)
 

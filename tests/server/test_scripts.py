@@ -37,8 +37,8 @@ class Story:
         self.samples = int(options.pop("samples", "40"))
         workers = int(options.pop("workers", "0"))
         given: dict[str, Any] = {"batch_size": int(options.pop("batch", "4"))}
-        if "schedule" in options:
-            given["schedule"] = options.pop("schedule")
+        for name in {"schedule", "overlap"} & options.keys():
+            given[name] = options.pop(name)
         self.core = core_of(options.pop("mode"), min_workers=max(1, workers), **given)
         assert not options, f"no options of a story: {options}"
         self.now = 100.0
@@ -150,6 +150,10 @@ class Story:
                 self.push(name, self.told[name][-1], loss=float(loss))
             case [name, "pushes"]:
                 self.push(name, self.told[name][-1])
+            case ["a", "part", "is", "final"]:
+                self.step(e.Begun(version=self.core.version + 1))
+            case ["all", "parts", "are", "final"]:
+                self.step(e.Begun(version=self.core.version + 1, whole=True))
             case ["published"]:
                 self.step(e.Published(version=self.core.version + 1))
             case [seconds, "s", "pass", *rest]:

@@ -538,8 +538,8 @@ class World(Oracle):
             match action:
                 case e.Open():
                     self.open_round(action)
-                case e.Wait():
-                    self.wait_for(action)
+                case e.Vacate() | e.Refill() | e.Without():
+                    self.tell_shard(action)
                 case e.Apply():
                     self.close_round(action)
                     assert self.pending is None, "applied two at a time"
@@ -567,7 +567,7 @@ class World(Oracle):
                     pass
 
     def assign(self, action: e.Assign) -> None:
-        assignment = action.assignment
+        assignment = replace(action.assignment, parts=self.shard.asked(action.assignment.id))
         assert assignment.version == self.core.version, "work is for the version that there is"
         self.ranges[assignment.id] = samples_of(assignment)
         self.assignments[assignment.id] = assignment

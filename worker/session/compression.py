@@ -1,5 +1,5 @@
 """What a worker pushes of its gradients: all parts of the model, or where members of a round divide these
-among them, its slice."""
+among them, its slice, or where a lost worker had pushed some, the others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from ...proto.messages import Assignment
 class Compression:
     """A `ModelCompressor` that follows the assignments."""
 
-    def __init__(self, compressor: ModelCompressor) -> None:
+    def __init__(self, compressor: ModelCompressor, *, in_parts: bool = False) -> None:
+        """in_parts: whether another worker may push the rest of what this one has begun to."""
         self._compressor = compressor
+        self._in_parts = in_parts
         self._slice = 0, 0  # number and count; 0 of 0 is all
 
     @property
@@ -31,7 +33,8 @@ class Compression:
         Args:
             samples: behind the mean gradients.
             rank, version, step: as for `ModelCompressor`.
-            leaving: everything that is owed goes too, of all parts, as float32.
+            leaving: everything that is owed goes too, of all parts, as float32; not where others count
+                already.
         """
         given = assignment.slice, assignment.slices
         if given != self._slice:
@@ -42,6 +45,8 @@ class Compression:
         wanted = None
         if assignment.slices > 1:
             wanted = self._compressor.plan.slice(*given)
+        elif assignment.parts:
+            wanted = frozenset(assignment.parts)
         return self._compressor.begin(
             samples,
             version=version,
@@ -49,10 +54,9 @@ class Compression:
             epoch=assignment.progress,
             workers=assignment.world,
             wanted=wanted,
-            flush=leaving,
+            flush=leaving and not assignment.parts,
         )
 
-    @staticmethod
-    def undoable(assignment: Assignment) -> bool:
-        """Whether others compute the same, so that its push may turn out to be superfluous."""
-        return assignment.slices > 1 or assignment.stragglers > 0
+    def undoable(self, assignment: Assignment) -> bool:
+        """Whether others compute the same, or may have to: then its push may turn out to be superfluous."""
+        return self._in_parts or assignment.slices > 1 or assignment.stragglers > 0

@@ -380,21 +380,23 @@ class Session:
             self._resends = 0
             self._metrics.pushes.labels("accepted").inc()
             self._metrics.raw_up.inc(sum(payload.elements for payload in sent.payloads) * 4)
+            self._compression.ledger.keep(sent)
             return
         assert outcome.refusal is not None
         reason = outcome.refusal.reason
+        parts = [self.replica.plan.parts[part] for part in outcome.counted]
+        counted = [(part.start, part.end) for part in parts]
         self._metrics.pushes.labels("refused").inc()
         self._metrics.refusals.labels(reason.label).inc()
         match reason:
             case Reason.STALE if sent.payloads:
                 log.info("push %d came too late; its gradient goes out with the next push", outcome.seq)
-                parts = [self.replica.plan.parts[part] for part in outcome.counted]
-                self._compression.ledger.put_back(sent, [(part.start, part.end) for part in parts])
+                self._compression.ledger.put_back(sent, counted)
             case Reason.STALE:
                 log.info("push %d came too late, and had nothing in it", outcome.seq)
             case Reason.REDUNDANT:
                 log.info("push %d was not needed: others have pushed its gradient", outcome.seq)
-                self._compression.ledger.forget(sent)
+                self._compression.ledger.forget(sent, counted)
             case Reason.CHECKSUM | Reason.CHUNK if self._resends < MAX_RESENDS:  # damaged on its way
                 log.warning("push %d was refused: %s", outcome.seq, sentence(outcome.refusal))
                 self._resends += 1

@@ -59,7 +59,10 @@ class Trainer:
         specs = _measured(self._computation, replica, task.name) if model_wide(compressor) else None
         specs = specs or replica.manifest.specs
         plan = replica.plan
-        compression = Compression(ModelCompressor(specs, compressor, rule, job.seed, reply.rank, plan=plan))
+        compression = Compression(
+            ModelCompressor(specs, compressor, rule, job.seed, reply.rank, plan=plan),
+            in_parts=job.overlap == "both",
+        )
         self.session = Session(connection, replica, compression, metrics, initialize=reply.initialize)
         self._strategy = _strategy(work, job, self.session, self._computation, metrics)
         self._evaluation: m.Evaluation | None = None  # the last one

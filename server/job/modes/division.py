@@ -7,10 +7,12 @@
                     that the sum over all parts comes out of any few pushes less than all
                     (`sync:stragglers=S`)
 
+    InParts         as Division; parts are stepped as soon as every member has pushed them (`--overlap both`)
+
 A round has as many places as there are parts. What becomes of a lost member's differs. A plain round closes
 without it, and its samples are given out again. Where others compute the same samples that would count them
-twice, and what has been accepted of them stays accepted: so the place is given to somebody else, unless the
-round can do without it.
+twice, and what has been accepted of them stays accepted; and what is stepped of a lost member's push cannot
+be taken out. So there the place is given to somebody else, unless the round can do without it.
 """
 
 from __future__ import annotations
@@ -68,6 +70,16 @@ class Division:
         return None
 
 
+class InParts(Division):
+    __slots__ = ()
+
+    def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
+        return [place for place in sorted(lost) if place not in answered]
+
+    def complete(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> bool:
+        return not open_ and not self.vacant(answered, lost, open_)
+
+
 class Sliced(Division):
     __slots__ = ()
 
@@ -120,11 +132,13 @@ class StragglerCoded(Division):
         return {place: weight * self.parts[place].samples / total for place, weight in found}
 
 
-def divide(wanted: SyncOptions, samples: Samples, each: int, idle: int, late: int) -> Division | None:
+def divide(
+    wanted: SyncOptions, samples: Samples, each: int, idle: int, late: int, *, in_parts: bool = False
+) -> Division | None:
     """Draw a round's samples and divide them.
 
     each: samples for a member. idle: members that can take part. late: others, that are still busy with
-    work whose round has closed without it.
+    work whose round has closed without it. in_parts: whether a plain round is stepped part by part.
     Returns None where no samples are left. An epoch that ends may have too few for everybody.
     """
     drawn = samples.draw(each * idle)
@@ -144,7 +158,8 @@ def divide(wanted: SyncOptions, samples: Samples, each: int, idle: int, late: in
         Part(drawn=part, samples=part.count, position=position, world=world)
         for position, part in enumerate(drawn.divided(idle))
     )
-    return Division(parts=parts, needed=max(1, min(world, world + late - wanted.backup)), note=note)
+    kind = InParts if in_parts else Division
+    return kind(parts=parts, needed=max(1, min(world, world + late - wanted.backup)), note=note)
 
 
 def _sliced(drawn: Drawn, members: int, slices: int, note: str) -> Sliced:

@@ -66,8 +66,8 @@ class Mode(ABC):
         `ranks` are of those that have been given work and have not answered, where others wait for them.
         """
 
-    def begun(self, version: int) -> None:
-        """Part of the round that leads to the version cannot be undone any more."""
+    def begun(self, version: int, *, whole: bool) -> None:
+        """Part of the round that leads to the version cannot be undone any more, or all of it is there."""
         return
 
     def due(self, now: float) -> bool:

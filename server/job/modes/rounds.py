@@ -10,7 +10,7 @@ An accepted push stays accepted, also when its worker is lost before the round c
 late is refused as stale: its worker takes the gradient back into its residual, and takes part again in the
 round after that. Until then it counts among those that `backup` allows to be missing. In a round of a
 straggler code the others have pushed its gradient too: there it is refused as redundant, and its worker
-forgets it.
+forgets it; and so it is where its place was given to another member.
 
 In local mode the parts are larger: enough samples for as many local steps as `local` says.
 
@@ -31,10 +31,12 @@ from ..samples import Drawn
 from ..saving import DERIVED
 from ..state import JobState
 from ..waiting import Awaited, waiting_for
-from .division import Division, Part, Sliced, StragglerCoded, divide
+from .division import Division, InParts, Part, Sliced, StragglerCoded, divide
 from .local import LocalOptions
 from .mode import Mode
 from .sync import SyncOptions
+
+ToShard = e.Vacate | e.Refill | e.Without
 
 
 class RoundLife(Enum):
@@ -59,16 +61,18 @@ class Round:
     """Places are in rank order. contributions and answered, with the samples behind each, are by place.
 
     open: places that have neither answered nor been lost. lost: places whose member is, or was. parts:
-    whether the shard may step parts before the round closes. begun: whether it has.
+    whether the shard may step parts before the round closes. begun: whether it has. unfilled: whether lost
+    members' places stay empty, because it has stepped all parts, or nobody is left who could take them.
     """
 
     version: int
     opened_at: float
     progress: float  # of the job, when it opened
     rate_factor: float
-    division: Division | Sliced | StragglerCoded
+    division: Division | InParts | Sliced | StragglerCoded
     parts: bool = False
     begun: bool = False
+    unfilled: bool = False
     life: RoundLife = RoundLife.OPEN
     places: list[Place] = field(default_factory=list[Place])
     place_of: dict[int, int] = field(default_factory=dict[int, int])  # by id of the work
@@ -80,7 +84,7 @@ class Round:
     @property
     def vacant(self) -> list[int]:
         """Places that have to be given to somebody else."""
-        if not self.lost or self.life is not RoundLife.OPEN:
+        if not self.lost or self.unfilled or self.life is not RoundLife.OPEN:
             return []
         return self.division.vacant(self.answered, self.lost, len(self.open))
 
@@ -92,7 +96,8 @@ class Round:
     @property
     def complete(self) -> bool:
         """Whether it waits for nobody."""
-        return self.division.complete(self.answered, self.lost, len(self.open))
+        lost = set[int]() if self.unfilled else self.lost
+        return self.division.complete(self.answered, lost, len(self.open))
 
     def fill(self, number: int, rank: int, member: Name, work: int) -> None:
         """Give a place, which may be a new one, to a member."""
@@ -105,6 +110,11 @@ class Round:
     def lose(self, number: int) -> None:
         self.lost.add(number)
         self.open.discard(number)
+
+    def reopen(self, number: int) -> None:
+        """The member of a place is back, and nobody else has been given it."""
+        self.lost.discard(number)
+        self.open.add(number)
 
     def answer(self, number: int, contribution: e.Contribution) -> None:
         self.contributions[number] = contribution
@@ -122,20 +132,20 @@ class Rounds(Mode):
     round: Round | None = None
     _first_loss: float | None = None  # at the start of the first round
     _loss: float = math.nan  # at the start of the last round that has closed
-    _waits: list[e.Wait] = field(default_factory=list[e.Wait])  # still to be told
+    _told: list[ToShard] = field(default_factory=list[ToShard])  # of a round in parts, with the next actions
     _note: str = ""  # the last thing said about how rounds are divided
 
     @property
     def quiet(self) -> bool:
-        return self.round is None and not self._waits
+        return self.round is None and not self._told
 
     @property
     def shares_samples(self) -> bool:
         return self.wanted.redundancy > 1 or self.wanted.stragglers > 0
 
     def advance(self, now: float) -> list[e.Action]:
-        waits, self._waits = self._waits, []
-        return [*waits, *self._offer(now), *self._close(now)]
+        told, self._told = self._told, []
+        return [*told, *self._offer(now), *self._close(now)]
 
     # ---- giving out work
 
@@ -145,13 +155,15 @@ class Rounds(Mode):
             return []
         ready = state.roster.ready()
         idle = [member for member in ready if member.work is None]
-        if not idle:
-            return []
         if self.round is not None:
             return self._fill(self.round, idle, now)
+        if not idle:
+            return []
         steps = self._steps()
         late = len(ready) - len(idle)
-        division = divide(self.wanted, state.samples, state.rules.batch_size * steps, len(idle), late)
+        in_parts = self.local is None and self.wanted.steps_parts(state.rules)
+        each = state.rules.batch_size * steps
+        division = divide(self.wanted, state.samples, each, len(idle), late, in_parts=in_parts)
         if division is None:
             return []
         progress = state.samples.progress
@@ -162,7 +174,7 @@ class Rounds(Mode):
             progress=progress,
             rate_factor=state.rate_factor(progress + count / 2 / state.samples.per_epoch),
             division=division,
-            parts=self.local is None and self.wanted.steps_parts(state.rules),
+            parts=in_parts,
         )
         actions: list[e.Action] = []
         for number, (member, part) in enumerate(zip(idle, division.parts, strict=False)):
@@ -185,16 +197,10 @@ class Rounds(Mode):
         }
         return e.Open(version=round_.version + 1, members=members, rate_factor=round_.rate_factor)
 
-    def _wait(self, round_: Round, work: int, *, on: bool) -> None:
-        """Have the shard told with the next actions: at once of members who are lost together."""
-        if not round_.parts:
-            return
-        together = self._waits.pop().assignments if self._waits and self._waits[-1].on == on else ()
-        self._waits.append(e.Wait(assignments=(*together, work), on=on))
-
-    def begun(self, version: int) -> None:
+    def begun(self, version: int, *, whole: bool) -> None:
         if self.round is not None and self.round.version == version - 1:
             self.round.begun = True
+            self.round.unfilled |= whole
 
     def _give(
         self, round_: Round, number: int, member: Member, part: Part, now: float, *, evaluate_epoch: int = 0
@@ -220,16 +226,28 @@ class Rounds(Mode):
     def _fill(self, round_: Round, idle: Sequence[Member], now: float) -> list[e.Action]:
         """Give lost members' places, as far as the round needs them, to those who have nothing to do."""
         actions: list[e.Action] = []
+        if round_.parts:  # once some are stepped, nobody else can be sent the version before
+            ready = self._state.roster.ready()
+            have = [each for each in ready if each.version == round_.version]
+            if not have and not round_.open:
+                left = tuple(round_.places[each].work for each in round_.vacant)
+                round_.unfilled = True
+                return [e.Without(assignments=left)]
+            idle = [member for member in have if member.work is None and member.listening]
         for number, member in zip(sorted(round_.vacant), idle, strict=False):
             place = round_.places[number]
             holder = self._holder(place)
             if holder is not None:
                 self._state.roster.relieve(holder)
+                holder.succeed(place.work)
             who = f"rank {place.rank} ({place.member[0]}) is lost: {member.name} computes its part"
             actions.append(e.Note(text=f"{who} of version {round_.version + 1}"))
             rank = place.rank
-            actions += self._give(round_, number, member, round_.division.parts[number], now)
+            given = self._give(round_, number, member, round_.division.parts[number], now)
             round_.places[number].rank = rank  # contributions are in the order of the places
+            if round_.parts:
+                actions.append(_refill(place.work, round_.places[number]))
+            actions += given
         return actions
 
     def _holder(self, place: Place) -> Member | None:
@@ -255,21 +273,22 @@ class Rounds(Mode):
             # What it was told may not have arrived.
             assignment = work.assignment
             number = round_.place_of[work.id]
-            if round_.begun and number in round_.lost:  # its push will be too late
-                state.roster.relieve(member)
-                return []
+            if work.shared or round_.parts:
+                self._come_back(round_, number)
             if member.version is not None and member.version > round_.version:
                 return []  # it has pushed all parts, or the next version could not be whole
-            if work.shared or round_.parts:
-                if number in round_.lost:
-                    self._wait(round_, work.id, on=True)
-                round_.lost.discard(number)  # nobody else has been given it
-                round_.open.add(number)
             state.ask_for_evaluation(member, assignment.evaluate_epoch, assignment.id, now)
             return [state.send(member, assignment)]
         if work.id != assigned:  # it never heard of it, and will not answer
             self._void(member)
         return []
+
+    def _come_back(self, round_: Round, number: int) -> None:
+        """The member of a place goes on, if it had been lost."""
+        if round_.parts and number in round_.lost:
+            place = round_.places[number]
+            self._told.append(_refill(place.work, place))
+        round_.reopen(number)
 
     # ---- taking pushes
 
@@ -279,10 +298,10 @@ class Rounds(Mode):
         round_ = self.round
         assert round_ is not None
         number = round_.place_of[work.id]
-        if round_.parts and number in round_.lost:  # parts may have been stepped without it
-            return None
-        if not event.samples:
-            self._wait(round_, work.id, on=False)
+        if round_.parts:
+            self._come_back(round_, number)
+            if not event.samples:
+                self._told.append(e.Without(assignments=(work.id,)))
         part = round_.division.parts[number]
         contribution = e.Contribution(
             key=event.key,
@@ -311,12 +330,15 @@ class Rounds(Mode):
             return
         assert round_ is not None
         round_.lose(round_.place_of[work.id])
-        self._wait(round_, work.id, on=False)
+        if round_.parts:
+            self._told.append(e.Vacate(assignments=(work.id,)))
         if self._state.roster.get(member.id) is None:  # another incarnation has replaced it
             self._state.roster.relieve(member)
         if not round_.contributions and not round_.open and not round_.begun:
             # Everyone is gone and nothing came: its samples are drawn again, by whoever comes.
             self.round = None
+            if round_.parts:
+                self._told.append(e.Without(assignments=tuple(place.work for place in round_.places)))
             for drawn, places in round_.division.portions():
                 self._return(round_, drawn, places)
 
@@ -425,3 +447,8 @@ class Rounds(Mode):
             return Awaited()
         text = f"version {self._state.version + 1} is being computed {self._state.waited(now)}"
         return Awaited(subject="computed", text=text, for_others=False)
+
+
+def _refill(lost: int, place: Place) -> e.Refill:
+    worker, incarnation = place.member
+    return e.Refill(lost=lost, assignment=place.work, worker=worker, incarnation=incarnation)

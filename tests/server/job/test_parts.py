@@ -10,7 +10,7 @@ import pytest
 from jobs import LEASE_S, Job
 from stepping import copied, core_of
 
-from gradwire.proto.messages import Decision, Phase
+from gradwire.proto.messages import Phase
 from gradwire.proto.refusal import Reason
 from gradwire.proto.shares import assigned_samples
 from gradwire.server.job import events as e
@@ -52,8 +52,18 @@ def come_back(job: Job, worker: str, version: int | None = None) -> None:
     )
 
 
-def waits(job: Job) -> list[tuple[tuple[int, ...], bool]]:
-    return [(each.assignments, each.on) for each in job.all(e.Wait)]
+def without(job: Job) -> list[tuple[int, ...]]:
+    """Who is not waited for any more."""
+    return [each.assignments for each in job.all(e.Without)]
+
+
+def vacant(job: Job) -> list[int]:
+    return [assignment for each in job.all(e.Vacate) for assignment in each.assignments]
+
+
+def whole(job: Job) -> None:
+    """The shard has stepped every part."""
+    job.step(e.Begun(version=job.core.version + 1, whole=True))
 
 
 # ---- which rounds
@@ -92,51 +102,42 @@ def test_only_plain_rounds_of_an_aggregation_by_coordinate_are_stepped_in_parts(
     job = both(3, mode, **rules)
     assert bool(job.all(e.Open)) == opens
     lose(job, "w2")
-    assert bool(job.all(e.Wait)) == opens
+    assert bool(job.all(e.Vacate)) == opens
 
 
 # ---- who is waited for
 
 
-def test_parts_do_not_wait_for_a_member_that_is_lost_or_pushes_nothing() -> None:
+def test_parts_do_not_wait_for_a_member_that_pushes_nothing() -> None:
     job = both(3)
     job.push("w0", samples=0)
-    assert waits(job) == [((told(job, "w0"),), False)]
-    lose(job, "w1")
-    assert waits(job) == [((told(job, "w1"),), False)]
+    assert without(job) == [(told(job, "w0"),)]
+    job.push("w1")
     job.push("w2")
-    assert waits(job) == []
-    assert [each.samples for each in job.one(e.Apply).contributions] == [0, 4]
+    assert without(job) == []
+    assert [each.samples for each in job.one(e.Apply).contributions] == [0, 4, 4]
 
 
-def test_members_who_are_lost_at_once_are_given_up_at_once() -> None:
-    """One after the other, a part could be stepped with the gradient of the next one to go."""
+def test_nothing_is_stepped_before_a_lost_members_place_is_taken() -> None:
     job = both(3)
-    job.push("w0")
     one, other = told(job, "w1"), told(job, "w2")
     lose(job, "w1", "w2")
-    assert waits(job) == [((one, other), False)]
-    assert [each.key.worker for each in job.one(e.Apply).contributions] == ["w0"]
+    assert vacant(job) == [one, other]
+    assert without(job) == []
+    job.tick(0.1)
+    assert vacant(job) == [], "it is told once"
 
 
 def test_the_shard_hears_that_a_round_is_given_up_although_nobody_is_left() -> None:
     job = both(2)
     both_of = (told(job, "w0"), told(job, "w1"))
     lose(job, "w0", "w1")
-    assert waits(job) == [(both_of, False)]
+    assert without(job) == [both_of]
     assert not job.all(e.Apply)
     assert job.phase() is Phase.GATHERING
     job = both(1)
     job.step(e.Left(worker="w0", incarnation=1, failed=True, reason="crashed"))
-    assert waits(job) == [((told(job, "w0"),), False)]
-
-
-def test_who_is_told_the_shard_once_is_not_told_again() -> None:
-    job = both(2)
-    lose(job, "w1")
-    assert len(waits(job)) == 1
-    job.tick(0.1)
-    assert waits(job) == []
+    assert without(job) == [(told(job, "w0"),)]
 
 
 # ---- nothing is final yet
@@ -154,11 +155,15 @@ def test_a_round_that_everybody_leaves_before_anything_is_final_gives_its_sample
     assert opened == [] or opened[0].version == 1
 
 
-def test_who_comes_back_before_anything_is_final_is_waited_for_again() -> None:
+@pytest.mark.parametrize("is_final", [False, True])
+def test_who_comes_back_before_its_place_is_given_goes_on(is_final: bool) -> None:
     job = both(2)
+    if is_final:
+        begin(job)
     lose(job, "w1")
     come_back(job, "w1")
-    assert waits(job) == [((told(job, "w1"),), True)]
+    (again,) = job.all(e.Refill)
+    assert (again.lost, again.assignment, again.worker) == (told(job, "w1"), told(job, "w1"), "w1")
     assert job.assignments["w1"] == job.told["w1"]
     job.push("w0")
     assert not job.all(e.Apply)
@@ -167,35 +172,118 @@ def test_who_comes_back_before_anything_is_final_is_waited_for_again() -> None:
     assert [each.key.worker for each in job.one(e.Apply).contributions] == ["w0", "w1"]
 
 
-def test_samples_of_a_lost_member_go_out_again_if_nothing_was_final() -> None:
-    job = both(2)
-    lost = job.told["w1"]
-    lose(job, "w1")
+# ---- a lost member's place
+
+
+@pytest.mark.parametrize("is_final", [False, True])
+def test_a_member_of_the_round_that_has_pushed_computes_what_a_lost_one_left(is_final: bool) -> None:
+    job = both(3)
+    left = job.told["w1"]
     job.push("w0")
-    job.publish()
-    assert job.told["w0"].ranges == lost.ranges
+    if is_final:
+        begin(job)
+    lose(job, "w1")
+    order = [type(each) for each in job.actions if isinstance(each, e.Refill | e.Assign)]
+    assert order == [e.Refill, e.Assign], "the shard has to know what is missing"
+    taken, given = job.one(e.Refill), job.one(e.Assign)
+    assert (taken.lost, taken.assignment, taken.worker) == (left.id, told(job, "w0"), "w0")
+    assert given.assignment.ranges == left.ranges
+    assert (given.assignment.version, given.has, given.assignment.position) == (0, 0, left.position)
+    job.push("w2")
+    assert not job.all(e.Apply)
+    job.push("w0")
+    assert [(each.key.worker, each.rank) for each in job.one(e.Apply).contributions] == [
+        ("w0", 0),
+        ("w0", 1),
+        ("w2", 2),
+    ]
 
 
-# ---- parts are final
-
-
-def test_who_comes_back_after_a_part_was_final_is_too_late_and_nobody_computes_its_samples() -> None:
+def test_who_comes_back_after_its_place_was_given_is_not_needed() -> None:
+    """What counts of its push stays sent; the rest somebody else computes."""
     job = both(2, epochs=1, samples=8)
+    late = job.told["w1"]
+    job.push("w0")
     begin(job)
     lose(job, "w1")
     come_back(job, "w1")
     assert not job.assignments
-    assert waits(job) == []
-    job.push("w1", to=job.told["w1"])
-    assert job.outcome().decision is Decision.REFUSED
+    assert job.core.unwanted("w1", 1, late.id)
+    job.push("w1", to=late)
     refusal = job.outcome().refusal
     assert refusal is not None
-    assert refusal.reason is Reason.STALE
+    assert refusal.reason is Reason.REDUNDANT
     assert len(job.all(e.Drop)) == 1
     job.push("w0")
     job.publish()
     assert job.core.samples.done
     assert job.phase() is Phase.FINISHING
+    assert job.core.repeated_samples == 0
+
+
+def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
+    job = both(3, epochs=1, samples=12)
+    left = job.told["w1"]
+    job.push("w0")
+    begin(job)
+    lose(job, "w1")
+    second = job.told["w0"]
+    assert second.ranges == left.ranges
+    job.push("w2")
+    lose(job, "w0")
+    third = job.told["w2"]
+    assert (third.ranges, job.one(e.Refill).lost) == (left.ranges, second.id)
+    for worker, assignment in (("w1", left), ("w0", second)):
+        come_back(job, worker)
+        job.push(worker, to=assignment)
+        refusal = job.outcome().refusal
+        assert refusal is not None
+        assert refusal.reason is Reason.REDUNDANT, "its place was given to somebody else"
+    job.push("w2")
+    assert [each.key.worker for each in job.one(e.Apply).contributions] == ["w0", "w2", "w2"]
+    job.publish()
+    assert job.core.samples.done
+
+
+def test_a_newcomer_cannot_take_a_place_because_it_cannot_get_the_version() -> None:
+    job = both(2, epochs=1, samples=8)
+    begin(job)
+    lose(job, "w1")
+    job.bring("w2")
+    assert not job.all(e.Refill)
+    assert "w2" not in job.told
+    lose(job, "w0")
+    assert without(job) == [(1, 2)]
+    assert job.one(e.Apply).contributions == ()
+
+
+def test_a_place_waits_for_a_member_that_is_reconnecting() -> None:
+    job = both(2)
+    job.push("w0")
+    begin(job)
+    job.step(e.Detached(worker="w0", incarnation=1))
+    job.now += LEASE_S / 2 + 1
+    job.heartbeat("w0")
+    job.now += LEASE_S / 2
+    job.step(e.Tick())
+    assert (vacant(job), job.all(e.Refill), job.all(e.Apply)) == ([told(job, "w1")], [], [])
+    come_back(job, "w0")
+    assert job.one(e.Refill).worker == "w0"
+
+
+def test_nothing_is_left_to_compute_of_a_member_that_is_lost_when_all_parts_are_final() -> None:
+    """Its commit alone has not come."""
+    job = both(2, epochs=1, samples=8)
+    job.push("w0")
+    whole(job)
+    lose(job, "w1")
+    assert not job.all(e.Refill)
+    assert [each.key.worker for each in job.one(e.Apply).contributions] == ["w0"]
+    job.publish()
+    assert job.core.samples.done
+
+
+# ---- parts are final
 
 
 def test_a_round_that_has_begun_closes_when_nobody_is_left_in_it() -> None:
@@ -214,7 +302,7 @@ def test_what_was_pushed_counts_although_its_worker_is_lost_before_the_round_clo
     job.push("w0")
     begin(job)
     lose(job, "w0")
-    assert waits(job) == []
+    assert vacant(job) == []
     job.push("w1")
     assert [each.key.worker for each in job.one(e.Apply).contributions] == ["w0", "w1"]
 
@@ -241,11 +329,13 @@ def test_the_state_is_written_and_read_in_the_middle_of_a_round() -> None:
     lose(job, "w2")
     job.core = copied(job.core, "sync")
     json.dumps(job.core.save()["mode"])
-    come_back(job, "w2")
-    assert not job.assignments, "that parts are final is remembered"
     job.push("w0")
+    job.core = copied(job.core, "sync")
+    come_back(job, "w2")
+    assert not job.assignments, "its place is another's"
     job.push("w1")
-    assert sum(each.samples for each in job.one(e.Apply).contributions) == 8
+    job.push("w0")
+    assert sum(each.samples for each in job.one(e.Apply).contributions) == 12
     job.publish()
     assert job.core.samples.done
     assert assigned_samples(job.told["w2"]) == 4

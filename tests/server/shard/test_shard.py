@@ -138,6 +138,7 @@ class Steps:
     def __init__(self, shard: Shard, version: int = 1) -> None:
         self.shard = shard
         self.begun = 0
+        self.whole: list[bool] = []
         self.sent: list[int] = []
         self.keys = {1: A, 2: B, 3: C}
         self.version = version
@@ -149,8 +150,9 @@ class Steps:
         assert header.version == self.version
         self.sent.append(header.part)
 
-    def begin(self) -> None:
-        self.begun += 1
+    def begin(self, whole: bool) -> None:
+        self.begun += not self.whole or not whole
+        self.whole.append(whole)
 
     def put(self, part: int, *assignments: int) -> None:
         """The gradient of each member is the number of its assignment."""
@@ -197,6 +199,7 @@ def test_a_part_is_stepped_and_sent_as_soon_as_the_last_member_has_stored_it(ord
             steps.put(part, 3, 1)
             assert await steps.settled() == list(order[:done])
             assert steps.begun == bool(done)
+            assert True not in steps.whole
             steps.put(part, 2)
             assert steps.begun == 1
             assert await steps.settled() == list(order[: done + 1])
@@ -225,7 +228,7 @@ def test_a_member_that_is_given_up_counts_in_the_parts_that_were_final_and_in_no
             steps.put(part, 2)  # all of its push is here
         for part in range(before):
             steps.put(part, 1, 3)
-        steps.shard.wait([2], on=False)
+        steps.shard.without([2])
         assert steps.shard.counted(B) == set(range(before))
         for part in range(before, 3):
             steps.put(part, 1, 3)
@@ -243,7 +246,7 @@ def test_parts_that_waited_for_nobody_else_are_final_when_that_member_is_given_u
         steps.put(0, 1, 3)
         steps.put(2, 1, 3)
         steps.put(1, 1)
-        steps.shard.wait([2], on=False)
+        steps.shard.without([2])
         assert await steps.settled() == [0, 2]
         steps.put(1, 3)
         assert await steps.close(1, 3) == near(WITHOUT_B, WITHOUT_B, WITHOUT_B)
@@ -257,7 +260,7 @@ def test_of_members_who_are_given_up_at_once_nothing_is_stepped() -> None:
     async def test(steps: Steps) -> None:
         steps.put(0, 1, 2)
         steps.put(1, 2, 3)
-        steps.shard.wait([1, 3, 2], on=False)
+        steps.shard.without([1, 3, 2])
         assert (steps.begun, await steps.settled()) == (0, [])
         steps.put(2, 1, 2, 3)
         assert steps.begun == 0, "nobody is waited for, and nothing comes of it"
@@ -274,22 +277,90 @@ def test_of_members_who_are_given_up_at_once_nothing_is_stepped() -> None:
     in_parts(test)
 
 
-def test_who_is_taken_back_before_anything_was_final_is_waited_for() -> None:
+def test_nothing_is_stepped_while_a_place_is_vacant() -> None:
+    """Its member is lost, and had stored everything; then it is back."""
+
     async def test(steps: Steps) -> None:
-        steps.put(0, 2)
-        steps.shard.wait([2], on=False)
-        steps.shard.drop(B)
-        steps.shard.wait([2], on=True)
         for part in range(3):
-            steps.put(part, 1, 3)
-        assert await steps.settled() == []
-        steps.put(0, 2)
+            steps.put(part, 2)
+        steps.put(0, 1, 3)
+        steps.shard.vacate([2])
+        steps.put(1, 1, 3)
         assert await steps.settled() == [0]
-        steps.put(1, 2)
-        steps.put(2, 2)
-        assert steps.shard.counted(B) == {0, 1, 2}
+        steps.shard.refill(2, 2, ("b", 1))
+        assert await steps.settled() == [0, 1]
+        assert steps.shard.asked(2) == ()
+        steps.put(2, 1, 3)
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
         assert steps.shard.counted(B) == set(), "the push counts as a whole"
+
+    in_parts(test)
+
+
+@pytest.mark.parametrize("before", range(3))
+def test_who_takes_a_lost_members_place_pushes_what_is_not_final_in_its_rank(before: int) -> None:
+    async def test(steps: Steps) -> None:
+        other = PushKey("c", 1, 2)
+        for part in range(3):
+            steps.put(part, 2, 3)
+        for part in range(before):
+            steps.put(part, 1)
+        steps.shard.vacate([2])
+        steps.put(before, 1)
+        steps.shard.refill(2, 9, ("c", 1))
+        assert steps.shard.asked(9) == tuple(range(before, 3))
+        steps.put(2, 1)
+        steps.put(2, 2)  # it is back, and does not know
+        assert await steps.settled() == list(range(before))
+        steps.shard.drop(B)
+        for part in range(before + 1, 3):
+            steps.put(part, 1)
+        for part in range(before, 3):
+            steps.shard.put(other, part, [dense(2)], 9)
+            assert await steps.settled() == list(range(part + 1))
+        assert steps.whole == [False, True]
+        assert steps.shard.counted(B) == set(range(before))
+        assert steps.shard.counted(other) == set(range(before, 3))
+        steps.keys[2] = other
+        assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
+        assert steps.shard.counted(B) == set(range(before)), "it will ask when it is back"
+
+    in_parts(test)
+
+
+def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
+    async def test(steps: Steps) -> None:
+        one, other = PushKey("a", 1, 2), PushKey("c", 1, 2)
+        for part in range(3):
+            steps.put(part, 1, 3)
+        steps.shard.vacate([2])
+        steps.shard.refill(2, 8, ("a", 1))
+        steps.shard.put(one, 1, [dense(2)], 8)
+        steps.shard.vacate([8])
+        steps.shard.refill(8, 9, ("c", 1))
+        assert steps.shard.asked(9) == (0, 2)
+        for part in (0, 2):
+            steps.shard.put(other, part, [dense(2)], 9)
+        steps.shard.drop(one)
+        assert steps.shard.counted(one) == {1}
+        steps.keys[2] = other
+        assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
+
+    in_parts(test)
+
+
+def test_a_place_that_nobody_takes_is_given_up() -> None:
+    async def test(steps: Steps) -> None:
+        steps.put(0, 1, 2, 3)
+        steps.shard.vacate([2])
+        for part in (1, 2):
+            steps.put(part, 1, 3)
+        assert await steps.settled() == [0]
+        steps.shard.without([2])
+        steps.shard.refill(2, 2, ("b", 1))
+        assert await steps.settled() == [0, 1, 2]
+        steps.shard.drop(B)
+        assert await steps.close(1, 3) == near(ALL, WITHOUT_B, WITHOUT_B)
 
     in_parts(test)
 
@@ -358,7 +429,7 @@ def test_what_is_not_final_when_the_round_closes_is_stepped_then() -> None:
 def test_a_round_that_nobody_is_left_in_leaves_the_other_parts_alone() -> None:
     async def test(steps: Steps) -> None:
         steps.put(1, 1, 2, 3)
-        steps.shard.wait([1, 2, 3], on=False)
+        steps.shard.without([1, 2, 3])
         for key in (A, B, C):
             steps.shard.drop(key)
         assert await steps.close() == near(0, ALL, 0)
@@ -388,7 +459,7 @@ def test_a_part_that_diverges_fails_the_version_when_the_round_closes() -> None:
     async def test(shard: Shard) -> None:
         members = {1: ("a", 1, 1)}
         sent: list[Encoded] = []
-        shard.open_round(Open(version=1, members=members, rate_factor=10.0), sent.append, lambda: None)
+        shard.open_round(Open(version=1, members=members, rate_factor=10.0), sent.append, lambda whole: None)
         for part, value in enumerate((1.0, 3e38, 1.0)):
             shard.put(A, part, [dense(value)], 1)
         await shard.digest()

@@ -124,3 +124,24 @@ def test_only_a_push_that_others_may_make_superfluous_keeps_the_state_of_before_
     subject = compression("4bit")
     before = begun(subject, given, gradients(0)).commit(undoable=subject.undoable(given))
     assert (before is not None) == bool(stragglers or slices)
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_who_takes_a_lost_members_place_pushes_the_parts_that_are_left(leaving: bool) -> None:
+    """What it owes of the others stays owed, also when it leaves: they count already."""
+    subject = compression("4bit")
+    push(subject, 0)
+    before = subject.ledger.residual.clone()
+    given = Assignment(id=2, world=1, version=0, parts=(1, 3))
+    step = begun(subject, given, gradients(1), leaving=leaving)
+    step.commit()
+    assert sorted(step.sent) == [1, 3]
+    for part in (0, 2):
+        here = slice(PLAN.parts[part].start, PLAN.parts[part].end)
+        assert torch.equal(subject.ledger.residual[here], before[here])
+
+
+def test_a_push_can_be_undone_where_somebody_else_may_have_to_compute_it() -> None:
+    model = ModelCompressor(SPECS, "4bit", LayerRule(), 1, 0, plan=PLAN)
+    plain = Assignment(id=1, world=1, version=0)
+    assert [Compression(model, in_parts=each).undoable(plain) for each in (False, True)] == [False, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any, cast
 
@@ -31,11 +32,18 @@ from gradwire.worker.session.session import MAX_RESENDS, Session
 ELEMENTS = 35
 
 
-def session(script: Script, compressor: str = "topk:ratio=8", *, model: nn.Module | None = None) -> Session:
+def session(
+    script: Script,
+    compressor: str = "topk:ratio=8",
+    *,
+    model: nn.Module | None = None,
+    in_parts: bool = False,
+) -> Session:
     torch.manual_seed(1)
     replica = Replica(model or nn.Linear(6, 5), 64, part_bytes=4 * ALIGNMENT)
     specs = replica.manifest.specs
-    compression = Compression(ModelCompressor(specs, compressor, LayerRule(), 1, 0, plan=replica.plan))
+    made = ModelCompressor(specs, compressor, LayerRule(), 1, 0, plan=replica.plan)
+    compression = Compression(made, in_parts=in_parts)
     return Session(cast("Connection", script), replica, compression, Metrics(compressor), initialize=True)
 
 
@@ -125,6 +133,28 @@ def test_an_outcome_that_comes_twice_counts_once() -> None:
     subject.next(0)
     subject.next(0)
     np.testing.assert_array_equal(residual(subject), flat(1))
+    assert script.settled == [1]
+
+
+@pytest.mark.parametrize("reason", [Reason.STALE, Reason.REDUNDANT])
+def test_parts_that_count_of_a_refused_push_are_not_owed_and_the_others_only_if_nobody_sends_them(
+    reason: Reason,
+) -> None:
+    script = Script()
+    subject = session(script, "none", model=nn.Linear(100, 100), in_parts=True)
+    given = [torch.randn(100, 100), torch.randn(100)]
+    subject.begin()
+    pushing = begun(subject, assignment(1), given)
+    subject.commit(pushing, 0.5)
+    script.messages = [dataclasses.replace(refused(1, reason), counted=(0, 2))]
+    subject.next(0)
+    whole = torch.cat([each.reshape(-1) for each in given]).numpy()
+    expected = np.zeros_like(whole)
+    for part in (1, 3) if reason is Reason.STALE else ():
+        bounds = subject.replica.plan.parts[part]
+        expected[bounds.start : bounds.end] = whole[bounds.start : bounds.end]
+    assert reason is Reason.REDUNDANT or residual(subject).tolist() == expected.tolist()
+    assert subject.held_back == pytest.approx(float(np.linalg.norm(expected)))
     assert script.settled == [1]
 
 
