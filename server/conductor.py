@@ -145,7 +145,7 @@ class Conductor:
                 case e.Vacate():
                     self.shard.vacate(action.assignments)
                 case e.Refill():
-                    self.shard.refill(action.lost, action.assignment, (action.worker, action.incarnation))
+                    self._refill(action)
                 case e.Without():
                     self.shard.without(action.assignments)
                 case e.Apply():
@@ -252,6 +252,12 @@ class Conductor:
             self.happen(e.Begun(version=version, whole=whole))
 
         self.shard.open_round(action, self._growing.add, begun)
+
+    def _refill(self, action: e.Refill) -> None:
+        self.shard.refill(action.lost, action.assignment, (action.worker, action.incarnation))
+        missing, parts = len(self.shard.asked(action.assignment)), len(self.shard.plan.parts)
+        if action.assignment != action.lost:
+            log.info("%s pushes the %d of %d parts that are missing", action.worker, missing, parts)
 
     def _follow(self, worker: str, update: Broadcast) -> None:
         """Have a worker sent an update while it grows."""

@@ -73,15 +73,26 @@ def test_unusual_models_and_a_slow_worker_come_to_the_same_bits(daemons: Daemons
     assert len(found) == 1
 
 
-def test_a_job_ends_although_a_worker_is_killed_while_parts_go_both_ways(daemons: Daemons) -> None:
-    """One is slow, so that parts of the others wait for it when another is killed."""
-    server = started(daemons, "both", 16384, "small_tasks:regression:width=4000,jitter=0.02")
-    workers = join(daemons, server)
-    for worker in workers:
-        worker.wait_for("ready for work")
-    workers[1].signal(signal.SIGKILL)
-    workers[1].wait()
+def test_what_a_worker_left_that_was_killed_between_two_parts_another_computes(daemons: Daemons) -> None:
+    """384 samples: three rounds of three times 16, the last with a push in the lost worker's place, and eight
+    rounds of twice 16."""
+    server = daemons.server(
+        *("--task", "small_tasks:dying:width=4000,samples=384", "--min-workers", "3", "--epochs", "1"),
+        *("--batch-size", "16", "--overlap", "both", "--part-bytes", "16384", "--lease-seconds", "2"),
+    )
+    workers = [
+        daemons.worker(
+            server.address,
+            *("--worker-id", f"w{place}", "--compressor", "topk:ratio=10"),
+            environ={"DIES": "1"} if place == 1 else None,
+        )
+        for place in range(3)
+    ]
     status = finished(server)
-    assert [workers[0].wait(), workers[2].wait()] == [0, 0]
-    assert status.version > 0
+    assert [worker.wait() for worker in workers] == [0, -signal.SIGKILL, 0]
+    server.wait_for(r"rank \d \(w1\) is lost: rank \d \(w[02]\) computes its part of version 3")
+    missing = server.wait_for(r"w[02] pushes the (\d+) of (\d+) parts that are missing")
+    assert 0 < int(missing[1]) < int(missing[2])
+    assert (status.version, status.pushes, status.refused_pushes) == (11, 25, 0)
+    assert status.repeated_samples == 0
     stop(server)

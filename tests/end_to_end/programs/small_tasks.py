@@ -1,8 +1,10 @@
 """Tasks for the end-to-end tests: quick ones, and ones that misbehave."""
 
 import dataclasses
+import itertools
 import os
 import random
+import signal
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -81,6 +83,25 @@ def paced(seconds: float = 0.001, samples: int = 192) -> Task:
     def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         time.sleep(pace_s * len(batch[0]))
         return task.loss(model, batch)
+
+    return dataclasses.replace(task, loss=loss)
+
+
+def dying(samples: int = 96, width: int = 16) -> Task:
+    """The noisy linear problem. A worker with DIES in its environment is killed in the middle of its third
+    backward pass: the gradients of the last layer have left, those of the first do not exist yet."""
+    task, steps = regression(samples, width), itertools.count(1)
+
+    def die(gradient: torch.Tensor) -> None:
+        time.sleep(1.0)  # in which the parts arrive
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        *layers, last = model.children()
+        hidden: Any = nn.Sequential(*layers)(batch[0])  # its hooks have no types
+        if "DIES" in os.environ and next(steps) == 3:
+            hidden.register_hook(die)
+        return nn.functional.mse_loss(last(hidden), batch[1])
 
     return dataclasses.replace(task, loss=loss)
 
