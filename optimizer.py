@@ -168,12 +168,27 @@ class _Run:
         """These elements of a tensor like the parameter; the tensor itself where they are all of it."""
         return tensor if self.end - self.start == tensor.numel() else tensor[self.start : self.end]
 
+    def alike(self, other: _Run) -> bool:
+        """Whether another one of the same parameters has taken as many steps."""
+        import torch
+
+        for what, tensor in self.memory.items():
+            theirs = other.memory[what]
+            if (tensor is None) != (theirs is None):
+                return False
+            if what == COUNT and not torch.equal(_present(tensor), _present(theirs)):
+                return False
+        return True
+
     def cut(self, borders: Sequence[int]) -> list[_Run]:
         """Its pieces between ascending borders, which go on over the same memory."""
         inside = borders[bisect_right(borders, self.start) : bisect_left(borders, self.end)]
         if not inside:
             return [self]
         return [self._piece(*pair) for pair in pairwise((self.start, *inside, self.end))]
+
+    def within(self, start: int, end: int) -> bool:
+        return start <= self.start and self.end <= end
 
     def _piece(self, start: int, end: int) -> _Run:
         memory: Memory = {}
@@ -185,6 +200,31 @@ class _Run:
             else:
                 memory[what] = tensor[start - self.start : end - self.start]
         return _Run(start, end, memory)
+
+
+def _joined(runs: Sequence[_Run]) -> list[_Run]:
+    """Neighbours that have taken the same steps as one, with memory of its own."""
+    import torch
+
+    groups: list[list[_Run]] = []
+    for run in runs:
+        if groups and groups[-1][0].alike(run):
+            groups[-1].append(run)
+        else:
+            groups.append([run])
+    joined: list[_Run] = []
+    for group in groups:
+        memory: Memory = dict(group[0].memory)
+        for what, tensor in memory.items() if len(group) > 1 else ():
+            if tensor is not None and what != COUNT:
+                memory[what] = torch.cat([_present(run.memory[what]) for run in group])
+        joined.append(_Run(group[0].start, group[-1].end, memory))
+    return joined
+
+
+def _present(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert tensor is not None
+    return tensor
 
 
 class Optimizer:
@@ -239,6 +279,24 @@ class Optimizer:
         for what, tensors in memories.items():
             for run, tensor in zip(runs, tensors, strict=True):
                 run.memory[what] = tensor
+
+    def divide(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Go on with the same elements in other parameters. All of both are of one dimension, and ranges of
+        one buffer."""
+        known: list[_Run] = []
+        for each, runs in zip(self._parameters, self._runs, strict=True):
+            at = int(each.storage_offset())
+            known += [_Run(at + run.start, at + run.end, run.memory) for run in runs if run.start < run.end]
+        known.sort(key=lambda run: run.start)
+        ends = [run.end for run in known]
+        self._parameters, self._runs = list(parameters), []
+        for each in self._parameters:
+            start = int(each.storage_offset())
+            borders = (start, start + each.numel())
+            among = known[bisect_right(ends, borders[0]) : bisect_left(ends, borders[1]) + 1]
+            pieces = [piece for run in among for piece in run.cut(borders) if piece.within(*borders)]
+            moved = [_Run(run.start - start, run.end - start, run.memory) for run in _joined(pieces)]
+            self._runs.append(moved or [_Run(0, 0, self._options.memory(each))])
 
     def step_apart(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Step elements of any parameters, copied out of them. Only where nothing is remembered of any: see

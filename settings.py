@@ -124,13 +124,6 @@ class JobSettings:
         "schedule of the learning rate: constant, cosine, step or exponential, such as cosine:warmup=5",
         metavar=_SPEC,
     )
-    part_bytes: int = connection(
-        0,
-        "size of the largest part of the model that travels as one, as float32; 0 for a 32nd of the model, "
-        "but at least 2 MiB, and more if the first worker sends a part of the elements only",
-        unit="bytes",
-        least=0,
-    )
     overlap: Literal["off", "backward", "both"] = connection(
         "backward",
         "what travels while workers compute: nothing, gradients during the backward pass, or with both also "
@@ -150,13 +143,10 @@ class JobTerms(JobSettings):
     Attributes:
         id: unique per server start.
         work: kind of work that the mode asks of workers, as a spec: gradients, local or exchange.
-        least_part_bytes: of the largest part where `part_bytes` is 0, as float32; see `least_part_bytes` of
-            the compressors.
     """
 
     id: str
     work: str
-    least_part_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +155,13 @@ class ServingSettings:
 
     aggregation: str = training(
         "mean", "aggregation of gradients: mean, median, trimmed or krum, such as krum:wrong=2", metavar=_SPEC
+    )
+    part_bytes: int = connection(
+        0,
+        "size of the largest part of the model that travels as one, as float32; 0 for a 32nd of the model, "
+        "but at least 2 MiB, and more if the first worker sends a part of the elements only",
+        unit="bytes",
+        least=0,
     )
     lease_seconds: float = connection(
         10.0, "time without a sign of life after which a worker is lost", unit="seconds", least=0.5

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compressors import Payload, cut, divide
+from ..compressors import Payload, Plan, cut
 from ..deploy.processes import Children
 from ..proto import messages as m
 from ..proto.manifest import Manifest
@@ -37,28 +37,29 @@ class Pusher:
             received=lambda size: None,
         )
         self.close = self._connection.close
-        plan = divide([payload.elements])
-        self._parts = [cut(payload, part.start, part.end) for part in plan.parts]
-        self._versions = [0] * len(plan.parts)
         tensor = m.Tensor(name="weight", shape=(payload.elements,), dtype="float32")
         manifest = Manifest((tensor,), 1 << 40)
         try:
             self._connection.join("benchmark", "none", ())
             self._connection.initialize(manifest, [np.zeros(payload.elements * 4, np.uint8)])
-            self._connection.ready(manifest, plan)
+            self._connection.ready(manifest)
+            while not isinstance(plan := self._next(), Plan):
+                pass
             while not isinstance(message := self._next(), m.Assignment):
                 pass
-            self._assignment, self._seq = message, 1
         except BaseException:
             self.close()
             raise
+        self._plan, self._assignment, self._seq = plan, message, 1
+        self._parts = [cut(payload, part.start, part.end) for part in plan.parts]
+        self._versions = [0] * len(plan.parts)
 
     def push(self) -> None:
         """Push, and wait until the server's answer is here."""
         checksums: dict[int, int] = {}
         for number, payloads in enumerate(self._parts):
             checksums[number] = crc32c(payload.data for payload in payloads)
-            header = part_header(self._seq, self._assignment.id, number, payloads)
+            header = part_header(self._seq, self._assignment.id, self._plan.number, number, payloads)
             self._connection.part(header, payloads)
         commit = m.Commit(
             seq=self._seq,
@@ -67,6 +68,7 @@ class Pusher:
             samples=1,
             parts=len(checksums),
             digest=digest(checksums),
+            plan=self._plan.number,
         )
         self._connection.commit(commit)
         while not isinstance(message := self._next(), m.Outcome):

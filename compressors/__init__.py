@@ -34,10 +34,12 @@ from .ledger import Compressed as Compressed
 from .ledger import Ledger as Ledger
 from .model import ModelCompressor as ModelCompressor
 from .model import model_wide as model_wide
+from .parts import ALIGNMENT as ALIGNMENT
 from .parts import LEAST_BYTES as LEAST_BYTES
 from .parts import Part as Part
 from .parts import Plan as Plan
 from .parts import Unit as Unit
+from .parts import arrange as arrange
 from .parts import divide as divide
 from .payload import AbsentPayload as AbsentPayload
 from .payload import CodeFormat as CodeFormat

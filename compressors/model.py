@@ -54,7 +54,6 @@ class ModelCompressor:
         self.seed = seed
         self.rank = rank
         self.specs = specs
-        self.plan = plan or divide([spec.elements for spec in specs])
         chosen = [rule.choose(spec, compressor_spec) for spec in specs]
         made = {each: create(each) for each in set(chosen)}  # once: their state is kept apart from them
         self.compressors = [made[each] for each in chosen]
@@ -62,11 +61,16 @@ class ModelCompressor:
         self.ledger = Ledger(elements, velocity=self.wrapping.momentum > 0)
         self.ledger.states = self.first_states()
         self.feedback = [isinstance(compressor, ErrorFeedback) for compressor in self.compressors]
-        self.unit_of = self.plan.unit_of()
-        self.runs = [runs_of(self.compressors, specs, unit.first, unit.last) for unit in self.plan.units]
+        self.adopt(plan or divide(elements))
         self.checks = [checks(compressor) for compressor in self.compressors]
         inner = map(without_feedback, self.compressors)
         self.planned = [place for place, compressor in enumerate(inner) if is_model_wide(compressor)]
+
+    def adopt(self, plan: Plan) -> None:
+        """Divide the model otherwise, between two steps. What the ledger holds is of tensors, and stays."""
+        self.plan = plan
+        self.unit_of = plan.unit_of()
+        self.runs = [runs_of(self.compressors, self.specs, unit.first, unit.last) for unit in plan.units]
 
     def first_states(self) -> list[Any]:
         """What the compressors remember before the first step."""

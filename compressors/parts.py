@@ -2,8 +2,9 @@
 
 The elements of all tensors, laid end to end in manifest order, are the *flat* order. A part is a range of it.
 Parts come in the order in which backward produces gradients: the last tensors first. The list of parts is the
-*plan*. It follows from the sizes and parameter groups of the tensors and the size of a part alone, so that
-both sides make the same one.
+*plan*. It is the server's, belongs to the job and has a number: the first follows from the sizes and
+parameter groups of the tensors and the size of a part (`divide`), and a later one may divide the model in any
+other way that `arrange` can.
 
 A *unit* is what is compressed at once: several small tensors that make up one part, or one large tensor that
 is cut into several. So whatever a compressor finds out about a tensor, it finds out about all of it, and the
@@ -12,6 +13,7 @@ result does not depend on where parts begin.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -50,11 +52,12 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """starts: of each tensor in flat order, and the end of the last."""
+    """starts: of each tensor in flat order, and the end of the last. number: the first of a job has 1."""
 
     parts: tuple[Part, ...]
     units: tuple[Unit, ...]
     starts: tuple[int, ...]
+    number: int = 1
 
     @property
     def elements(self) -> int:
@@ -87,7 +90,7 @@ def divide(
     groups: Sequence[int] = (),
     least_bytes: int = LEAST_BYTES,
 ) -> Plan:
-    """The plan of a model.
+    """The first plan of a model.
 
     Args:
         elements: of each tensor, in manifest order.
@@ -103,8 +106,8 @@ def divide(
     if slices > 1:
         part_bytes = min(part_bytes, 4 * starts[-1] // (4 * slices))
     most = max(ALIGNMENT, part_bytes // 4)
-    parts: list[Part] = []
-    units: list[Unit] = []
+    units: list[int] = []
+    cuts: list[int] = []
     last = len(elements)
     while last:
         first = last - 1
@@ -113,11 +116,33 @@ def divide(
         start, end = starts[first], starts[last]
         pieces = 1 if end - start <= most else -(-(end - start) // (most // ALIGNMENT * ALIGNMENT))
         size = -(-(end - start) // pieces // ALIGNMENT) * ALIGNMENT if pieces > 1 else end - start
-        bounds = [*range(start, end, size), end] if size else [start, end]
-        units.append(Unit(first, last, range(len(parts), len(parts) + len(bounds) - 1), start, end))
+        units.append(last - first)
+        cuts += range(start + size, end, size) if pieces > 1 else ()
+        last = first
+    return arrange(elements, units, sorted(cuts))
+
+
+def arrange(elements: Sequence[int], units: Sequence[int], cuts: Sequence[int], number: int = 1) -> Plan:
+    """A plan as it was asked for.
+
+    Args:
+        elements: of each tensor, in manifest order.
+        units: by unit, how many tensors it has: at least 1 each, the last ones first, all of them together.
+        cuts: elements in flat order, ascending, that begin another part of their unit: inside units of one
+            tensor, at multiples of `ALIGNMENT` in it.
+    """
+    starts = (0, *accumulate(elements))
+    parts: list[Part] = []
+    found: list[Unit] = []
+    last = len(elements)
+    for tensors in units:
+        first = last - tensors
+        start, end = starts[first], starts[last]
+        bounds = [start, *cuts[bisect_right(cuts, start) : bisect_left(cuts, end)], end]
+        found.append(Unit(first, last, range(len(parts), len(parts) + len(bounds) - 1), start, end))
         parts += [Part(*pair) for pair in pairwise(bounds)]
         last = first
-    return Plan(tuple(parts), tuple(units), starts)
+    return Plan(tuple(parts), tuple(found), starts, number)
 
 
 def _alike(groups: Sequence[int], place: int) -> bool:

@@ -10,8 +10,7 @@ from .refusal import Reason, refused
 
 def job_message(terms: JobTerms) -> Job:
     """The message, made of the options that are declared as the job's."""
-    least = {"least_part_bytes": str(terms.least_part_bytes)}
-    return Job(id=terms.id, settings={**to_text(terms, JobSettings), "work": terms.work, **least})
+    return Job(id=terms.id, settings={**to_text(terms, JobSettings), "work": terms.work})
 
 
 def job_terms(message: Job) -> JobTerms:
@@ -24,8 +23,7 @@ def job_terms(message: Job) -> JobTerms:
     try:
         if not work:
             raise ValueError("work: expected a kind of work, got none")
-        least = int(message.settings.get("least_part_bytes", "0"))
-        return from_text(JobTerms, message.settings, id=message.id, work=work, least_part_bytes=least)
+        return from_text(JobTerms, message.settings, id=message.id, work=work)
     except ValueError as error:
         raise refused(
             Reason.MALFORMED,

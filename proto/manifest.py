@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import accumulate
 
 from ..compressors import LEAST_BYTES, Plan, TensorSpec, divide
 from . import messages as m
@@ -17,8 +17,6 @@ from .refusal import Reason, Refused, refused
 DTYPE = "float32"
 MAX_ELEMENTS = 1 << 40  # far above any model; keeps products of hostile shapes out of the arithmetic
 MAX_DIMENSIONS = 16
-# Of neighbours of one group: each is a part at least, and numbers of parts have 16 bits.
-MAX_STRETCHES = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Manifest:
         return sum(spec.elements for spec in self.specs)
 
     def plan(self, part_bytes: int = 0, slices: int = 1, least_bytes: int = LEAST_BYTES) -> Plan:
-        """How the model is divided: see `compressors.divide`."""
+        """How the model is divided at first: see `compressors.divide`."""
         groups = [tensor.group for tensor in self.tensors]
         return divide([spec.elements for spec in self.specs], part_bytes, slices, groups, least_bytes)
 
@@ -125,10 +123,6 @@ class Manifest:
                 raise refuse(
                     Reason.SIZE, f"manifest up to {where}", f"{max_bytes} bytes", f"{total} bytes", remedy
                 )
-        stretches = sum(1 for _ in groupby(message.tensors, key=lambda tensor: tensor.group))
-        if stretches > MAX_STRETCHES:
-            limit = f"at most {MAX_STRETCHES} stretches of neighbours of one parameter group"
-            raise refuse(Reason.TENSOR, "manifest", limit, str(stretches))
         manifest = Manifest(message.tensors, message.train_samples)
         if message.fingerprint != manifest.fingerprint:
             raise refuse(

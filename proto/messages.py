@@ -48,7 +48,7 @@ class Reason(_Enum):
     PROTECTED = 22  # protected mode: remote peers need --insecure on the server
     STOPPING = 23  # the server is shutting down
     PACKET = 24  # a coded packet that is not this worker's to send
-    PLAN = 26  # a part that the job's plan does not have
+    PLAN = 26  # a part that the job's plan does not have, or a plan that the model cannot have
     REDUNDANT = 25  # the round was complete without it: nothing of it is to be sent again
 
 
@@ -310,12 +310,13 @@ class Ready:
     fingerprint: bytes  # of the worker's manifest
     version: int | None = None  # version of the worker's replica; absent when it has none
     assigned: int = 0  # Id of the last assignment that the worker has got; 0 for none
+    plan: int = 0  # Number of the last plan that the worker has got; 0 for none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A part of a push; chunks with transfer = seq * 2^16 + part follow. The parts of a model follow from
-    its manifest and the job's part_bytes.
+    """A part of a push; chunks with transfer = seq * 2^16 + part follow. One of an older plan than the
+    job's is of no use: its push will be refused as stale.
     """
 
     seq: int  # of the push; grows by one per push of this incarnation, from 1
@@ -338,6 +339,7 @@ class Commit:
     digest: int  # crc32c over the crc32c of each part's bytes, in order of the parts
     loss: float = 0.0  # Mean training loss at the base version
     exchanged: Exchanged | None = None  # in coded mode, instead of parts
+    plan: int = 0  # Number of the plan that the parts are of; 0 with none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -415,6 +417,7 @@ class Welcome:
     version: int  # current parameter version
     last_seq: int  # last push that the server has decided on; 0 for none
     stored: tuple[Stored, ...] = ()  # What has come of later ones
+    plan: int = 0  # Number of the job's plan: parts of another are of no use any more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -423,6 +426,21 @@ class Stored:
 
     seq: int  # of the push
     parts: tuple[int, ...]  # ascending
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How the model is divided, from the next update and the next assignment on. The elements of all
+    tensors, end to end in manifest order, are the flat order. A unit is neighbouring tensors of one
+    parameter group. It is one part; if it is one tensor, it may be cut into several. Parts are numbered
+    from 0: unit by unit, ascending within one.
+    """
+
+    number: int  # grows by one with each plan of the job, from 1
+    tensors: tuple[int, ...]  # of each unit, at least 1. Units come in backward order: the last tensors first
+    # Elements in flat order, ascending, that begin another part of their unit. Counted from the beginning of
+    # their tensor they are multiples of 4096.
+    cuts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -469,6 +487,7 @@ class Assignment:
     apply: int = 0  # In coded mode: the exchange whose sum leads to the version; 0: none
     pace: int = 0  # Bytes per second to send at; 0: as fast as it goes
     parts: tuple[int, ...] = ()  # To push alone, ascending: what a lost worker left of its push; none: all
+    plan: int = 0  # Number of the job's plan: not to be begun before that is here
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -616,5 +635,5 @@ WorkerMessage = (
     Chunk | Part | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Batch
 )
 ServerMessage = (
-    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | Unwanted | Batch
+    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | Plan | Unwanted | Batch
 )

@@ -55,7 +55,6 @@ _NO_BYTES = np.empty(0, np.uint8)
 
 PACKETS = 1 << 63  # transfers of coded packets are above
 MAX_PARTS = 1 << 16
-PLAN = 1  # number of the only plan that a job has
 
 
 def payload_header(payload: Payload, content: m.Content = m.Content.UNSPECIFIED) -> PayloadHeader:
@@ -96,10 +95,10 @@ def part_transfer(number: int, part: int) -> int:
     return (number << 16) + part
 
 
-def part_header(seq: int, assignment: int, part: int, payloads: Sequence[Payload]) -> m.Part:
-    """The header of a part of a push, whose payloads lie end to end."""
+def part_header(seq: int, assignment: int, plan: int, part: int, payloads: Sequence[Payload]) -> m.Part:
+    """The header of a part of a push, whose payloads lie end to end. plan, part: their numbers."""
     headers = tuple(map(payload_header, payloads))
-    return m.Part(seq=seq, assignment=assignment, part=part, plan=PLAN, payloads=headers)
+    return m.Part(seq=seq, assignment=assignment, part=part, plan=plan, payloads=headers)
 
 
 def digest(checksums: Mapping[int, int]) -> int:

@@ -12,12 +12,15 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from ..compressors import Plan
 from ..proto import messages as m
+from ..proto.plans import plan_message
+from ..proto.wire import encode_server
 from .job import events as e
 from .job.core import Core
 from .metrics import Metrics
@@ -71,7 +74,7 @@ class Conductor:
         self._updates: deque[Broadcast] = deque()  # the last
         self._growing: Broadcast | None = None  # to the version that the open round leads to
         self._snapshot: Broadcast | None = None  # of the current version
-        self._working: set[asyncio.Task[None]] = set()
+        self._working: set[asyncio.Future[None]] = set()
         self._started_at: float | None = None
         self._ended_at: float | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -140,6 +143,8 @@ class Conductor:
                     self._send(action.worker, m.InitializeRequest())
                 case e.Assign():
                     self._assign(action)
+                case e.Adopt():
+                    self._adopt(action)
                 case e.Open():
                     self._open_round(action)
                 case e.Vacate():
@@ -201,13 +206,52 @@ class Conductor:
         assignment = replace(action.assignment, parts=self.shard.asked(action.assignment.id))
         if self._started_at is None:
             self._started_at = time.monotonic()
+        self._divide(stream)
         if action.has != assignment.version:
-            *missed, last = self._broadcasts(assignment.version, action.has)
-            for broadcast in missed:  # uncompressed, the last alone would have done
-                stream.outbox.broadcast(broadcast, counted=False)
-            stream.outbox.broadcast(last)
+            self._update(stream, assignment.version, action.has)
         pace = self.pacing.rate(action.worker)
         stream.outbox.send(replace(assignment, pace=pace) if pace else assignment)
+
+    def replan(self, plan: Plan) -> None:
+        """Have the model divided otherwise as soon as no push is open, in a job that has its parameters. In
+        force it has the next number, whatever its own. A plan that still waits gives way to this one.
+
+        Raises Refused: PLAN, if the model cannot be divided so.
+        """
+        self.shard.prepare(plan)
+        self.happen(e.Planned())
+
+    def _adopt(self, action: e.Adopt) -> None:
+        if self._growing is not None:  # its round was given up before it had any
+            self._growing.finish()
+            self._growing = None
+        streams = [(self.streams.get(worker), has) for worker, has in action.members.items()]
+        for stream, has in streams:
+            if stream is not None and has != action.version:
+                self._update(stream, action.version, has)
+        # What is of the old plan serves nobody any more: who missed it gets a snapshot.
+        self._updates.clear()
+        self._snapshot = None
+        for arrivals in self._arrivals.values():
+            arrivals.forget_parts()
+        self._work(self.shard.adopt(action.plan))
+        for stream, _ in streams:
+            if stream is not None:
+                self._divide(stream)
+
+    def _divide(self, stream: WorkerStream) -> None:
+        """Send a worker the plan, if it does not have it, before anything that goes by it."""
+        plan = self.shard.plan
+        if stream.plan != plan.number:
+            stream.plan = plan.number
+            stream.outbox.put(encode_server(plan_message(plan)))
+
+    def _update(self, stream: WorkerStream, version: int, has: int | None) -> None:
+        """Send a worker what takes its replica from `has` to `version`."""
+        *missed, last = self._broadcasts(version, has)
+        for broadcast in missed:  # uncompressed, the last alone would have done
+            stream.outbox.broadcast(broadcast, counted=False)
+        stream.outbox.broadcast(last)
 
     def _broadcasts(self, version: int, has: int | None) -> Sequence[Broadcast]:
         """What takes a replica from `has` to `version`: the updates between, or a snapshot."""
@@ -264,6 +308,7 @@ class Conductor:
         stream = self.streams.get(worker)
         if stream is not None and stream.following is not update:
             stream.following = update
+            self._divide(stream)
             stream.outbox.broadcast(update)
 
     def _begin_apply(self, action: e.Apply) -> None:
@@ -340,12 +385,12 @@ class Conductor:
         self._snapshot = None
         self.happen(e.Copied(version=key.version))
 
-    def _work(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
+    def _work(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
         self._working.add(task)
         task.add_done_callback(self._worked)
 
-    def _worked(self, task: asyncio.Task[None]) -> None:
+    def _worked(self, task: asyncio.Future[None]) -> None:
         """A round that cannot be applied would never close, and without ticks no lease would end: give up."""
         self._working.discard(task)
         if task.cancelled() or (error := task.exception()) is None:

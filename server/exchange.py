@@ -122,6 +122,7 @@ class WorkerCall:
                     activity = message.activity[:MAX_TEXT_CHARACTERS]
                     conductor.happen(e.Heard(*stream.id, activity=activity))
                 case m.Ready():
+                    stream.plan = message.plan
                     conductor.happen(
                         e.Prepared(
                             *stream.id,
@@ -177,10 +178,10 @@ class WorkerCall:
             raise Refused(refusals.not_of_mode(stream.worker, part.seq, coded=True))
         if shard.manifest is None:
             raise Refused(refusals.not_initialized(stream.worker, f"push {part.seq}"))
-        arrivals = self._conductor.arrivals(*stream.id)
+        arrivals, older = self._conductor.arrivals(*stream.id), part.plan < shard.plan.number
         wanted = arrivals.wants(part.seq, part.part, part.assignment)
         unwanted = arrivals.unwanted(part.seq)
-        if wanted and not self._core.unwanted(*stream.id, part.assignment):
+        if wanted and not older and not self._core.unwanted(*stream.id, part.assignment):
             stream.inbox.begin(part, shard.manifest, shard.plan)
             return
         stream.inbox.drop(part)
@@ -199,7 +200,10 @@ class WorkerCall:
         self, stream: WorkerStream, part: m.Part, checksum: int, finish: Callable[[], list[Payload]]
     ) -> None:
         """A part is here whole. finish: returns its payloads, or raises Refused where they are not valid."""
-        arrivals = self._conductor.arrivals(*stream.id)
+        arrivals, shard = self._conductor.arrivals(*stream.id), self._conductor.shard
+        if part.plan != shard.plan.number:  # there is a new one since it began to come
+            self._deliver(stream)
+            return
         try:
             payloads = finish()
         except Refused as error:
@@ -207,7 +211,7 @@ class WorkerCall:
             return
         if arrivals.store(part.seq, part.part, checksum):
             key = e.PushKey(*stream.id, part.seq)
-            self._conductor.shard.put(key, part.part, payloads, part.assignment)
+            shard.put(key, part.part, payloads, part.assignment)
             self._deliver(stream)
 
     def _committed(self, stream: WorkerStream, commit: m.Commit) -> None:
@@ -264,7 +268,7 @@ class WorkerCall:
         arrivals = self._conductor.arrivals(*stream.id)
         while stream.outbox.ended_with is None:
             try:
-                complete = arrivals.next()
+                complete = arrivals.next(self._core.plan)
             except Refused as error:  # what is stored is not what was sent
                 seq = min(arrivals.open)
                 arrivals.forget(seq)
@@ -295,7 +299,7 @@ class WorkerCall:
         """Raises Refused for other parts than the assignment asks for."""
         member = self._core.roster.members.get(stream.worker)
         work = member.work if member is not None else None
-        if not commit.parts or work is None or work.id != commit.assignment:
+        if not commit.parts or commit.plan != self._core.plan or work is None or work.id != commit.assignment:
             return
         plan, asked = self._conductor.shard.plan, work.assignment
         alone = frozenset(self._conductor.shard.asked(work.id))
@@ -329,6 +333,7 @@ class WorkerCall:
             samples=commit.samples,
             loss=commit.loss,
             exchanged=commit.exchanged,
+            plan=commit.plan,
         )
         payloads = self._conductor.shard.payloads(event.key)
         result = self._conductor.decide(event)

@@ -102,9 +102,6 @@ class Service:
             incarnation=request.incarnation,
             compressor="none" if self._core.mode.exchanges else request.compressor,
         )
-        if self._conductor.shard.manifest is None and not self._core.roster.members:
-            # The first member decides for all; the next one, if it goes before there is a model.
-            self.job = replace(self.job, least_part_bytes=least_part_bytes(request.compressor))
         admission = self._conductor.happen(event)
         return m.JoinResponse(
             job=job_message(self.job),
@@ -128,7 +125,8 @@ class Service:
         manifest = Manifest.from_message(
             header.manifest, worker=header.worker, max_bytes=self._options.max_model_bytes
         )
-        plan = manifest.plan(self.job.part_bytes, self._slices, self.job.least_part_bytes)
+        member = self._core.roster.members[header.worker]
+        plan = manifest.plan(self._options.part_bytes, self._slices, least_part_bytes(member.compressor))
         if len(plan.parts) > MAX_PARTS:
             raise refused(
                 Reason.SIZE,
@@ -136,7 +134,7 @@ class Service:
                 field="manifest",
                 limit=f"{MAX_PARTS} parts",
                 value=f"{len(plan.parts)} parts",
-                remedy="start the server with larger --part-bytes",
+                remedy="start the server with larger --part-bytes, or make fewer parameter groups",
             )
         assembly = values_assembly(0, manifest, worker=header.worker)
         heard = e.Heard(header.worker, header.incarnation)

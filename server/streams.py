@@ -22,13 +22,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 @dataclass(slots=True)
 class WorkerStream:
     """A worker that is connected. scans: of parts that have come, while they run. following: the last update
-    that it is sent as it grows."""
+    that it is sent as it grows. plan: number of the last plan that it has, or has been sent."""
 
     worker: str
     incarnation: int
     outbox: Outbox
     inbox: Inbox
     following: Broadcast | None = None
+    plan: int = 0
     scans: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     @property
@@ -63,7 +64,7 @@ class Outbox:
         self._more.set()
 
     def put(self, message: bytes) -> None:
-        """Send a chunk of a packet, behind what waits already."""
+        """Send a message behind what waits already."""
         self._updates.append(message)
         self._more.set()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,21 +65,13 @@ def as_told(cls: type[Any], argv: Sequence[str], **environ: str) -> Any:
 def test_the_job_message_holds_every_option_of_the_job() -> None:
     terms = JobTerms(id="1", work="local:correction=0.3", **others(JobSettings))
     message = decode(encode(job_message(terms)), Job)
-    assert message.settings.keys() == {*options_of(JobSettings), "work", "least_part_bytes"}
+    assert message.settings.keys() == {*options_of(JobSettings), "work"}
     assert job_terms(message) == terms
 
 
 def test_the_job_of_another_release_is_read_as_far_as_it_is_known() -> None:
     terms = job_terms(Job(id="1", settings={"work": "gradients", "epochs": "2", "colour": "red"}))
     assert terms == JobTerms(id="1", work="gradients", epochs=2)
-
-
-def test_what_is_not_an_option_travels_with_the_job() -> None:
-    terms = JobTerms(id="1", work="gradients", least_part_bytes=1 << 21)
-    assert job_terms(job_message(terms)) == terms
-    message = replace(job_message(terms), settings={"work": "gradients", "least_part_bytes": "many"})
-    with pytest.raises(Refused, match="invalid literal"):
-        job_terms(message)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from .session.session import Session
 from .tasks import Task, TaskError, check_task, load_allowed
 from .tasks.computation import TaskFailedError, guarded
 from .tasks.trainer import Trainer
-from .tasks.work import CodedExchange, Gradients, parse_work
+from .tasks.work import CodedExchange, parse_work
 
 log = logging.getLogger("gradwire.worker")
 
@@ -214,10 +214,7 @@ def _replica(task: Task, job: JobTerms, device: torch.device) -> Replica:
     """Raises TaskFailedError or ModelError."""
     torch.manual_seed(job.seed)
     model = guarded(f"task {task.name!r}: model", task.model)
-    work = parse_work(job.work)
-    slices = work.slices if isinstance(work, Gradients) else 1
-    division = {"part_bytes": job.part_bytes, "slices": slices, "least_bytes": job.least_part_bytes}
-    return Replica(model.to(device), task.train_samples, **division)
+    return Replica(model.to(device), task.train_samples)
 
 
 def _without_compressor(spec: str, *, chosen: bool) -> str:

@@ -60,6 +60,7 @@ class Core(JobState):
             e.Copied: self._done_for_mode,
             e.Published: self._done_for_mode,
             e.Begun: self._begun,
+            e.Planned: self._planned,
             e.Evaluated: self._evaluated,
             e.Left: self._left,
             e.Tick: self._tick,
@@ -108,7 +109,7 @@ class Core(JobState):
         self._refuse_when_over(event.worker)
         member = self.roster.find(event.worker, event.incarnation, now, revive=True)
         self.roster.become(member, OPENED[member.life])
-        welcome = Welcome(rank=member.rank, version=self.version, last_seq=member.last_seq)
+        welcome = Welcome(rank=member.rank, version=self.version, last_seq=member.last_seq, plan=self.plan)
         return e.Result(reply=welcome, actions=[])
 
     def _prepared(self, event: e.Prepared, now: float) -> list[e.Action]:
@@ -202,6 +203,27 @@ class Core(JobState):
         if fingerprint != self.fingerprint:
             raise Refused(refusals.wrong_model(worker, fingerprint, self.fingerprint))
 
+    def _planned(self, event: e.Planned, now: float) -> list[e.Action]:
+        if self.mode.exchanges:
+            return [e.Note(text="a new plan is of no use where workers do not push parts", warning=True)]
+        self.planned = True
+        return self._advance(now)
+
+    def _adopt(self) -> list[e.Action]:
+        """Put the plan that waits in force, if nothing that is accepted is of the old one."""
+        if not self.plan_due or not self.mode.quiet:
+            return []
+        self.plan, self.planned = self.plan + 1, False
+        self.mode.divided()
+        members: dict[str, int] = {}
+        for member in self.roster.listening():
+            if member.version is not None:
+                members[member.worker], member.version = member.version, self.version
+        return [
+            e.Note(text=f"plan {self.plan} is in force from version {self.version} on"),
+            e.Adopt(plan=self.plan, version=self.version, members=members),
+        ]
+
     # ---- training
 
     def _advance(self, now: float) -> list[e.Action]:
@@ -224,7 +246,7 @@ class Core(JobState):
             self.wait_from(now)
         if self.started_at is None:
             self.started_at = now
-        actions = self.mode.advance(now)
+        actions = [*self._adopt(), *self.mode.advance(now)]
         if self.mode.quiet and not self.roster.ready_members:
             self.phase = Phase.GATHERING
             self.wait_from(now)
@@ -253,6 +275,8 @@ class Core(JobState):
             if event.base_version != work.assignment.version:
                 given, expected = event.base_version, work.assignment.version
                 raise Refused(refusals.base_version(member.worker, event.seq, given, expected))
+            if event.plan != self.plan and event.samples and not (work.late or self.mode.exchanges):
+                raise Refused(refusals.plan(member.worker, event.seq, event.plan, self.plan))
             self.roster.relieve(member)
             version = self.mode.take(member, work, event, now)
             redundant = version is None and work.assignment.stragglers > 0

@@ -121,7 +121,7 @@ class Heard(FromWorker[None]):
 class Pushed(FromWorker[Decided]):
     """A push is committed, and the shard has all of its parts, which are valid.
 
-    exchanged: what came of an exchange of packets, in place of payloads.
+    exchanged: what came of an exchange of packets, in place of payloads. plan: that its parts are of.
     """
 
     seq: int
@@ -130,6 +130,7 @@ class Pushed(FromWorker[Decided]):
     samples: int
     loss: float = 0.0
     exchanged: Exchanged | None = None
+    plan: int = 1
 
     @property
     def key(self) -> PushKey:
@@ -149,6 +150,11 @@ class Begun(Event[None]):
 
     version: int
     whole: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned(Event[None]):
+    """The shard has a plan ready under the next number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,6 +248,20 @@ class Assign:
     worker: str
     assignment: Assignment
     has: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adopt:
+    """From now on the model is divided by the plan that the shard has ready. No push is open but those that
+    are refused as stale whatever comes of them, so what is stored of pushes is of no use.
+
+    plan: its number. version: of the parameters. members: who can be told, and the version that each has:
+        they get the updates up to the present one before they get the plan.
+    """
+
+    plan: int
+    version: int
+    members: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -412,6 +432,7 @@ Action = (
     Lost
     | RequestInitialize
     | Assign
+    | Adopt
     | Open
     | Vacate
     | Refill

@@ -99,6 +99,17 @@ def stale(worker: str, seq: int, assignment: int, version: int) -> Refusal:
     )
 
 
+def plan(worker: str, seq: int, given: int, expected: int) -> Refusal:
+    return refusal(
+        Reason.PLAN,
+        worker=worker,
+        field=f"push {seq} plan",
+        limit=str(expected),
+        value=str(given),
+        remedy="divide the model as the last plan that came before the assignment says",
+    )
+
+
 def redundant(worker: str, seq: int, assignment: int, version: int) -> Refusal:
     return refusal(
         Reason.REDUNDANT,

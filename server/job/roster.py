@@ -136,6 +136,11 @@ class Member:
         """Whether its stream is open."""
         return self.life in _ATTACHED
 
+    def goes_on(self, work: Work, assigned: int) -> bool:
+        """Whether it computes what it was given, back on a new stream. assigned: id of the last assignment
+        that it got, which may have come before its version, and that was lost then."""
+        return work.id == assigned and self.version is not None and self.version >= work.assignment.version
+
     @property
     def listening(self) -> bool:
         """Whether it can be told what to do now."""

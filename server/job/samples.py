@@ -113,6 +113,11 @@ class Samples:
         return True
 
     @property
+    def left(self) -> bool:
+        """Whether there are any to draw."""
+        return bool(self._returned) or self._epoch < self.epochs
+
+    @property
     def done(self) -> bool:
         """Whether every sample of every epoch is settled."""
         return self.completed == self.epochs and not self._returned and not any(self._unsettled.values())

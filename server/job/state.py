@@ -30,6 +30,8 @@ class JobState:
     fingerprint: bytes = b""
     samples: Samples = field(default_factory=lambda: Samples(0, 0))  # none before they are known
     version: int = 0
+    plan: int = 1  # number of the one in force
+    planned: bool = False  # whether the next one waits
     started_at: float | None = None  # when work was first given out; then any number of members will do
     assignments: int = 0  # given out so far; the id of the last one
     evaluations: Evaluations = field(default_factory=Evaluations)
@@ -67,10 +69,15 @@ class JobState:
         """Part of the running epoch that is done, 0 to 1."""
         return min(1.0, max(0.0, self.samples.progress - self.epoch))
 
+    @property
+    def plan_due(self) -> bool:
+        """Whether a new plan waits that is of use: there will be pushes after those that are being made."""
+        return self.planned and self.samples.left
+
     def assign(self, member: Member, assignment: Assignment) -> Assign:
         """Number the assignment and have it sent. Afterwards the member's replica is at its version."""
         self.assignments += 1
-        return self.send(member, replace(assignment, id=self.assignments))
+        return self.send(member, replace(assignment, id=self.assignments, plan=self.plan))
 
     def give(
         self,
@@ -88,7 +95,12 @@ class JobState:
         """
         self.assignments += 1
         assignment = Assignment(
-            id=self.assignments, version=self.version, epoch=drawn.epoch, ranges=drawn.ranges, **terms
+            id=self.assignments,
+            version=self.version,
+            epoch=drawn.epoch,
+            ranges=drawn.ranges,
+            plan=self.plan,
+            **terms,
         )
         work = Work(assignment=assignment, drawn=drawn, given_at=now, counted=counted, share=share)
         self.roster.give(member, work)

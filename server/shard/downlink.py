@@ -123,10 +123,15 @@ class Downlink:
         self._coders: dict[str, _Coder] = {}
         # By tensor: whether the replica is behind in elements that no push may hold again.
         self._behind = [False] * len(manifest.specs)
-        self._running = RunningCoder(len(manifest.specs), max(unit.end - unit.start for unit in plan.units))
+        self._running = RunningCoder(len(manifest.specs), _largest(plan))
         self.replica = parameters
         if self._fixed and not lossless(self._fixed):
             self._separate()
+
+    def adopt(self, plan: Plan) -> None:
+        """Go by another plan: what is remembered is that of tensors."""
+        self._plan = plan
+        self._running.adopt(_largest(plan))
 
     def piecewise(self, unit: Unit, pushes: Sequence[Placed], version: int) -> bool:
         """Whether a part of a tensor that is cut into several can go down before the others are known, as far
@@ -345,6 +350,11 @@ class Downlink:
     def _four_bit_bytes(self, tensor: int, elements: int) -> int:
         coded = RULE.compresses(self._specs[tensor])
         return CodeFormat.SIGNED_4BIT.code_bytes(elements) if coded else 2 * elements
+
+
+def _largest(plan: Plan) -> int:
+    """Elements of the largest unit."""
+    return max(unit.end - unit.start for unit in plan.units)
 
 
 def _update(part: int, done: Sequence[tuple[Payload, Content]]) -> PartUpdate:

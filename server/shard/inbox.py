@@ -15,7 +15,7 @@ from ...compressors import Plan
 from ...proto.manifest import Manifest
 from ...proto.messages import Chunk, Commit, Part, Stored
 from ...proto.refusal import Reason, Refusal, refused
-from ...proto.transfer import PLAN, Assembly, digest, part_assembly, part_transfer
+from ...proto.transfer import Assembly, digest, part_assembly, part_transfer
 
 MAX_OPEN = 16  # pushes of a worker that have not been decided on
 
@@ -37,10 +37,9 @@ class Inbox:
         """
         self.drop(header)
         what = f"push {header.seq}, part {header.part}"
-        if header.plan != PLAN:
-            raise refused(
-                Reason.PLAN, worker=self.worker, field=what, limit=f"plan {PLAN}", value=f"{header.plan}"
-            )
+        if header.plan != plan.number:
+            limit, value = f"plan {plan.number}", f"{header.plan}"
+            raise refused(Reason.PLAN, worker=self.worker, field=what, limit=limit, value=value)
         if header.part >= len(plan.parts):
             limit, value = f"a part below {len(plan.parts)}", str(header.part)
             raise refused(Reason.PLAN, worker=self.worker, field=what, limit=limit, value=value)
@@ -176,8 +175,14 @@ class Arrivals:
         """All parts of the push have to come again."""
         self._open[seq] = _Push(self._open[seq].assignment)
 
-    def next(self) -> tuple[Commit, frozenset[int]] | None:
-        """The first open push with its parts, if it is committed and all of them are stored, or unwanted.
+    def forget_parts(self) -> None:
+        """What is stored is of no use any more; commits stay."""
+        for push in self._open.values():
+            push.checksums.clear()
+
+    def next(self, plan: int) -> tuple[Commit, frozenset[int]] | None:
+        """The first open push with its parts, if it is committed and all of them are stored. An unwanted one,
+        or one of another plan than the present one, has no use for any.
 
         Raises:
             Refused: what is stored is not what was committed.
@@ -186,7 +191,8 @@ class Arrivals:
             return None
         seq = min(self._open)
         push = self._open[seq]
-        if push.commit is not None and push.unwanted:
+        older = push.commit is not None and push.commit.parts and push.commit.plan != plan
+        if push.commit is not None and (push.unwanted or older):
             return push.commit, frozenset()
         if push.commit is None or len(push.checksums) < push.commit.parts:
             return None

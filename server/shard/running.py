@@ -34,6 +34,10 @@ class RunningCoder:
         self._largest = largest
         self._zeros = self._left = np.empty(0, np.float32)
 
+    def adopt(self, largest: int) -> None:
+        """There is a new plan; largest: as before."""
+        self._largest = largest
+
     def knows(self, tensor: int, version: int) -> bool:
         """Whether pieces of a tensor can be coded at a version; the first time it has to be whole."""
         self._begin(version)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -22,6 +22,7 @@ import numpy as np
 from ...compressors import Payload, Plan
 from ...compressors.kernels import WARM_UPS
 from ...proto.manifest import Manifest
+from ...proto.plans import plan_message, plan_of
 from ...proto.refusal import Refused
 from ...proto.transfer import Assembly, encode_chunks
 from ..job.events import Apply, Contribution, CopyKey, Open, PushKey
@@ -72,11 +73,14 @@ class Shard:
     - `open` comes first; until it has returned, `manifest` is None and nothing else may be awaited.
     - The awaited methods take effect one after another, in the order in which they were called: a `snapshot`
       called between two `apply` is of the version between them.
-    - `put` and `drop` take effect at once. A part that is stored already stays as it is, so that a duplicate
-      is harmless; dropping what is not stored does nothing. A key without parts is a push without a gradient.
+    - `put`, `drop` and `adopt` take effect at once. A part that is stored already stays as it is, so that a
+      duplicate is harmless; dropping what is not stored does nothing. A key without parts is a push without a
+      gradient.
     - `apply` sums in the order given, so that arrival order has no part in the bits. If it raises, the
       version is that of before, the parameters are its own or, with a lossy downlink, those that the workers
       have, and the job cannot go on.
+    - `adopt` comes when no push is to be applied: it forgets all that are stored. What was called before it
+      goes by the old plan, what is called after it by the new one.
     - A worker's name is a part of a key and means nothing more to a shard.
     """
 
@@ -84,6 +88,8 @@ class Shard:
         """build: makes the store, on the reducer thread, from initial values, which it copies."""
         self._build = build
         self._store: Store | None = None
+        self._plan: Plan | None = None
+        self._next: Plan | None = None
         self._pushes: dict[PushKey, dict[int, Sequence[Payload]]] = {}
         self._copies: dict[CopyKey, Assembly] = {}
         self._round: _Round | None = None
@@ -110,7 +116,8 @@ class Shard:
     @property
     def plan(self) -> Plan:
         """How the model is divided. Not before `open`."""
-        return self._opened.plan
+        assert self._plan is not None, "nothing may be asked for before `open`"
+        return self._plan
 
     @property
     def version(self) -> int:
@@ -134,8 +141,21 @@ class Shard:
 
         store = await self._run(build)
         accepted = accept()
-        self._store = store
+        self._store, self._plan = store, plan
         return accepted
+
+    def prepare(self, plan: Plan) -> None:
+        """Have a plan ready under the next number. Raises Refused: PLAN, if the model cannot have it."""
+        assert self.manifest is not None, "there is nothing to divide before `open`"
+        self._next = plan_of(plan_message(replace(plan, number=self.plan.number + 1)), self.manifest)
+
+    def adopt(self, number: int) -> Awaitable[None]:
+        """Divide the model by the plan that is ready."""
+        assert self._next is not None
+        assert self._next.number == number
+        self._plan, self._next, self._round = self._next, None, None
+        self._pushes.clear()
+        return self._run(self._opened.adopt, self._plan)
 
     def put(self, key: PushKey, part: int, payloads: Sequence[Payload], assignment: int = 0) -> None:
         """Store a part of a push: valid payloads, end to end, or none at all where it contributes nothing.
@@ -287,25 +307,29 @@ class Shard:
             raise DivergedError(f"version {key.version}: {refused}") from None
         await self._run(self._opened.load, key.version, values)
 
-    async def relabel(self, version: int) -> None:
+    def relabel(self, version: int) -> Awaitable[None]:
         """Call what is here another version."""
-        await self._run(self._opened.relabel, version)
+        return self._run(self._opened.relabel, version)
 
-    async def snapshot(self) -> list[Encoded]:
+    def snapshot(self) -> Awaitable[list[Encoded]]:
         """What every worker has, for one that has none or an old one."""
-        return await self._run(self._opened.snapshot)
+        return self._run(self._opened.snapshot)
 
-    async def undo(self) -> None:
+    def undo(self) -> Awaitable[None]:
         """Go back to the last version as far as parts of the next one have been stepped, if there is a
         way."""
-        await self._run(self._opened.undo)
+        return self._run(self._opened.undo)
 
-    async def values(self) -> Values:
+    def values(self) -> Awaitable[Values]:
         """The parameters, for anyone who asks; several who ask for one version share the chunks. Waits for a
         round of which parts have been stepped already."""
-        while self._round is not None and self._round.final:
-            await self._round.closed.wait()
-        return await self._run(self._encode, self._opened)
+        if self._round is not None and self._round.final:
+            return self._values_after(self._round)
+        return self._run(self._encode, self._opened)
+
+    async def _values_after(self, round_: _Round) -> Values:
+        await round_.closed.wait()
+        return await self.values()
 
     def _encode(self, store: Store) -> Values:
         found = self._values.get(store.version)
@@ -314,9 +338,9 @@ class Shard:
             self._values[store.version] = found
         return found
 
-    async def digest(self) -> str:
+    def digest(self) -> Awaitable[str]:
         """SHA-256 over the values of the parameters."""
-        return await self._run(self._opened.sha256)
+        return self._run(self._opened.sha256)
 
     async def save(self, path: Path, digest: str, *, finished: bool) -> None:
         """Write the parameters as safetensors. Raises OSError."""
@@ -328,9 +352,9 @@ class Shard:
         assert self._store is not None, "nothing may be awaited before `open`"
         return self._store
 
-    async def _run(self, function: Callable[..., T], *arguments: Any) -> T:
+    def _run(self, function: Callable[..., T], *arguments: Any) -> Awaitable[T]:
         """On the reducer thread, after everything that was handed to it before."""
-        return await asyncio.get_running_loop().run_in_executor(self._reducer, function, *arguments)
+        return asyncio.get_running_loop().run_in_executor(self._reducer, function, *arguments)
 
     @staticmethod
     def _on_loop(send: Send) -> Send:

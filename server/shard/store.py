@@ -22,7 +22,7 @@ from ...compressors import AbsentPayload, DensePayload, Part, Payload, Plan, dec
 from ...optimizer import Optimizer
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
-from ...proto.transfer import PLAN, encode_chunks, part_transfer, payload_header
+from ...proto.transfer import encode_chunks, part_transfer, payload_header
 from ...proto.wire import encode_server
 from ..job.events import Apply, Contribution
 from .aggregation import Aggregation, Krum, Mean, combine, least_far
@@ -114,19 +114,14 @@ class Store:
         self._flat = torch.from_numpy(np.concatenate([*values, np.empty(0, np.float32)]))
         self._gradient = torch.zeros_like(self._flat)
         self.parameters = self._by_tensor(self._flat)
-        # The optimizer sees parts: its steps are the same for each element, wherever that lies.
-        stepped: list[torch.Tensor] = []
-        for part in self.plan.parts:
-            stepped.append(self._flat[part.start : part.end])
-            stepped[-1].grad = self._gradient[part.start : part.end]
-        self._optimizer = build_optimizer(stepped)
+        self._optimizer = build_optimizer(self._stepped())
         self._base_rate = self._optimizer.learning_rate
         self._downlink = Downlink(
             *(manifest, self.plan, self._flat, downlink, seed),
             scratch=self._gradient,  # which nobody needs after the step
             leaves_zeros=self._optimizer.leaves_zeros,
         )
-        self._unit_of = {part: place for place, unit in enumerate(self.plan.units) for part in unit.parts}
+        self._unit_of = _unit_of(self.plan)
         self._step: Step | None = None
         self._keep_last = keep_last
         self._last: torch.Tensor | None = None
@@ -137,6 +132,21 @@ class Store:
     def _by_tensor(self, flat: torch.Tensor) -> list[torch.Tensor]:
         pairs = zip(self.manifest.specs, pairwise(self.plan.starts), strict=True)
         return [flat[start:end].view(spec.shape) for spec, (start, end) in pairs]
+
+    def _stepped(self) -> list[torch.Tensor]:
+        """The optimizer sees parts: its steps are the same for each element, wherever that lies."""
+        stepped: list[torch.Tensor] = []
+        for part in self.plan.parts:
+            stepped.append(self._flat[part.start : part.end])
+            stepped[-1].grad = self._gradient[part.start : part.end]
+        return stepped
+
+    def adopt(self, plan: Plan) -> None:
+        """Divide the model otherwise, between two versions. No bit of any changes by that."""
+        self.plan, self._step = plan, None
+        self._optimizer.divide(self._stepped())
+        self._downlink.adopt(plan)
+        self._unit_of = _unit_of(plan)
 
     def begin(self, version: int, rate_factor: float) -> None:
         """The parts of another version are to come."""
@@ -341,7 +351,7 @@ class Store:
         header = Update(
             version=version,
             part=update.part,
-            plan=PLAN,
+            plan=self.plan.number,
             whole=whole,
             payloads=tuple(map(payload_header, update.payloads, update.contents)),
         )
@@ -391,6 +401,11 @@ class Store:
         save_file({name: p.contiguous() for name, p in tensors.items()}, temporary, metadata)
         temporary.chmod(mode & 0o777)
         temporary.replace(path)
+
+
+def _unit_of(plan: Plan) -> dict[int, int]:
+    """By part, the number of its unit."""
+    return {part: place for place, unit in enumerate(plan.units) for part in unit.parts}
 
 
 def _flat(tensor: torch.Tensor) -> Float32:

@@ -27,7 +27,7 @@ from gradwire.proto.channel import CLIENT_OPTIONS
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Refused
 from gradwire.proto.service import Stub, refusal_of
-from gradwire.proto.transfer import PLAN, digest, encode_chunks, part_transfer, payload_header
+from gradwire.proto.transfer import digest, encode_chunks, part_transfer, payload_header
 from gradwire.proto.wire import crc32c, decode_envelope, encode_worker
 
 PATIENCE_S = 120.0  # on a busy machine
@@ -265,7 +265,7 @@ class Raw:
             "seq": 1,
             "assignment": 1,
             "part": 0,
-            "plan": PLAN,
+            "plan": 1,
             "payloads": tuple(map(payload_header, payloads)),
             "base_version": 0,
             "samples": 4,

@@ -371,27 +371,29 @@ def test_a_model_of_more_parts_than_have_numbers_is_refused(daemons: Daemons) ->
     asyncio.run(run())
 
 
-def test_the_first_member_of_a_job_without_a_model_decides_how_large_parts_are(address: str) -> None:
+def test_the_compressor_of_who_uploads_the_model_decides_how_large_parts_are_for_everybody(
+    address: str,
+) -> None:
+    elements = 2 * least_part_bytes("topk:ratio=10") // 4 // ALIGNMENT * ALIGNMENT
+    assert elements > 2 * LEAST_BYTES // 4
+    manifest = Manifest((m.Tensor(name="w", shape=(elements,), dtype="float32"),), 64)
+
     async def run() -> None:
         async with talk(address) as make:
-
-            async def told(worker: str, compressor: str) -> int:
-                reply = await make(worker).join(compressor=compressor)
-                return int(reply.job.settings["least_part_bytes"])
-
-            first = make("a")
-            reply = await first.join(compressor="topk:ratio=100")
-            assert int(reply.job.settings["least_part_bytes"]) == least_part_bytes("topk:ratio=100")
-            assert await told("b", "none") == least_part_bytes("topk:ratio=100") > LEAST_BYTES
-            for worker in ("a", "b"):
-                leaving = make(worker, incarnation=1)
-                leaving.job = reply.job.id
-                await leaving.attach()
-                await leaving.receive(m.Welcome)
-                await leaving.send(m.Leave(failed=False, reason="test"))
-                while await leaving.call.read():  # to the end of the stream
-                    pass
-            assert await told("c", "none") == LEAST_BYTES == await told("d", "topk:ratio=100")
+            workers = make("a"), make("b")
+            for worker, compressor in zip(workers, ("topk:ratio=10", "none"), strict=True):
+                await worker.join(compressor=compressor)
+                await worker.attach()
+                await worker.receive(m.Welcome)
+            first, second = workers
+            await first.initialize(manifest)
+            await first.ready(manifest.fingerprint)
+            await second.ready(manifest.fingerprint, None)
+            plan = await first.receive(m.Plan)
+            assert plan == m.Plan(number=1, tensors=(1,), cuts=(elements // 2,))
+            await first.send(m.Leave(failed=True, reason="test"))
+            assert (await second.receive(m.Assignment)).plan == 1  # it overtakes what is longer
+            assert await second.receive(m.Plan) == plan
 
     asyncio.run(run())
 

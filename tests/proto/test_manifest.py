@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from gradwire.compressors import divide
-from gradwire.proto.manifest import MAX_STRETCHES, Manifest
+from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.proto.refusal import Reason, Refused
 
@@ -85,15 +85,3 @@ def test_a_plan_keeps_parameter_groups_apart() -> None:
     assert check(manifest.to_message()) == manifest
     assert [(part.start, part.end) for part in manifest.plan().parts] == [(9, 12), (6, 9), (0, 6)]
     assert Manifest(tensors[:2], 10).plan() == divide([3, 3])
-
-
-def test_groups_that_alternate_too_often_are_refused() -> None:
-    """Each stretch is a part at least, and the numbers of parts have an end."""
-    tensors = tuple(
-        Tensor(name=str(place), shape=(0,), dtype="float32", group=place % 2)
-        for place in range(MAX_STRETCHES + 1)
-    )
-    assert len(check(Manifest(tensors[1:], 10).to_message()).plan().parts) == MAX_STRETCHES
-    with pytest.raises(Refused, match=f"at most {MAX_STRETCHES} stretches of neighbours") as caught:
-        check(Manifest(tensors, 10).to_message())
-    assert caught.value.refusal.reason is Reason.TENSOR

@@ -3,8 +3,9 @@
 Workers join, leave, crash and come back; their streams break; the clock jumps. A push is parts and a commit,
 which arrive in any order before those of the next push; what has arrived arrives again at any time. A part is
 damaged, or not valid; a commit is not of what was sent; a push is given up before, between and after its
-parts; a stream ends between any two of them. What takes all this in is the server's own `WorkerCall`, with
-its `Arrivals`, inboxes and shard. After every step the oracle checks what must always hold:
+parts; a stream ends between any two of them. The model is divided otherwise. What takes all this in is the
+server's own `WorkerCall`, with its `Arrivals`, inboxes and shard. After every step the oracle checks what
+must always hold:
 
     E  every acknowledged push is applied exactly once, in the version that its outcome named; a duplicate
        gets the first outcome; the parameters are, bit for bit, what mean and SGD make of the applied log
@@ -21,6 +22,9 @@ its `Arrivals`, inboxes and shard. After every step the oracle checks what must 
        who had the version; a push that is refused is told which of its parts count, and no other does after
        that, and it is redundant where somebody else was given its place, and else stale; what goes out makes
        of a replica what the server has
+    D  a new plan, which may come at any time, is put in force when nothing that was accepted is of the old
+       one and no part of the next version is stepped; nothing that is stored outlives it; each push counts
+       under one plan
     P  the shard has every part of what it is to apply, and nothing but that and parts of pushes that are open
        and not unwanted
 

@@ -114,6 +114,7 @@ class Job:
                 base_version=to.version,
                 loss=1.0,
                 samples=assigned_samples(to) if samples is None else samples,
+                plan=to.plan or self.core.plan,
             )
         )
 

@@ -55,8 +55,11 @@ class Local(Shard):
 
         super().__init__(build)
 
+    def prepare(self, plan: Plan) -> None:
+        self._next = replace(plan, number=self.plan.number + 1)  # too small to be checked
+
     def hold(self, store: Store) -> None:
-        self._store = store
+        self._store, self._plan = store, store.plan
 
     def take(self, order: e.Apply) -> list[Push]:
         """As `apply` does."""
@@ -71,6 +74,9 @@ class Local(Shard):
     def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
         if len(arguments) == 3:
             self._oracle.check_final(*arguments[:2])
+        function(*arguments)
+
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         function(*arguments)
 
     def put(self, key: e.PushKey, part: int, payloads: Sequence[Payload], assignment: int = 0) -> None:
@@ -126,6 +132,9 @@ class Oracle:
         self.newest_clock = -1
         self.steps = 0
         self.store: Store | None = None
+        self.plan = DIVIDED  # in force
+        self.plans = {DIVIDED.number: DIVIDED}  # that have been
+        self.divided_as: dict[str, Plan] = {}  # by push of which parts count
         self.expected = np.zeros(ELEMENTS, np.float32)
         # Of rounds that are stepped in parts. The one that is open, or the last: members by assignment, those
         # that are waited for, what they have stored by part, and what is stepped of it.
@@ -184,6 +193,21 @@ class Oracle:
             first = self.outcomes.setdefault(identity, result.reply.outcome)
             assert result.reply.outcome == first, f"E: a duplicate of {identity} got another outcome"
         return result
+
+    def adopt(self, action: e.Adopt) -> None:
+        """A new plan is in force."""
+        assert (action.plan, action.version) == (self.plan.number + 1, self.core.version), "D"
+        assert self.pending is None, "D: something is being applied"
+        assert self.accepted.keys() == self.applied.keys(), "D: what was accepted is of the old plan"
+        assert not self.sent, "D: parts of a round that is open have gone out"
+        self.server._adopt(action)  # pyright: ignore[reportPrivateUsage]
+        assert self.shard.stored == 0, "D: parts of the old plan are left"
+        self.plan = self.plans[action.plan] = self.shard.plan
+        self.waited.clear()
+        self.following.clear()
+        self.has.clear()
+        if self.replica is not None:
+            self.replica.adopt(self.plan)
 
     # ---- rounds that are stepped in parts
 
@@ -313,6 +337,7 @@ class Oracle:
         assert part not in self.counts[name], f"B: part {part} of {name} is in two versions"
         assert name not in self.told_stale, f"B: part {part} of {name} counts although it was refused"
         self.counts[name][part] = version
+        assert self.divided_as.setdefault(name, self.plan) == self.plan, f"D: {name} is of several plans"
         for sample in self.ranges[assignment]:
             self.of_part[part, sample] += 1
             assert self.of_part[part, sample] == 1, f"B: {sample} counts twice in part {part}"
@@ -320,7 +345,7 @@ class Oracle:
 
     def complete_parts(self, apply: e.Apply) -> None:
         """What was not final before is what was pushed."""
-        for part in range(len(DIVIDED.parts)):
+        for part in range(len(self.plan.parts)):
             if part in self.final:
                 continue
             self.final[part] = []
@@ -362,7 +387,7 @@ class Oracle:
         for each in given if not self.in_parts else ():
             total = sum(other.samples for other in given if other.slice == each.slice)
             weight = each.samples / total * apply.weight if each.weight is None else each.weight
-            held = elements_of(self.assignments[self.pushes[label(each.key)].assignment])
+            held = elements_of(self.assignments[self.pushes[label(each.key)].assignment], self.plan)
             gradient[held] += np.float32(weight) * values(label(each.key))[held]
         if self.core.mode.shares_samples:
             self.check_shared(given)
@@ -382,7 +407,7 @@ class Oracle:
         """The mean of each part over those who count in it."""
         gradient = np.zeros(ELEMENTS, np.float32)
         for part, given in self.final.items():
-            here = slice(DIVIDED.parts[part].start, DIVIDED.parts[part].end)
+            here = slice(self.plan.parts[part].start, self.plan.parts[part].end)
             total = sum(samples for _, samples in given)
             for name, samples in given:
                 gradient[here] += np.float32(samples / total) * values(name)[here]
@@ -405,7 +430,7 @@ class Oracle:
             expected = 1 / len(comes_to) if comes_to else 0.0
             for sample, weight in comes_to.items():
                 assert abs(weight - expected) < 1e-9, f"C: {sample} weighs {weight}, not {expected}"
-            (held,) = {tuple(elements_of(assignment)) for assignment in assigned.values()}
+            (held,) = {tuple(elements_of(assignment, self.plan)) for assignment in assigned.values()}
             for sample in comes_to:
                 for element in held:
                     self.elements[sample, element] += 1
@@ -442,7 +467,7 @@ class Oracle:
     def check_end(self) -> None:
         for name, parts in self.counts.items():
             if name in self.accepted:
-                asked = parts_of(self.assignments[self.assignment_of[name]])
+                asked = parts_of(self.assignments[self.assignment_of[name]], self.divided_as[name])
                 assert parts == dict.fromkeys(asked, self.accepted[name]), f"B: of {name} count {parts}"
         for epoch in range(self.epochs):
             for index in range(self.samples):

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from pushes import cut_plan, dense
 
+from gradwire.compressors import Plan
 from gradwire.proto.messages import Abandon, Assignment, Chunk, Commit, Part, Tensor
-from gradwire.proto.transfer import PLAN, part_transfer, payload_header
+from gradwire.proto.transfer import part_transfer, payload_header
 from gradwire.proto.wire import crc32c
 from gradwire.server.job import events as e
 from gradwire.server.streams import WorkerStream
@@ -19,6 +20,9 @@ from gradwire.worker.session.replica import Replica
 from gradwire.worker.tasks.sharding import coded_parts
 
 DIVIDED = cut_plan((1,), (2, 2), (1,))
+# Others, as units and cuts. Members of a group need a part for each.
+PLANS = [((1, 1, 1), (3,)), ((1, 1, 1), (1, 2, 3, 4)), ((1, 1, 1), (2, 3))]
+LARGER = [((3,), ()), ((1, 2), ()), ((2, 1), ())]
 ELEMENTS = DIVIDED.elements
 MANIFEST_OF = tuple(
     Tensor(name=name, shape=(size,), dtype="float32") for name, size in (("u", 1), ("v", 4), ("w", 1))
@@ -33,6 +37,7 @@ class Piece:
 
     seq: int
     assignment: int
+    plan: int
     part: int
     values: tuple[float, ...]
     damaged: bool = False
@@ -44,7 +49,13 @@ class Piece:
     def messages(self) -> tuple[Part] | tuple[Part, Chunk]:
         payload = dense(*self.values)
         described = (payload_header(payload),) if self.values else ()
-        header = Part(seq=self.seq, assignment=self.assignment, part=self.part, plan=PLAN, payloads=described)
+        identity: dict[str, Any] = {
+            "seq": self.seq,
+            "assignment": self.assignment,
+            "part": self.part,
+            "plan": self.plan,
+        }
+        header = Part(**identity, payloads=described)
         if not self.values:
             return (header,)
         checksum = crc32c((payload.data,)) ^ self.damaged
@@ -63,8 +74,10 @@ class Sending:
     parts: dict[int, Piece]
     commit: Commit
 
-    def messages(self, known: Iterable[int] = ()) -> list[Message]:
-        """What the server has to hear of it that knows some parts."""
+    def messages(self, known: Iterable[int] = (), plan: int | None = None) -> list[Message]:
+        """What the server has to hear of it that knows some parts. plan: number of its plan, if known."""
+        if plan is not None and plan != self.commit.plan:
+            return [self.commit]
         return [*(piece for part, piece in self.parts.items() if part not in known), self.commit]
 
 
@@ -77,6 +90,7 @@ class Sim:
     attached: bool = False
     ready: bool = False
     version: int | None = None
+    plan: Plan = DIVIDED
     assigned: int = 0
     assignments: list[Assignment] = field(default_factory=list[Assignment])  # still to be answered
     seq: int = 0
@@ -95,9 +109,8 @@ def replica() -> Replica:
     for tensor in MANIFEST_OF:
         model.register_parameter(tensor.name, torch.nn.Parameter(torch.zeros(tensor.shape)))
     made = Replica(model, 1)
-    made.plan = DIVIDED
-    made._versions = [0] * len(DIVIDED.parts)  # pyright: ignore[reportPrivateUsage]
     made.version = 0
+    made.adopt(DIVIDED)
     return made
 
 
@@ -132,15 +145,15 @@ def values(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.random.default_rng(list(name.encode())).standard_normal(ELEMENTS).astype(np.float32)
 
 
-def parts_of(assignment: Assignment) -> frozenset[int]:
+def parts_of(assignment: Assignment, plan: Plan) -> frozenset[int]:
     """That are pushed for it."""
     if assignment.parts:
         return frozenset(assignment.parts)
-    return DIVIDED.slice(assignment.slice, max(1, assignment.slices))
+    return plan.slice(assignment.slice, max(1, assignment.slices))
 
 
-def elements_of(assignment: Assignment) -> list[int]:
-    bounds = [DIVIDED.parts[part] for part in parts_of(assignment)]
+def elements_of(assignment: Assignment, plan: Plan) -> list[int]:
+    bounds = [plan.parts[part] for part in parts_of(assignment, plan)]
     return sorted(element for part in bounds for element in range(part.start, part.end))
 
 

@@ -93,6 +93,7 @@ class Wired:
             "loss": 1.0,
             "parts": len(checksums),
             "digest": digest(checksums),
+            "plan": 1,
         }
         return m.Commit(seq=seq, **{**terms, **fields})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -14,7 +14,9 @@ from oracle import LEASE_S, Local, Oracle
 from pushes import bits, replica_bits, take
 from simulated import (
     DIVIDED,
+    LARGER,
     MANIFEST_OF,
+    PLANS,
     RATE,
     Message,
     Piece,
@@ -29,6 +31,7 @@ from simulated import (
 )
 from stepping import Refuse, copied, step
 
+from gradwire.compressors import arrange
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Abandon, Commit, Decision, Outcome, Part, Phase, Unwanted
@@ -65,6 +68,9 @@ class Server(Conductor):
     def perform(self, actions: Sequence[e.Action]) -> None:
         self._world.take_in(actions)
 
+    def _work(self, work: Awaitable[None]) -> None:
+        """The shard has no thread: it is done already."""
+
 
 class World(Oracle):
     """One job. Every method is something that may happen; `act` chooses one by itself."""
@@ -98,7 +104,7 @@ class World(Oracle):
         choices: list[tuple[int, Callable[[], None]]] = [
             (9, self.deliver), (6, self.compute), (5, self.publish), (3, self.come), (4, self.beat),
             (2, self.wait), (1, self.repeat), (1, self.damage), (1, self.break_stream), (2, self.evaluate),
-            (1, self.reconnect), (1, self.push_nonsense), (2, self.scanned),
+            (1, self.reconnect), (1, self.push_nonsense), (2, self.scanned), (1, self.replan),
         ]  # fmt: skip
         if self.in_parts:
             choices.append((1, self.take_in_early))
@@ -187,7 +193,8 @@ class World(Oracle):
         stored = {each.seq: each.parts for each in self.server.arrivals(sim.name, sim.incarnation).stored}
         sim.queue = [Abandon(seq=seq) for seq in stored.keys() - sim.open.keys()]
         for seq, sending in sorted(sim.open.items()):
-            sim.queue += sending.messages(known=stored.get(seq, ()))
+            told = self.plan.number if self.pick(4) else None  # or there is a new one right after it is told
+            sim.queue += sending.messages(stored.get(seq, ()), told)
         self.step(
             e.Prepared(
                 worker=sim.name,
@@ -254,15 +261,17 @@ class World(Oracle):
     def answer(self, sim: Sim, *, faults: bool = True) -> None:
         """Push for the assignment; sometimes nothing came of the step, or it is given up, or is not valid."""
         assignment = sim.assignments.pop(0)
+        # A step begins under the plan of its assignment, but for one that is begun once more.
+        plan = self.plans[assignment.plan] if self.pick(4) else sim.plan
         sim.seq += 1
         samples = len(computed(assignment)) if self.pick(10) else 0
         parts: dict[int, Piece] = {}
         if samples:
             gradient = values(f"{sim.name}/{sim.incarnation}/{sim.seq}").tolist()
-            for part in sorted(parts_of(assignment)):
-                bounds = DIVIDED.parts[part]
+            for part in sorted(parts_of(assignment, plan)):
+                bounds = plan.parts[part]
                 whole = tuple(gradient[bounds.start : bounds.end])
-                parts[part] = Piece(sim.seq, assignment.id, part, whole)
+                parts[part] = Piece(sim.seq, assignment.id, plan.number, part, whole)
         if self.in_parts and parts and self.pick(6) == 0:  # what is not finite came late: the rest is empty
             for part in list(parts)[1 + self.pick(len(parts)) :]:
                 parts[part] = replace(parts[part], values=())
@@ -279,6 +288,7 @@ class World(Oracle):
             loss=1.0 + self.pick(100) / 100,
             parts=len(parts),
             digest=digest(checksums),
+            plan=plan.number if parts else 0,
         )
         sending = Sending(assignment, parts, commit)
         messages = sending.messages()
@@ -350,6 +360,13 @@ class World(Oracle):
                 self.outcomes.setdefault((push.worker, push.incarnation, push.seq), outcome)
                 self.take_in(actions)
 
+    def replan(self) -> None:
+        """Somebody wants the model divided otherwise."""
+        if self.store is not None:
+            options = PLANS if self.core.mode.shares_samples else [*PLANS, *LARGER]
+            units, cuts = options[self.pick(len(options))]
+            self.server.replan(arrange([1, 4, 1], units, cuts))
+
     def publish(self) -> None:
         """What was to be applied has been."""
         if self.pending is None:
@@ -359,7 +376,7 @@ class World(Oracle):
         for each, push in zip(apply.contributions, pushes, strict=True):
             given = self.pushes[label(each.key)]
             wanted: frozenset[int] = (
-                parts_of(self.assignments[given.assignment]) if given.samples else frozenset()
+                parts_of(self.assignments[given.assignment], self.plan) if given.samples else frozenset()
             )
             assert push.keys() == wanted, f"P: {each.key} is applied with parts {sorted(push)}"
         self.applied_parts = {
@@ -368,7 +385,7 @@ class World(Oracle):
         }
         sent, self.sent = self.sent, []
         self.store.apply(apply, pushes, sent.append)
-        assert len(sent) == len(DIVIDED.parts)
+        assert len(sent) == len(self.plan.parts)
         if self.replica is not None:
             self.complete_parts(apply)
             update = Broadcast(apply.version)
@@ -429,7 +446,7 @@ class World(Oracle):
 
     def take_in_early(self) -> None:
         """A worker has all parts of a version before the server has the last commit."""
-        if len(self.final) == len(DIVIDED.parts) and self.pending is None and self.following:
+        if len(self.final) == len(self.plan.parts) and self.pending is None and self.following:
             sim, stream = self.following[self.pick(len(self.following))]
             version = self.core.version + 1
             if sim.ready and sim.stream is stream and not sim.assignments and sim.version == version - 1:
@@ -536,6 +553,9 @@ class World(Oracle):
     def perform(self, actions: Sequence[Any]) -> None:
         for action in actions:
             match action:
+                case e.Adopt():
+                    self.adopt(action)
+                    self.tell_plan(action)
                 case e.Open():
                     self.open_round(action)
                 case e.Vacate() | e.Refill() | e.Without():
@@ -582,6 +602,8 @@ class World(Oracle):
             return
         assert action.has == sim.version, "what it was sent is what it has"
         sim.version, sim.finished = assignment.version, sim.finished or assignment.finished
+        assert assignment.plan == self.plan.number, "D: work is for the plan that there is"
+        sim.plan = self.plan
         if assignment.evaluate_epoch:
             if sim.report is not None and assignment.evaluate_epoch <= sim.report.evaluate_epoch:
                 self.tell_evaluation(sim)
@@ -590,6 +612,19 @@ class World(Oracle):
         if assignment.id > sim.assigned and assignment.ranges:
             sim.assignments.append(assignment)
         sim.assigned = max(sim.assigned, assignment.id)
+
+    def tell_plan(self, action: e.Adopt) -> None:
+        """To those who can hear it, unless it is lost: then their streams break."""
+        for worker, has in action.members.items():
+            sim = self.sims.get(worker)
+            if sim is None or not sim.ready:
+                continue
+            if self.pick(12) == 0:
+                sim.attached = sim.ready = False
+                self.step(e.Detached(worker=sim.name, incarnation=sim.incarnation))
+                continue
+            assert has == sim.version, "D: what it was sent is what it has"
+            sim.version, sim.plan = action.version, self.plan
 
     def finish(self) -> None:
         """No more faults: the job has to come to its end, with every sample accounted for."""

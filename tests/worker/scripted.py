@@ -11,7 +11,7 @@ import numpy as np
 from gradwire.compressors import DenseFormat, DensePayload, Payload, Plan
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
-from gradwire.proto.transfer import PLAN, digest, payload_header
+from gradwire.proto.transfer import digest, payload_header
 from gradwire.proto.wire import crc32c
 from gradwire.settings import JobTerms
 from gradwire.worker.session.receiving import Received
@@ -29,6 +29,7 @@ class Script:
         parts: by seq and number, header and payloads.
         pushed: commits, each with the payloads of its parts in flat order.
         resent: seq and part of what was asked for.
+        plan: that parts are of: the last that was handed out, if not set.
     """
 
     def __init__(self, *messages: Any) -> None:
@@ -42,17 +43,20 @@ class Script:
         self.settled: list[int] = []
         self.resent: list[tuple[int, int | None]] = []
         self.at: list[int] = []
-        self._plan: Plan | None = None
+        self.plan: Plan | None = None
 
     def initialize(self, manifest: Any, values: Any) -> bool:
         return True
 
-    def ready(self, manifest: Any, plan: Plan) -> None:
-        self._plan = plan
+    def ready(self, manifest: Any) -> None:
+        pass
 
     def next(self, timeout_s: float) -> Any:
         message = self.messages.pop(0)
-        return message() if callable(message) else message
+        message = message() if callable(message) else message
+        if isinstance(message, Plan):
+            self.plan = message
+        return message
 
     def part(self, header: m.Part, payloads: Sequence[Payload]) -> None:
         assert (header.seq, header.part) not in self.parts
@@ -63,7 +67,7 @@ class Script:
         checksums = {part: crc32c(each.data for each in payloads) for part, payloads in parts.items()}
         assert (commit.parts, commit.digest) == (len(parts), digest(checksums))
         # Parts come in backward order, those of one tensor from its beginning.
-        bounds = self._plan.parts if self._plan is not None else ()
+        bounds = self.plan.parts if self.plan is not None else ()
         in_order = sorted(parts, key=lambda part: bounds[part].start if bounds else -part)
         self.pushed.append((commit, [payload for part in in_order for payload in parts[part]]))
 
@@ -84,15 +88,20 @@ class Script:
 
 
 def updates(
-    replica: Replica, version: int, values: Sequence[np.ndarray[Any, Any]] | None = None, **changes: Any
+    replica: Replica,
+    version: int,
+    values: Sequence[np.ndarray[Any, Any]] | None = None,
+    of: Plan | None = None,
+    **changes: Any,
 ) -> list[Received]:
-    """All parts of a whole update. values: of each tensor, the present ones if not given."""
+    """All parts of a whole update. values: of each tensor, the present ones if not given. of: the plan that
+    there is by then, if another than now."""
     flat = np.concatenate([value.view(np.float32).copy() for value in values or replica.values()])
     found: list[Received] = []
-    for number, part in enumerate(replica.plan.parts):
+    for number, part in enumerate((of or replica.plan).parts):
         data = flat[part.start : part.end].view(np.uint8)
         payload = DensePayload(format=DenseFormat.FLOAT32, elements=part.elements, data=data)
         header = payload_header(payload, m.Content.VALUES)
-        update = m.Update(version=version, part=number, plan=PLAN, whole=True, payloads=(header,))
+        update = m.Update(version=version, part=number, plan=1, whole=True, payloads=(header,))
         found.append(Received(dataclasses.replace(update, **changes), [payload]))
     return found

@@ -3,7 +3,7 @@ among them, its slice, or where a lost worker had pushed some, the others."""
 
 from __future__ import annotations
 
-from ...compressors import Ledger, ModelCompressor, Step
+from ...compressors import Ledger, ModelCompressor, Plan, Step
 from ...proto.messages import Assignment
 
 
@@ -15,6 +15,10 @@ class Compression:
         self._compressor = compressor
         self._in_parts = in_parts
         self._slice = 0, 0  # number and count; 0 of 0 is all
+
+    def adopt(self, plan: Plan) -> None:
+        """Divide the gradients otherwise, between two steps."""
+        self._compressor.adopt(plan)
 
     @property
     def ledger(self) -> Ledger:

@@ -47,7 +47,14 @@ SMALL_PART_BYTES = 1 << 16  # below this a thread costs more than the scan
 
 
 Incoming = (
-    Received | ReceivedPacket | m.Assignment | m.Outcome | m.Waiting | m.InitializeRequest | m.SnapshotRequest
+    Plan
+    | Received
+    | ReceivedPacket
+    | m.Assignment
+    | m.Outcome
+    | m.Waiting
+    | m.InitializeRequest
+    | m.SnapshotRequest
 )
 
 
@@ -139,9 +146,9 @@ class Connection:
                 return False
             raise
 
-    def ready(self, manifest: Manifest, plan: Plan) -> None:
+    def ready(self, manifest: Manifest) -> None:
         """Say that work may come."""
-        self._soon(self._outgoing.ready, manifest, plan)
+        self._soon(self._outgoing.ready, manifest)
 
     def next(self, timeout_s: float) -> Incoming | None:
         """What arrived next, None after the timeout.
@@ -332,6 +339,8 @@ class Connection:
             match message:
                 case m.Update():
                     receiver.begin_update(message, outgoing.manifest, outgoing.plan)
+                case m.Plan():
+                    arrived = outgoing.plan = receiver.plan(message, outgoing.manifest)
                 case m.Packet():
                     arrived = receiver.begin_packet(message, outgoing.manifest)
                 case m.Chunk():
@@ -354,7 +363,7 @@ class Connection:
                     outgoing.unwanted(message.seq)
                 case m.Welcome():
                     log.info("connected as rank %d, server at version %d", message.rank, message.version)
-                    outgoing.welcome(message.stored)
+                    outgoing.welcome(message)
                 case m.Batch():
                     raise BrokenError("the server sent a batch in a batch")
                 case Malformed():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -46,9 +46,10 @@ class Transfer:
 
 @dataclass(slots=True)
 class _Push:
-    """What has been said of a push, to be said again. parts: by number. unwanted: the server does without
-    them, unless it asks for the push again."""
+    """What has been said of a push, to be said again. plan: its number. parts: by number. unwanted: the
+    server does without them, unless it asks for the push again."""
 
+    plan: int = 0
     parts: dict[int, Transfer] = field(default_factory=dict[int, Transfer])
     commit: m.Commit | None = None
     unwanted: bool = False
@@ -58,7 +59,7 @@ class Outgoing:
     """The queue of the present stream, and what outlives it. Belongs to the event loop.
 
     Attributes:
-        manifest, plan: None until work may come.
+        manifest: None until work may come. plan: the last that came.
         version: that the replica has, or has when everything that came is applied; None before the first.
         assigned: id of the last assignment that came.
         exchange: that it is about; packets of earlier ones are not sent any more.
@@ -99,14 +100,16 @@ class Outgoing:
         if self._evaluation is not None:
             self.say(self._evaluation)
 
-    def welcome(self, stored: Iterable[m.Stored]) -> None:
-        """The server says what it has of pushes that it has not decided on: the rest goes out again."""
+    def welcome(self, welcome: m.Welcome) -> None:
+        """The server says what it has of pushes that it has not decided on: the rest goes out again. Of a
+        push under another plan than its own that is the commit."""
         self._welcome = True
-        known = {each.seq: frozenset(each.parts) for each in stored}
+        known = {each.seq: frozenset(each.parts) for each in welcome.stored}
         for seq in known.keys() - self._pushes.keys():  # what was to say so may not have arrived
             self._put(encode_worker(m.Abandon(seq=seq)))
         for seq, push in self._pushes.items():
-            self._resend(push, known.get(seq, frozenset()))
+            older = push.plan != welcome.plan
+            self._resend(push, frozenset(push.parts) if older else known.get(seq, frozenset()))
 
     def end(self) -> None:
         """The stream is gone. What is said meanwhile is lost, unless it is one of those that are kept."""
@@ -124,8 +127,8 @@ class Outgoing:
         """A sign of life."""
         self.say(m.Heartbeat(activity=activity))
 
-    def ready(self, manifest: Manifest, plan: Plan) -> None:
-        self.manifest, self.plan = manifest, plan
+    def ready(self, manifest: Manifest) -> None:
+        self.manifest = manifest
         self._say_ready(manifest)
 
     def report(self, evaluation: m.Evaluation) -> None:
@@ -140,6 +143,8 @@ class Outgoing:
         """Now, and again until the push is settled."""
         push = self._pushes.setdefault(seq, _Push())
         push.parts[number] = transfer
+        if isinstance(transfer.header, m.Part):
+            push.plan = transfer.header.plan
         if self._welcome and not push.unwanted:
             self._put(transfer)
 
@@ -232,7 +237,13 @@ class Outgoing:
             self._due = max(self._due, asyncio.get_running_loop().time() - LATE_S) + size / self.pace
 
     def _say_ready(self, manifest: Manifest) -> None:
-        self.say(m.Ready(fingerprint=manifest.fingerprint, version=self.version, assigned=self.assigned))
+        ready = m.Ready(
+            fingerprint=manifest.fingerprint,
+            version=self.version,
+            assigned=self.assigned,
+            plan=0 if self.plan is None else self.plan.number,
+        )
+        self.say(ready)
 
     def _put(self, item: bytes | Transfer) -> None:
         if self._queue is not None:

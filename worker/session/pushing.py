@@ -19,6 +19,7 @@ class Pushing:
 
     Attributes:
         samples: behind the mean gradients.
+        plan: that its parts are of.
         checksums: crc32c of the bytes of each part that was sent, by part.
     """
 
@@ -34,6 +35,7 @@ class Pushing:
         self.seq = seq
         self.assignment = assignment
         self.samples = samples
+        self.plan = compressing.plan
         self.checksums: dict[int, int] = {}
         self._connection = connection
         self._metrics = metrics
@@ -56,7 +58,7 @@ class Pushing:
 
     def _send(self, part: int, payloads: Sequence[Payload]) -> None:
         self.checksums[part] = crc32c(payload.data for payload in payloads)
-        header = part_header(self.seq, self.assignment.id, part, payloads)
+        header = part_header(self.seq, self.assignment.id, self.plan.number, part, payloads)
         self._connection.part(header, payloads)
 
     def cease(self) -> None:
@@ -68,11 +70,11 @@ class Pushing:
     def commit(self, slices: int, *, undoable: bool) -> Compressed:
         """Have the ledger take the step in. slices: the measure of the ledger."""
         before = self._compressing.commit(undoable=undoable)
-        plan, sent = self._compressing.plan, self._compressing.sent
+        sent = self._compressing.sent
         payloads = [payload for part in sent.values() for payload in part]
         ranges: list[tuple[int, int]] = []
         for part, each in sent.items():
-            at = plan.parts[part].start
+            at = self.plan.parts[part].start
             for payload in each:
                 ranges.append((at, at + payload.elements))
                 at += payload.elements

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from ...compressors import Payload, Plan
 from ...proto import messages as m
 from ...proto.manifest import Manifest
+from ...proto.plans import plan_of
 from ...proto.transfer import (
     PACKETS,
-    PLAN,
     Assembly,
     Collection,
     packet_transfer,
@@ -48,14 +48,19 @@ class Receiver:
         self._update: tuple[m.Update, Assembly] | None = None
         self._packets: dict[int, tuple[m.Packet, Collection]] = {}  # by transfer
 
+    def plan(self, message: m.Plan, manifest: Manifest | None) -> Plan:
+        """Of the updates from here on. Raises BrokenError or Refused."""
+        if manifest is None:
+            raise BrokenError("a plan came before this worker was ready")
+        return plan_of(message, manifest, worker=self._worker)
+
     def begin_update(self, update: m.Update, manifest: Manifest | None, plan: Plan | None) -> None:
         """Raises BrokenError or Refused, before anything is allocated."""
         if manifest is None or plan is None:
-            raise BrokenError("an update came before this worker was ready")
-        if update.plan != PLAN or update.part >= len(plan.parts):
-            raise BrokenError(
-                f"part {update.part} of plan {update.plan} came, and there are {len(plan.parts)}"
-            )
+            raise BrokenError("an update came before this worker was ready, or before a plan")
+        if update.plan != plan.number or update.part >= len(plan.parts):
+            known = f"there are {len(plan.parts)} of plan {plan.number}"
+            raise BrokenError(f"part {update.part} of plan {update.plan} came, and {known}")
         part, transfer = plan.parts[update.part], part_transfer(update.version, update.part)
         self._update = update, part_assembly(transfer, update.payloads, part, manifest, worker=self._worker)
 

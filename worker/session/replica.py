@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ...compressors import Payload, add_update, put_update
+from ...compressors import Payload, Plan, add_update, put_update
 from ...proto.manifest import DTYPE, Manifest
 from ...proto.messages import Content, Tensor, Update
 from .hooks import as_dense
@@ -24,16 +24,15 @@ class Replica:
     """A model's trainable parameters as the manifest orders them: by `named_parameters`.
 
     They are moved into one buffer, in that order, each with its shape and contiguous. Each part of it has a
-    version of its own; an update takes it to the next one.
+    version of its own; an update takes it to the next one. What the parts are the server says: before `adopt`
+    there are none.
     """
 
     _version: int | None = None
+    _plan: Plan | None = None
 
-    def __init__(self, model: nn.Module, train_samples: int, **division: int) -> None:
-        """division: how the job divides the model, as `Manifest.plan` takes it.
-
-        Raises ModelError for parameters that are not float32, or none at all.
-        """
+    def __init__(self, model: nn.Module, train_samples: int) -> None:
+        """Raises ModelError for parameters that are not float32, or none at all."""
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ModelError("the model has no parameter that requires a gradient")
@@ -49,7 +48,7 @@ class Replica:
         self.manifest = Manifest(
             tuple(Tensor(name=name, shape=tuple(p.shape), dtype=DTYPE) for name, p in named), train_samples
         )
-        self._division = division
+        self._versions: list[int | None] = []
         self._arrange()
 
     def include(self, state: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -61,12 +60,31 @@ class Replica:
 
     def _arrange(self) -> None:
         """Have all tensors lie end to end in one buffer, so that a part is a range of it."""
-        self.plan = self.manifest.plan(**self._division)
-        self._versions: list[int | None] = [None] * len(self.plan.parts)
         with torch.no_grad():
             self._flat = torch.cat([tensor.detach().reshape(-1) for tensor in self._tensors])
-            for tensor, (start, end) in zip(self._tensors, pairwise(self.plan.starts), strict=True):
+            for tensor, (start, end) in zip(self._tensors, self._ranges, strict=True):
                 tensor.data = self._flat[start:end].view(tensor.shape)
+
+    @property
+    def _ranges(self) -> Iterable[tuple[int, int]]:
+        """Where each tensor lies."""
+        return pairwise((0, *self.manifest.ends))
+
+    @property
+    def plan(self) -> Plan:
+        """The parts. Not before `adopt`."""
+        assert self._plan is not None
+        return self._plan
+
+    @property
+    def plan_number(self) -> int:
+        """0 before there is one."""
+        return 0 if self._plan is None else self._plan.number
+
+    def adopt(self, plan: Plan) -> None:
+        """Have other parts from now on. All that there are now have one version."""
+        self._plan = plan
+        self._versions = [self._version] * len(plan.parts)
 
     @property
     def version(self) -> int | None:
@@ -81,7 +99,7 @@ class Replica:
     def values(self) -> list[npt.NDArray[np.uint8]]:
         """Every tensor as flat float32 bytes."""
         flat = self._flat.cpu().numpy()
-        return [flat[start:end].view(np.uint8) for start, end in pairwise(self.plan.starts)]
+        return [flat[start:end].view(np.uint8) for start, end in self._ranges]
 
     def apply(self, update: Update, payloads: Sequence[Payload]) -> None:
         """Take in a part of an update. One that has been applied before is passed over."""

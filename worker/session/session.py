@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...compressors import Compressed
+from ...compressors import Compressed, Plan
 from ...proto import messages as m
 from ...proto.refusal import Reason, Refused, sentence
 from ...proto.transfer import digest
@@ -63,6 +63,9 @@ class Session:
     exchange of coded packets registers with `handle_packets`. The network lives on a thread of its own, so
     that heartbeats go out while the owner computes; payloads belong to the session until it has the outcome.
 
+    Parts are those of the plan that came last. `next` takes a new one in where it stands among the updates; a
+    push that is open keeps the plan that it was made under.
+
     Any number of pushes may be open. `next` settles their outcomes in whichever order they come: a push
     that came too late is put back into the residual ledger, one that was not needed is forgotten, a damaged
     part is sent again as the same bytes. Parts of a push that the server does without are kept, and not sent.
@@ -104,6 +107,7 @@ class Session:
         self._initialize = initialize
         self._packets: PacketHandler | None = None
         self._open: dict[int, Compressed] = {}  # by seq, until the outcome is known
+        self._plans: dict[int, Plan] = {}  # by seq, those of open pushes that have parts
         self._making: int | None = None  # seq of a push that is neither committed nor abandoned
         self._answered = 0  # id of the last assignment that was
         self._resends = 0
@@ -152,7 +156,7 @@ class Session:
             if self._connection.initialize(self.replica.manifest, self.replica.values()):
                 self.replica.version = 0
                 self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
-        self._connection.ready(self.replica.manifest, self.replica.plan)
+        self._connection.ready(self.replica.manifest)
         log.info("ready for work")
 
     def next(self, timeout_s: float) -> m.Assignment | None:
@@ -170,6 +174,10 @@ class Session:
         match message:
             case Received():
                 self._apply(message)
+                self._let_go()
+                return self._released()
+            case Plan():
+                self._adopt(message)
                 return self._released()
             case m.Assignment():
                 self._waiting.over()
@@ -223,6 +231,8 @@ class Session:
         )
         # A push without payloads has no samples: the later one speaks for them.
         samples = pushing.samples if sent.payloads else 0
+        if pushing.checksums:
+            self._plans[pushing.seq] = pushing.plan
         self._commit(pushing.seq, pushing.assignment, sent, samples, loss, checksums=pushing.checksums)
         return bool(sent.payloads)
 
@@ -283,6 +293,14 @@ class Session:
 
     # ---- inside
 
+    def _adopt(self, plan: Plan) -> None:
+        """Have other parts from now on. What has come of an update that is not whole is of no use: the next
+        one is."""
+        self._arriving.clear()
+        self.replica.adopt(plan)
+        if self._packets is None:  # otherwise nothing is pushed in parts
+            self._compression.adopt(plan)
+
     def _apply(self, received: Received) -> None:
         """Keep a part of an update until all of them are here: others may still need this version."""
         update = received.update
@@ -303,6 +321,12 @@ class Session:
             self._connection.stepped(self.replica.version)
             self._metrics.version.set(self.replica.version)
 
+    def _let_go(self) -> None:
+        """An assignment whose version was lost when the stream broke, and that the server has given up."""
+        held, version = self._held, self.replica.version
+        if held is not None and not held.finished and version is not None and version > held.version:
+            self._held = None
+
     def _past(self, assignment: m.Assignment) -> bool:
         """Whether it was answered, and is told again at a version that is over: parts of the next one come
         before the server has decided on the push."""
@@ -319,6 +343,8 @@ class Session:
             self._packets.apply(assignment.apply, assignment.version)
         if not assignment.finished:
             if self.replica.version is None or self.replica.version < assignment.version:
+                return None
+            if self.replica.plan_number < assignment.plan:
                 return None
             self._at(assignment.version, "told to work at")
             self._metrics.raw_down.inc(self._raw_arrived)
@@ -351,6 +377,7 @@ class Session:
             digest=digest(checksums),
             loss=loss,
             exchanged=exchanged,
+            plan=self._plans[seq].number if seq in self._plans else 0,
         )
         self._open[seq] = sent
         self._answered = assignment.id
@@ -376,7 +403,7 @@ class Session:
                 self._refused_early(outcome, outcome.refusal)
             return
         if outcome.decision is m.Decision.ACCEPTED:
-            del self._open[outcome.seq]
+            self._forget(outcome.seq)
             self._resends = 0
             self._metrics.pushes.labels("accepted").inc()
             self._metrics.raw_up.inc(sum(payload.elements for payload in sent.payloads) * 4)
@@ -384,7 +411,7 @@ class Session:
             return
         assert outcome.refusal is not None
         reason = outcome.refusal.reason
-        parts = [self.replica.plan.parts[part] for part in outcome.counted]
+        parts = [self._plans[outcome.seq].parts[part] for part in outcome.counted]
         counted = [(part.start, part.end) for part in parts]
         self._metrics.pushes.labels("refused").inc()
         self._metrics.refusals.labels(reason.label).inc()
@@ -407,4 +434,8 @@ class Session:
                 raise Refused(outcome.refusal)
         self._connection.settle(outcome.seq)
         self._resends = 0
-        del self._open[outcome.seq]
+        self._forget(outcome.seq)
+
+    def _forget(self, seq: int) -> None:
+        del self._open[seq]
+        self._plans.pop(seq, None)

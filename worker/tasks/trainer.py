@@ -58,10 +58,8 @@ class Trainer:
         self._computation = Computation(task, replica, device, job.seed)
         specs = _measured(self._computation, replica, task.name) if model_wide(compressor) else None
         specs = specs or replica.manifest.specs
-        plan = replica.plan
         compression = Compression(
-            ModelCompressor(specs, compressor, rule, job.seed, reply.rank, plan=plan),
-            in_parts=job.overlap == "both",
+            ModelCompressor(specs, compressor, rule, job.seed, reply.rank), in_parts=job.overlap == "both"
         )
         self.session = Session(connection, replica, compression, metrics, initialize=reply.initialize)
         self._strategy = _strategy(work, job, self.session, self._computation, metrics)

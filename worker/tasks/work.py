@@ -14,11 +14,9 @@ class Gradients:
 
     single: whether gradients become versions one at a time, so that a worker may compute at one version
         twice, or not at all.
-    slices: that members of a group may divide the parts of the model among themselves in.
     """
 
     single: bool = False
-    slices: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -114,6 +114,8 @@ class Arrivals(Mode):
         state = self._state
         if self._applying is not None:  # a snapshot would be of the version after this one
             return []
+        if state.plan_due:  # what were pushed for it would come too late
+            return []
         idle = self._idle
         if self._held_back and (self._slowest() != self._held_at or self._evaluation_due()):
             idle |= self._held_back
@@ -178,7 +180,7 @@ class Arrivals(Mode):
 
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
         work = member.work
-        if work is not None and work.id != assigned:
+        if work is not None and not member.goes_on(work, assigned):
             # It never heard of it, and is given work anew, at the version that there is then.
             self._state.samples.give_back(work.drawn, settled=work.late)
             self._state.roster.relieve(member)
@@ -191,7 +193,7 @@ class Arrivals(Mode):
 
     def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
         state = self._state
-        if work.late:  # the version that it began with is kept no longer
+        if work.late:  # the version that it began with is kept no longer, or its plan
             self._idle.add(member.worker)
             return None
         clock = self._clock(member)
@@ -202,6 +204,8 @@ class Arrivals(Mode):
         if self.bound is not None and clocks > self.bound:
             member.clock = None  # it starts again beside the slowest
             self._count(member)
+            return None
+        if state.plan_due:  # it comes into force when what was accepted before is applied
             return None
         base_version = work.assignment.version
         versions = self._promised - base_version
@@ -245,7 +249,14 @@ class Arrivals(Mode):
         return any(each.contributions[0].key == key for each in self._queue)
 
     def too_late(self, work: Work) -> bool:
-        return self.compensated and work.assignment.version < self._state.version
+        older = work.assignment.plan != self._state.plan
+        return older or (self.compensated and work.assignment.version < self._state.version)
+
+    def divided(self) -> None:
+        for member in self._state.roster.members.values():
+            if member.work is not None and not member.work.late:
+                self._state.samples.settle(member.work.drawn)
+                member.work.become(WorkLife.LATE)
 
     def lost(self, member: Member, *, away: bool) -> None:
         member.clock = None

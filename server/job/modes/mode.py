@@ -66,6 +66,10 @@ class Mode(ABC):
         `ranks` are of those that have been given work and have not answered, where others wait for them.
         """
 
+    def divided(self) -> None:
+        """A new plan is in force: pushes for work that has been given out come too late."""
+        return
+
     def begun(self, version: int, *, whole: bool) -> None:
         """Part of the round that leads to the version cannot be undone any more, or all of it is there."""
         return

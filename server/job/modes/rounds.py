@@ -279,7 +279,7 @@ class Rounds(Mode):
                 return []  # it has pushed all parts, or the next version could not be whole
             state.ask_for_evaluation(member, assignment.evaluate_epoch, assignment.id, now)
             return [state.send(member, assignment)]
-        if work.id != assigned:  # it never heard of it, and will not answer
+        if not member.goes_on(work, assigned):  # it never heard of it, and will not answer
             self._void(member)
         return []
 

@@ -35,7 +35,7 @@ class SyncOptions(ModeOptions):
 
     @property
     def work(self) -> str:
-        return f"gradients:slices={self.redundancy}" if self.redundancy > 1 else "gradients"
+        return "gradients"
 
     def __post_init__(self) -> None:
         asked = [f"redundancy={self.redundancy}"] if self.redundancy > 1 else []

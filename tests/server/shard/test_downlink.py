@@ -52,7 +52,9 @@ DOWNLINKS = {
 
 
 def wide_replica() -> Replica:
-    return Replica(torch.nn.Linear(*WIDE), 100)
+    made = Replica(torch.nn.Linear(*WIDE), 100)
+    made.adopt(made.manifest.plan())
+    return made
 
 
 WIDE_MANIFEST = wide_replica().manifest
@@ -314,7 +316,8 @@ def test_slices_of_parts_go_down_where_they_belong(slices: int) -> None:
     plan = divide([spec.elements for spec in WIDE_MANIFEST.specs], slices=slices)
     assert any(len(unit.parts) >= slices for unit in plan.units)
     ours, before = (wide_store("auto", "sgd", plan) for _ in range(2))
-    worker = Replica(torch.nn.Linear(*WIDE), 100, slices=slices)
+    worker = wide_replica()
+    worker.adopt(plan)
     take(worker, snapshot(ours))
     shares: list[Share] = []
     expected = set[int]()

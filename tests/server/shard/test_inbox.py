@@ -12,7 +12,7 @@ from gradwire.compressors import Payload
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refusal, Refused
-from gradwire.proto.transfer import PLAN, digest, encode_chunks, part_transfer, payload_header
+from gradwire.proto.transfer import digest, encode_chunks, part_transfer, payload_header
 from gradwire.proto.wire import decode_envelope
 from gradwire.server.shard.inbox import MAX_OPEN, Arrivals, Inbox
 
@@ -27,7 +27,7 @@ PARTS = cut_plan((8, 7), (2,), (1,))
 
 
 def header(part: int, payloads: list[Payload], **changes: Any) -> m.Part:
-    fields: dict[str, Any] = {"seq": 1, "assignment": 3, "part": part, "plan": PLAN}
+    fields: dict[str, Any] = {"seq": 1, "assignment": 3, "part": part, "plan": 1}
     return m.Part(**{**fields, **changes}, payloads=tuple(map(payload_header, payloads)))
 
 
@@ -61,7 +61,7 @@ def test_a_part_is_complete_with_its_last_byte_and_may_hold_several_payloads() -
     ("given", "reason", "text"),
     [
         (header(4, [dense(1)]), Reason.PLAN, "a part below 4"),
-        (header(0, [dense(1)], plan=PLAN + 1), Reason.PLAN, f"plan {PLAN}"),
+        (header(0, [dense(1)], plan=2), Reason.PLAN, "plan 1"),
         (header(0, [dense(1, 2)]), Reason.ELEMENTS, "2 elements"),
         (header(3, [dense(1, 2), dense(3)]), Reason.ELEMENTS, "7 elements"),
         (header(1, [dense(1, 2), dense()]), Reason.ELEMENTS, "none empty"),
@@ -116,6 +116,7 @@ def commit(seq: int, checksums: dict[int, int] = CHECKSUMS) -> m.Commit:
         samples=1,
         parts=len(checksums),
         digest=digest(checksums),
+        plan=1,
     )
 
 
@@ -129,7 +130,7 @@ def send(arrivals: Arrivals, seq: int, *parts: int) -> None:
 def handed_on(arrivals: Arrivals) -> list[int]:
     """Seqs in the order in which they are complete; each is decided on at once."""
     seqs: list[int] = []
-    while (complete := arrivals.next()) is not None:
+    while (complete := arrivals.next(1)) is not None:
         given, parts = complete
         assert parts == frozenset(CHECKSUMS)
         arrivals.close(given.seq)
@@ -161,7 +162,7 @@ def test_an_abandoned_push_is_over_whatever_comes_of_it_before_or_after(before: 
     assert arrivals.over(1)
     assert not any(arrivals.wants(1, part, 1) for part in range(3))
     assert not arrivals.store(1, 2, 33), "a part that was being scanned meanwhile"
-    assert (list(arrivals.open), arrivals.stored, arrivals.next()) == ([], (), None)
+    assert (list(arrivals.open), arrivals.stored, arrivals.next(1)) == ([], (), None)
     send(arrivals, 2, 0, 1, 2)
     arrivals.commit(commit(2))
     assert handed_on(arrivals) == [2]
@@ -222,7 +223,7 @@ def test_what_is_stored_has_to_be_what_was_committed(checksums: dict[int, int]) 
     send(arrivals, 1, 0, 1, 2)
     arrivals.commit(commit(1, checksums))
     with pytest.raises(Refused) as caught:
-        arrivals.next()
+        arrivals.next(1)
     assert caught.value.refusal.reason is Reason.CHECKSUM
     arrivals.forget(1)
     assert (handed_on(arrivals), arrivals.stored) == ([], (m.Stored(seq=1, parts=()),))
@@ -235,7 +236,7 @@ def test_what_is_stored_has_to_be_what_was_committed(checksums: dict[int, int]) 
 def test_a_push_without_parts_needs_only_its_commit() -> None:
     arrivals = Arrivals("w", 0)
     arrivals.commit(commit(5, {}))
-    complete = arrivals.next()
+    complete = arrivals.next(1)
     assert complete is not None
     assert complete == (commit(5, {}), frozenset())
 

@@ -192,7 +192,8 @@ def test_replicas_follow(spec: str, downlink: str) -> None:
     """With the same bits in one part and in several; by `auto` what no push has stays as it is."""
     results: list[list[bytes]] = []
     for part_bytes in (20_000, 1 << 30):
-        replica = Replica(torch.nn.ParameterList(initial()), 100, part_bytes=part_bytes)
+        replica = Replica(torch.nn.ParameterList(initial()), 100)
+        replica.adopt(replica.manifest.plan(part_bytes))
         replica.version = 0
         ours, draw = store("sgd", replica.plan, downlink), random.Random(4)
         workers = [compressor(spec, replica.plan, rank) for rank in range(2)]

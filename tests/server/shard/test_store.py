@@ -219,7 +219,9 @@ def test_a_round_without_samples_changes_nothing() -> None:
 
 def replica() -> Replica:
     model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
-    return Replica(model, 100)
+    made = Replica(model, 100)
+    made.adopt(made.manifest.plan())
+    return made
 
 
 @pytest.mark.parametrize("downlink", ["none", "bf16", "fp16"])
@@ -417,7 +419,8 @@ def trained(
     ours, model = large_store(downlink, plan, aggregation, optimizer), torch.nn.Module()
     for tensor in LARGE.tensors:
         model.register_parameter(tensor.name, torch.nn.Parameter(torch.zeros(tensor.shape)))
-    worker = Replica(model, 100, part_bytes=part_bytes)
+    worker = Replica(model, 100)
+    worker.adopt(plan)
     take(worker, snapshot(ours))
     compressors = [
         ModelCompressor(LARGE.specs, kinds[rank % len(kinds)], LayerRule(), 1, rank, plan=plan)
@@ -516,7 +519,8 @@ def test_replicas_stay_alike_where_parts_of_some_are_empty(kind: str, missing: S
     ours, model = large_store("auto", plan), torch.nn.Module()
     for tensor in LARGE.tensors:
         model.register_parameter(tensor.name, torch.nn.Parameter(torch.zeros(tensor.shape)))
-    worker = Replica(model, 100, part_bytes=PART_BYTES[0])
+    worker = Replica(model, 100)
+    worker.adopt(plan)
     take(worker, snapshot(ours))
     compressors = [
         ModelCompressor(LARGE.specs, KINDS[kind][rank % len(KINDS[kind])], LayerRule(), 1, rank, plan=plan)

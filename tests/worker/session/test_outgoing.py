@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from gradwire.compressors import divide
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
-from gradwire.proto.transfer import PLAN, part_transfer
+from gradwire.proto.transfer import part_transfer
 from gradwire.proto.wire import decode_envelope
 from gradwire.worker.session.outgoing import Outgoing, Transfer
 
@@ -20,7 +19,8 @@ HELLO = m.Hello(job="j", worker="w", incarnation=1)
 MANIFEST = Manifest((m.Tensor(name="weight", shape=(4,), dtype="float32"),), 8)
 
 
-PLAN_OF_MODEL = divide([4])
+def welcome(*stored: m.Stored, plan: int = 1) -> m.Welcome:
+    return m.Welcome(rank=0, version=0, last_seq=0, stored=stored, plan=plan)
 
 
 def transfer(header: m.Part | m.Packet, number: int, size: int = 16) -> Transfer:
@@ -28,7 +28,7 @@ def transfer(header: m.Part | m.Packet, number: int, size: int = 16) -> Transfer
 
 
 def part(seq: int, number: int = 0, size: int = 16) -> Transfer:
-    header = m.Part(seq=seq, assignment=1, part=number, plan=PLAN, payloads=())
+    header = m.Part(seq=seq, assignment=1, part=number, plan=1, payloads=())
     return transfer(header, part_transfer(seq, number), size)
 
 
@@ -96,7 +96,7 @@ def kinds() -> Iterator[Kinds]:
 
 def test_a_new_stream_hears_everything_that_is_still_true(said: Said) -> None:
     outgoing = Outgoing()
-    outgoing.ready(MANIFEST, PLAN_OF_MODEL)  # before there is a stream
+    outgoing.ready(MANIFEST)  # before there is a stream
     push(outgoing, 1, parts=2)
     push(outgoing, 2)
     outgoing.report(m.Evaluation(version=1, epoch=1, metrics={}))
@@ -104,12 +104,12 @@ def test_a_new_stream_hears_everything_that_is_still_true(said: Said) -> None:
     for _ in range(2):
         outgoing.begin(HELLO)
         assert said(outgoing) == ["Hello", "Ready", "Evaluation"]
-        outgoing.welcome(())
+        outgoing.welcome(welcome())
         assert said(outgoing) == open_pushes
         outgoing.end()
     outgoing.settle(1)
     outgoing.begin(HELLO)
-    outgoing.welcome(())
+    outgoing.welcome(welcome())
     assert said(outgoing) == ["Hello", "Ready", "Evaluation", "Part 2.0", "Commit 2"]
 
 
@@ -121,7 +121,7 @@ def test_the_server_has_to_say_first_what_it_has_of_open_pushes(said: Said) -> N
     outgoing.resend(1, 0)
     assert said(outgoing) == ["Hello"]
     outgoing.part(1, 1, part(1, 1))
-    outgoing.welcome(())
+    outgoing.welcome(welcome())
     outgoing.part(1, 2, part(1, 2))
     outgoing.commit(commit(1, 3))
     assert said(outgoing) == ["Part 1.0", "Part 1.1", "Part 1.2", "Commit 1"]
@@ -135,7 +135,7 @@ def test_what_the_server_has_is_not_sent_again(said: Said) -> None:
     outgoing.part(7, 0, part(7))
     outgoing.begin(HELLO)
     stored = {4: (0, 2), 5: (0, 1, 2), 7: (0,)}
-    outgoing.welcome([m.Stored(seq=seq, parts=parts) for seq, parts in stored.items()])
+    outgoing.welcome(welcome(*(m.Stored(seq=seq, parts=parts) for seq, parts in stored.items())))
     assert said(outgoing) == [
         "Hello",
         *("Part 4.1", "Commit 4"),
@@ -151,14 +151,14 @@ def test_a_push_that_only_the_server_knows_is_abandoned(said: Said) -> None:
     outgoing.abandon(1)
     push(outgoing, 2)
     outgoing.begin(HELLO)
-    outgoing.welcome((m.Stored(seq=1, parts=(0,)), m.Stored(seq=2, parts=())))
+    outgoing.welcome(welcome(m.Stored(seq=1, parts=(0,)), m.Stored(seq=2, parts=())))
     assert said(outgoing) == ["Hello", "Abandon 1", "Part 2.0", "Commit 2"]
 
 
 def test_a_damaged_part_is_sent_again_by_itself_and_a_damaged_push_whole(said: Said) -> None:
     outgoing = Outgoing()
     outgoing.begin(HELLO)
-    outgoing.welcome(())
+    outgoing.welcome(welcome())
     push(outgoing, 1, parts=2)
     assert len(said(outgoing)) == 4
     outgoing.resend(1, 1)
@@ -176,11 +176,11 @@ def test_it_is_the_same_bytes_that_go_out_again() -> None:
     async def run() -> None:
         outgoing, sent = Outgoing(), list[list[bytes]]()
         data = np.arange(3000, dtype=np.uint16).view(np.uint8)
-        header = m.Part(seq=1, assignment=1, part=0, plan=PLAN, payloads=())
+        header = m.Part(seq=1, assignment=1, part=0, plan=1, payloads=())
         outgoing.part(1, 0, Transfer(header, part_transfer(1, 0), [data], 1024))
         for _ in range(2):
             outgoing.begin(HELLO)
-            outgoing.welcome(())
+            outgoing.welcome(welcome())
             sent.append([await outgoing.next() for _ in range(8)])
             outgoing.end()
         assert sent[0] == sent[1]
@@ -191,7 +191,7 @@ def test_it_is_the_same_bytes_that_go_out_again() -> None:
 def test_what_is_short_overtakes_the_chunks_of_a_transfer(kinds: Kinds) -> None:
     outgoing = Outgoing()
     outgoing.begin(HELLO)
-    outgoing.welcome(())
+    outgoing.welcome(welcome())
     outgoing.part(1, 0, part(1, 0, 3000))
     outgoing.part(1, 1, part(1, 1))
     outgoing.commit(commit(1, 2))
@@ -207,7 +207,7 @@ def test_what_is_short_overtakes_the_chunks_of_a_transfer(kinds: Kinds) -> None:
 def test_a_pace_holds_back_chunks_and_nothing_that_is_short(kinds: Kinds) -> None:
     outgoing = Outgoing()
     outgoing.begin(HELLO)
-    outgoing.welcome(())
+    outgoing.welcome(welcome())
     outgoing.pace = 10_000  # a chunk takes 0.1 s
     for number in range(2):
         outgoing.part(1, number, part(1, number, 6000))
@@ -222,7 +222,7 @@ def test_chunks_go_at_the_pace_also_if_one_is_late() -> None:
     async def seconds() -> float:
         outgoing = Outgoing()
         outgoing.begin(HELLO)
-        outgoing.welcome(())
+        outgoing.welcome(welcome())
         outgoing.pace = 100_000
         outgoing.part(1, 0, part(1, 0, 20 * 1024))
         began = asyncio.get_running_loop().time()
@@ -238,7 +238,7 @@ def test_a_part_says_whether_it_had_to_wait_for_another() -> None:
     async def waited() -> list[bool]:
         outgoing = Outgoing()
         outgoing.begin(HELLO)
-        outgoing.welcome(())
+        outgoing.welcome(welcome())
         found: list[bool] = []
         for number in (0, 2):
             outgoing.part(1, number, part(1, number))
@@ -252,7 +252,7 @@ def test_a_part_says_whether_it_had_to_wait_for_another() -> None:
 def test_a_stream_that_breaks_in_a_transfer_leaves_nothing_for_the_next(kinds: Kinds) -> None:
     outgoing = Outgoing()
     outgoing.begin(HELLO)
-    outgoing.welcome(())
+    outgoing.welcome(welcome())
     outgoing.part(1, 0, part(1, 0, 3000))
     outgoing.part(1, 1, part(1, 1))
     assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
@@ -260,7 +260,7 @@ def test_a_stream_that_breaks_in_a_transfer_leaves_nothing_for_the_next(kinds: K
     outgoing.end()
     outgoing.begin(HELLO)
     assert kinds(outgoing) == ["Hello"]
-    outgoing.welcome((m.Stored(seq=1, parts=(1,)),))
+    outgoing.welcome(welcome(m.Stored(seq=1, parts=(1,))))
     assert kinds(outgoing) == ["Part 1.0", "Chunk", "Chunk", "Chunk"]
 
 
@@ -306,6 +306,15 @@ def test_it_is_idle_when_everything_has_been_written() -> None:
     asyncio.run(run())
 
 
+def test_of_a_push_under_another_plan_than_the_servers_only_the_commit_is_sent_again(said: Said) -> None:
+    outgoing = Outgoing()
+    push(outgoing, 1, parts=2)
+    push(outgoing, 2, parts=1)
+    outgoing.begin(HELLO)
+    outgoing.welcome(welcome(m.Stored(seq=2, parts=()), plan=2))
+    assert said(outgoing) == ["Hello", "Commit 1", "Commit 2"]
+
+
 # ---- pushes that the server does without
 
 
@@ -313,7 +322,7 @@ def test_no_more_goes_out_of_an_unwanted_push_than_its_commit(kinds: Kinds) -> N
     """Neither what is queued, nor the rest of the part that is being written, nor what is made later."""
     outgoing = Outgoing()
     outgoing.begin(HELLO)
-    outgoing.welcome(())
+    outgoing.welcome(welcome())
     outgoing.part(1, 0, part(1, 0, 3000))
     outgoing.part(1, 1, part(1, 1))
     assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
@@ -329,7 +338,7 @@ def test_no_more_goes_out_of_an_unwanted_push_than_its_commit(kinds: Kinds) -> N
 def test_an_unwanted_push_that_is_given_up_or_settled_says_no_more(said: Said) -> None:
     outgoing = Outgoing()
     outgoing.begin(HELLO)
-    outgoing.welcome(())
+    outgoing.welcome(welcome())
     outgoing.part(1, 0, part(1))
     outgoing.unwanted(1)
     outgoing.abandon(1)
@@ -343,7 +352,7 @@ def test_an_unwanted_push_that_is_given_up_or_settled_says_no_more(said: Said) -
 def test_an_unwanted_push_goes_out_whole_if_it_is_asked_for_after_all(said: Said) -> None:
     outgoing = Outgoing()
     outgoing.begin(HELLO)
-    outgoing.welcome(())
+    outgoing.welcome(welcome())
     push(outgoing, 1, parts=2)
     outgoing.unwanted(1)
     assert said(outgoing) == ["Hello", "Commit 1"]
@@ -355,11 +364,11 @@ def test_a_new_stream_does_not_rely_on_what_was_unwanted_before(said: Said) -> N
     """Nothing says that the server still knows; otherwise it says so again."""
     outgoing = Outgoing()
     outgoing.begin(HELLO)
-    outgoing.welcome(())
+    outgoing.welcome(welcome())
     push(outgoing, 1, parts=2)
     outgoing.unwanted(1)
     assert said(outgoing) == ["Hello", "Commit 1"]
     outgoing.end()
     outgoing.begin(HELLO)
-    outgoing.welcome((m.Stored(seq=1, parts=()),))
+    outgoing.welcome(welcome(m.Stored(seq=1, parts=())))
     assert said(outgoing) == ["Hello", "Part 1.0", "Part 1.1", "Commit 1"]

@@ -11,8 +11,9 @@ import pytest
 from gradwire.compressors import DenseFormat, DensePayload, decode, divide
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
+from gradwire.proto.plans import plan_message
 from gradwire.proto.refusal import Refused
-from gradwire.proto.transfer import PLAN, encode_chunks, packet_transfer, part_transfer, payload_header
+from gradwire.proto.transfer import encode_chunks, packet_transfer, part_transfer, payload_header
 from gradwire.proto.wire import decode_envelope
 from gradwire.worker.session.attempts import BrokenError
 from gradwire.worker.session.receiving import Receiver
@@ -75,7 +76,7 @@ def part_of_update(part: int, version: int = 3) -> tuple[m.Update, list[m.Chunk]
     header = payload_header(DensePayload(format=DenseFormat.FLOAT32, elements=elements, data=data))
     messages = encode_chunks(part_transfer(version, part), [data])
     chunks = [decode_envelope(message, "ServerMessage") for message in messages]
-    update = m.Update(version=version, part=part, plan=PLAN, payloads=(header,))
+    update = m.Update(version=version, part=part, plan=1, payloads=(header,))
     return update, [chunk for chunk in chunks if isinstance(chunk, m.Chunk)]
 
 
@@ -128,3 +129,12 @@ def test_what_is_larger_than_the_model_or_belongs_nowhere_breaks_the_stream() ->
     stray = m.Chunk(transfer=3, offset=0, crc32c=0, data=np.zeros(4, np.uint8))
     with pytest.raises(BrokenError, match="without an update"):
         receiver.add(stray)
+
+
+def test_a_plan_is_checked_against_the_model() -> None:
+    receiver, message = Receiver("w"), plan_message(PLAN_OF_MODEL)
+    assert receiver.plan(message, MANIFEST) == PLAN_OF_MODEL
+    with pytest.raises(BrokenError, match="before this worker was ready"):
+        receiver.plan(message, None)
+    with pytest.raises(Refused, match="worker 'w', plan tensors: expected"):
+        receiver.plan(dataclasses.replace(message, tensors=(9,)), MANIFEST)

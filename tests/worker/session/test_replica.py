@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import permutations
 
 import numpy as np
@@ -10,17 +11,24 @@ import torch
 from scripted import updates
 from torch import nn
 
-from gradwire.compressors import AbsentPayload, DenseFormat, DensePayload, divide
+from gradwire.compressors import AbsentPayload, DenseFormat, DensePayload
 from gradwire.compressors.parts import ALIGNMENT
 from gradwire.proto import messages as m
-from gradwire.proto.transfer import PLAN, payload_header
+from gradwire.proto.transfer import payload_header
 from gradwire.worker.session.receiving import Received
 from gradwire.worker.session.replica import Replica
 
 
+def fresh() -> Replica:
+    """In four parts, at no version."""
+    subject = Replica(nn.Linear(100, 100), 8)
+    subject.adopt(subject.manifest.plan(4 * ALIGNMENT))
+    return subject
+
+
 def replica() -> Replica:
     """In four parts, at version 0, all of it 0."""
-    subject = Replica(nn.Linear(100, 100), 8, part_bytes=4 * ALIGNMENT)
+    subject = fresh()
     with torch.no_grad():
         for parameter in subject.parameters:
             parameter.zero_()
@@ -49,7 +57,7 @@ def delta(subject: Replica, version: int, part: int) -> Received:
         for n in sizes
     ]
     headers = tuple(payload_header(payload, m.Content.DELTA) for payload in payloads)
-    return Received(m.Update(version=version, part=part, plan=PLAN, payloads=headers), payloads)
+    return Received(m.Update(version=version, part=part, plan=1, payloads=headers), payloads)
 
 
 def apply(subject: Replica, received: Received) -> None:
@@ -84,11 +92,11 @@ def test_a_change_of_another_version_than_its_own_is_passed_over() -> None:
     subject = replica()
     apply(subject, delta(subject, 2, 1))
     assert (subject.version, values(subject)) == (0, [0.0] * 4)
-    fresh = Replica(nn.Linear(100, 100), 8, part_bytes=4 * ALIGNMENT)
-    before = [value.tobytes() for value in fresh.values()]
-    apply(fresh, delta(fresh, 1, 1))
-    assert fresh.version is None
-    assert [value.tobytes() for value in fresh.values()] == before
+    new = fresh()
+    before = [value.tobytes() for value in new.values()]
+    apply(new, delta(new, 1, 1))
+    assert new.version is None
+    assert [value.tobytes() for value in new.values()] == before
 
 
 @pytest.mark.parametrize("content", list(m.Content))
@@ -100,7 +108,7 @@ def test_what_is_absent_from_an_update_stays_as_it_is(content: m.Content) -> Non
     for part, bounds in enumerate(subject.plan.parts):
         nothing = AbsentPayload(elements=bounds.elements)
         header = payload_header(nothing, content)
-        update = m.Update(version=6, part=part, plan=PLAN, whole=False, payloads=(header,))
+        update = m.Update(version=6, part=part, plan=1, whole=False, payloads=(header,))
         subject.apply(update, [nothing])
     assert (subject.version, values(subject)) == (6, [5.0] * 4)
 
@@ -110,7 +118,7 @@ def test_whole_parts_are_taken_in_at_any_version(had: int | None) -> None:
     """After a reconnect parts of several versions may be there; a later one of each makes up for that."""
     subject = replica()
     if had is None:
-        subject = Replica(nn.Linear(100, 100), 8, part_bytes=4 * ALIGNMENT)
+        subject = fresh()
     if had == 1:
         apply(subject, delta(subject, 1, 3))
     for received in wholes(subject, 5):
@@ -132,7 +140,7 @@ def test_parameters_are_views_of_one_buffer_in_manifest_order() -> None:
     tensors = [*model.parameters(), extra]
     assert all(torch.equal(new, old) for new, old in zip(tensors, [*before, torch.arange(5.0)], strict=True))
     addresses = [tensor.data_ptr() for tensor in tensors]
-    starts = subject.plan.starts[:-1]
+    starts = [0, *subject.manifest.ends[:-1]]
     assert addresses == [addresses[0] + 4 * start for start in starts]
     with torch.no_grad():
         last.weight.fill_(3.0)
@@ -141,6 +149,17 @@ def test_parameters_are_views_of_one_buffer_in_manifest_order() -> None:
     assert subject.values()[-1].view(np.float32).tolist() == [4.0] * 5
 
 
-def test_its_plan_is_the_jobs() -> None:
-    subject = Replica(nn.Linear(100, 100), 8, part_bytes=4 * ALIGNMENT, slices=3)
-    assert subject.plan == divide([10_000, 100], 4 * ALIGNMENT, 3)
+def test_another_plan_leaves_every_element_where_it_is() -> None:
+    subject = replica()
+    apply(subject, delta(subject, 1, 2))
+    for part in (0, 1, 3):
+        apply(subject, delta(subject, 1, part))
+    before, addresses = subject.values(), [each.data_ptr() for each in subject.parameters]
+    subject.adopt(dataclasses.replace(subject.manifest.plan(1 << 20), number=2))
+    assert (subject.version, subject.plan_number, len(subject.plan.parts)) == (1, 2, 1)
+    assert [each.data_ptr() for each in subject.parameters] == addresses
+    assert [each.tobytes() for each in subject.values()] == [each.tobytes() for each in before]
+    apply(subject, delta(subject, 1, 0))
+    assert values(subject) == [1.0], "it is at that version already"
+    apply(subject, delta(subject, 2, 0))
+    assert (subject.version, values(subject)) == (2, [2.0])

@@ -16,6 +16,7 @@ from gradwire.compressors import (
     LayerRule,
     ModelCompressor,
     NonFiniteGradient,
+    Plan,
     decode,
 )
 from gradwire.compressors.parts import ALIGNMENT
@@ -40,7 +41,9 @@ def session(
     in_parts: bool = False,
 ) -> Session:
     torch.manual_seed(1)
-    replica = Replica(model or nn.Linear(6, 5), 64, part_bytes=4 * ALIGNMENT)
+    replica = Replica(model or nn.Linear(6, 5), 64)
+    replica.adopt(replica.manifest.plan(4 * ALIGNMENT))
+    script.plan = replica.plan
     specs = replica.manifest.specs
     made = ModelCompressor(specs, compressor, LayerRule(), 1, 0, plan=replica.plan)
     compression = Compression(made, in_parts=in_parts)
@@ -61,8 +64,10 @@ def assignment(id: int, version: int = 0, **changes: Any) -> m.Assignment:
     return m.Assignment(**{**fields, **changes})
 
 
-def push(subject: Session, given: m.Assignment, seed: int) -> None:
-    subject.commit(begun(subject, given, gradients(seed)), 0.5)
+def push(
+    subject: Session, given: m.Assignment, seed: int = 0, tensors: list[torch.Tensor] | None = None
+) -> None:
+    subject.commit(begun(subject, given, gradients(seed) if tensors is None else tensors), 0.5)
 
 
 def begun(subject: Session, given: m.Assignment, tensors: list[torch.Tensor]) -> Pushing:
@@ -341,3 +346,82 @@ def test_packets_go_to_what_has_registered_for_them() -> None:
     for _ in range(3):
         subject.next(0)
     assert handler.heard == [packet, (3, 5), 5, (4, 6)]
+
+
+# ---- a new plan
+
+
+def one_part(subject: Session) -> Plan:
+    return dataclasses.replace(subject.replica.manifest.plan(1 << 20), number=2)
+
+
+def test_an_assignment_is_held_until_its_plan_is_here() -> None:
+    """It overtakes the plan, which has its place among the updates."""
+    script = Script()
+    subject, _ = in_parts(script)
+    plan = one_part(subject)
+    first = updates(subject.replica, 1)
+    script.messages = [assignment(1, 1, plan=2), *first, plan]
+    for _ in range(5):
+        assert subject.next(0) is None
+    assert (subject.replica.version, subject.replica.plan_number) == (1, 1)
+    given = subject.next(0)
+    assert given is not None
+    assert (given.id, subject.replica.plan_number) == (1, 2)
+    push(subject, given, tensors=[torch.randn(100, 100), torch.randn(100)])
+    assert [*script.parts] == [(1, 0)]
+    (commit, _), (header, _) = script.pushed[0], script.parts[1, 0]
+    assert (commit.parts, commit.plan, header.plan) == (1, 2, 2)
+
+
+def test_an_update_that_was_not_whole_is_forgotten_with_its_plan() -> None:
+    script = Script()
+    subject, _ = in_parts(script)
+    script.messages = [*updates(subject.replica, 1)[:3], one_part(subject)]
+    for _ in range(4):
+        subject.next(0)
+    script.messages = [*updates(subject.replica, 1, plan=2)]
+    subject.next(0)
+    assert subject.replica.version == 1
+
+
+def test_a_stale_push_is_put_back_by_the_plan_that_it_was_made_under() -> None:
+    """Parts of it that count all the same are numbered by that plan."""
+    script = Script()
+    subject, given = in_parts(script)
+    push(subject, assignment(1), tensors=given)
+    bounds = subject.replica.plan.parts[1]
+    owed = residual(subject).copy()
+    sent = np.concatenate([decode(payload) for _, payload in sorted_payloads(script, 1)])
+    script.messages = [one_part(subject), dataclasses.replace(refused(1, Reason.STALE), counted=(1,))]
+    for _ in range(2):
+        assert subject.next(0) is None
+    assert subject.open_pushes == 0
+    expected = owed + sent
+    expected[bounds.start : bounds.end] = owed[bounds.start : bounds.end]
+    np.testing.assert_allclose(residual(subject), expected, rtol=1e-6, atol=1e-6)
+
+
+def sorted_payloads(script: Script, seq: int) -> list[tuple[int, Any]]:
+    """Of a push, by where they begin."""
+    assert script.plan is not None
+    parts = script.plan.parts
+    found = {
+        parts[part].start: payloads for (each, part), (_, payloads) in script.parts.items() if each == seq
+    }
+    return [(start, payload) for start in sorted(found) for payload in found[start]]
+
+
+def test_an_assignment_is_let_go_if_its_version_was_lost_with_the_stream_that_it_came_on() -> None:
+    """Another follows it, perhaps only after the updates that came with a new plan."""
+    script = Script()
+    subject, _ = in_parts(script)
+    script.messages = [assignment(1, 1), *updates(subject.replica, 1)[:2]]
+    for _ in range(3):
+        assert subject.next(0) is None
+    script.messages = [*updates(subject.replica, 3), assignment(2, 3)]
+    for _ in range(4):
+        assert subject.next(0) is None
+    given = subject.next(0)
+    assert given is not None
+    assert given.id == 2

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -13,7 +14,7 @@ from scripted import REPLY, Script, updates
 from torch import nn
 from torch.utils import checkpoint as checkpointing
 
-from gradwire.compressors import AbsentPayload, LayerRule, decode
+from gradwire.compressors import AbsentPayload, LayerRule, Plan, decode
 from gradwire.compressors.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
@@ -98,7 +99,9 @@ class Run:
             loss=loss,
             evaluate=lambda model: {},
         )
-        self.replica = Replica(chosen.model(), 64, part_bytes=4 * ALIGNMENT)
+        self.replica = Replica(chosen.model(), 64)
+        self.script.messages.append(self.replica.manifest.plan(4 * ALIGNMENT))
+        self.replica.adopt(self.replica.manifest.plan(4 * ALIGNMENT))
         job = job_message(JobTerms(id="j", work="gradients", batch_size=4, epochs=9, overlap=overlap))
         self.trainer = Trainer(
             cast("Connection", self.script),
@@ -111,10 +114,15 @@ class Run:
             metrics=Metrics(compressor),
         )
 
-    def steps(self, count: int = 1, *more: Any) -> Run:
+    def steps(self, count: int = 1, *more: Any, plans: Mapping[int, Plan] = MappingProxyType({})) -> Run:
+        """plans: that come before a version's assignment."""
+        plan = self.replica.plan
         for version in range(count):
-            for each in updates(self.replica, version):
+            for each in updates(self.replica, version, of=plan):
                 self.script.messages.append(each)
+            if version in plans:
+                plan = plans[version]
+                self.script.messages.append(plan)
             ranges = (m.Range(start=4 * version, count=4),)
             given = m.Assignment(id=version + 1, version=version, ranges=ranges, world=1)
             self.script.messages.append(given)
@@ -230,3 +238,18 @@ def test_work_that_was_done_is_not_asked_for_again_once_the_next_version_is_here
     run.trainer.run()
     assert len(run.script.pushed) == 1
     assert run.replica.version == 1
+
+
+@pytest.mark.parametrize("overlap", get_args(Overlap))
+@pytest.mark.parametrize("compressor", ["none", "4bit", "topk:ratio=8"])
+def test_new_plans_in_the_middle_change_no_bit_of_what_is_pushed(overlap: Overlap, compressor: str) -> None:
+    plain, changed = Run("off", compressor=compressor), Run(overlap, compressor=compressor)
+    sizes = {1: 1 << 30, 3: 4 * ALIGNMENT, 4: 8 * ALIGNMENT}
+    plans = {version: changed.replica.manifest.plan(size) for version, size in sizes.items()}
+    assert len({len(plan.parts) for plan in plans.values()}) == 3
+    plain.steps(6)
+    changed.steps(6, plans=plans)
+    assert [commit.parts for commit, _ in changed.script.pushed][:2] == [len(plain.replica.plan.parts), 1]
+    for place in range(6):
+        assert b"".join(plain.bytes_of(place)) == b"".join(changed.bytes_of(place))
+    assert torch.equal(plain.residual, changed.residual)

@@ -75,6 +75,7 @@ def trainer(
     torch.manual_seed(1)
     chosen = of or task(loss_scale)
     replica = Replica(chosen.model(), chosen.train_samples)
+    replica.adopt(replica.manifest.plan())
     return (
         Trainer(
             cast("Connection", script),

@@ -1,0 +1,56 @@
+"""The plan of a job as it travels, and as the code reads it: `messages.Plan` <-> `compressors.Plan`."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import pairwise
+
+from ..compressors import ALIGNMENT, Plan, arrange
+from . import messages as m
+from .manifest import Manifest
+from .refusal import Reason, refused
+from .transfer import MAX_PARTS
+
+
+def plan_message(plan: Plan) -> m.Plan:
+    """Of a few bytes for each unit and each cut."""
+    tensors = tuple(unit.last - unit.first for unit in plan.units)
+    cuts = sorted(plan.parts[part].start for unit in plan.units for part in unit.parts[1:])
+    return m.Plan(number=plan.number, tensors=tensors, cuts=tuple(cuts))
+
+
+def plan_of(message: m.Plan, manifest: Manifest, *, worker: str = "") -> Plan:
+    """What the message says, if the model can be divided so.
+
+    worker: whom to name in a refusal. Raises Refused: PLAN, naming the field, before anything of the size of
+    the plan is made.
+    """
+
+    def check(right: bool, field: str, limit: str, value: object) -> None:
+        if not right:
+            raise refused(Reason.PLAN, worker=worker, field=f"plan {field}", limit=limit, value=str(value))
+
+    tensors, cuts = message.tensors, message.cuts
+    count = len(tensors) + len(cuts)
+    check(message.number > 0, "number", "at least 1", message.number)
+    check(count <= MAX_PARTS, "tensors and cuts", f"at most {MAX_PARTS} parts", count)
+    check(0 not in tensors, "tensors", "at least 1 in each unit", 0)
+    total = sum(tensors)
+    check(total == len(manifest.tensors), "tensors", f"{len(manifest.tensors)} in all", total)
+    for cut, following in pairwise(cuts):
+        check(cut < following, "cuts", "ascending ones", f"{following} after {cut}")
+    ends, last, inside = [0, *manifest.ends], total, 0
+    for number, size in enumerate(tensors):
+        first = last - size
+        begin, end = bisect_right(cuts, ends[first]), bisect_left(cuts, ends[last])
+        groups = {tensor.group for tensor in manifest.tensors[first:last]}
+        where = f"of unit {number}, from {manifest.specs[first].name!r},"
+        check(len(groups) == 1, f"tensors {where}", "tensors of one parameter group", f"{len(groups)}")
+        check(size == 1 or begin >= end, f"cuts {where}", "none in several tensors", f"{end - begin}")
+        for cut in cuts[begin:end]:
+            at = cut - ends[first]
+            check(at % ALIGNMENT == 0, f"cuts {where}", f"multiples of {ALIGNMENT} elements", at)
+        inside += max(0, end - begin)
+        last = first
+    check(inside == len(cuts), "cuts", "all of them within units", f"{len(cuts) - inside} elsewhere")
+    return arrange([spec.elements for spec in manifest.specs], tensors, cuts, message.number)
