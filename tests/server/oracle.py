@@ -144,6 +144,7 @@ class Oracle:
         self.vacant: set[int] = set()  # of these, for whom everything waits
         self.succeeded: set[int] = set()  # assignments whose place somebody else was given, of all rounds
         self.of_part: Counter[tuple[int, tuple[int, int]]] = Counter()  # (part, sample) in what counts
+        self.counted_as: dict[tuple[int, int], Plan] = {}  # of samples that count, the plan
         self.has: defaultdict[int, dict[int, e.PushKey]] = defaultdict(dict)
         self.final: dict[int, list[tuple[str, int]]] = {}
         self.sent: list[Encoded] = []
@@ -243,7 +244,7 @@ class Oracle:
                 if action.assignment != action.lost:
                     self.replace_member(action)
                 self.shard.refill(action.lost, action.assignment, (action.worker, action.incarnation))
-                missing = set(range(len(DIVIDED.parts))) - self.final.keys()
+                missing = set(range(len(self.plan.parts))) - self.final.keys()
                 asked = self.shard.asked(action.assignment)
                 assert action.assignment == action.lost or set(asked) == missing != set(), f"B: {asked}"
             case e.Without():
@@ -275,7 +276,7 @@ class Oracle:
             return
         pushed = {self.pushes[label(each.key)].assignment for each in action.contributions}
         left = self.members.keys() - pushed
-        if left and len(self.final) < len(DIVIDED.parts):
+        if left and len(self.final) < len(self.plan.parts):
             assert not action.members, f"B: {action.members} could have taken the places of {left}"
         if self.begun_open:
             round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
@@ -341,6 +342,8 @@ class Oracle:
         for sample in self.ranges[assignment]:
             self.of_part[part, sample] += 1
             assert self.of_part[part, sample] == 1, f"B: {sample} counts twice in part {part}"
+            counted_as = self.counted_as.setdefault(sample, self.plan)
+            assert counted_as == self.plan, f"D: {sample} counts in parts of several plans"
         assert self.assignment_of.setdefault(name, assignment) == assignment
 
     def complete_parts(self, apply: e.Apply) -> None:
@@ -475,7 +478,8 @@ class Oracle:
                 assert self.covered[sample] <= 1, f"{sample} was accepted from two workers"
                 answered = self.answered[sample] or sample in self.late | self.given_up
                 assert answered, f"{sample} was lost"
-                counts = [self.of_part[part, sample] for part in range(len(DIVIDED.parts))]
+                parts_of_plan = range(len(self.counted_as.get(sample, self.plan).parts))
+                counts = [self.of_part[part, sample] for part in parts_of_plan]
                 if self.in_parts and sample not in self.excused | self.late | self.given_up:
                     assert counts == [1] * len(counts), f"B: {sample} was lost in parts: {counts}"
                 if self.core.mode.shares_samples and sample not in self.excused | self.late:

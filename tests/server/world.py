@@ -71,6 +71,9 @@ class Server(Conductor):
     def _work(self, work: Awaitable[None]) -> None:
         """The shard has no thread: it is done already."""
 
+    def _update(self, stream: WorkerStream, version: int, has: int | None) -> None:
+        """The world knows what each worker has."""
+
 
 class World(Oracle):
     """One job. Every method is something that may happen; `act` chooses one by itself."""
@@ -164,7 +167,7 @@ class World(Oracle):
         if sim.attached:
             if sim.stream is not None and sim.stream.outbox.ended_with is None:
                 self.end(sim.stream)
-            outbox: Any = SimpleNamespace(sent=[], ended_with=None)
+            outbox: Any = SimpleNamespace(sent=[], ended_with=None, put=lambda message: None)
             stream = WorkerStream(sim.name, sim.incarnation, outbox, Inbox(sim.name))
             outbox.send = partial(self.say, stream)
             sim.stream = self.server.streams[sim.name] = stream
