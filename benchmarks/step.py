@@ -148,12 +148,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "layer table: vgg16, vgg19, resnet20, resnet50, resnet56, resnet110 or NxSIZE"
     parser.add_argument("--model", default="4x1048576", metavar="NAME", help=f"{text} {shown}")
     parser.add_argument("--workers", type=at_least_one, default=4, help=shown)
-    text = "what travels while workers compute: off, backward, both, or several of them"
+    text = "what travels while workers compute, with --seconds or --real: off, backward, both, or several"
     overlaps = some_of(OVERLAPS)
     parser.add_argument(
         "--overlap", type=overlaps, default="backward", metavar="NAME,...", help=f"{text} {shown}"
     )
-    parser.add_argument("--part-bytes", type=int, default=0, help=f"as of gc-run {shown}")
+    text = "size of a part as float32; without it the default of gc-run"
+    parser.add_argument("--part-bytes", type=at_least_one, default=0, help=text)
     text = "of each link in each direction; 0 for as fast as it goes"
     parser.add_argument("--mbit", type=amount, default=100.0, help=f"{text} {shown}")
     text = "of emulated computation per step; auto for as long as the exchange of the run takes"
@@ -163,7 +164,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "measure each way and the computation alone first, and print what a step takes at least"
     parser.add_argument("--bound", action="store_true", help=text)
     parser.add_argument("--steps", type=at_least_one, default=12, help=f"that are counted {shown}")
-    parser.add_argument("--runs", nargs="*", default=DEFAULT_RUNS, metavar="SPEC[/SPEC]", help=shown)
+    runs = f"compressors, and those of the way down (default: {' '.join(DEFAULT_RUNS)})"
+    parser.add_argument("--runs", nargs="*", default=DEFAULT_RUNS, metavar="SPEC[/SPEC]", help=runs)
     peers = some_of(PEERS)
     parser.add_argument("--peers", type=peers, default=",".join(PEERS), metavar="NAME,...", help=shown)
     parser.add_argument("--no-peers", dest="peers", action="store_const", const=[], help="none of them")

@@ -165,7 +165,12 @@ def check_downlink(spec: str) -> None:
     there is. `AUTO` will do."""
     if spec == AUTO:
         return
-    parsed, entry = _found(spec)
+    if spec.startswith(f"{AUTO}:"):
+        raise SpecError(f"{AUTO} has no options: expected {AUTO}, or a compressor such as 4bit, got {spec!r}")
+    try:
+        parsed, entry = _found(spec)
+    except SpecError as error:
+        raise SpecError(f"expected {AUTO} or a compressor; {error}") from None
     if around := [key for key in parsed.options if key in WRAPPING_KEYS]:
         raise SpecError(f"compressor {parsed.name!r}: {around[0]} is for gradients; leave it out for updates")
     if why_not := entry.downlink(parse_options(entry.options, parsed)):

@@ -28,7 +28,10 @@ def main(argv: Sequence[str]) -> int:
     compressor, downlink, task = argv
     try:
         create(compressor)
-        check_downlink(downlink)
+        try:
+            check_downlink(downlink)
+        except SpecError as error:
+            raise SpecError(f"--downlink {downlink}: {error}") from None
         load(task)
     except (SpecError, TaskError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)

@@ -88,9 +88,10 @@ def result_of(settings: RunSettings, status: StatusResponse) -> RunResult:
     seconds = {evaluation.epoch: evaluation.seconds for evaluation in status.evaluations}
     final = metrics.get(status.epoch) or (metrics[max(metrics)] if metrics else {})
     epochs = range(1, status.epoch + 1)
+    job = job_terms(status.job)
     values: dict[str, Any] = {
         field.name: getattr(source, field.name)
-        for source in (settings, job_terms(status.job), status.traffic, status)
+        for source in (settings, job, status.traffic, status)
         for field in dataclasses.fields(RunResult)
         if hasattr(source, field.name)
     }
@@ -104,7 +105,7 @@ def result_of(settings: RunSettings, status: StatusResponse) -> RunResult:
         "finished": status.phase is Phase.FINISHED,
         "accuracy_by_epoch": tuple(metrics.get(epoch, {}).get("accuracy") for epoch in epochs),
         "seconds_by_epoch": tuple(seconds.get(epoch) for epoch in epochs),
-        "options": dataclasses.asdict(settings),
+        "options": dataclasses.asdict(settings) | {"overlap": job.overlap},
     }
     return RunResult(**values)
 

@@ -47,6 +47,8 @@ class Service:
         told = options
         if options.overlap == "both" and not mode.steps_parts(options):
             told = replace(options, overlap="backward")
+            text = "--overlap both: with mode %s and aggregation %s it is backward, updates need whole pushes"
+            log.warning(text, options.mode, options.aggregation)
         self.job = JobTerms(id=uuid.uuid4().hex[:12], work=mode.work, **shared(JobSettings, told))
         self._conductor = conductor
         self._core = conductor.core
@@ -155,6 +157,8 @@ class Service:
             "%d tensors, %d parameters, %d training samples from %s",
             *(manifest.parameters, manifest.gradient_elements, manifest.train_samples, header.worker),
         )
+        largest = 4 * max(part.elements for part in plan.parts)
+        log.info("%d parts of at most %d bytes, overlap %s", len(plan.parts), largest, self.job.overlap)
         self._conductor.perform(initialized.actions)
         return m.InitializeResponse(version=0)
 

@@ -104,6 +104,7 @@ class JobState:
         )
         work = Work(assignment=assignment, drawn=drawn, given_at=now, counted=counted, share=share)
         self.roster.give(member, work)
+        member.activity = ""  # what it last said was before that
         return [self.send(member, assignment)] if member.listening else []
 
     def send(self, member: Member, assignment: Assignment) -> Assign:

@@ -64,8 +64,11 @@ def test_other_modes_take_them(mode: str) -> None:
     ],
 )
 def test_workers_hear_of_overlap_both_only_where_parts_go_down_early(
-    mode: str, aggregation: str, told: str
+    mode: str, aggregation: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Elsewhere a step that is not finite is to be abandoned whole, and others may need all of it."""
     service = service_of(mode, overlap="both", aggregation=aggregation)
     assert service.job.overlap == told
+    said = [record.getMessage() for record in caplog.records if "--overlap both" in record.getMessage()]
+    assert len(said) == (told != "both")
+    assert all(mode in text and "it is backward" in text for text in said)

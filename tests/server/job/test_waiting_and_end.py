@@ -13,6 +13,21 @@ from gradwire.server.job import events as e
 # ---- saying whom it waits for
 
 
+def test_what_a_worker_said_before_it_was_given_work_is_not_said_of_it() -> None:
+    job = Job(2)
+    for _ in range(2):
+        for worker in ("w0", "w1"):
+            job.step(e.Heard(worker=worker, incarnation=1, activity="waiting"))
+        job.push("w0")
+        job.push("w1")
+        job.publish()
+    job.push("w0")
+    job.tick(2.5)
+    text = job.one(e.Report).text
+    assert "w1, connected" in text
+    assert "waiting)" not in text
+
+
 def test_a_round_names_whom_it_waits_for_within_two_seconds() -> None:
     job = Job(3)
     job.push("w1")

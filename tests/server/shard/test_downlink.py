@@ -185,6 +185,15 @@ def test_what_is_meant_for_gradients_alone_is_refused_for_updates(name: str) -> 
     assert not {*found} & {*UNSUITED}
 
 
+@pytest.mark.parametrize(
+    ("downlink", "words"),
+    [("aut", "expected auto or a compressor; unknown compressor 'aut'"), ("auto:x=1", "auto has no options")],
+)
+def test_a_mistyped_auto_is_told_of_auto(downlink: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        check_downlink(downlink)
+
+
 @pytest.mark.parametrize("option", ["momentum=0.9", "feedback=off", "delay=2", "clip=1", "decay=0.5"])
 def test_what_goes_around_a_compressor_is_refused_for_updates(option: str) -> None:
     key = option.partition("=")[0]
