@@ -115,12 +115,15 @@ class Conductor:
         arriving = stream.inbox.current
         if arriving is not None and arriving.seq == seq:
             stream.inbox.drop(arriving)
-        self.arrivals(*stream.id).give_up(seq)
+        arrivals = self.arrivals(*stream.id)
+        arrivals.give_up(seq)
         self.shard.drop(e.PushKey(*stream.id, seq))
-        stream.outbox.send(m.Unwanted(seq=seq))
+        if seq not in stream.unwanted:
+            stream.unwanted = (stream.unwanted & {*arrivals.open}) | {seq}
+            stream.outbox.send(m.Unwanted(seq=seq))
 
     def give_up_late(self) -> None:
-        """A round has closed: what still comes for it is too late."""
+        """A round has closed, or there is a new plan: what still comes for it is too late."""
         for stream in self.streams.values():
             for seq, assignment in self.arrivals(*stream.id).coming.items():
                 if self.core.unwanted(*stream.id, assignment):
@@ -209,12 +212,14 @@ class Conductor:
         self._divide(stream)
         if action.has != assignment.version:
             self._update(stream, assignment.version, action.has)
-        pace = self.pacing.rate(action.worker)
-        stream.outbox.send(replace(assignment, pace=pace) if pace else assignment)
+        if not assignment.parts:  # nobody else sends what a lost worker left
+            assignment = replace(assignment, pace=self.pacing.rate(action.worker))
+        stream.outbox.send(assignment)
 
     def replan(self, plan: Plan) -> None:
         """Have the model divided otherwise as soon as no push is open, in a job that has its parameters. In
-        force it has the next number, whatever its own. A plan that still waits gives way to this one.
+        force it has the next number, whatever its own. A plan that still waits gives way to this one; one
+        that comes shortly before the end of the job does not come into force.
 
         Raises Refused: PLAN, if the model cannot be divided so.
         """
@@ -235,6 +240,7 @@ class Conductor:
         for arrivals in self._arrivals.values():
             arrivals.forget_parts()
         self._work(self.shard.adopt(action.plan))
+        self.give_up_late()
         for stream, _ in streams:
             if stream is not None:
                 self._divide(stream)
@@ -248,6 +254,7 @@ class Conductor:
 
     def _update(self, stream: WorkerStream, version: int, has: int | None) -> None:
         """Send a worker what takes its replica from `has` to `version`."""
+        self._divide(stream)
         *missed, last = self._broadcasts(version, has)
         for broadcast in missed:  # uncompressed, the last alone would have done
             stream.outbox.broadcast(broadcast, counted=False)
@@ -289,7 +296,7 @@ class Conductor:
             member = self.core.roster.present((worker, incarnation))
             if member is not None and member.listening:  # others may still have to be sent this version
                 self._follow(worker, self._growing)
-        self.pacing.open(time.monotonic())
+        self.pacing.open((worker for worker, _, _ in action.members.values()), time.monotonic())
         version = action.version
 
         def begun(whole: bool) -> None:
@@ -318,7 +325,8 @@ class Conductor:
         for worker in action.members:
             self._follow(worker, broadcast)
         self._work(self._apply(action, broadcast, self.shard.apply(action, broadcast.add)))
-        self.give_up_late()
+        if action.base_version is None:  # a round has closed
+            self.give_up_late()
 
     async def _apply(self, action: e.Apply, broadcast: Broadcast, applying: Awaitable[int]) -> None:
         started = time.monotonic()

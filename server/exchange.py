@@ -185,7 +185,7 @@ class WorkerCall:
             stream.inbox.begin(part, shard.manifest, shard.plan)
             return
         stream.inbox.drop(part)
-        if wanted or unwanted:  # told again: the hint may have been lost with a stream
+        if wanted or unwanted:  # on a new stream again: the hint may have been lost with the old one
             self._conductor.give_up(stream, part.seq)
         self._deliver(stream)  # it may be here from the stream before, which delivers nothing any more
 

@@ -22,7 +22,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 @dataclass(slots=True)
 class WorkerStream:
     """A worker that is connected. scans: of parts that have come, while they run. following: the last update
-    that it is sent as it grows. plan: number of the last plan that it has, or has been sent."""
+    that it is sent as it grows. plan: number of the last plan that it has, or has been sent. unwanted: open
+    pushes that it was told to send no more of."""
 
     worker: str
     incarnation: int
@@ -30,6 +31,7 @@ class WorkerStream:
     inbox: Inbox
     following: Broadcast | None = None
     plan: int = 0
+    unwanted: frozenset[int] = frozenset()
     scans: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     @property

@@ -113,9 +113,13 @@ class Samples:
         return True
 
     @property
-    def left(self) -> bool:
-        """Whether there are any to draw."""
-        return bool(self._returned) or self._epoch < self.epochs
+    def left(self) -> int:
+        """How many there are to draw."""
+        return self._given_back + (self.epochs - self._epoch) * self.per_epoch - self._next
+
+    @property
+    def _given_back(self) -> int:
+        return sum(each.count for ranges in self._returned.values() for each in ranges)
 
     @property
     def done(self) -> bool:
@@ -125,8 +129,7 @@ class Samples:
     @property
     def progress(self) -> float:
         """Epochs whose worth of samples is settled, with a fraction."""
-        returned = sum(each.count for ranges in self._returned.values() for each in ranges)
-        open_ = returned + sum(self._unsettled.values())
+        open_ = self._given_back + sum(self._unsettled.values())
         return max(0.0, self._epoch + (self._next - open_) / self.per_epoch) if self.per_epoch else 0.0
 
     def _count_completed(self) -> None:

@@ -16,6 +16,7 @@ from .saving import DERIVED
 from .schedule import Constant
 
 LOST_REMEMBERED = 256
+PUSHES_AFTER_PLAN = 3  # of each member, or a new plan does not come into force
 
 
 @dataclass(kw_only=True)
@@ -71,8 +72,10 @@ class JobState:
 
     @property
     def plan_due(self) -> bool:
-        """Whether a new plan waits that is of use: there will be pushes after those that are being made."""
-        return self.planned and self.samples.left
+        """Whether a new plan waits that is of use. What is being pushed when it comes into force waits in
+        residuals, so everybody has to have work after that."""
+        needed = PUSHES_AFTER_PLAN * self.rules.batch_size * len(self.roster.members)
+        return self.planned and self.samples.left >= needed
 
     def assign(self, member: Member, assignment: Assignment) -> Assign:
         """Number the assignment and have it sent. Afterwards the member's replica is at its version."""

@@ -153,6 +153,7 @@ class Shard:
         """Divide the model by the plan that is ready."""
         assert self._next is not None
         assert self._next.number == number
+        assert self._round is None or not self._round.final, "a part of the old plan is stepped"
         self._plan, self._next, self._round = self._next, None, None
         self._pushes.clear()
         return self._run(self._opened.adopt, self._plan)

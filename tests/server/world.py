@@ -55,6 +55,10 @@ NAMES = ("a", "b", "c", "d")
 Pick = Callable[[int], int]  # a number below the given one
 
 
+def discard(message: bytes) -> None:
+    """Of a plan: the world knows what each worker has."""
+
+
 class Server(Conductor):
     """The shell of a world: control has its oracle, and what is to be done is done there."""
 
@@ -167,7 +171,7 @@ class World(Oracle):
         if sim.attached:
             if sim.stream is not None and sim.stream.outbox.ended_with is None:
                 self.end(sim.stream)
-            outbox: Any = SimpleNamespace(sent=[], ended_with=None, put=lambda message: None)
+            outbox: Any = SimpleNamespace(sent=[], ended_with=None, put=discard)
             stream = WorkerStream(sim.name, sim.incarnation, outbox, Inbox(sim.name))
             outbox.send = partial(self.say, stream)
             sim.stream = self.server.streams[sim.name] = stream

@@ -43,6 +43,7 @@ class Script:
         self.settled: list[int] = []
         self.resent: list[tuple[int, int | None]] = []
         self.at: list[int] = []
+        self.hurries = 0
         self.plan: Plan | None = None
 
     def initialize(self, manifest: Any, values: Any) -> bool:
@@ -76,6 +77,9 @@ class Script:
 
     def report(self, evaluation: m.Evaluation) -> None:
         self.reports.append(evaluation)
+
+    def hurry(self) -> None:
+        self.hurries += 1
 
     def settle(self, seq: int) -> None:
         self.settled.append(seq)

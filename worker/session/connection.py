@@ -192,6 +192,10 @@ class Connection:
         number = packet_transfer(header) if isinstance(header, m.Packet) else header.version
         self._soon(self._outgoing.send, self._transfer(header, number, data))
 
+    def hurry(self) -> None:
+        """Send as fast as it goes until there is other work."""
+        self._soon(self._outgoing.pace, 0)
+
     def flush(self) -> None:
         """Wait until everything has been written, or there is no stream to write to."""
 
@@ -355,7 +359,8 @@ class Connection:
                         outgoing.exchange = message.coding.exchange
                     if message.id > outgoing.assigned:
                         progress.set()
-                    outgoing.assigned, outgoing.pace = message.id, message.pace
+                    outgoing.assigned = message.id
+                    outgoing.pace(message.pace)
                     arrived = message
                 case m.Waiting() | m.InitializeRequest() | m.SnapshotRequest():
                     arrived = message

@@ -21,8 +21,7 @@ from ...proto import messages as m
 from ...proto.manifest import Manifest
 from ...proto.transfer import encode_chunks
 from ...proto.wire import encode_worker
-
-LATE_S = 0.02  # by which chunks may be late, and catch up
+from .throttle import Throttle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +37,11 @@ class Transfer:
     number: int
     data: Sequence[npt.NDArray[np.uint8]]
     chunk_bytes: int
+
+    @property
+    def count(self) -> int:
+        """Of the messages."""
+        return 1 + -(-sum(each.size for each in self.data) // self.chunk_bytes)
 
     def messages(self) -> Iterator[bytes]:
         yield encode_worker(self.header)
@@ -55,6 +59,15 @@ class _Push:
     unwanted: bool = False
 
 
+@dataclass(slots=True)
+class _Sending:
+    """A transfer that is being written, and what is left of it."""
+
+    transfer: Transfer
+    messages: Iterator[bytes]
+    left: int
+
+
 class Outgoing:
     """The queue of the present stream, and what outlives it. Belongs to the event loop.
 
@@ -63,7 +76,6 @@ class Outgoing:
         version: that the replica has, or has when everything that came is applied; None before the first.
         assigned: id of the last assignment that came.
         exchange: that it is about; packets of earlier ones are not sent any more.
-        pace: bytes per second of transfers, 0 for as fast as it goes. What is short does not wait.
     """
 
     def __init__(self) -> None:
@@ -72,16 +84,15 @@ class Outgoing:
         self.version: int | None = None
         self.assigned = 0
         self.exchange = 0
-        self.pace = 0
         self._pushes: dict[int, _Push] = {}  # that are not settled, in order of seq
         self._evaluation: m.Evaluation | None = None
         self._queue: deque[bytes | Transfer] | None = None
         self._urgent: deque[bytes] = deque()
         self._more = asyncio.Event()
-        self._sending: tuple[Transfer, Iterator[bytes]] | None = None  # and what is left of it
+        self._sending: _Sending | None = None
         self._welcome = False  # whether the server has said what it has of open pushes
         self._writing = False
-        self._due = 0.0  # when the next chunk may go, by the clock of the loop
+        self._throttle = Throttle()
 
     @property
     def idle(self) -> bool:
@@ -166,7 +177,7 @@ class Outgoing:
         if push is None:
             return
         push.unwanted = True
-        if self._sending is not None and _is_of(self._sending[0], seq):
+        if self._sending is not None and _is_of(self._sending.transfer, seq):
             self._sending = None
         if self._queue is not None:
             self._queue = deque(item for item in self._queue if not _is_of(item, seq))
@@ -192,6 +203,12 @@ class Outgoing:
         if push.commit is not None:
             self._put(encode_worker(push.commit))
 
+    def pace(self, rate: int) -> None:
+        """Send transfers at so many bytes per second; 0 for as fast as it goes. Nothing else waits for
+        that."""
+        self._throttle.set(rate)
+        self._more.set()
+
     async def next(self) -> bytes:
         """The message that goes out next. What went out before has been written."""
         self._writing = False
@@ -210,31 +227,26 @@ class Outgoing:
         assert queue is not None
         if self._urgent:
             return self._urgent.popleft()
-        if self._pause() > 0:
-            return None
-        while self._sending is not None or queue:
-            if self._sending is not None:
-                message = next(self._sending[1], None)
-                if message is not None:
-                    self._sent(len(message))
-                    return message
-                self._sending = None
-                continue
+        while self._sending is None and queue:
+            if isinstance(queue[0], Transfer) and self._pause():
+                return None
             item = queue.popleft()
             if isinstance(item, bytes):
                 return item
             if not (isinstance(item.header, m.Packet) and item.header.exchange < self.exchange):
-                self._sending = item, item.messages()
-        return None
+                self._sending = _Sending(item, item.messages(), item.count)
+        sending = self._sending
+        if sending is None or self._pause():
+            return None
+        message = next(sending.messages)
+        sending.left -= 1
+        if not sending.left:
+            self._sending = None
+        self._throttle.sent(len(message), asyncio.get_running_loop().time())
+        return message
 
     def _pause(self) -> float:
-        """Seconds until the next chunk may go."""
-        return self._due - asyncio.get_running_loop().time() if self.pace else 0.0
-
-    def _sent(self, size: int) -> None:
-        if self.pace:
-            # A chunk that goes late does not make all others late.
-            self._due = max(self._due, asyncio.get_running_loop().time() - LATE_S) + size / self.pace
+        return self._throttle.pause(asyncio.get_running_loop().time())
 
     def _say_ready(self, manifest: Manifest) -> None:
         ready = m.Ready(
@@ -247,7 +259,7 @@ class Outgoing:
 
     def _put(self, item: bytes | Transfer) -> None:
         if self._queue is not None:
-            waits = self._sending is not None or bool(self._queue)
+            waits = self._writing or self._sending is not None or bool(self._queue)
             if isinstance(item, Transfer) and isinstance(item.header, m.Part) and waits:
                 item = replace(item, header=replace(item.header, waited=True))
             self._queue.append(item)

@@ -215,6 +215,8 @@ class Session:
         compressing = self._compression.begin(
             assignment, samples, rank=rank, version=version, step=step, leaving=self.leaving
         )
+        if self.leaving:  # all that is owed goes, which is more than what its pace was found for
+            self._connection.hurry()
         self.seq += 1
         self._making = self.seq
         return Pushing(self._connection, self._metrics, self.seq, assignment, samples, compressing)

@@ -122,14 +122,15 @@ def test_who_comes_back_after_its_lease_goes_on_with_work_of_an_older_plan_and_i
     assert refusal.reason is Reason.STALE
 
 
-def test_no_plan_comes_when_no_push_is_to_come() -> None:
-    """It would only make the last ones stale."""
-    job = job_of("async", "ab", samples=8, batch_size=4, epochs=1)
+@pytest.mark.parametrize(("samples", "comes"), [(8, False), (28, False), (32, True)])
+def test_a_plan_comes_only_if_everybody_is_sure_to_push_again(samples: int, comes: bool) -> None:
+    """What is being pushed when it comes into force goes out with the next push."""
+    job = job_of("async", "ab", samples=samples, batch_size=4, epochs=1)
     planned(job)
-    assert job.core.plan == 1
+    assert job.core.plan == 1 + comes
     for worker in "ab":
         job.push(worker)
-        assert job.outcome().decision is Decision.ACCEPTED
+        assert (job.outcome().decision is Decision.ACCEPTED) == (not comes)
 
 
 def test_a_push_under_another_plan_than_its_assignments_is_refused() -> None:

@@ -208,14 +208,40 @@ def test_a_pace_holds_back_chunks_and_nothing_that_is_short(kinds: Kinds) -> Non
     outgoing = Outgoing()
     outgoing.begin(HELLO)
     outgoing.welcome(welcome())
-    outgoing.pace = 10_000  # a chunk takes 0.1 s
+    outgoing.pace(10_000)  # a chunk takes 0.1 s
     for number in range(2):
         outgoing.part(1, number, part(1, number, 6000))
     assert kinds(outgoing) == ["Hello", "Part 1.0", "Chunk"]
     outgoing.beat("computing")
     assert kinds(outgoing) == ["Heartbeat"]
-    outgoing.pace = 0
+    outgoing.pace(0)
     assert kinds(outgoing) == [*["Chunk"] * 5, "Part 1.1", *["Chunk"] * 6]
+
+
+def test_a_commit_does_not_wait_for_the_pace(kinds: Kinds) -> None:
+    outgoing = Outgoing()
+    outgoing.begin(HELLO)
+    outgoing.welcome(welcome())
+    outgoing.pace(1000)
+    outgoing.part(1, 0, part(1, 0, 1024))
+    outgoing.commit(commit(1))
+    assert kinds(outgoing) == ["Hello", "Part 1.0", "Chunk", "Commit 1"]
+
+
+def test_another_pace_wakes_who_waits_for_an_older_one() -> None:
+    async def test() -> None:
+        outgoing = Outgoing()
+        outgoing.begin(HELLO)
+        outgoing.welcome(welcome())
+        outgoing.pace(10_000)
+        outgoing.part(1, 0, part(1, 0, 2048))
+        assert len(await drained(outgoing)) == 3
+        waiting = asyncio.ensure_future(outgoing.next())
+        await asyncio.sleep(0)
+        outgoing.pace(0)
+        assert isinstance(decode_envelope(await asyncio.wait_for(waiting, 0.05), "WorkerMessage"), m.Chunk)
+
+    asyncio.run(test())
 
 
 def test_chunks_go_at_the_pace_also_if_one_is_late() -> None:
@@ -223,7 +249,7 @@ def test_chunks_go_at_the_pace_also_if_one_is_late() -> None:
         outgoing = Outgoing()
         outgoing.begin(HELLO)
         outgoing.welcome(welcome())
-        outgoing.pace = 100_000
+        outgoing.pace(100_000)
         outgoing.part(1, 0, part(1, 0, 20 * 1024))
         began = asyncio.get_running_loop().time()
         while not outgoing.idle:

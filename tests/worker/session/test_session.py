@@ -307,7 +307,9 @@ def test_leaving_is_finished_when_everything_is_handed_over() -> None:
     subject.next(0)
     assert subject.held_back > 0
     assert not subject.finished_leaving
+    hurries = script.hurries
     push(subject, assignment(2), 2)
+    assert script.hurries == hurries + 1, "its pace was found for less"
     assert not subject.finished_leaving
     subject.next(0)
     assert subject.finished_leaving
