@@ -492,8 +492,11 @@ def test_a_round_that_was_given_up_does_not_hold_up_the_next_ones_updates() -> N
 
 def test_what_a_lost_member_left_is_asked_of_another_and_it_is_told_what_counts() -> None:
     async def test(job: Wired) -> None:
+        def paced(worker: str) -> int:
+            return 7
+
         pacing: Any = job.conductor.pacing
-        pacing.rate = lambda worker: 7
+        pacing.rate = paced
         up(job, "a", 0, 1, value=4.0)
         commit = job.commit("a", (4.0, 4.0, 4.0))
         up(job, "b", 1)
