@@ -202,8 +202,8 @@ class Spanning(Protocol):
 
     spans: bool  # whether it does, with these options
 
-    def goes_on(self, elements: int) -> bool:
-        """Whether another tensor may come after one of so many elements."""
+    def goes_on(self, before: int, after: int) -> bool:
+        """Whether a tensor of `after` elements may come after one of `before`."""
         ...
 
     def spanning(self, tensors: Neighbours) -> Compressor:

@@ -55,7 +55,8 @@ def runs_of(
         together = _together(compressors[place])
         if runs and together is not None and compressors[runs[-1].first] == compressors[place]:
             inner = without_feedback(compressors[place])
-            if not is_spanning(inner) or inner.goes_on(specs[place - 1].elements):
+            elements = specs[place - 1].elements, specs[place].elements
+            if not is_spanning(inner) or inner.goes_on(*elements):
                 runs[-1] = replace(runs[-1], last=place + 1)
                 continue
         runs.append(Run(place, place + 1, together))

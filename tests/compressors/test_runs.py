@@ -27,6 +27,7 @@ from gradwire.compressors import (
 from gradwire.compressors.kernels import selection, selection_reference
 from gradwire.compressors.kernels.block_selection import select_blocks
 from gradwire.compressors.kernels.selection import LEAST
+from gradwire.compressors.sparse import ALONE
 
 Array = npt.NDArray[np.float32]
 
@@ -191,6 +192,14 @@ def test_tensors_whose_buckets_are_full_are_one_payload() -> None:
         assert len(payloads) == count, spec
         for payload in payloads:
             validate(payload)
+
+
+def test_a_large_tensor_takes_the_pass_that_adds_and_selects_in_one() -> None:
+    sizes = [100, 100, ALONE, 100, ALONE + 1, ALONE + 1, 100, 100]
+    specs = [TensorSpec(name=str(place), shape=(size, 1)) for place, size in enumerate(sizes)]
+    subject = ModelCompressor(specs, "topk", LayerRule(), 1, 0, plan=divide(sizes, 1 << 30))
+    payloads = subject.compress([torch.randn(each.shape) for each in specs], 8, version=0)
+    assert [each.elements for each in payloads] == [ALONE + 300, ALONE + 1, ALONE + 1, 200]
 
 
 def test_a_run_ends_where_a_gradient_is_missing() -> None:
