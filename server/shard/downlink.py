@@ -63,10 +63,9 @@ from ...compressors import (
 from ...proto.manifest import Manifest
 from ...proto.messages import Content
 from .running import RunningCoder
-from .ways import ABSENT, FORMATS, SPARSE, Placed, Way, held_by, kind_of, most, most_bytes, value_format
+from .ways import ABSENT, FORMATS, SPARSE, Held, Placed, Way, held_by, kind_of, most, most_bytes
 
 Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 LARGEST = float(np.finfo(np.float32).max)
 RULE = LayerRule()
 # From `4bit` back to elements only where these take so much of it: that costs an update of all values.
@@ -149,11 +148,14 @@ class Downlink:
         if self._fixed is not None:
             return [Way(start, end, unit.first, unit.last, self._fixed)]
         ways: list[Way] = []
-        kinds = zip(range(unit.first, unit.last), self._kinds(unit, pushes), strict=True)
-        for kind, group in groupby(kinds, key=lambda pair: pair[1]):
+        kinds = self._kinds(unit, pushes)
+        borders = np.array(self._plan.starts[unit.first : unit.last + 1], np.int64).clip(start, end)
+        held = held_by(pushes, borders) if SPARSE in kinds else None
+        of_tensors = zip(range(unit.first, unit.last), kinds, strict=True)
+        for kind, group in groupby(of_tensors, key=lambda pair: pair[1]):
             tensors = [tensor for tensor, _ in group]
-            if kind == SPARSE:
-                ways += self._ways_of_sparse(tensors[0], tensors[-1] + 1, start, end, pushes)
+            if held is not None and kind == SPARSE:
+                ways += self._ways_of_sparse(tensors, unit.first, start, end, held)
                 continue
             if kind != ABSENT and (kind == "none" or kind not in FORMATS):
                 for tensor in tensors:
@@ -305,32 +307,27 @@ class Downlink:
         return Way(max(start, starts[first]), min(end, starts[last]), first, last, compressor)
 
     def _ways_of_sparse(
-        self, first: int, last: int, start: int, end: int, pushes: Sequence[Placed]
+        self, tensors: Sequence[int], unit_first: int, start: int, end: int, held: Held
     ) -> list[Way]:
         """Of neighbours that most pushes send some elements of: decided for each of them, and one way for
-        those in a row that are alike."""
-        borders = np.array(self._plan.starts[first : last + 1], np.int64).clip(start, end)
-        held, everything = held_by(pushes, borders)
-        offsets: Int64 = borders - borders[0]
-        stops: list[int] = np.searchsorted(held, offsets).tolist()
-        sizes = [stop - begin for begin, stop in pairwise(borders.tolist())]
-        counts = [
-            None if whole else stop - begin
-            for (begin, stop), whole in zip(pairwise(stops), everything.tolist(), strict=True)
-        ]
-        format = value_format(pushes)
-        kinds = [
-            self._kind_of_sparse(tensor, size, count, format)
-            for tensor, size, count in zip(range(first, last), sizes, counts, strict=True)
-        ]
+        those in a row that are alike. held: of the unit, whose first tensor is `unit_first`."""
+        decided: list[tuple[str, str]] = []
+        for tensor in tensors:
+            place = tensor - unit_first
+            way = self._way(tensor, tensor + 1, start, end, ABSENT)
+            count = None if held.whole[place] else held.stops[place + 1] - held.stops[place]
+            format = held.formats[place]
+            kind = self._kind_of_sparse(tensor, way.end - way.start, count, format)
+            decided.append((kind, format if kind == SPARSE else kind))
         ways: list[Way] = []
-        place = 0
-        for kind, group in groupby(kinds):
-            before, place = place, place + len(list(group))
-            way = self._way(first + before, first + place, start, end, format if kind == SPARSE else kind)
+        pairs = zip(tensors, decided, strict=True)
+        for (kind, compressor), group in groupby(pairs, key=lambda pair: pair[1]):
+            alike = [tensor for tensor, _ in group]
+            way = self._way(alike[0], alike[-1] + 1, start, end, compressor)
             if kind == SPARSE:
-                inside = held[stops[before] : stops[place]] - np.uint32(offsets[before])
-                way = replace(way, held=inside)
+                first, last = (held.stops[tensor - unit_first] for tensor in (alike[0], alike[-1] + 1))
+                begin = way.start - max(start, self._plan.starts[unit_first])
+                way = replace(way, held=held.indices[first:last] - np.uint32(begin))
             ways.append(way)
         return ways
 

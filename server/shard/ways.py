@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,26 +52,49 @@ class Way:
     held: Indices | None = None
 
 
-def held_by(pushes: Sequence[Placed], borders: Int64) -> tuple[Indices, npt.NDArray[np.bool_]]:
-    """Of the elements from the first border to the last: which ones any push holds (ascending, counted from
-    there), and, from each border to the next, whether some push holds all."""
-    start, end = int(borders[0]), int(borders[-1])
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """What pushes hold, of stretches of elements that lie end to end.
+
+    Attributes:
+        indices: which elements, ascending, from the beginning of the first stretch.
+        stops: where those of each stretch begin among them, and at last where they end.
+        whole: whether some push holds all of a stretch.
+        formats: by stretch, of the first push that holds elements of it with dense values.
+    """
+
+    indices: Indices
+    stops: Sequence[int]
+    whole: Sequence[bool]
+    formats: Sequence[str]
+
+
+def held_by(pushes: Sequence[Placed], borders: Int64) -> Held:
+    """What the pushes hold from each border to the next; they hold nothing outside of these. One walk serves
+    all of them: pushes may have as many payloads as there are borders."""
+    starts, stops = borders[:-1].tolist(), borders[1:].tolist()
+    whole, formats = [False] * len(starts), ["bf16" for _ in starts]
+    known = [False] * len(starts)
     found: list[Indices] = []
-    everything = np.zeros(borders.size - 1, np.bool_)
     for at, payloads in pushes:
         for payload in payloads:
             first, at = at, at + payload.elements
-            if at <= start or first >= end or isinstance(payload, AbsentPayload):
+            if isinstance(payload, AbsentPayload):
                 continue
+            places = range(bisect_right(stops, first), bisect_left(starts, at))
             if not isinstance(payload, SparsePayload):
-                everything |= (borders[:-1] < at) & (borders[1:] > first)
+                for place in places:
+                    whole[place] = True
                 continue
-            indices = decode_indices(payload)
-            if (first, at) != (start, end):
-                moved = indices.astype(np.int64) + (first - start)
-                indices = moved[(moved >= 0) & (moved < end - start)].astype(np.uint32)
-            found.append(indices)
-    return _merged(found), everything
+            found.append(decode_indices(payload) + np.uint32(first - starts[0]))
+            if not isinstance(payload.values, DensePayload):
+                continue
+            for place in places:
+                if not known[place]:
+                    known[place], formats[place] = True, NAMES[payload.values.format]
+    indices = _merged(found)
+    among: list[int] = np.searchsorted(indices, borders - borders[0]).tolist()
+    return Held(indices, among, whole, formats)
 
 
 def _merged(held: Sequence[Indices]) -> Indices:
@@ -105,12 +129,3 @@ def kind_of(payload: Payload) -> str:
             return "1bit" if payload.format.bits == 1 else "4bit"
         case SparsePayload():
             return SPARSE
-
-
-def value_format(pushes: Sequence[Placed]) -> str:
-    """Of the first sparse push whose values are dense."""
-    for _, payloads in pushes:
-        for payload in payloads:
-            if isinstance(payload, SparsePayload) and isinstance(payload.values, DensePayload):
-                return NAMES[payload.values.format]
-    return "bf16"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from pushes import Share, apply, bits, pushed, replica_bits, snapshot, take
@@ -32,6 +34,8 @@ from gradwire.compressors import (
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Content, Tensor
+from gradwire.server.shard import downlink as way_down
+from gradwire.server.shard import ways
 from gradwire.server.shard.aggregation import Trimmed
 from gradwire.server.shard.store import Store
 from gradwire.server.updates import Broadcast
@@ -430,6 +434,7 @@ VERSIONS = [
     ("threshold:tau=1.5,scale=mean", "randk:ratio=30"),
     ("topk:ratio=30", "4bit"),
     ("topk:ratio=30", "topk:ratio=30"),
+    ("topk:ratio=50,values=float32", "topk:ratio=50"),
 ]
 
 
@@ -463,3 +468,23 @@ def test_neighbours_go_down_together_to_the_bits_that_each_would_alone(absent: i
     alone, _ = run_of_versions(divide(SIZES, 1 << 30, groups=[*range(len(SIZES))]), absent)
     assert together == alone
     assert absent is not None or [type(payload) for payload in sent[0]] == [SparsePayload]
+
+
+def test_payloads_are_gone_through_once_where_kinds_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = [(48, 1), (8,)] * 10
+    tensors = [Tensor(name=str(place), shape=shape, dtype="float32") for place, shape in enumerate(shapes)]
+    manifest, options = Manifest(tuple(tensors), 100), parse_optimizer("sgd")
+    values = [np.zeros(spec.elements, np.float32) for spec in manifest.specs]
+    plan = divide([spec.elements for spec in manifest.specs], 1 << 30)
+    ours = Store(manifest, values, "auto", lambda ps: Optimizer(options, ps, 0.1), 5, plan=plan)
+    model = ModelCompressor(manifest.specs, "topk:ratio=10", LayerRule(), 1, 0, plan=plan)
+    share = pushed(8, model.compress([torch.randn(spec.shape) for spec in manifest.specs], 8, version=0))
+    walks: list[int] = []
+
+    def spy(pushes: Sequence[ways.Placed], borders: npt.NDArray[np.int64]) -> ways.Held:
+        walks.append(borders.size)
+        return ways.held_by(pushes, borders)
+
+    monkeypatch.setattr(way_down, "held_by", spy)
+    apply(ours, version=1, shares=[share, share])
+    assert walks == [len(shapes) + 1]
