@@ -18,6 +18,7 @@ from .base import Random as Random
 from .base import StepContext as StepContext
 from .base import TensorSpec as TensorSpec
 from .cutting import cut as cut
+from .cutting import cut_at as cut_at
 from .cutting import join as join
 from .dense import dense_payload as dense_payload
 from .feedback import ErrorFeedback as ErrorFeedback

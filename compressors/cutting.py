@@ -1,13 +1,14 @@
 """Payloads in parts, and parts put together: both decode to the same bits, and need no decoding.
 
-`cut` takes a range of the elements out of a payload, and `join` makes one payload of neighbours where it can.
-Data are shared with what is given where they lie in one piece there; otherwise they are copied.
+`cut` takes a range of the elements out of a payload, `cut_at` several, and `join` makes one payload of
+neighbours where it can. Data are shared with what is given where they lie in one piece there; otherwise they are copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from .payload import (
     CodeFormat,
     DenseFormat,
     DensePayload,
+    Int64,
     LinearPayload,
     Payload,
     QuantizedPayload,
@@ -39,13 +41,20 @@ def cut(payload: Payload, start: int, end: int) -> list[Payload]:
     """
     if not 0 <= start <= end <= payload.elements:
         raise ValueError(f"expected a range in {payload.elements} elements, got {start} to {end}")
-    if (start, end) == (0, payload.elements):
-        return [payload]
+    return cut_at(payload, [start, end])[0]
+
+
+def cut_at(payload: Payload, borders: Sequence[int]) -> list[list[Payload]]:
+    """As `cut` from each border to the next one, at about the cost of one cut. borders: at least two,
+    ascending, within the payload."""
+    ranges = [*pairwise(borders)]
+    if ranges == [(0, payload.elements)]:
+        return [[payload]]
     if isinstance(payload, SparsePayload):
-        return _cut_sparse(payload, start, end)
+        return _cut_sparse(payload, borders)
     if isinstance(payload, AbsentPayload):
-        return [AbsentPayload(elements=end - start)] if start < end else []
-    return [*_cut_values(payload, start, end)]
+        return [[AbsentPayload(elements=end - start)] if start < end else [] for start, end in ranges]
+    return [[*parts] for parts in _cut_values(payload, borders)]
 
 
 def join(payloads: Iterable[Payload]) -> list[Payload]:
@@ -61,28 +70,41 @@ def join(payloads: Iterable[Payload]) -> list[Payload]:
     return [_joined(run) for run in runs]
 
 
-def _cut_values(payload: ValuePayload, start: int, end: int) -> list[ValuePayload]:
-    if start == end:
-        return []
+def _cut_values(payload: ValuePayload, borders: Sequence[int]) -> list[list[ValuePayload]]:
+    ranges = [*pairwise(borders)]
     match payload:
         case DensePayload():
             size = payload.format.element_bytes
-            return [replace(payload, elements=end - start, data=payload.data[start * size : end * size])]
+            return [
+                [replace(payload, elements=end - start, data=payload.data[start * size : end * size])]
+                if start < end
+                else []
+                for start, end in ranges
+            ]
         case QuantizedPayload():
-            return [_cut_quantized(payload, start, end)]
+            sizes = payload.block_sizes()
+            blocks = sizes, np.cumsum(sizes), np.cumsum(code_words(payload.format.bits, sizes))
+            return [
+                [_cut_quantized(payload, *blocks, start, end)] if start < end else [] for start, end in ranges
+            ]
         case LinearPayload():
-            border = min(end, -(-start // payload.bucket) * payload.bucket)
-            parts = [(start, border), (border, end)]
-            return [_cut_linear(payload, first, last) for first, last in parts if first < last]
+            return [_cut_buckets(payload, start, end) for start, end in ranges]
 
 
-def _cut_quantized(payload: QuantizedPayload, start: int, end: int) -> QuantizedPayload:
-    bits, sizes = payload.format.bits, payload.block_sizes()
-    stops = np.cumsum(sizes)
+def _cut_buckets(payload: LinearPayload, start: int, end: int) -> list[ValuePayload]:
+    border = min(end, -(-start // payload.bucket) * payload.bucket)
+    parts = [(start, border), (border, end)]
+    return [_cut_linear(payload, first, last) for first, last in parts if first < last]
+
+
+def _cut_quantized(
+    payload: QuantizedPayload, sizes: Int64, stops: Int64, words: Int64, start: int, end: int
+) -> QuantizedPayload:
+    """sizes: of the blocks. stops, words: where the elements and the codes of each end."""
+    bits = payload.format.bits
     # The blocks that hold the first element and the last one.
     first, last = (int(block) for block in np.searchsorted(stops, [start, end - 1], "right"))
     before, beyond = start - int(stops[first] - sizes[first]), int(stops[last]) - end
-    words = np.cumsum(code_words(bits, sizes))
     kept = sizes[first : last + 1].copy()
     kept[0] -= before
     kept[-1] -= beyond
@@ -111,21 +133,24 @@ def _cut_linear(payload: LinearPayload, start: int, end: int) -> LinearPayload:
     return replace(payload, elements=end - start, data=data)
 
 
-def _cut_sparse(payload: SparsePayload, start: int, end: int) -> list[Payload]:
+def _cut_sparse(payload: SparsePayload, borders: Sequence[int]) -> list[list[Payload]]:
     indices, values = decode_indices(payload), payload.value_payload()
-    first, last = (int(place) for place in np.searchsorted(indices, [start, end]))
-    parts = _cut_values(values, first, last)
-    if not parts and start < end:
-        parts = [_nothing(values)]
-    cuts: list[Payload] = []
-    for index, part in enumerate(parts):
-        stop = first + part.elements
-        # Where the values of one payload end, another begins with the first index of its own.
-        border = end if index == len(parts) - 1 else int(indices[stop])
-        places = indices[first:stop] - np.uint32(start)
-        cuts.append(sparse_payload(border - start, places, part))
-        first, start = stop, border
-    return cuts
+    places: list[int] = np.searchsorted(indices, borders).tolist()
+    found: list[list[Payload]] = []
+    for (start, end), first, parts in zip(
+        pairwise(borders), places[:-1], _cut_values(values, places), strict=True
+    ):
+        if not parts and start < end:
+            parts = [_nothing(values)]
+        cuts: list[Payload] = []
+        for index, part in enumerate(parts):
+            stop = first + part.elements
+            # Where the values of one payload end, another begins with the first index of its own.
+            border = end if index == len(parts) - 1 else int(indices[stop])
+            cuts.append(sparse_payload(border - start, indices[first:stop] - np.uint32(start), part))
+            first, start = stop, border
+        found.append(cuts)
+    return found
 
 
 def _nothing(values: ValuePayload) -> ValuePayload:

@@ -7,13 +7,14 @@ which keep their weight.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from ...compressors import AbsentPayload, DenseFormat, Payload, cut, dense_payload, sparse_payload
+from ...compressors import AbsentPayload, DenseFormat, Payload, cut_at, dense_payload, sparse_payload
 from .mean import Payloads, Push
 
 
@@ -95,13 +96,14 @@ def _zeros(elements: int) -> Payload:
 def _split(payloads: Payloads, borders: Sequence[int]) -> list[list[Payload]]:
     """The same from each border to the next one."""
     found: list[list[Payload]] = [[] for _ in borders[1:]]
-    at = place = 0
+    end = 0
     for payload in payloads:
-        begin, end = at, at + payload.elements
-        while at < end:
-            while borders[place + 1] <= at:
-                place += 1
-            stop = min(end, borders[place + 1])
-            found[place] += cut(payload, at - begin, stop - begin)
-            at = stop
+        begin, end = end, end + payload.elements
+        if begin == end:
+            continue
+        first, last = bisect_right(borders, begin), bisect_left(borders, end)
+        inside = [begin, *borders[first:last], end]
+        pieces = cut_at(payload, [border - begin for border in inside])
+        for place, piece in enumerate(pieces, start=first - 1):
+            found[place] += piece
     return found

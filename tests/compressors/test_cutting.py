@@ -28,6 +28,7 @@ from gradwire.compressors import (
     TensorSpec,
     create,
     cut,
+    cut_at,
     decode,
     join,
     reduce_payloads,
@@ -65,6 +66,8 @@ def check(payload: Payload, borders: list[int]) -> list[Payload]:
         assert sum(piece.elements for piece in pieces) == end - start
         assert decoded(pieces) == values[start:end].tobytes()
         parts += pieces
+    together = [decoded(pieces) for pieces in cut_at(payload, borders)]
+    assert together == [values[start:end].tobytes() for start, end in pairwise(borders)]
     at = 0
     for part in parts:
         reduce_payloads([part], [1 / 3], sums[1][at : at + part.elements], keep=True)

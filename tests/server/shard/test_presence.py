@@ -14,11 +14,16 @@ from pushes import Share, apply, bits, pushed, receive, replica_bits, take
 
 from gradwire.compressors import (
     AbsentPayload,
+    Indices,
     LayerRule,
     ModelCompressor,
     Payload,
     Plan,
+    SparsePayload,
+    TensorSpec,
+    cutting,
     decode,
+    decode_indices,
     divide,
     wire_bytes,
 )
@@ -287,3 +292,25 @@ def test_a_delayed_gradient_is_compensated_where_there_is_one() -> None:
     for place, parameter in enumerate(ours.parameters):
         expected = whole if place in (0, 2) else first
         assert torch.equal(parameter, expected.parameters[place])
+
+
+def test_a_payload_is_decoded_once_however_often_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [30] * 20
+    specs = [TensorSpec(name=str(place), shape=(size, 1)) for place, size in enumerate(sizes)]
+    given = [torch.randn(spec.shape) for spec in specs]
+    pushes = [
+        ModelCompressor(specs, "topk:ratio=10", LayerRule(), 1, rank, plan=divide(sizes)).compress(
+            [each if rank == 0 or place % 2 else None for place, each in enumerate(given)], 8, version=0
+        )
+        for rank in range(2)
+    ]
+    assert [len(push) for push in pushes] == [1, 20]
+    seen: list[Payload] = []
+
+    def spy(payload: SparsePayload) -> Indices:
+        seen.append(payload)
+        return decode_indices(payload)
+
+    monkeypatch.setattr(cutting, "decode_indices", spy)
+    assert len(stretches(pushes)) == 20
+    assert len(seen) == 1
