@@ -190,6 +190,14 @@ class _Run:
     def within(self, start: int, end: int) -> bool:
         return start <= self.start and self.end <= end
 
+    def alone(self) -> _Run:
+        """With memory that is no piece of larger memory: such a view would keep all of it."""
+        memory: Memory = dict(self.memory)
+        for what, tensor in memory.items():
+            if tensor is not None and tensor.nbytes < tensor.untyped_storage().nbytes():
+                memory[what] = tensor.clone()
+        return _Run(self.start, self.end, memory)
+
     def _piece(self, start: int, end: int) -> _Run:
         memory: Memory = {}
         for what, tensor in self.memory.items():
@@ -295,7 +303,8 @@ class Optimizer:
             borders = (start, start + each.numel())
             among = known[bisect_right(ends, borders[0]) : bisect_left(ends, borders[1]) + 1]
             pieces = [piece for run in among for piece in run.cut(borders) if piece.within(*borders)]
-            moved = [_Run(run.start - start, run.end - start, run.memory) for run in _joined(pieces)]
+            joined = [run.alone() for run in _joined(pieces)]
+            moved = [_Run(run.start - start, run.end - start, run.memory) for run in joined]
             self._runs.append(moved or [_Run(0, 0, self._options.memory(each))])
 
     def step_apart(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:

@@ -138,3 +138,26 @@ print("torch._dynamo" in sys.modules)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "False"
+
+
+def test_what_is_divided_anew_keeps_no_memory_of_what_it_was_cut_from() -> None:
+    elements = 1 << 12
+    flat, gradient = torch.zeros(elements), torch.ones(elements)
+
+    def between(borders: list[int]) -> list[torch.Tensor]:
+        parameters = [flat[start:end] for start, end in pairwise(borders)]
+        for parameter, (start, end) in zip(parameters, pairwise(borders), strict=True):
+            parameter.grad = gradient[start:end]
+        return parameters
+
+    ours = Optimizer(parse_optimizer("sgd:momentum=0.9"), between([0, elements]), 0.1)
+    ours.step()
+    for cut in range(64, 64 * 20, 64):  # each time the last sliver stays, and the rest is cut and joined anew
+        slivers = [*range(0, cut + 1, 64)]
+        ours.divide(between([*slivers, elements // 2, elements]))
+        ours.divide(between([*slivers, elements]))
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for _, _, tensor in ours.state()
+    }
+    assert sum(storages.values()) == 4 * elements
