@@ -1,7 +1,8 @@
 """Payloads in parts, and parts put together: both decode to the same bits, and need no decoding.
 
 `cut` takes a range of the elements out of a payload, `cut_at` several, and `join` makes one payload of
-neighbours where it can. Data are shared with what is given where they lie in one piece there; otherwise they are copied.
+neighbours where it can. Data are shared with what is given where they lie in one piece there; otherwise they
+are copied.
 """
 
 from __future__ import annotations
