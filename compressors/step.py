@@ -257,12 +257,13 @@ class Step:
         return [self._elements(run, start, end)]
 
     def _one_by_one(self, run: Run) -> bool:
-        """Whether its tensors take a call each: on a GPU, where nothing is sent, and where a tensor by itself
-        is gone through faster."""
-        if run.how != "neighbours":
-            return run.how is None or any(place in self._magnitudes for place in range(run.first, run.last))
-        sent = self.sends and not self._flush
-        return not sent or run.last - run.first == 1 or self._ledger.device.type != "cpu"
+        """Whether its tensors take a call each: where the ledger is not beside them or nothing is sent, and
+        where a tensor by itself is gone through faster."""
+        if run.how is None or devices.on_gpu(self._ledger.device):
+            return True
+        if run.how == "neighbours":
+            return not self.sends or self._flush or run.last - run.first == 1
+        return any(place in self._magnitudes for place in range(run.first, run.last))
 
     def _blocks(self, run: Run, start: int, end: int) -> Payload:
         """One pass for all: levels are known before, and what is not finite shows in the sums."""

@@ -34,8 +34,9 @@ def can_stay(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" or (tensor.is_cuda and _has_triton())
 
 
-def on_gpu(tensor: torch.Tensor) -> bool:
-    return tensor.is_cuda
+def on_gpu(what: torch.Tensor | torch.device) -> bool:
+    """Whether a tensor lies on a GPU, or a device is one."""
+    return what.is_cuda if isinstance(what, torch.Tensor) else what.type == "cuda"
 
 
 def magnitudes(values: torch.Tensor) -> Magnitudes:

@@ -16,11 +16,13 @@ from gradwire.compressors import (
     ModelCompressor,
     NonFiniteGradient,
     TensorSpec,
+    decode,
 )
 from gradwire.compressors.base import takes_gpu
 from gradwire.compressors.kernels import devices
 from gradwire.compressors.payload import Payload
 from gradwire.compressors.registry import create
+from gradwire.compressors.step import Step
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -55,7 +57,7 @@ COMPRESSORS = [
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     """That tensors lie on a GPU, if there is none."""
 
-    def on_gpu(tensor: torch.Tensor) -> bool:
+    def on_gpu(what: torch.Tensor | torch.device) -> bool:
         return True
 
     if not AVAILABLE:
@@ -112,6 +114,33 @@ def test_a_gradient_that_is_not_finite_changes_nothing(monkeypatch: pytest.Monke
         with pytest.raises(NonFiniteGradient, match="odd"):
             compressor.compress(given, 1, version=0)
         assert compressor.ledger.norm() == 0
+
+
+@pytest.mark.parametrize("spec", ["bf16", "bf16:feedback=off", "4bit", "dgc:ratio=10,warmup=0"])
+def test_neighbours_on_the_host_are_apart_from_a_ledger_on_the_gpu(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [TensorSpec(name=name, shape=(40, 2)) for name in "abc"]
+    given = [[torch.linspace(-1, version, 80).view(each.shape) for each in specs] for version in range(3)]
+    plain, ours = (ModelCompressor(specs, spec, LayerRule(), seed=1, rank=0) for _ in range(2))
+    expected = [plain.compress(each, 8, version=version) for version, each in enumerate(given)]
+    ours.ledger.to(DEVICE)  # as another tensor of the model, which lies there, would have it
+
+    def on_gpu(what: torch.Tensor | torch.device) -> bool:
+        return isinstance(what, torch.device)
+
+    def together(*_: object) -> Payload:
+        raise AssertionError("what is left would go to a copy of the ledger's")
+
+    if not AVAILABLE:
+        monkeypatch.setattr(devices, "on_gpu", on_gpu)
+        for name in ("_elements", "_blocks"):
+            monkeypatch.setattr(Step, name, together)
+    for version, each in enumerate(given):
+        got = ours.compress(each, 8, version=version)
+        decoded = [np.concatenate([decode(payload) for payload in sent]) for sent in (got, expected[version])]
+        assert decoded[0].tobytes() == decoded[1].tobytes()
+    assert torch.equal(ours.ledger.residual.cpu(), plain.ledger.residual)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
