@@ -328,7 +328,7 @@ class Step:
     def _with_owed(self, place: int) -> torch.Tensor:
         """The gradient for a compressor that keeps nothing: what was put back goes out with it."""
         gradient, (start, end) = self._gradients[place], self.plan.starts[place : place + 2]
-        if self._owing and self._ledger.residual[start:end].any():
+        if self._owing:
             owed = self._ledger.residual[start:end].to(gradient.device)
             gradient = self._gradients[place] = devices.saturate(gradient + owed)
             self._magnitudes[place] = devices.magnitudes(gradient)

@@ -20,6 +20,7 @@ from gradwire.compressors import (
     Payload,
     SparsePayload,
     TensorSpec,
+    decode,
     divide,
     set_threads,
     validate,
@@ -219,3 +220,19 @@ def test_a_gradient_that_is_not_finite_is_named(spec: str, place: int, bad: floa
     with pytest.raises(NonFiniteGradient, match=f"'t{place}'"):
         subject.compress([*given], 8, version=1)
     assert kept(subject) == before
+
+
+def test_the_sign_of_a_zero_does_not_depend_on_the_neighbours() -> None:
+    sizes, sent = [10, 10], list[bytes]()
+    specs = [TensorSpec(name=str(place), shape=(size, 1)) for place, size in enumerate(sizes)]
+    for groups in ([], [0, 1]):
+        plan = divide(sizes, 1 << 30, groups=groups)
+        subject = ModelCompressor(
+            specs, "gcac:ratio=2,feedback=off,values=float32", LayerRule(), 1, 0, plan=plan
+        )
+        subject.ledger.residual[10:] = 1.0  # put back
+        given = torch.tensor([1.0] * 6 + [-0.0] * 4).view(10, 1)
+        payloads = subject.compress([given, torch.ones(10, 1)], 8, version=1)
+        values = [payload.value_payload() for payload in payloads if isinstance(payload, SparsePayload)]
+        sent.append(b"".join(decode(each).tobytes() for each in values))
+    assert sent[0] == sent[1]
