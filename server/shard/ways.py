@@ -72,7 +72,8 @@ class Held:
 def held_by(pushes: Sequence[Placed], borders: Int64) -> Held:
     """What the pushes hold from each border to the next; they hold nothing outside of these. One walk serves
     all of them: pushes may have as many payloads as there are borders."""
-    starts, stops = borders[:-1].tolist(), borders[1:].tolist()
+    starts: list[int] = borders[:-1].tolist()
+    stops: list[int] = borders[1:].tolist()
     whole, formats = [False] * len(starts), ["bf16" for _ in starts]
     known = [False] * len(starts)
     found: list[Indices] = []
