@@ -94,7 +94,8 @@ def held_by(pushes: Sequence[Placed], borders: Int64) -> Held:
                 if not known[place]:
                     known[place], formats[place] = True, NAMES[payload.values.format]
     indices = _merged(found)
-    among: list[int] = np.searchsorted(indices, borders - borders[0]).tolist()
+    offsets: Int64 = borders - borders[0]
+    among: list[int] = np.searchsorted(indices, offsets).tolist()
     return Held(indices, among, whole, formats)
 
 
