@@ -398,3 +398,5 @@ def test_a_new_stream_does_not_rely_on_what_was_unwanted_before(said: Said) -> N
     outgoing.begin(HELLO)
     outgoing.welcome(welcome(m.Stored(seq=1, parts=())))
     assert said(outgoing) == ["Hello", "Part 1.0", "Part 1.1", "Commit 1"]
+    outgoing.part(1, 2, part(1, 2))
+    assert said(outgoing) == ["Part 1.2"]
