@@ -27,7 +27,7 @@ import numpy.typing as npt
 Float64 = npt.NDArray[np.float64]
 
 GAIN = 1.03  # of the share. More, and the link is uneven again
-FASTER = 1.25  # the same, where the link has room
+FASTER = 1.1  # the same, where the link has room
 ALL = 0.99  # of a rate, is taken for all of it
 FAR_LESS = 0.5
 MOST_PARTS = 1 << 14  # that are looked at in a round: it takes some milliseconds
