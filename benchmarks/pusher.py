@@ -43,10 +43,16 @@ class Pusher:
             self._connection.join("benchmark", "none", ())
             self._connection.initialize(manifest, [np.zeros(payload.elements * 4, np.uint8)])
             self._connection.ready(manifest)
-            while not isinstance(plan := self._next(), Plan):
-                pass
-            while not isinstance(message := self._next(), m.Assignment):
-                pass
+            plan: Plan | None = None
+            message: m.Assignment | None = None
+            while plan is None or message is None:  # an assignment may overtake the plan
+                match self._next():
+                    case Plan() as plan:
+                        pass
+                    case m.Assignment() as message:
+                        pass
+                    case _:
+                        pass
         except BaseException:
             self.close()
             raise

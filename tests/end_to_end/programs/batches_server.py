@@ -17,8 +17,8 @@ def record(path: str) -> None:
     divide = division.divide
     file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
 
-    def recorded(*arguments: Any) -> Any:
-        found = divide(*arguments)
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        found = divide(*arguments, **options)
         if found is not None:
             drawn = [drawn for drawn, _ in found.portions()]
             ranges = [(each.start, each.count) for part in drawn for each in part.ranges]
