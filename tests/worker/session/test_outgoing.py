@@ -23,6 +23,14 @@ def welcome(*stored: m.Stored, plan: int = 1) -> m.Welcome:
     return m.Welcome(rank=0, version=0, last_seq=0, stored=stored, plan=plan)
 
 
+def streaming() -> Outgoing:
+    """With a stream that has been welcomed."""
+    outgoing = Outgoing()
+    outgoing.begin(HELLO)
+    outgoing.welcome(welcome())
+    return outgoing
+
+
 def transfer(header: m.Part | m.Packet, number: int, size: int = 16) -> Transfer:
     return Transfer(header, number, [np.zeros(size, np.uint8)], 1024)
 
@@ -156,9 +164,7 @@ def test_a_push_that_only_the_server_knows_is_abandoned(said: Said) -> None:
 
 
 def test_a_damaged_part_is_sent_again_by_itself_and_a_damaged_push_whole(said: Said) -> None:
-    outgoing = Outgoing()
-    outgoing.begin(HELLO)
-    outgoing.welcome(welcome())
+    outgoing = streaming()
     push(outgoing, 1, parts=2)
     assert len(said(outgoing)) == 4
     outgoing.resend(1, 1)
@@ -189,9 +195,7 @@ def test_it_is_the_same_bytes_that_go_out_again() -> None:
 
 
 def test_what_is_short_overtakes_the_chunks_of_a_transfer(kinds: Kinds) -> None:
-    outgoing = Outgoing()
-    outgoing.begin(HELLO)
-    outgoing.welcome(welcome())
+    outgoing = streaming()
     outgoing.part(1, 0, part(1, 0, 3000))
     outgoing.part(1, 1, part(1, 1))
     outgoing.commit(commit(1, 2))
@@ -205,9 +209,7 @@ def test_what_is_short_overtakes_the_chunks_of_a_transfer(kinds: Kinds) -> None:
 
 
 def test_a_pace_holds_back_chunks_and_nothing_that_is_short(kinds: Kinds) -> None:
-    outgoing = Outgoing()
-    outgoing.begin(HELLO)
-    outgoing.welcome(welcome())
+    outgoing = streaming()
     outgoing.pace(10_000)  # a chunk takes 0.1 s
     for number in range(2):
         outgoing.part(1, number, part(1, number, 6000))
@@ -219,9 +221,7 @@ def test_a_pace_holds_back_chunks_and_nothing_that_is_short(kinds: Kinds) -> Non
 
 
 def test_a_commit_does_not_wait_for_the_pace(kinds: Kinds) -> None:
-    outgoing = Outgoing()
-    outgoing.begin(HELLO)
-    outgoing.welcome(welcome())
+    outgoing = streaming()
     outgoing.pace(1000)
     outgoing.part(1, 0, part(1, 0, 1024))
     outgoing.commit(commit(1))
@@ -230,9 +230,7 @@ def test_a_commit_does_not_wait_for_the_pace(kinds: Kinds) -> None:
 
 def test_another_pace_wakes_who_waits_for_an_older_one() -> None:
     async def test() -> None:
-        outgoing = Outgoing()
-        outgoing.begin(HELLO)
-        outgoing.welcome(welcome())
+        outgoing = streaming()
         outgoing.pace(10_000)
         outgoing.part(1, 0, part(1, 0, 2048))
         assert len(await drained(outgoing)) == 3
@@ -246,9 +244,7 @@ def test_another_pace_wakes_who_waits_for_an_older_one() -> None:
 
 def test_chunks_go_at_the_pace_also_if_one_is_late() -> None:
     async def seconds() -> float:
-        outgoing = Outgoing()
-        outgoing.begin(HELLO)
-        outgoing.welcome(welcome())
+        outgoing = streaming()
         outgoing.pace(100_000)
         outgoing.part(1, 0, part(1, 0, 20 * 1024))
         began = asyncio.get_running_loop().time()
@@ -262,9 +258,7 @@ def test_chunks_go_at_the_pace_also_if_one_is_late() -> None:
 
 def test_a_part_says_whether_it_had_to_wait_for_another() -> None:
     async def waited() -> list[bool]:
-        outgoing = Outgoing()
-        outgoing.begin(HELLO)
-        outgoing.welcome(welcome())
+        outgoing = streaming()
         found: list[bool] = []
         for number in (0, 2):
             outgoing.part(1, number, part(1, number))
@@ -276,9 +270,7 @@ def test_a_part_says_whether_it_had_to_wait_for_another() -> None:
 
 
 def test_a_stream_that_breaks_in_a_transfer_leaves_nothing_for_the_next(kinds: Kinds) -> None:
-    outgoing = Outgoing()
-    outgoing.begin(HELLO)
-    outgoing.welcome(welcome())
+    outgoing = streaming()
     outgoing.part(1, 0, part(1, 0, 3000))
     outgoing.part(1, 1, part(1, 1))
     assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
@@ -346,9 +338,7 @@ def test_of_a_push_under_another_plan_than_the_servers_only_the_commit_is_sent_a
 
 def test_no_more_goes_out_of_an_unwanted_push_than_its_commit(kinds: Kinds) -> None:
     """Neither what is queued, nor the rest of the part that is being written, nor what is made later."""
-    outgoing = Outgoing()
-    outgoing.begin(HELLO)
-    outgoing.welcome(welcome())
+    outgoing = streaming()
     outgoing.part(1, 0, part(1, 0, 3000))
     outgoing.part(1, 1, part(1, 1))
     assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
@@ -362,9 +352,7 @@ def test_no_more_goes_out_of_an_unwanted_push_than_its_commit(kinds: Kinds) -> N
 
 
 def test_an_unwanted_push_that_is_given_up_or_settled_says_no_more(said: Said) -> None:
-    outgoing = Outgoing()
-    outgoing.begin(HELLO)
-    outgoing.welcome(welcome())
+    outgoing = streaming()
     outgoing.part(1, 0, part(1))
     outgoing.unwanted(1)
     outgoing.abandon(1)
@@ -376,9 +364,7 @@ def test_an_unwanted_push_that_is_given_up_or_settled_says_no_more(said: Said) -
 
 
 def test_an_unwanted_push_goes_out_whole_if_it_is_asked_for_after_all(said: Said) -> None:
-    outgoing = Outgoing()
-    outgoing.begin(HELLO)
-    outgoing.welcome(welcome())
+    outgoing = streaming()
     push(outgoing, 1, parts=2)
     outgoing.unwanted(1)
     assert said(outgoing) == ["Hello", "Commit 1"]
@@ -388,9 +374,7 @@ def test_an_unwanted_push_goes_out_whole_if_it_is_asked_for_after_all(said: Said
 
 def test_a_new_stream_does_not_rely_on_what_was_unwanted_before(said: Said) -> None:
     """Nothing says that the server still knows; otherwise it says so again."""
-    outgoing = Outgoing()
-    outgoing.begin(HELLO)
-    outgoing.welcome(welcome())
+    outgoing = streaming()
     push(outgoing, 1, parts=2)
     outgoing.unwanted(1)
     assert said(outgoing) == ["Hello", "Commit 1"]
