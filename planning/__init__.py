@@ -1,0 +1,22 @@
+"""Planners: what travels together, and in which order. Pure functions of what was measured.
+
+Server, workers, tests and commands call them with the same numbers and get the same plan.
+"""
+
+from .fusion import Group as Group
+from .fusion import by_bytes as by_bytes
+from .fusion import fastest as fastest
+from .fusion import layer_by_layer as layer_by_layer
+from .fusion import mg_wfbp as mg_wfbp
+from .fusion import seamgs as seamgs
+from .fusion import sent as sent
+from .fusion import sparse_error as sparse_error
+from .profile import Layer as Layer
+from .profile import Link as Link
+from .profile import produced as produced
+from .schedules import Message as Message
+from .schedules import Schedule as Schedule
+from .schedules import Timeline as Timeline
+from .schedules import best as best
+from .schedules import run as run
+from .schedules import two_phase as two_phase
