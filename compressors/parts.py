@@ -52,12 +52,20 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """starts: of each tensor in flat order, and the end of the last. number: the first of a job has 1."""
+    """starts: of each tensor in flat order, and the end of the last. number: the first of a job has 1.
+
+    merged: sparsifiers choose among all elements of a unit, not of each tensor by itself. turns: by part; of
+    parts that wait to be sent, the one with the least goes first; if empty, they go as they come. credit:
+    parts of a worker that may be on their way at once; 0 for as many as there are.
+    """
 
     parts: tuple[Part, ...]
     units: tuple[Unit, ...]
     starts: tuple[int, ...]
     number: int = 1
+    merged: bool = False
+    turns: tuple[int, ...] = ()
+    credit: int = 0
 
     @property
     def elements(self) -> int:

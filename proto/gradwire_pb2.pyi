@@ -580,14 +580,20 @@ class Stored(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("number", "tensors", "cuts")
+    __slots__ = ("number", "tensors", "cuts", "merged", "turns", "credit")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     CUTS_FIELD_NUMBER: _ClassVar[int]
+    MERGED_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
     number: int
     tensors: _containers.RepeatedScalarFieldContainer[int]
     cuts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, number: _Optional[int] = ..., tensors: _Optional[_Iterable[int]] = ..., cuts: _Optional[_Iterable[int]] = ...) -> None: ...
+    merged: bool
+    turns: _containers.RepeatedScalarFieldContainer[int]
+    credit: int
+    def __init__(self, number: _Optional[int] = ..., tensors: _Optional[_Iterable[int]] = ..., cuts: _Optional[_Iterable[int]] = ..., merged: bool = ..., turns: _Optional[_Iterable[int]] = ..., credit: _Optional[int] = ...) -> None: ...
 
 class Update(_message.Message):
     __slots__ = ("version", "part", "plan", "whole", "payloads")
@@ -612,7 +618,7 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate", "slice", "slices", "stragglers", "coding", "apply", "pace", "parts", "plan")
+    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate", "slice", "slices", "stragglers", "coding", "apply", "pace", "parts", "plan", "next")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -631,6 +637,7 @@ class Assignment(_message.Message):
     PACE_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     version: int
     epoch: int
     position: int
@@ -649,7 +656,8 @@ class Assignment(_message.Message):
     pace: int
     parts: _containers.RepeatedScalarFieldContainer[int]
     plan: int
-    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ..., pace: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., plan: _Optional[int] = ...) -> None: ...
+    next: _containers.RepeatedCompositeFieldContainer[Range]
+    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ..., pace: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., plan: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
 
 class Coding(_message.Message):
     __slots__ = ("exchange", "redundancy", "senders", "present")

@@ -441,6 +441,11 @@ class Plan:
     # Elements in flat order, ascending, that begin another part of their unit. Counted from the beginning of
     # their tensor they are multiples of 4096.
     cuts: tuple[int, ...] = ()
+    merged: bool = False  # Sparsifiers choose among all elements of a unit, not of each tensor by itself
+    # By part its turn, each number below that of the parts once: of parts that wait to be sent, the one with
+    # the least goes first. None: they go as they come.
+    turns: tuple[int, ...] = ()
+    credit: int = 0  # Parts of a worker that may be on their way at once; 0: as many as there are
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -488,6 +493,8 @@ class Assignment:
     pace: int = 0  # Bytes per second to send at; 0: as fast as it goes
     parts: tuple[int, ...] = ()  # To push alone, ascending: what a lost worker left of its push; none: all
     plan: int = 0  # Number of the job's plan: not to be begun before that is here
+    # Samples of this epoch that the next assignment will have if nothing happens
+    next: tuple[Range, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from dataclasses import replace
 from itertools import pairwise
 
 from ..compressors import ALIGNMENT, Plan, arrange
@@ -16,7 +17,14 @@ def plan_message(plan: Plan) -> m.Plan:
     """Of a few bytes for each unit and each cut."""
     tensors = tuple(unit.last - unit.first for unit in plan.units)
     cuts = sorted(plan.parts[part].start for unit in plan.units for part in unit.parts[1:])
-    return m.Plan(number=plan.number, tensors=tensors, cuts=tuple(cuts))
+    return m.Plan(
+        number=plan.number,
+        tensors=tensors,
+        cuts=tuple(cuts),
+        merged=plan.merged,
+        turns=plan.turns,
+        credit=plan.credit,
+    )
 
 
 def plan_of(message: m.Plan, manifest: Manifest, *, worker: str = "") -> Plan:
@@ -53,4 +61,9 @@ def plan_of(message: m.Plan, manifest: Manifest, *, worker: str = "") -> Plan:
         inside += max(0, end - begin)
         last = first
     check(inside == len(cuts), "cuts", "all of them within units", f"{len(cuts) - inside} elsewhere")
-    return arrange([spec.elements for spec in manifest.specs], tensors, cuts, message.number)
+    turns = message.turns
+    right = not turns or sorted(turns) == list(range(count))
+    got = f"{len(turns)}, {len({*turns})} of them different"
+    check(right, "turns", f"each number from 0 to {count - 1} once, or none", got)
+    plan = arrange([spec.elements for spec in manifest.specs], tensors, cuts, message.number)
+    return replace(plan, merged=message.merged, turns=tuple(turns), credit=message.credit)

@@ -54,7 +54,10 @@ def divided(draw: st.DrawFn) -> tuple[Manifest, Plan]:
             inside = range(start + ALIGNMENT, start + sizes[last], ALIGNMENT)
             cuts += [cut for cut in inside if draw(st.booleans())]
     of = manifest(*zip(sizes, (min(group, len(sizes) - 1) for group in groups), strict=True))
-    return of, arrange(sizes, units, sorted(cuts), draw(st.integers(1, 99)))
+    plan = arrange(sizes, units, sorted(cuts), draw(st.integers(1, 99)))
+    turns = draw(st.just(()) | st.permutations(range(len(plan.parts))).map(tuple))
+    merged, credit = draw(st.booleans()), draw(st.integers(0, 9))
+    return of, dataclasses.replace(plan, merged=merged, turns=turns, credit=credit)
 
 
 @given(divided())
@@ -98,6 +101,9 @@ def test_a_plan_of_many_tensors_takes_few_bytes() -> None:
         ({"cuts": (3,)}, "all of them within units, got 1 elsewhere"),
         ({"cuts": (sum(SIZES),)}, "all of them within units, got 1 elsewhere"),
         ({"cuts": (2**63,)}, "all of them within units, got 1 elsewhere"),
+        ({"turns": (0, 1, 2, 3, 4)}, "turns: expected each number from 0 to 5 once, or none, got 5"),
+        ({"turns": (0, 1, 2, 3, 4, 4)}, "got 6, 5 of them different"),
+        ({"turns": (1, 2, 3, 4, 5, 6)}, "each number from 0 to 5 once"),
         ({"cuts": tuple(range(MAX_PARTS))}, f"at most {MAX_PARTS} parts"),
     ],
 )
