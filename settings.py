@@ -163,6 +163,25 @@ class ServingSettings:
         unit="bytes",
         least=0,
     )
+    fusion: str = connection(
+        "bytes",
+        "tensors that travel as one unit: none (each by itself), bytes (as many neighbours as a part holds) "
+        "or bytes=N, mgwfbp, mgs or mgs=N (bytes as they are sent), seamgs; with the last three sparsifiers "
+        "choose among all elements of a unit",
+        metavar="NAME[=BYTES]",
+    )
+    order: str = connection(
+        "fifo",
+        "order in which parts travel that wait: fifo (as backward makes them), p3 (nearest the input first), "
+        "credit or credit=N (p3 with at most N parts on their way), two-phase (as planned)",
+        metavar="NAME[=PARTS]",
+    )
+    replan: str = connection(
+        "100",
+        "when fusion and order are planned anew from what was measured: every N versions, never after the "
+        "first plans, or by drift, when times or the link have changed by a fifth",
+        metavar="N|drift|never",
+    )
     lease_seconds: float = connection(
         10.0, "time without a sign of life after which a worker is lost", unit="seconds", least=0.5
     )

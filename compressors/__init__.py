@@ -41,7 +41,9 @@ from .parts import Part as Part
 from .parts import Plan as Plan
 from .parts import Unit as Unit
 from .parts import arrange as arrange
+from .parts import cut_up as cut_up
 from .parts import divide as divide
+from .parts import largest_part as largest_part
 from .payload import AbsentPayload as AbsentPayload
 from .payload import CodeFormat as CodeFormat
 from .payload import DenseFormat as DenseFormat

@@ -110,22 +110,39 @@ def divide(
         least_bytes: of the largest part by default, as float32.
     """
     starts = (0, *accumulate(elements))
-    part_bytes = part_bytes or max(least_bytes, 4 * starts[-1] // SHARE)
-    if slices > 1:
-        part_bytes = min(part_bytes, 4 * starts[-1] // (4 * slices))
-    most = max(ALIGNMENT, part_bytes // 4)
+    most = largest_part(starts[-1], part_bytes, slices, least_bytes)
     units: list[int] = []
-    cuts: list[int] = []
     last = len(elements)
     while last:
         first = last - 1
         while first and starts[last] - starts[first - 1] <= most and _alike(groups, first):
             first -= 1
-        start, end = starts[first], starts[last]
-        pieces = 1 if end - start <= most else -(-(end - start) // (most // ALIGNMENT * ALIGNMENT))
-        size = -(-(end - start) // pieces // ALIGNMENT) * ALIGNMENT if pieces > 1 else end - start
         units.append(last - first)
-        cuts += range(start + size, end, size) if pieces > 1 else ()
+        last = first
+    return cut_up(elements, units, most)
+
+
+def largest_part(elements: int, part_bytes: int = 0, slices: int = 1, least_bytes: int = LEAST_BYTES) -> int:
+    """Elements of the largest part of a model of so many. The rest is as in `divide`."""
+    part_bytes = part_bytes or max(least_bytes, 4 * elements // SHARE)
+    if slices > 1:
+        part_bytes = min(part_bytes, 4 * elements // (4 * slices))
+    return max(ALIGNMENT, part_bytes // 4)
+
+
+def cut_up(elements: Sequence[int], units: Sequence[int], most: int) -> Plan:
+    """The first plan with these units, as in `arrange`. One tensor that is a unit by itself and has more than
+    `most` elements is cut into equal parts."""
+    starts = (0, *accumulate(elements))
+    cuts: list[int] = []
+    last = len(elements)
+    for tensors in units:
+        first = last - tensors
+        start, end = starts[first], starts[last]
+        if tensors == 1 and end - start > most:
+            pieces = -(-(end - start) // (most // ALIGNMENT * ALIGNMENT))
+            size = -(-(end - start) // pieces // ALIGNMENT) * ALIGNMENT
+            cuts += range(start + size, end, size)
         last = first
     return arrange(elements, units, sorted(cuts))
 

@@ -3,6 +3,15 @@
 Server, workers, tests and commands call them with the same numbers and get the same plan.
 """
 
+from .choices import Fusion as Fusion
+from .choices import Merging as Merging
+from .choices import Order as Order
+from .choices import Ordering as Ordering
+from .choices import Replan as Replan
+from .choices import parse_fusion as parse_fusion
+from .choices import parse_order as parse_order
+from .choices import parse_replan as parse_replan
+from .choices import turns as turns
 from .fusion import Group as Group
 from .fusion import by_bytes as by_bytes
 from .fusion import fastest as fastest
@@ -11,8 +20,10 @@ from .fusion import mg_wfbp as mg_wfbp
 from .fusion import seamgs as seamgs
 from .fusion import sent as sent
 from .fusion import sparse_error as sparse_error
+from .links import fit as fit
 from .profile import Layer as Layer
 from .profile import Link as Link
+from .profile import joined as joined
 from .profile import produced as produced
 from .schedules import Message as Message
 from .schedules import Schedule as Schedule

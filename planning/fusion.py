@@ -68,19 +68,19 @@ def layer_by_layer(layers: Sequence[Layer]) -> list[Group]:
 
 
 def by_bytes(layers: Sequence[Layer], least_bytes: float) -> list[Group]:
-    """Each group is closed once it has so many bytes."""
+    """Each message is closed once it has so many bytes."""
     groups: list[Group] = []
     last, held = len(layers), 0.0
     for place in reversed(range(len(layers))):
         held += layers[place].sent_bytes
-        if held >= least_bytes or not place:
+        if held >= least_bytes or not place or not _alike(layers[place], layers[place - 1]):
             groups.append(Group(place, last))
             last, held = place, 0.0
     return groups
 
 
 def mg_wfbp(layers: Sequence[Layer], link: Link) -> list[Group]:
-    return _greedy(layers, link, lambda later, earlier: True)
+    return _greedy(layers, link, _any)
 
 
 def seamgs(layers: Sequence[Layer], link: Link) -> list[Group]:
@@ -100,47 +100,53 @@ def _greedy(layers: Sequence[Layer], link: Link, may: Callable[[Layer, Layer], b
     last, held = len(layers), layers[-1]
     for place in reversed(range(1, len(layers))):
         start = max(ready[place], free)
-        if start + link.start_s > ready[place - 1] and may(held, layers[place - 1]):
-            held = held.with_(layers[place - 1])
+        earlier = layers[place - 1]
+        if start + link.start_s > ready[place - 1] and _alike(held, earlier) and may(held, earlier):
+            held = held.with_(earlier)
             continue
         groups.append(Group(place, last))
         free = start + link.seconds(held.sent_bytes)
-        last, held = place, layers[place - 1]
+        last, held = place, earlier
     groups.append(Group(0, last))
     return groups
 
 
 def fastest(
-    layers: Sequence[Layer], link: Link, may: Callable[[Layer, Layer], bool] = lambda later, earlier: True
+    layers: Sequence[Layer], link: Link, may: Callable[[Layer, Layer], bool] | None = None
 ) -> list[Group]:
     """The division whose last message ends first; of several, one with few messages.
 
-    may: whether a layer may join those behind it. A later end is never better for what follows, so that it is
-    enough to know the earliest end for each number of layers that are through. O(layers ** 2).
+    may: whether a layer may join those behind it; any if None. A later end is never better for what follows,
+    so that it is enough to know the earliest end for each number of layers that are through.
+    O(layers ** 2).
     """
+    if not layers:
+        return []
+    may = may or _any
     ready = produced(layers)
-    # By the number of the first layer that is sent: end, messages, and the groups' first layers.
-    known: dict[int, tuple[float, int, list[Group]]] = {len(layers): (0.0, 0, [])}
-    for first in reversed(range(len(layers))):
-        found: list[tuple[float, int, list[Group]]] = []
-        for last in range(first + 1, len(layers) + 1):
-            held = _joined(layers, first, last, may)
-            if held is not None:
-                end, messages, groups = known[last]
-                start = max(end, ready[first])
-                after = [*groups, Group(first, last)]
-                found.append((start + link.seconds(held.sent_bytes), messages + 1, after))
-        known[first] = min(found, key=lambda each: each[:2])
-    return known[0][2]
+    # By the first layer that is through: when, after how many messages, and the end of the last of them.
+    known: dict[int, tuple[float, int, int]] = {len(layers): (0.0, 0, len(layers))}
+    for last in range(len(layers), 0, -1):
+        free, messages, _ = known[last]
+        held = layers[last - 1]
+        for first in range(last - 1, -1, -1):
+            end = max(free, ready[first]) + link.seconds(held.sent_bytes)
+            known[first] = min(known.get(first, (end, messages + 1, last)), (end, messages + 1, last))
+            if not first or not (_alike(held, layers[first - 1]) and may(held, layers[first - 1])):
+                break
+            held = held.with_(layers[first - 1])
+    groups: list[Group] = []
+    first = 0
+    while first < len(layers):
+        groups.append(Group(first, known[first][2]))
+        first = groups[-1].last
+    return groups[::-1]
 
 
-def _joined(
-    layers: Sequence[Layer], first: int, last: int, may: Callable[[Layer, Layer], bool]
-) -> Layer | None:
-    """Layers as one, joined from the last to the first; None if one of them may not join."""
-    held = layers[last - 1]
-    for place in reversed(range(first, last - 1)):
-        if not may(held, layers[place]):
-            return None
-        held = held.with_(layers[place])
-    return held
+def _any(later: Layer, earlier: Layer) -> bool:
+    return True
+
+
+def _alike(later: Layer, earlier: Layer) -> bool:
+    """Whether they may be of one message: no part mixes parameter groups."""
+    return later.group == earlier.group

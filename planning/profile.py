@@ -12,7 +12,8 @@ class Layer:
     """A layer, or neighbours that travel together.
 
     elements: of its gradient. kept: those that are sent. sent_bytes: what they take on the link. forward_s,
-    backward_s: seconds of computation. square_norm: of the sum of all workers' gradients.
+    backward_s: seconds of computation. square_norm: of the sum of all workers' gradients. group: number
+    of the parameter group.
     """
 
     elements: int
@@ -21,6 +22,7 @@ class Layer:
     forward_s: float = 0.0
     backward_s: float = 0.0
     square_norm: float = 0.0
+    group: int = 0
 
     @property
     def density(self) -> float:
@@ -40,6 +42,7 @@ class Layer:
             forward_s=self.forward_s + other.forward_s,
             backward_s=self.backward_s + other.backward_s,
             square_norm=self.square_norm + other.square_norm,
+            group=self.group,
         )
 
 
@@ -52,6 +55,14 @@ class Link:
 
     def seconds(self, sent_bytes: float) -> float:
         return self.start_s + self.byte_s * sent_bytes
+
+
+def joined(layers: Sequence[Layer]) -> Layer:
+    """Neighbours, at least one, as one layer."""
+    first, *others = layers
+    for other in others:
+        first = first.with_(other)
+    return first
 
 
 def produced(layers: Sequence[Layer]) -> list[float]:

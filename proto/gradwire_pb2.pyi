@@ -371,7 +371,7 @@ class PayloadHeader(_message.Message):
     def __init__(self, elements: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ..., sparse: _Optional[_Union[SparseHeader, _Mapping]] = ..., absent: _Optional[_Union[AbsentHeader, _Mapping]] = ..., content: _Optional[_Union[Content, str]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("chunk", "part", "heartbeat", "hello", "evaluation", "leave", "ready", "packet", "snapshot", "commit", "abandon", "batch", "crc32c")
+    __slots__ = ("chunk", "part", "heartbeat", "hello", "evaluation", "leave", "ready", "packet", "snapshot", "commit", "abandon", "profile", "batch", "crc32c")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -383,6 +383,7 @@ class WorkerMessage(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     ABANDON_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
@@ -396,9 +397,10 @@ class WorkerMessage(_message.Message):
     snapshot: Snapshot
     commit: Commit
     abandon: Abandon
+    profile: Profile
     batch: Batch
     crc32c: int
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "worker", "incarnation")
@@ -495,6 +497,24 @@ class Snapshot(_message.Message):
     version: int
     leaving: bool
     def __init__(self, version: _Optional[int] = ..., leaving: bool = ...) -> None: ...
+
+class Profile(_message.Message):
+    __slots__ = ("steps", "forward_seconds", "backward_seconds", "kept", "sent_bytes", "compressing_seconds", "step_seconds")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    forward_seconds: _containers.RepeatedScalarFieldContainer[float]
+    backward_seconds: _containers.RepeatedScalarFieldContainer[float]
+    kept: _containers.RepeatedScalarFieldContainer[int]
+    sent_bytes: int
+    compressing_seconds: float
+    step_seconds: float
+    def __init__(self, steps: _Optional[int] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., kept: _Optional[_Iterable[int]] = ..., sent_bytes: _Optional[int] = ..., compressing_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("activity",)

@@ -386,6 +386,22 @@ class Snapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What a worker's steps are made of: means over the last ones. The server plans by it how the model is
+    divided.
+    """
+
+    steps: int  # at least 1
+    # by tensor of the manifest: of computation before its layer is through
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]  # by tensor: of computation from the gradient before to its own
+    kept: tuple[int, ...]  # by tensor: elements that are sent of it
+    sent_bytes: int  # of the payloads of a step
+    compressing_seconds: float  # per step
+    step_seconds: float  # from one step to the next
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
     """Sent at least every Limits.heartbeat_seconds, whatever else is going on."""
 
@@ -639,7 +655,7 @@ class StatusResponse:
 InitializeMessage = Chunk | InitializeHeader
 FetchMessage = Chunk | FetchHeader
 WorkerMessage = (
-    Chunk | Part | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Batch
+    Chunk | Part | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Profile | Batch
 )
 ServerMessage = (
     Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | Plan | Unwanted | Batch

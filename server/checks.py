@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ..configuration import UsageError
+from ..planning import parse_fusion, parse_order, parse_replan
 from ..settings import ServerSettings
 from ..spec import SpecError
 from .job.modes import registry
@@ -20,13 +21,24 @@ def _parse_output(text: str) -> None:
 
 
 # Checks that raise ValueError, by option. gc-run has those of specs too.
-SPECS = {"mode": registry.parse, "schedule": parse_schedule, "aggregation": parse_aggregation}
+SPECS = {
+    "mode": registry.parse,
+    "schedule": parse_schedule,
+    "aggregation": parse_aggregation,
+    "fusion": parse_fusion,
+    "order": parse_order,
+    "replan": parse_replan,
+}
 PARSERS = {**SPECS, "output": _parse_output}
 
 
 def check(settings: ServerSettings) -> None:
     """Raise UsageError for options that do not go together."""
-    registry.parse(settings.mode).check(settings)
+    mode = registry.parse(settings.mode)
+    mode.check(settings)
+    if settings.fusion.partition("=")[0] != "bytes" and (mode.slices > 1 or mode.work == "exchange"):
+        why = "members of a group push slices of the parts" if mode.slices > 1 else "no gradient is pushed"
+        raise UsageError(f"--fusion {settings.fusion}: expected bytes with --mode {settings.mode}: {why}")
 
 
 def check_compressor(settings: ServerSettings) -> None:

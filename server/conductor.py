@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..compressors import Plan
+from ..planning import parse_fusion, parse_order, parse_replan
 from ..proto import messages as m
 from ..proto.plans import plan_message
 from ..proto.wire import encode_server
 from .job import events as e
 from .job.core import Core
 from .metrics import Metrics
-from .pacing import Pacing
+from .pacing import Came, Pacing
+from .planner import Planner, alike
 from .shard.inbox import Arrivals
 from .shard.shard import Shard
 from .shard.store import DivergedError, Encoded
@@ -52,9 +54,18 @@ def shortened(text: str) -> str:
 class Conductor:
     """Feeds events to the core and performs its actions. Belongs to one event loop."""
 
-    def __init__(self, core: Core, metrics: Metrics, *, shard: Shard, output: Path | None = None) -> None:
+    def __init__(
+        self,
+        core: Core,
+        metrics: Metrics,
+        *,
+        shard: Shard,
+        planner: Planner | None = None,
+        output: Path | None = None,
+    ) -> None:
         """
         Args:
+            planner: says when the model is to be divided otherwise; None for never.
             output: where the final parameters go. Those of a job that ends before it is finished go to a file
                 beside it, so that no finished model is lost to them, or mistaken for them.
         """
@@ -63,6 +74,7 @@ class Conductor:
         self.shard = shard
         self.streams: dict[str, WorkerStream] = {}
         self.pacing = Pacing()
+        self.planner = planner or Planner(parse_fusion("bytes"), parse_order("fifo"), parse_replan("never"))
         self.finished = asyncio.Event()  # and saved, as far as that was possible
         self.unsaved = False  # the final parameters exist here alone
         self.failed = asyncio.Event()
@@ -71,6 +83,7 @@ class Conductor:
         self.parameters_sha256 = ""  # of the final parameters, once they are saved
         self._arrivals: dict[tuple[str, int], Arrivals] = {}
         self._output = output
+        self._norms_asked = False  # for the next plan
         self._updates: deque[Broadcast] = deque()  # the last
         self._growing: Broadcast | None = None  # to the version that the open round leads to
         self._snapshot: Broadcast | None = None  # of the current version
@@ -109,6 +122,12 @@ class Conductor:
                 arrivals.forget(seq)
             if roster.get(name) is None:
                 del self._arrivals[name]
+                self.planner.forget(name[0])
+
+    def arrived(self, came: Came) -> None:
+        """A part of a push is there."""
+        self.pacing.arrived(came)
+        self.planner.arrived(came)
 
     def give_up(self, stream: WorkerStream, seq: int) -> None:
         """Keep nothing of a push that would be refused, and tell its worker to send no more of it."""
@@ -350,6 +369,26 @@ class Conductor:
             self.metrics.clocks_stale(action.clocks_stale)
         self.metrics.round_closed(self._ended_at - action.opened_at, samples, mean_loss)
         self.happen(e.Published(version=action.version))
+        self._plan_if_due(action.version)
+
+    def _plan_if_due(self, version: int) -> None:
+        """Divide the model otherwise if what has been measured says so."""
+        planner, shard = self.planner, self.shard
+        if shard.manifest is None or not planner.due(version):
+            return
+        if planner.takes_norms and not self._norms_asked:
+            self._norms_asked = True
+            shard.measure_norms()
+            return
+        measured = planner.measured(shard.manifest, shard.square_norms)
+        if measured is None or (planner.takes_norms and not shard.square_norms):
+            return
+        self._norms_asked = False
+        plan = planner.plan(version, shard.manifest, measured)
+        if plan is None or alike(plan, shard.plan):
+            return
+        log.info("plan: %d units, %d parts", len(plan.units), len(plan.parts))
+        self.replan(plan)
 
     async def _finish(self) -> None:
         if self.shard.manifest is not None:

@@ -19,6 +19,7 @@ from ..compressors import Plan, set_threads
 from ..configuration import Effective, UsageError
 from ..exits import Exit
 from ..optimizer import Optimizer
+from ..planning import parse_fusion, parse_order, parse_replan
 from ..proto.channel import SERVER_OPTIONS
 from ..proto.manifest import Manifest
 from ..proto.service import generic_handler
@@ -30,6 +31,7 @@ from .job.core import Core
 from .job.modes import registry
 from .job.modes.options import ModeOptions
 from .metrics import Metrics
+from .planner import Planner
 from .service import Service
 from .shard.aggregation import parse_aggregation
 from .shard.shard import Shard
@@ -75,7 +77,14 @@ def _conductor(options: ServerSettings, mode: ModeOptions) -> Conductor:
         metrics.staleness_bound.set(mode.staleness_bound)
 
     output = Path(options.output) if options.output else None
-    return Conductor(Core(options, mode), metrics, shard=_shard(options, mode), output=output)
+    planner = Planner(
+        parse_fusion(options.fusion),
+        parse_order(options.order),
+        parse_replan(options.replan),
+        options.part_bytes,
+    )
+    shard = _shard(options, mode)
+    return Conductor(Core(options, mode), metrics, shard=shard, planner=planner, output=output)
 
 
 async def _serve(effective: Effective[ServerSettings]) -> int:

@@ -133,6 +133,8 @@ class WorkerCall:
                     )
                 case m.Evaluation():
                     self._evaluated(stream, message)
+                case m.Profile():
+                    self._profiled(stream, message)
                 case m.Leave():
                     reason = message.reason[:1024] or "no reason given"
                     conductor.happen(e.Left(*stream.id, failed=message.failed, reason=reason))
@@ -161,7 +163,7 @@ class WorkerCall:
         if complete is None:
             return
         came = Came(stream.worker, complete[1].size, time.monotonic(), complete[0].waited)
-        self._conductor.pacing.arrived(came)
+        self._conductor.arrived(came)
         if complete[1].size <= SMALL_PART_BYTES:
             self._store(stream, complete[0], complete[1].checksum, complete[1].finish)
             return
@@ -347,6 +349,25 @@ class WorkerCall:
             outcome = replace(outcome, counted=tuple(sorted(counted)))
         stream.outbox.send(outcome)
         self._conductor.perform(result.actions)
+
+    def _profiled(self, stream: WorkerStream, profile: m.Profile) -> None:
+        manifest = self._conductor.shard.manifest
+        if manifest is None:
+            raise Refused(refusals.not_initialized(stream.worker, "profile"))
+        elements = [spec.elements for spec in manifest.specs]
+        seconds = (profile.forward_seconds, profile.backward_seconds, (profile.compressing_seconds,))
+        kept, count = profile.kept, len(elements)
+        checks = (
+            ("tensors", all(len(each) == count for each in (*seconds[:2], kept)), f"{count} of each kind"),
+            ("steps", profile.steps > 0, "at least 1"),
+            ("seconds", all(math.isfinite(s) and s >= 0 for each in seconds for s in each), "0 or more"),
+            ("kept", all(map(int.__le__, kept, elements)), "no more than the tensor has"),
+        )
+        for field, right, limit in checks:
+            if not right:
+                where = f"profile {field}"
+                raise refused(Reason.TENSOR, worker=stream.worker, field=where, limit=limit, value="another")
+        self._conductor.planner.profiled(stream.worker, profile)
 
     def _evaluated(self, stream: WorkerStream, message: m.Evaluation) -> None:
         names = message.metrics

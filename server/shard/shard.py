@@ -308,6 +308,20 @@ class Shard:
             raise DivergedError(f"version {key.version}: {refused}") from None
         await self._run(self._opened.load, key.version, values)
 
+    def measure_norms(self) -> None:
+        """Have `square_norms` found anew with the next version of which nothing has been stepped."""
+
+        def begin() -> None:
+            self._opened.measures_norms = True
+
+        self._submit(begin)
+
+    @property
+    def square_norms(self) -> tuple[float, ...]:
+        """Of the mean gradient of each tensor, at the last version at which they were measured; empty before
+        that."""
+        return self._opened.square_norms
+
     def relabel(self, version: int) -> Awaitable[None]:
         """Call what is here another version."""
         return self._run(self._opened.relabel, version)

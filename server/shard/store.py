@@ -8,6 +8,7 @@ Nothing here knows of sockets or clocks. One thread at a time may use a store.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -126,6 +127,9 @@ class Store:
         self._keep_last = keep_last
         self._last: torch.Tensor | None = None
         self._bases: dict[int, torch.Tensor] = {}  # by version
+        self.measures_norms = False  # of the next version
+        self.square_norms: tuple[float, ...] = ()
+        self._norms: list[float] | None = None  # while they are measured
         if delay_compensation:
             self._keep_base(0, frozenset())
 
@@ -151,6 +155,7 @@ class Store:
     def begin(self, version: int, rate_factor: float) -> None:
         """The parts of another version are to come."""
         self._step = Step(version)
+        self._norms = [0.0] * len(self.manifest.tensors) if self.measures_norms else None
         self._optimizer.learning_rate = self._base_rate * rate_factor
         self._step.before = self._before()
 
@@ -205,6 +210,8 @@ class Store:
             self._flat.copy_(step.before)
             raise
         self.version = order.version
+        if self._norms is not None:
+            self.square_norms, self._norms, self.measures_norms = tuple(self._norms), None, False
         if self._compensation:
             self._keep_base(order.version, order.bases)
         return 0 if enough else len(pairs)
@@ -271,6 +278,7 @@ class Store:
             self._sum(stretch, factors, self._gradient[here].numpy())
             if self._compensation and step.base_version is not None:
                 self._compensate(here, step.base_version, step.weight)
+            self._add_norms(here.start, self._gradient[here].numpy())
         self._optimizer.step(number, ranges(found))
         if not finite(self._flat[part.start : part.end]):
             self._refuse(step.version)
@@ -288,6 +296,7 @@ class Store:
         for stretch in found:
             self._sum(stretch, factors, gradient[stretch.start : stretch.end], keep=True)
         stepped = torch.from_numpy(values[places])
+        self._add_norms(part.start, gradient[places], places)
         self._optimizer.step_apart(stepped, torch.from_numpy(gradient[places]))
         values[places] = stepped.numpy()
         if not finite(stepped):
@@ -303,6 +312,23 @@ class Store:
             add_up([push for push, _ in held], [factor for _, factor in held], out, keep=keep)
         else:
             combine(self._aggregation, stretch.pushes, out)
+
+    def _add_norms(self, start: int, gradient: Float32, places: Int64 | None = None) -> None:
+        """Of a piece of the mean gradient that begins at an element. places: in it, of what there is; None
+        for all."""
+        if self._norms is None:
+            return
+        end = start + (gradient.size if places is None else int(places[-1]) + 1 if places.size else 0)
+        starts = self.plan.starts
+        place = bisect_right(starts, start) - 1
+        while place < len(self._norms) and starts[place] < end:
+            borders = np.array([starts[place], starts[place + 1]]) - start
+            if places is not None:
+                borders = np.searchsorted(places, borders)
+            first, last = np.clip(borders, 0, gradient.size)
+            piece = gradient[first:last]
+            self._norms[place] += float(np.dot(piece, piece))
+            place += 1
 
     def _before(self) -> torch.Tensor:
         """What to go back to: what every worker has. A copy if that is kept: parts of the step may have gone

@@ -15,15 +15,26 @@ ARROWS = {
     "": {""},
     "coding": {"coding"},
     "compressors": {"", "compressors"},
+    "planning": {"", "planning"},
     "proto": {"", "compressors", "proto"},
-    "server": {"", "coding", "compressors", "proto", "server"},
-    "worker": {"", "coding", "compressors", "proto", "worker"},
-    "deploy": {"", "coding", "compressors", "proto", "server", "worker", "deploy"},
-    "benchmarks": {"", "coding", "compressors", "proto", "server", "worker", "deploy", "benchmarks"},
+    "server": {"", "coding", "compressors", "planning", "proto", "server"},
+    "worker": {"", "coding", "compressors", "planning", "proto", "worker"},
+    "deploy": {"", "coding", "compressors", "planning", "proto", "server", "worker", "deploy"},
+    "benchmarks": {
+        "",
+        "coding",
+        "compressors",
+        "planning",
+        "proto",
+        "server",
+        "worker",
+        "deploy",
+        "benchmarks",
+    },
 }
 
 # Pure numerics: no network, no clock, and threads in one file only.
-PURE = {"coding", "compressors"}
+PURE = {"coding", "compressors", "planning"}
 NOT_IN_PURE = {"asyncio", "datetime", "grpc", "http", "multiprocessing", "socket", "time", "uvloop"}
 THREADS = {"concurrent", "threading"}
 HAS_THREADS = PurePosixPath("compressors/kernels/threads.py")

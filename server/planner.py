@@ -1,0 +1,177 @@
+"""Which plan the job should have, from what its workers and its link have shown.
+
+What is measured: each worker says what its steps are made of (`Profile`); how long parts take that came
+behind another one gives the link; the norms of the mean gradient come from the shard. A plan is made as soon
+as the first worker has said something, again after its first `FULL` steps, and then as --replan says.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..compressors import LEAST_BYTES, Plan, cut_up, largest_part
+from ..planning import Fusion, Layer, Link, Merging, Order, Replan, fit, joined, turns
+from ..proto import messages as m
+from ..proto.manifest import Manifest
+from .pacing import Came
+
+FULL = 50  # steps, over which the paper measures
+DRIFT = 0.2  # of what was measured, is another job to plan for
+PARTS_REMEMBERED = 2048
+LEAST_PARTS = 8  # to know the link by
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """layers: in forward order. steps: that they were measured over. compressing_s: per step."""
+
+    layers: tuple[Layer, ...]
+    link: Link
+    steps: int
+    compressing_s: float
+
+    def totals(self) -> tuple[float, ...]:
+        """What a drift is seen by."""
+        sent = sum(layer.sent_bytes for layer in self.layers)
+        computing = sum(layer.forward_s + layer.backward_s for layer in self.layers)
+        return computing, self.link.seconds(sent), self.link.start_s * len(self.layers)
+
+    def drifted(self, since: Measured) -> bool:
+        pairs = list(zip(self.totals(), since.totals(), strict=True))
+        step = sum(max(pair) for pair in pairs)
+        return any(abs(now - before) > DRIFT * max(before, DRIFT * step) for now, before in pairs)
+
+
+class Planner:
+    """Belongs to one event loop, and does nothing by itself."""
+
+    def __init__(self, fusion: Fusion, order: Order, replanning: Replan, part_bytes: int = 0) -> None:
+        self._fusion, self._order, self._replanning = fusion, order, replanning
+        self._part_bytes = fusion.bytes if fusion.merging is Merging.BYTES else 0
+        self._part_bytes = self._part_bytes or part_bytes
+        self._slices, self._least_bytes = 1, LEAST_BYTES
+        self._profiles: dict[str, m.Profile] = {}
+        self._came: dict[str, Came] = {}  # the last part of each worker
+        self._parts: deque[tuple[int, float]] = deque(maxlen=PARTS_REMEMBERED)
+        self._planned: tuple[int, Measured] | None = None  # at which version, by what
+        self._asked_at = 0  # the last version at which drift was looked for
+
+    @property
+    def takes_norms(self) -> bool:
+        """Whether plans depend on the norms of gradients."""
+        return self._fusion.merging is Merging.SEAMGS
+
+    @property
+    def _measures(self) -> bool:
+        return self._fusion.measured or self._order.measured
+
+    def first(self, manifest: Manifest, slices: int = 1, least_bytes: int = LEAST_BYTES) -> Plan:
+        """Before anything is known. The rest is as in `compressors.divide`."""
+        self._slices, self._least_bytes = slices, least_bytes
+        return self._plan(manifest, None)
+
+    def arrived(self, came: Came) -> None:
+        """A part is there."""
+        before = self._came.get(came.worker)
+        self._came[came.worker] = came
+        if came.waited and before is not None and came.at > before.at:
+            self._parts.append((came.size, came.at - before.at))
+
+    def profiled(self, worker: str, profile: m.Profile) -> None:
+        self._profiles[worker] = profile
+
+    def forget(self, worker: str) -> None:
+        """It is gone."""
+        self._profiles.pop(worker, None)
+        self._came.pop(worker, None)
+
+    def due(self, version: int) -> bool:
+        """Whether a plan is to be made at a version, if enough is known."""
+        if not self._measures or not self._profiles:
+            return False
+        if self._planned is None:
+            return True
+        at, measured = self._planned
+        steps = min(profile.steps for profile in self._profiles.values())
+        if measured.steps < FULL <= steps:
+            return True
+        if self._replanning.drift:
+            return version - at >= FULL and version % FULL == 0
+        return bool(self._replanning.every) and version - at >= self._replanning.every
+
+    def measured(self, manifest: Manifest, norms: Sequence[float] = ()) -> Measured | None:
+        """What is known by now; None if that is too little. norms: of the mean gradient of each tensor,
+        squared."""
+        link = fit(*zip(*self._parts, strict=True)) if len(self._parts) >= LEAST_PARTS else None
+        profiles = list(self._profiles.values())
+        if link is None or not profiles:
+            return None
+        kept = [statistics.median(each) for each in zip(*(p.kept for p in profiles), strict=True)]
+        sent = statistics.median(profile.sent_bytes for profile in profiles)
+        per_kept = sent / max(1.0, sum(kept))
+        forward = _means([profile.forward_seconds for profile in profiles])
+        backward = _means([profile.backward_seconds for profile in profiles])
+        layers = tuple(
+            Layer(
+                elements=spec.elements,
+                kept=int(kept[place]),
+                sent_bytes=per_kept * kept[place],
+                forward_s=forward[place],
+                backward_s=backward[place],
+                square_norm=norms[place] if norms else 0.0,
+                group=manifest.tensors[place].group,
+            )
+            for place, spec in enumerate(manifest.specs)
+        )
+        return Measured(
+            layers,
+            link,
+            min(profile.steps for profile in profiles),
+            statistics.fmean(profile.compressing_seconds for profile in profiles),
+        )
+
+    def plan(self, version: int, manifest: Manifest, measured: Measured) -> Plan | None:
+        """At a version at which one is due. None if that before may stay."""
+        if self._replanning.drift and self._planned is not None:
+            _, before = self._planned
+            full = before.steps < FULL <= measured.steps
+            if not full and not measured.drifted(before):
+                return None
+        self._planned = version, measured
+        return self._plan(manifest, measured)
+
+    def _plan(self, manifest: Manifest, measured: Measured | None) -> Plan:
+        """measured: None if nothing is."""
+        plan = self._divided(manifest, measured)
+        parts = [len(unit.parts) for unit in plan.units]
+        units: list[Layer] = []
+        link: Link | None = None
+        if measured is not None:
+            link = measured.link
+            units = [joined(measured.layers[unit.first : unit.last]) for unit in reversed(plan.units)]
+        found = turns(self._order, units, parts, link)
+        return replace(plan, turns=found, credit=self._order.credit)
+
+    def _divided(self, manifest: Manifest, measured: Measured | None) -> Plan:
+        elements = [spec.elements for spec in manifest.specs]
+        if self._fusion.merging is Merging.NONE:
+            units = [1] * len(elements)
+        elif self._fusion.merging is Merging.BYTES or measured is None:
+            return manifest.plan(self._part_bytes, self._slices, self._least_bytes)
+        else:
+            groups = self._fusion.groups(measured.layers, measured.link)
+            units = [group.last - group.first for group in groups]
+        most = largest_part(manifest.elements, self._part_bytes, self._slices, self._least_bytes)
+        return replace(cut_up(elements, units, most), merged=self._fusion.merged)
+
+
+def alike(plan: Plan, other: Plan) -> bool:
+    """Whether two plans differ in their numbers alone."""
+    return replace(plan, number=0) == replace(other, number=0)
+
+
+def _means(lists: Sequence[Sequence[float]]) -> list[float]:
+    return [statistics.fmean(each) for each in zip(*lists, strict=True)]
