@@ -32,8 +32,8 @@ PAUSE_S = 0.25
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """model: a name of `layers.shapes`. workers: how many. mbit: of each link, in each direction; 0 for as
-    fast as it goes. seconds, real: of computation, see `layers.task`. steps: that are counted. part_bytes: as
-    of gc-run."""
+    fast as it goes. seconds, real: of computation, see `layers.task`. steps: that are counted. part_bytes,
+    fusion, order: as of gc-run."""
 
     model: str
     workers: int
@@ -42,6 +42,8 @@ class Setup:
     real: int
     steps: int
     part_bytes: int
+    fusion: str = "bytes"
+    order: str = "fifo"
 
     @property
     def all_steps(self) -> int:
@@ -118,6 +120,8 @@ def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> 
             downlink=downlink,
             overlap=overlap,
             part_bytes=setup.part_bytes,
+            fusion=setup.fusion,
+            order=setup.order,
             epochs=1,
             batch_size=batch,
             learning_rate=1e-3,

@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 from ..compressors import check_downlink, create
 from ..deploy.plot import panels
 from ..exits import Exit
+from ..planning import parse_fusion, parse_order
+from ..settings import names_in
 from ..worker.tasks.task import TaskSpecError
 from . import output
 from .arguments import BenchError, amount, at_least_one, file_to_write, plot_to_write, some_of
@@ -155,6 +157,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = "size of a part as float32; without it the default of gc-run"
     parser.add_argument("--part-bytes", type=at_least_one, default=0, help=text)
+    for name, default in (("fusion", "bytes"), ("order", "fifo")):
+        text = f"as of gc-server {shown}, or several with commas"
+        parser.add_argument(f"--{name}", type=names_in, default=default, metavar="NAME,...", help=text)
     text = "of each link in each direction; 0 for as fast as it goes"
     parser.add_argument("--mbit", type=amount, default=100.0, help=f"{text} {shown}")
     text = "of emulated computation per step; auto for as long as the exchange of the run takes"
@@ -183,6 +188,9 @@ def check(given: argparse.Namespace) -> None:
         compressor, downlink = specs(name)
         create(compressor)
         check_downlink(downlink)
+    for fusion, order in itertools.product(given.fusion, given.order):
+        parse_fusion(fusion)
+        parse_order(order)
     if given.real and given.seconds:
         raise BenchError("--real: expected no --seconds, which are of emulated computation")
     if given.seconds == AUTO and len(given.runs) != 1:
@@ -220,9 +228,11 @@ def run(given: argparse.Namespace) -> int:
         recorded = run_peer(setup, hook)
         add(summarize(f"DDP {hook}", None, recorded, given.mbit))
     for name in given.runs:
-        for overlap in given.overlap:
-            recorded = run_ours(setup, *specs(name), overlap)
-            add(summarize(name, overlap, recorded, given.mbit, alone.get(name)))
+        for overlap, fusion, order in itertools.product(given.overlap, given.fusion, given.order):
+            planned = replace(setup, fusion=fusion, order=order)
+            recorded = run_ours(planned, *specs(name), overlap)
+            title = " ".join([name, *(each for each in (fusion, order) if each not in ("bytes", "fifo"))])
+            add(summarize(title, overlap, recorded, given.mbit, alone.get(name)))
     if given.plot is not None and recorded is not None:
         draw(given.plot, given.model, rows[-1], recorded)
     output.write_json(given.json, [asdict(row) for row in rows])

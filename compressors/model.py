@@ -15,6 +15,7 @@ from .parts import Plan, divide
 from .payload import Payload
 from .registry import create, wrapping_of
 from .runs import checks, runs_of
+from .sparse import Sparse
 from .step import Step
 from .wrapping import Wrapping
 
@@ -71,6 +72,14 @@ class ModelCompressor:
         self.plan = plan
         self.unit_of = plan.unit_of()
         self.runs = [runs_of(self.compressors, self.specs, unit.first, unit.last) for unit in plan.units]
+
+    def kept(self, epoch: float) -> list[int]:
+        """By tensor, how many elements a step sends."""
+        pairs = zip(map(without_feedback, self.compressors), self.specs, strict=True)
+        return [
+            compressor.options.keep(spec.elements, epoch) if isinstance(compressor, Sparse) else spec.elements
+            for compressor, spec in pairs
+        ]
 
     def first_states(self) -> list[Any]:
         """What the compressors remember before the first step."""

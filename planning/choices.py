@@ -113,7 +113,7 @@ def parse_replan(text: str) -> Replan:
 def _with_number(kind: str, text: str, names: type[E], numbered: set[E]) -> tuple[E, int]:
     name, equals, number = text.partition("=")
     if name not in list(names):
-        raise SpecError(unknown(kind, name, list(names)))
+        raise SpecError(unknown(kind, name, [str(each) for each in names]))
     found = names(name)
     if not equals:
         return found, 0

@@ -29,6 +29,10 @@ class Compression:
         """How many gradients make a step."""
         return len(self._compressor.specs)
 
+    def kept(self, epoch: float) -> list[int]:
+        """By tensor, how many elements a step sends."""
+        return self._compressor.kept(epoch)
+
     def begin(
         self, assignment: Assignment, samples: int, *, rank: int, version: int, step: int, leaving: bool
     ) -> Step:

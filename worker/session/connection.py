@@ -217,6 +217,14 @@ class Connection:
         """Report what was measured; told again after a reconnect."""
         self._soon(self._outgoing.report, evaluation)
 
+    def profile(self, profile: m.Profile) -> None:
+        """Say what steps are made of; lost if the stream is."""
+
+        def say() -> None:
+            self._outgoing.say(profile)
+
+        self._soon(say)
+
     def leave(self, reason: str, *, failed: bool) -> None:
         """Say goodbye, if the server can be told within a few seconds. Safe to call twice."""
         if self._left:

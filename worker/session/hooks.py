@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .pushing import Pushing
+from .timing import StepTimes
 
 log = logging.getLogger("gradwire.worker")
 
@@ -24,6 +25,7 @@ class GradientHooks:
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = parameters
+        self.times = StepTimes(len(parameters))
         self._pushing: Pushing | None = None
         self._added: set[int] = set()
         self.error: Exception | None = None  # what a hook met; raised in autograd it would lose its type
@@ -36,6 +38,7 @@ class GradientHooks:
         """Hand what comes from now on to a push."""
         self._pushing, self.error, self.repeated = pushing, None, False
         self._added.clear()
+        self.times.begin()
 
     def let_go(self) -> list[int]:
         """The pass is over, or has failed. Returns the tensors whose gradients have not come."""
@@ -51,10 +54,12 @@ class GradientHooks:
         if parameter.grad is None:  # another hook has taken it
             return
         self._added.add(place)
+        self.times.gradient(place)
         try:
             self._pushing.add(place, as_dense(parameter.grad))
         except Exception as error:
             self.error = error
+        self.times.handed()
 
 
 def as_dense(gradient: torch.Tensor) -> torch.Tensor:

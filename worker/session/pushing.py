@@ -21,6 +21,7 @@ class Pushing:
         samples: behind the mean gradients.
         plan: that its parts are of.
         checksums: crc32c of the bytes of each part that was sent, by part.
+        sent_bytes: of their payloads.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Pushing:
         self.samples = samples
         self.plan = compressing.plan
         self.checksums: dict[int, int] = {}
+        self.sent_bytes = 0
         self._connection = connection
         self._metrics = metrics
         self._compressing = compressing
@@ -58,6 +60,7 @@ class Pushing:
 
     def _send(self, part: int, payloads: Sequence[Payload]) -> None:
         self.checksums[part] = crc32c(payload.data for payload in payloads)
+        self.sent_bytes += sum(payload.data.nbytes for payload in payloads)
         header = part_header(self.seq, self.assignment.id, self.plan.number, part, payloads)
         self._connection.part(header, payloads)
 

@@ -21,6 +21,7 @@ from .memory import FreeMemory
 from .pushing import Pushing
 from .receiving import Received, ReceivedPacket
 from .replica import Replica
+from .timing import StepTimes
 from .waiting import WaitingLog
 
 log = logging.getLogger("gradwire.worker")
@@ -256,6 +257,12 @@ class Session:
     def report(self, evaluation: m.Evaluation) -> None:
         """Report what was measured; told again after a reconnect."""
         self._connection.report(evaluation)
+
+    def profile(self, times: StepTimes, pushing: Pushing) -> None:
+        """Say what steps are made of, every some of them. pushing: the last push."""
+        if times.due and not pushing.assignment.parts:
+            kept = self._compression.kept(pushing.assignment.progress)
+            self._connection.profile(times.profile(kept, pushing.sent_bytes))
 
     def leave(self) -> None:
         """Make the next push the last, and whole, so that nothing is lost that is in the ledger."""

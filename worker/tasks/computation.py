@@ -52,6 +52,7 @@ class Computation:
         self._device = device
         self._seed = seed
         self._order: tuple[int, Indices] | None = None  # of the last epoch asked for
+        self.forward_over: Callable[[], None] = lambda: None  # is called before a backward pass
 
     def indices(self, assignment: m.Assignment) -> Indices:
         """The samples of an assignment."""
@@ -94,6 +95,7 @@ class Computation:
             for parameter in self._replica.parameters if not onto else ():
                 parameter.grad = None
             loss = self._task.loss(model, to_device(self._task.batch(indices), self._device))
+            self.forward_over()
             torch.autograd.backward(loss, None if weight is None else torch.full_like(loss, weight))
             return float(loss.detach())
 

@@ -46,6 +46,8 @@ class GradientWork(Strategy):
         self._held = 0  # steps since the last that was pushed
         self._steps = 0
         self._hooks = GradientHooks(session.replica.parameters) if overlap else None
+        if self._hooks is not None:
+            computation.forward_over = self._hooks.times.forward
         self._final = final
 
     def work(self, assignment: m.Assignment) -> None:
@@ -85,7 +87,10 @@ class GradientWork(Strategy):
                 pushing.add(place, self._session.replica.gradient(place))
         except Exception as error:
             return self._broken_off(pushing, error, loss)
-        return self._commit(pushing, loss)
+        hooks.times.end()
+        counts = self._commit(pushing, loss)
+        self._session.profile(hooks.times, pushing)
+        return counts
 
     def _broken_off(self, pushing: Pushing, error: Exception, loss: float) -> bool:
         """Some parts may have been sent. Returns whether the step counts."""

@@ -1,0 +1,97 @@
+"""What a step's computation is made of, tensor by tensor, for the server to plan by.
+
+Backward produces gradients one after the other: what lies between two of them, without what was done with the
+first, is the time of the second one's layer. Where work is handed to a device and not waited for, this is
+when it was handed over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from ...proto import messages as m
+
+FIRST, FULL = 5, 50  # steps before the first profile, and of the others
+
+
+class StepTimes:
+    """Sums over steps. Calls come in the order begin, forward, gradient and handed for each tensor, end; a
+    step that is broken off does not count."""
+
+    def __init__(self, tensors: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._tensors, self._clock = tensors, clock
+        self._steps = 0
+        self._reported = False
+        self._backward = [0.0] * tensors
+        self._forward = self._compressing = self._whole = 0.0
+        self._began_at = self._at = self._forward_s = self._compressing_s = 0.0
+        self._last: float | None = None  # when the step before began
+        self._backward_s: list[float] = []
+
+    def begin(self) -> None:
+        """A step begins with its forward pass."""
+        self._began_at = self._at = self._clock()
+        self._forward_s = self._compressing_s = 0.0
+        self._backward_s = [0.0] * self._tensors
+
+    def forward(self, waited_s: float = 0.0) -> None:
+        """The forward pass is over. waited_s: in it."""
+        now = self._clock()
+        self._forward_s = now - self._at - waited_s
+        self._at = now
+
+    def gradient(self, place: int) -> None:
+        """Backward has the gradient of a tensor."""
+        now = self._clock()
+        if self._backward_s:
+            self._backward_s[place] += now - self._at
+        self._at = now
+
+    def handed(self) -> None:
+        """The gradient has been compressed and handed over."""
+        now = self._clock()
+        self._compressing_s += now - self._at
+        self._at = now
+
+    def end(self) -> None:
+        """All of the step has been handed over."""
+        if not self._backward_s:
+            return
+        last, self._last = self._last, self._began_at
+        if last is None:  # the first takes longer
+            return
+        self._steps += 1
+        self._forward += self._forward_s
+        self._compressing += self._compressing_s
+        self._whole += self._began_at - last
+        self._backward = [sum(each) for each in zip(self._backward, self._backward_s, strict=True)]
+        self._backward_s = []
+
+    @property
+    def due(self) -> bool:
+        """Whether there is something to say: after some steps, and after every so many."""
+        return self._steps >= (FULL if self._reported else FIRST)
+
+    def profile(self, kept: Sequence[int], sent_bytes: int) -> m.Profile:
+        """When it is due. kept, sent_bytes: see `Profile`."""
+        steps = self._steps
+        backward = [each / steps for each in self._backward]
+        computing = sum(backward) or 1.0
+        # Layers that take long backward are taken to take long forward.
+        share = self._forward / steps / computing
+        found = m.Profile(
+            steps=steps,
+            forward_seconds=tuple(each * share for each in backward),
+            backward_seconds=tuple(backward),
+            kept=tuple(kept),
+            sent_bytes=sent_bytes,
+            compressing_seconds=self._compressing / steps,
+            step_seconds=self._whole / steps,
+        )
+        self._reported = True
+        if steps >= FULL:
+            self._steps = 0
+            self._backward = [0.0] * self._tensors
+            self._forward = self._compressing = self._whole = 0.0
+        return found
