@@ -129,6 +129,13 @@ class Conductor:
         self.pacing.arrived(came)
         self.planner.arrived(came)
 
+    def profiled(self, worker: str, profile: m.Profile) -> None:
+        """A worker has said what its steps are made of."""
+        self.planner.profiled(worker, profile)
+        measured = self.planner.measured(self.shard.manifest) if self.shard.manifest is not None else None
+        if measured is not None:
+            self.metrics.measured(measured)
+
     def give_up(self, stream: WorkerStream, seq: int) -> None:
         """Keep nothing of a push that would be refused, and tell its worker to send no more of it."""
         arriving = stream.inbox.current
@@ -253,6 +260,7 @@ class Conductor:
         for stream, has in streams:
             if stream is not None and has != action.version:
                 self._update(stream, action.version, has)
+        self.metrics.plans.inc()
         # What is of the old plan serves nobody any more: who missed it gets a snapshot.
         self._updates.clear()
         self._snapshot = None
@@ -387,7 +395,10 @@ class Conductor:
         plan = planner.plan(version, shard.manifest, measured)
         if plan is None or alike(plan, shard.plan):
             return
-        log.info("plan: %d units, %d parts", len(plan.units), len(plan.parts))
+        log.info(
+            "a new plan: %d units in %d parts, because a part takes %.2f ms and %.0f ns per byte",
+            *(len(plan.units), len(plan.parts), measured.link.start_s * 1e3, measured.link.byte_s * 1e9),
+        )
         self.replan(plan)
 
     async def _finish(self) -> None:
@@ -458,6 +469,7 @@ class Conductor:
         metrics.epoch.set(core.epoch + core.epoch_progress)
         metrics.missing.set(len(core.mode.waiting(time.monotonic()).ranks))
         metrics.local_steps.set(core.local_steps)
+        metrics.parts.set(len(self.shard.plan.parts) if self.shard.manifest is not None else 0)
         metrics.follow(metrics.repeated_samples, core.repeated_samples)
         metrics.drifting.set(core.drifting)
         metrics.follow(metrics.uncoded_exchanges, core.uncoded_exchanges)

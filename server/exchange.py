@@ -355,7 +355,8 @@ class WorkerCall:
         if manifest is None:
             raise Refused(refusals.not_initialized(stream.worker, "profile"))
         elements = [spec.elements for spec in manifest.specs]
-        seconds = (profile.forward_seconds, profile.backward_seconds, (profile.compressing_seconds,))
+        others = (profile.compressing_seconds, profile.step_seconds)
+        seconds = (profile.forward_seconds, profile.backward_seconds, others)
         kept, count = profile.kept, len(elements)
         checks = (
             ("tensors", all(len(each) == count for each in (*seconds[:2], kept)), f"{count} of each kind"),
@@ -367,7 +368,7 @@ class WorkerCall:
             if not right:
                 where = f"profile {field}"
                 raise refused(Reason.TENSOR, worker=stream.worker, field=where, limit=limit, value="another")
-        self._conductor.planner.profiled(stream.worker, profile)
+        self._conductor.profiled(stream.worker, profile)
 
     def _evaluated(self, stream: WorkerStream, message: m.Evaluation) -> None:
         names = message.metrics

@@ -18,6 +18,7 @@ from ..compressors.registry import BUILT_IN
 from ..metrics import MetricSet, counter, gauge, histogram
 from ..proto.messages import Phase, Traffic
 from ..proto.refusal import Reason
+from .planner import Measured
 from .shard.store import compressed_bytes
 
 # Whose messages the current task is reading: the name of the worker's compressor.
@@ -97,6 +98,19 @@ class Metrics(MetricSet, prefix="gradwire_server"):
     drifting = gauge(
         "drifting_replicas",
         "coded mode: members whose replicas differ from that of the first one",
+    )
+    plans = counter("plans", "times that the model was divided otherwise")
+    parts = gauge("parts", "parts that the model is divided in")
+    forward_seconds = gauge("forward_seconds", "forward pass of a step, mean of the workers")
+    backward_seconds = gauge("backward_seconds", "backward pass of a step, mean of the workers")
+    compressing_share = gauge(
+        "compressing_share", "of the time from step to step, what compressing takes; mean of the workers"
+    )
+    link_part_seconds = gauge(
+        "link_part_seconds", "what a part takes on its way to the server however small it is (alpha)"
+    )
+    link_byte_seconds = gauge(
+        "link_byte_seconds", "what each byte adds to that, with all workers sending (beta)"
     )
     members = gauge("members", "members that hold a lease")
     missing = gauge(
@@ -191,6 +205,14 @@ class Metrics(MetricSet, prefix="gradwire_server"):
         if samples:
             self.train_loss = loss
             self.loss.set(loss)
+
+    def measured(self, measured: Measured) -> None:
+        """What steps are made of, and what the link takes."""
+        self.forward_seconds.set(sum(layer.forward_s for layer in measured.layers))
+        self.backward_seconds.set(sum(layer.backward_s for layer in measured.layers))
+        self.compressing_share.set(measured.compressing_share)
+        self.link_part_seconds.set(measured.link.start_s)
+        self.link_byte_seconds.set(measured.link.byte_s)
 
     def set_phase(self, phase: Phase) -> None:
         for one in Phase:

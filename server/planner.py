@@ -26,12 +26,13 @@ LEAST_PARTS = 8  # to know the link by
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """layers: in forward order. steps: that they were measured over. compressing_s: per step."""
+    """layers: in forward order. steps: that they were measured over. compressing_share: of the time from
+    step to step."""
 
     layers: tuple[Layer, ...]
     link: Link
     steps: int
-    compressing_s: float
+    compressing_share: float
 
     def totals(self) -> tuple[float, ...]:
         """What a drift is seen by."""
@@ -130,7 +131,7 @@ class Planner:
             layers,
             link,
             min(profile.steps for profile in profiles),
-            statistics.fmean(profile.compressing_seconds for profile in profiles),
+            statistics.fmean(p.compressing_seconds / max(p.step_seconds, 1e-9) for p in profiles),
         )
 
     def plan(self, version: int, manifest: Manifest, measured: Measured) -> Plan | None:

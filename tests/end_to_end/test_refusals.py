@@ -300,6 +300,37 @@ def test_an_evaluation_is_finite_and_of_what_was_asked(address: str) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"forward_seconds": (1.0,)}, r"profile tensors: expected \d+ of each kind"),
+        ({"steps": 0}, "profile steps: expected at least 1"),
+        ({"step_seconds": float("nan")}, "profile seconds: expected 0 or more"),
+        ({"backward_seconds": -1.0}, "profile seconds: expected 0 or more"),
+        ({"kept": 1 << 40}, "profile kept: expected no more than the tensor has"),
+    ],
+)
+def test_a_profile_is_of_the_jobs_tensors(address: str, changes: dict[str, Any], words: str) -> None:
+    async def run() -> None:
+        async for raw in in_training(address):
+            before = state_of(await status(raw))
+            count = len(MANIFEST.tensors)
+            good: dict[str, Any] = {
+                **{"steps": 5, "sent_bytes": 4, "compressing_seconds": 0.0, "step_seconds": 1.0},
+                **{"forward_seconds": 0.0, "backward_seconds": 0.0, "kept": 1},
+            }
+            fields = {**good, **changes}
+            for name in ("forward_seconds", "backward_seconds", "kept"):
+                if not isinstance(fields[name], tuple):
+                    fields[name] = (fields[name],) * count
+            await raw.send(m.Profile(**fields))
+            with pytest.raises(Refused, match=words):
+                await raw.receive(m.Outcome)
+            assert state_of(await status(raw)) == before
+
+    asyncio.run(run())
+
+
 def test_a_header_of_countless_payloads_is_refused_before_it_becomes_objects(address: str) -> None:
     async def run() -> None:
         async for raw in in_training(address):

@@ -32,6 +32,15 @@ MESSAGES: list[m.WorkerMessage] = [
     m.Commit(seq=3, assignment=5, base_version=2, samples=32, parts=2, digest=9, loss=0.5),
     m.Abandon(seq=3),
     m.Evaluation(version=3, epoch=1, metrics={"accuracy": 0.5}),
+    m.Profile(
+        steps=50,
+        forward_seconds=(0.25,),
+        backward_seconds=(0.5,),
+        kept=(7,),
+        sent_bytes=14,
+        compressing_seconds=0.125,
+        step_seconds=2.0,
+    ),
     m.Leave(failed=True, reason="x"),
 ]
 
