@@ -13,6 +13,7 @@ from enum import Enum
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from ..planning.parts import LEAST_BYTES
 from ..spec import Spec, SpecError, known, option_types, parse_options, parse_spec, unknown
 from .base import Compressor, NoOptions
 from .dense import Dense
@@ -23,7 +24,6 @@ from .k_reciprocal import KReciprocalOptions, k_reciprocal
 from .linear import Norm, QsgdOptions, TernGrad, TernGradOptions, eight_bit, qsgd
 from .near_centroid import near_centroid
 from .one_bit import OneBit, SignOptions, SignVote
-from .parts import LEAST_BYTES
 from .payload import DenseFormat
 from .sparse import SparseOptions
 from .top_k import ThresholdOptions, rand_k, threshold, top_k
