@@ -11,20 +11,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from .choices import Merging, parse_fusion, parse_order, turns
 from .compression import Compression, compression
-from .fusion import Group, layer_by_layer, mg_wfbp, seamgs
-from .parts import ALIGNMENT, SHARE, Plan, arrange, divide
-from .profile import Layer, Link
-from .schedules import two_phase
+from .parts import Plan, cut_up, divide, largest_part
+from .profile import Layer, Link, joined
 from .step import Batch, Overlap, Piece, Place, Work
 
 # Bytes on a link for each of a payload: headers of gRPC, HTTP/2, TCP, IP and Ethernet, in frames of 1500.
 FRAMING = 1.055
 # Of what a part is announced with, and of each payload in it.
 PART_BYTES, PAYLOAD_BYTES = 60, 20
-FUSIONS = ("bytes", "none", "mgwfbp", "seamgs")
-ORDERS = ("fifo", "p3", "credit", "two-phase")
-CREDIT = 4  # parts of a worker that are on their way at once, with the order of that name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,42 +112,21 @@ class Choice:
 
 
 def plan_of(profile: Profile, chosen: Choice, sent: Compression) -> Plan:
-    """How the model is divided: as a server does it that is told `--fusion`, without turns.
-
-    Neighbours that are merged make up one part. A tensor by itself is cut into parts that are no larger than
-    what is asked for.
-    """
-    elements = profile.elements
-    if chosen.fusion == "bytes":
-        slices = chosen.redundancy
-        return divide(elements, chosen.part_bytes, slices, least_bytes=sent.least_part_bytes)
-    layers = _layers(profile, sent)
+    """How the model is divided, and in which order parts travel: as a server does it that has measured this
+    profile. Raises SpecError for a fusion or an order that is not known."""
+    fusion, order = parse_fusion(chosen.fusion), parse_order(chosen.order)
+    elements, layers = profile.elements, _layers(profile, sent)
     link = Link(start_s=profile.start_s, byte_s=profile.workers * profile.server_byte_s)
-    match chosen.fusion:
-        case "none":
-            groups = layer_by_layer(layers)
-        case "mgwfbp":
-            groups = mg_wfbp(layers, link)
-        case "seamgs":
-            groups = seamgs(layers, link)
-        case _:
-            raise ValueError(f"fusion: expected one of {', '.join(FUSIONS)}, got {chosen.fusion!r}")
-    size = chosen.part_bytes or max(sent.least_part_bytes, 4 * sum(elements) // SHARE)
-    return _arranged(elements, groups, size // 4)
-
-
-def _arranged(elements: Sequence[int], groups: Sequence[Group], most: int) -> Plan:
-    """most: elements of a piece."""
-    cuts: list[int] = []
-    end = sum(elements)
-    for group in groups:
-        start = end - sum(elements[group.first : group.last])
-        if group.last - group.first == 1 and end - start > most:
-            pieces = -(-(end - start) // max(ALIGNMENT, most // ALIGNMENT * ALIGNMENT))
-            size = -(-(end - start) // pieces // ALIGNMENT) * ALIGNMENT
-            cuts += range(start + size, end, size)
-        end = start
-    return arrange(elements, [group.last - group.first for group in groups], sorted(cuts))
+    slices, least_bytes = chosen.redundancy, sent.least_part_bytes
+    if fusion.merging is Merging.BYTES:
+        plan = divide(elements, fusion.bytes or chosen.part_bytes, slices, least_bytes=least_bytes)
+    else:
+        units = [group.last - group.first for group in fusion.groups(layers, link)]
+        most = largest_part(sum(elements), chosen.part_bytes, slices, least_bytes)
+        plan = cut_up(elements, units, most)
+    forward = [joined(layers[unit.first : unit.last]) for unit in reversed(plan.units)]
+    found = turns(order, forward, [len(unit.parts) for unit in plan.units], link)
+    return replace(plan, merged=fusion.merged, turns=found, credit=order.credit)
 
 
 def _layers(profile: Profile, sent: Compression) -> list[Layer]:
@@ -183,49 +158,50 @@ def work_of(profile: Profile, chosen: Choice) -> tuple[Work, Place]:
     copies = chosen.redundancy
     pushes = profile.workers // copies
     down = sent.down(pushes)
-    costs, shapes = profile.costs, profile.shapes
-    batches, pieces = (
-        list[Batch](),
-        [Piece(first=0, last=0, up_bytes=0, down_bytes=0, pushes=1)] * len(plan.parts),
-    )
+    costs = profile.costs
     servers = _spread([part.elements for part in plan.parts], profile.servers)
-    for unit in plan.units:
-        inside = shapes[unit.first : unit.last]
+    batches, pieces = list[Batch](), list[Piece]()
+    for number, unit in enumerate(plan.units):
+        shapes = profile.shapes[unit.first : unit.last]
         elements, parts = unit.end - unit.start, len(unit.parts)
-        runs = max(parts, sent.up.runs(inside))
-        up_bytes = sum(map(sent.up.sent_bytes, inside)) + PAYLOAD_BYTES * runs
-        down_bytes = sum(map(down.sent_bytes, inside)) + PAYLOAD_BYTES * max(parts, down.runs(inside))
-        # What is sparse is summed, stepped and taken in where it holds elements.
-        held = sum(
-            down.density * math.prod(shape) if down.carries(shape) else math.prod(shape) for shape in inside
-        )
+        runs = 1 if plan.merged and sent.up.density < 1 else sent.up.runs(shapes)
+        up_bytes = sum(map(sent.up.sent_bytes, shapes)) + PAYLOAD_BYTES * max(parts, runs)
+        down_bytes = sum(map(down.sent_bytes, shapes)) + PAYLOAD_BYTES * max(parts, down.runs(shapes))
+        # What is sparse is stepped and taken in where it holds elements.
+        held = sum(math.prod(shape) * (down.density if down.carries(shape) else 1.0) for shape in shapes)
+        pushed = pushes * (elements * sent.up.density * costs.reduce_s + runs * costs.server_run_s)
         encode_s = elements * (costs.gradient_s + sent.element_s)
-        encode_s += len(inside) * costs.tensor_s + runs * costs.worker_run_s
-        batches.append(Batch(first=unit.first, parts=unit.parts, encode_s=encode_s / copies))
+        encode_s += len(shapes) * costs.tensor_s + runs * costs.worker_run_s
+        batches.append(
+            Batch(
+                parts=unit.parts,
+                backward_s=copies * sum(profile.backward_s[unit.first : unit.last]),
+                forward_s=copies * sum(profile.forward_s[unit.first : unit.last]),
+                encode_s=encode_s / copies,
+            )
+        )
         for part in unit.parts:
             share = plan.parts[part].elements / max(1, elements)
-            pieces[part] = Piece(
-                first=unit.first,
-                last=unit.last,
-                up_bytes=PART_BYTES + share * up_bytes,
-                down_bytes=PART_BYTES + share * down_bytes,
-                pushes=pushes,
-                server_s=share * (held * costs.update_s + runs * pushes * costs.server_run_s)
-                + share * pushes * sent.up.density * elements * costs.reduce_s,
-                apply_s=share * held * costs.apply_s,
-                server=servers[part],
+            pieces.append(
+                Piece(
+                    unit=number,
+                    up_bytes=PART_BYTES + share * up_bytes,
+                    down_bytes=PART_BYTES + share * down_bytes,
+                    pushes=pushes,
+                    server_s=share * (held * costs.update_s + pushed),
+                    apply_s=share * held * costs.apply_s,
+                    turn=plan.turns[part] if plan.turns else part,
+                    server=servers[part],
+                )
             )
-    turns = _turns(profile, chosen, sent, plan)
     work = Work(
-        backward_s=[copies * seconds for seconds in profile.backward_s],
-        forward_s=[copies * seconds for seconds in profile.forward_s],
         batches=batches,
-        pieces=[replace(piece, turn=turn) for piece, turn in zip(pieces, turns, strict=True)],
+        pieces=pieces,
         workers=profile.workers,
         servers=profile.servers,
         overlap=chosen.overlap,
         early=chosen.overlap == "both",
-        credit=CREDIT if chosen.order == "credit" else 0,
+        credit=plan.credit,
     )
     place = Place(
         server=Link(start_s=profile.start_s, byte_s=profile.server_byte_s),
@@ -246,46 +222,3 @@ def _spread(sizes: Sequence[int], servers: int) -> list[int]:
         found[part] = held.index(min(held))
         held[found[part]] += sizes[part]
     return found
-
-
-def _turns(profile: Profile, chosen: Choice, sent: Compression, plan: Plan) -> list[int]:
-    """By part; what has the least of those that wait goes first."""
-    parts = range(len(plan.parts))
-    firsts = [0] * len(parts)
-    for unit in plan.units:
-        for part in unit.parts:
-            firsts[part] = plan.parts[part].start
-    match chosen.order:
-        case "fifo":
-            return list(parts)
-        case "p3" | "credit":
-            keys = [(firsts[part], 0, 0) for part in parts]
-        case "two-phase":
-            keys = _two_phase(profile, sent, plan)
-        case _:
-            raise ValueError(f"order: expected one of {', '.join(ORDERS)}, got {chosen.order!r}")
-    ranked = sorted(parts, key=keys.__getitem__)
-    turns = [0] * len(parts)
-    for turn, part in enumerate(ranked):
-        turns[part] = turn
-    return turns
-
-
-def _two_phase(profile: Profile, sent: Compression, plan: Plan) -> list[tuple[int, int, int]]:
-    """Keys of the parts: the layers of the paper are the plan's units."""
-    layers = _layers(profile, sent)
-    units = sorted(range(len(plan.units)), key=lambda unit: plan.units[unit].first)
-    merged: list[Layer] = []
-    for number in units:
-        unit = plan.units[number]
-        each = layers[unit.first]
-        for layer in layers[unit.first + 1 : unit.last]:
-            each = each.with_(layer)
-        merged.append(each)
-    link = Link(start_s=profile.start_s, byte_s=profile.workers * profile.server_byte_s)
-    raised = two_phase(merged, link, math.inf).raised
-    keys: list[tuple[int, int, int]] = [(0, 0, 0)] * len(plan.parts)
-    for place, number in enumerate(units):
-        for part in plan.units[number].parts:
-            keys[part] = raised.get(place, place), place not in raised, plan.parts[part].start
-    return keys

@@ -19,8 +19,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from .choices import Merging, Ordering
 from .compression import compression
-from .job import FUSIONS, ORDERS, Choice, Profile, work_of
+from .job import Choice, Profile, work_of
 from .step import Overlap, Timeline, simulate
 
 MOST_TO_SEARCH = 64  # parts that two-phase looks for the order of: that takes their cube
@@ -75,7 +76,7 @@ def predict(profile: Profile, chosen: Choice) -> Prediction:
         up[piece.server] += piece.pushes * piece.up_bytes
         down[piece.server] += work.workers * piece.down_bytes
     busy = {
-        "computing": sum(work.backward_s) + sum(work.forward_s),
+        "computing": chosen.redundancy * profile.computation_s,
         "way up": max(up) * profile.server_byte_s,
         "way down": max(down) * profile.server_byte_s,
         "server": timeline.busy_s("server"),
@@ -230,10 +231,11 @@ def _rounds(profile: Profile, compressor: str, found: Mapping[Choice, Prediction
     first = Choice(compressor=compressor)
     overlaps: tuple[Overlap, ...] = ("backward", "both", "off")
     yield [replace(first, overlap=overlap) for overlap in overlaps]
-    yield [replace(best(), fusion=fusion) for fusion in FUSIONS]
+    yield [replace(best(), fusion=fusion) for fusion in Merging]
     fused = found[best()]
     if fused.parts > 1 and profile.computation_s >= LEAST_COMPUTING * fused.step_s:
-        orders = ORDERS if fused.parts <= MOST_TO_SEARCH else ORDERS[:-1]
+        many = fused.parts > MOST_TO_SEARCH
+        orders = [order for order in Ordering if not (many and order is Ordering.TWO_PHASE)]
         yield [replace(fused.choice, order=order) for order in orders]
     copies = [r for r in (2, 4) if profile.workers % r == 0 and r <= profile.workers]
     yield [replace(first, mode=f"sync:redundancy={r}") for r in copies]

@@ -3,9 +3,9 @@
 A step is what lies between the beginnings of two backward passes. The model's parts pass through four lanes,
 each of which has one of them at a time:
 
-    computing   of a worker, all of which do the same at the same time: backward, tensor by tensor from the
-                last to the first; compressing, as soon as backward has all gradients of a unit; taking
-                updates in; and the next forward pass, from the first tensor to the last
+    computing   of a worker, all of which do the same at the same time: backward, unit by unit from the last
+                tensors to the first; compressing a unit, as soon as backward has all of its gradients; taking
+                updates in; and the next forward pass, from the first tensors to the last
     up          a link of a server, which carries a part from all workers
     server      sums the pushes of a part, steps it, and encodes what goes down
     down        the link the other way, which carries the update of a part to all workers
@@ -16,7 +16,7 @@ goes first. What has to be done before what:
     off         parts go up once all are compressed, and down once the push is whole
     backward    parts go up once they are compressed, and down once the push is whole
     both        parts go up once they are compressed, and down once they are there from all workers
-    early       besides, forward of a tensor begins once its own parts are taken in, and not those of all
+    early       besides, forward of a unit begins once its own parts are taken in, and not those of all
 
 Lanes share what they need: the link of a worker, which carries its parts of all servers; the processor of a
 server's event loop; and, where all processes are on one machine, its cores. If the lanes that are busy need
@@ -47,14 +47,13 @@ class Piece:
     """A part as work.
 
     Attributes:
-        first, last: it has elements of the tensors from `first` up to, but not including, `last`.
+        unit: whose it is.
         up_bytes: that one worker sends; pushes: how many workers do. down_bytes: that each worker is sent.
         server_s: that the server's reducer takes. apply_s: that a worker takes to take it in.
         turn: see above. server: its number.
     """
 
-    first: int
-    last: int
+    unit: int
     up_bytes: float
     down_bytes: float
     pushes: int
@@ -66,10 +65,12 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """What is compressed at once, in `encode_s`. first: its first tensor. parts: numbers of its pieces."""
+    """A unit as work: what is compressed at once, in `encode_s`. parts: numbers of its pieces. backward_s,
+    forward_s: of its tensors."""
 
-    first: int
     parts: range
+    backward_s: float = 0.0
+    forward_s: float = 0.0
     encode_s: float = 0.0
 
 
@@ -78,14 +79,11 @@ class Work:
     """A step.
 
     Attributes:
-        backward_s, forward_s: by tensor, in forward order.
-        batches: in the order of backward. pieces: by part.
+        batches: by unit, in the order of backward. pieces: by part.
         workers: how many. servers: how many.
         overlap, early, credit: see the head of this file; credit 0 is no limit.
     """
 
-    backward_s: Sequence[float]
-    forward_s: Sequence[float]
     batches: Sequence[Batch]
     pieces: Sequence[Piece]
     workers: int
@@ -119,7 +117,7 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Span:
     """Something in its lane. what: backward, compress, up, sum, down, apply or forward. number: of its
-    tensor, batch or part."""
+    unit or part."""
 
     lane: Lane
     server: int
@@ -201,33 +199,27 @@ class _Simulation:
         self._stored: list[int] = []  # at the server, and not yet to be summed
         self._compressed = self._arrived = self._taken = self._travelling = 0
         self._program = self._of_a_worker()
-        self._at = self._forward = 0  # in the program; in the next forward pass
-        # How many parts hold elements of each tensor that have not been taken in.
-        self._missing = [0] * len(work.backward_s)
-        for piece in work.pieces:
-            for tensor in range(piece.first, piece.last):
-                self._missing[tensor] += 1
+        self._at, self._forward = 0, len(work.batches)  # in the program; the last unit that forward began
+        self._missing = [len(batch.parts) for batch in work.batches]  # parts that have not been taken in
         self._updates: list[tuple[int, int]] = []  # that have come, by turn
 
     def _of_a_worker(self) -> list[_Job]:
         """Backward and compressing, in order; the rest depends on what comes when."""
         work, found = self._work, list[_Job]()
         cores = ((_CORES, float(work.workers)),)
-        backward = [_Job("backward", tensor, seconds) for tensor, seconds in enumerate(work.backward_s)]
-        tensor = len(backward)
+        late = list[_Job]()
         for number, batch in enumerate(work.batches):
-            until = 0 if work.overlap == "off" else batch.first
-            found += reversed(backward[until:tensor])
-            tensor = min(tensor, until)
-            found.append(_Job("compress", number, batch.encode_s, cores))
-        return found
+            found.append(_Job("backward", number, batch.backward_s))
+            after = late if work.overlap == "off" else found
+            after.append(_Job("compress", number, batch.encode_s, cores))
+        return found + late
 
     def run(self) -> Timeline:
         while True:
             for lane in self._lanes:
-                if lane.busy is None:
+                if lane.busy is None and (lane.ready or lane is self._computing):
                     self._begin(lane)
-            busy = [lane for lane in self._lanes if lane.busy is not None]
+            busy = [(lane, lane.busy) for lane in self._lanes if lane.busy is not None]
             if not busy and not self._later:
                 break
             self._advance(busy)
@@ -237,12 +229,10 @@ class _Simulation:
 
     @property
     def _over(self) -> bool:
-        return self._forward == len(self._work.forward_s) and self._at == len(self._program)
+        return not self._forward and self._at == len(self._program)
 
     def _begin(self, lane: _Lane) -> None:
-        job = self._next_of_a_worker() if lane is self._computing else None
-        if lane is not self._computing and lane.ready:
-            _, _, job = heapq.heappop(lane.ready)
+        job = self._next_of_a_worker() if lane is self._computing else heapq.heappop(lane.ready)[2]
         if job is not None:
             job.start = self._now
             lane.busy = job
@@ -255,36 +245,36 @@ class _Simulation:
         if self._updates and (work.early or len(self._updates) == len(work.pieces) - self._taken):
             _, part = heapq.heappop(self._updates)
             return _Job("apply", part, work.pieces[part].apply_s, ((_CORES, float(work.workers)),))
-        if self._forward == len(work.forward_s):
+        if not self._forward:
             return None
-        if self._missing[self._forward] if work.early else self._taken < len(work.pieces):
+        if self._missing[self._forward - 1] if work.early else self._taken < len(work.pieces):
             return None
-        self._forward += 1
-        return _Job("forward", self._forward - 1, work.forward_s[self._forward - 1])
+        self._forward -= 1
+        return _Job("forward", self._forward, work.batches[self._forward].forward_s)
 
-    def _advance(self, busy: Sequence[_Lane]) -> None:
+    def _advance(self, busy: Sequence[tuple[_Lane, _Job]]) -> None:
         """To the next moment at which something ends."""
         needed = [0.0] * len(self._limits)
-        jobs = [lane.busy for lane in busy if lane.busy is not None]
-        for job in jobs:
+        for _, job in busy:
             for what, much in job.needs:
                 needed[what] += much
-        share = [
-            1.0 if need <= limit else limit / need for need, limit in zip(needed, self._limits, strict=True)
-        ]
-        paces = [min((share[what] for what, _ in job.needs), default=1.0) for job in jobs]
-        until = min(
-            (self._now + job.left / pace for job, pace in zip(jobs, paces, strict=True)), default=math.inf
-        )
-        if self._later and self._later[0][0] <= until:
-            until = self._later[0][0]
+        scarce = {
+            what: limit / need
+            for what, (need, limit) in enumerate(zip(needed, self._limits, strict=True))
+            if need > limit
+        }
+        paces = [min((scarce.get(what, 1.0) for what, _ in job.needs), default=1.0) for _, job in busy]
+        until = self._later[0][0] if self._later else math.inf
+        for (_, job), pace in zip(busy, paces, strict=True):
+            until = min(until, self._now + job.left / pace)
         passed, self._now = until - self._now, until
-        for lane, job, pace in zip(busy, jobs, paces, strict=True):
-            self._cpu += pace * passed * sum(much for what, much in job.needs if what == _CORES)
+        for (lane, job), pace in zip(busy, paces, strict=True):
+            if job.needs and job.needs[0][0] == _CORES:
+                self._cpu += pace * passed * job.needs[0][1]
             job.left -= pace * passed
             if job.left <= 1e-12:
                 lane.busy = None
-                self._spans.append(Span(lane.name, lane.server, job.what, job.number, job.start, self._now))
+                self._spans.append(Span(lane.name, lane.server, job.what, job.number, job.start, until))
                 self._done(job)
         while self._later and self._later[0][0] <= self._now:
             _, number, event = heapq.heappop(self._later)
@@ -308,9 +298,7 @@ class _Simulation:
                 self._when(half, "update", number)
             case "apply":
                 self._taken += 1
-                piece = work.pieces[number]
-                for tensor in range(piece.first, piece.last):
-                    self._missing[tensor] -= 1
+                self._missing[work.pieces[number].unit] -= 1
             case _:
                 pass
 

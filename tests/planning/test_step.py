@@ -21,22 +21,18 @@ FREE = Link(start_s=0.0, byte_s=0.0)
 
 @st.composite
 def works(draw: st.DrawFn) -> Work:
-    """Tensors of which some make up a part, and others are cut into several."""
-    tensors = draw(st.integers(1, 6))
+    """Units of one to three parts."""
     servers = draw(st.integers(1, 3))
     batches, pieces = list[Batch](), list[Piece]()
-    last = tensors
-    while last:
-        first = draw(st.integers(0, last - 1))
-        cuts = draw(st.integers(1, 3)) if last - first == 1 else 1
+    for unit in range(draw(st.integers(1, 6))):
+        parts = range(len(pieces), len(pieces) + draw(st.integers(1, 3)))
         batches.append(
-            Batch(first=first, parts=range(len(pieces), len(pieces) + cuts), encode_s=draw(SECONDS))
+            Batch(parts=parts, backward_s=draw(SECONDS), forward_s=draw(SECONDS), encode_s=draw(SECONDS))
         )
-        for _ in range(cuts):
+        for _ in parts:
             pieces.append(
                 Piece(
-                    first=first,
-                    last=last,
+                    unit=unit,
                     up_bytes=draw(st.floats(0, 100)),
                     down_bytes=draw(st.floats(0, 100)),
                     pushes=draw(st.integers(1, 4)),
@@ -46,12 +42,8 @@ def works(draw: st.DrawFn) -> Work:
                     server=draw(st.integers(0, servers - 1)),
                 )
             )
-        last = first
-    seconds = st.lists(SECONDS, min_size=tensors, max_size=tensors)
     overlap = draw(st.sampled_from(OVERLAPS))
     return Work(
-        backward_s=draw(seconds),
-        forward_s=draw(seconds),
         batches=batches,
         pieces=pieces,
         workers=4,
@@ -87,16 +79,16 @@ def by_what(timeline: Timeline) -> dict[str, dict[int, Span]]:
 def test_nothing_begins_before_what_it_needs(work: Work, place: Place) -> None:
     timeline = simulate(work, place)
     found = by_what(timeline)
-    parts, tensors = range(len(work.pieces)), range(len(work.backward_s))
-    for what, numbers in (("up", parts), ("sum", parts), ("down", parts), ("apply", parts)):
-        assert found[what].keys() == set(numbers)
-    assert found["backward"].keys() == found["forward"].keys() == set(tensors)
+    parts, units = range(len(work.pieces)), range(len(work.batches))
+    for what in ("up", "sum", "down", "apply"):
+        assert found[what].keys() == set(parts)
+    for what in ("backward", "compress", "forward"):
+        assert found[what].keys() == set(units)
 
     slack, half = 1e-9, place.rtt_s / 2
     for number, batch in enumerate(work.batches):
         compressed = found["compress"][number]
-        until = 0 if work.overlap == "off" else batch.first
-        assert all(found["backward"][each].end_s <= compressed.start_s + slack for each in tensors[until:])
+        assert found["backward"][number].end_s <= compressed.start_s + slack
         for part in batch.parts:
             assert compressed.end_s <= found["up"][part].start_s + slack
     if work.overlap == "off":
@@ -109,15 +101,13 @@ def test_nothing_begins_before_what_it_needs(work: Work, place: Place) -> None:
         assert there + half <= found["sum"][part].start_s + slack
         assert found["sum"][part].end_s <= found["down"][part].start_s + slack
         assert found["down"][part].end_s + half <= found["apply"][part].start_s + slack
-    for tensor in tensors:
-        needed = [
-            part
-            for part, piece in enumerate(work.pieces)
-            if not work.early or piece.first <= tensor < piece.last
-        ]
-        begins = found["forward"][tensor].start_s
-        assert all(found["apply"][part].end_s <= begins + slack for part in needed)
-        assert not tensor or found["forward"][tensor - 1].end_s <= begins + slack
+    for number in units:
+        begins = found["forward"][number].start_s
+        for part in work.batches[number].parts if work.early else parts:
+            assert found["apply"][part].end_s <= begins + slack
+        if number + 1 in units:
+            assert found["forward"][number + 1].end_s <= begins + slack
+            assert found["backward"][number].end_s <= found["backward"][number + 1].start_s + slack
     assert timeline.step_s >= max(span.end_s for span in timeline.spans) + place.rtt_s - slack
 
 
@@ -180,25 +170,23 @@ def test_a_faster_link_takes_no_longer(work: Work, link: Link, faster: float) ->
     st.sampled_from(OVERLAPS),
 )
 def test_links_and_computation_alone_take_what_the_bound_says(
-    tensors: list[tuple[float, float]], forward_s: float, byte_s: float, overlap: Overlap
+    units: list[tuple[float, float]], forward_s: float, byte_s: float, overlap: Overlap
 ) -> None:
-    """A part for each tensor; 4 workers."""
-    count = len(tensors)
-    sizes = [size for _, size in tensors]
+    """A part for each unit; 4 workers."""
+    count = len(units)
+    sizes = [size for _, size in units]
     work = Work(
-        backward_s=[seconds for seconds, _ in tensors],
-        forward_s=[forward_s, *[0.0] * (count - 1)],
-        batches=[Batch(first=count - 1 - part, parts=range(part, part + 1)) for part in range(count)],
-        pieces=[
-            Piece(
-                first=count - 1 - part,
-                last=count - part,
-                up_bytes=sizes[-1 - part],
-                down_bytes=sizes[-1 - part],
-                pushes=4,
-                turn=part,
+        batches=[
+            Batch(
+                parts=range(part, part + 1),
+                backward_s=seconds,
+                forward_s=forward_s if part == count - 1 else 0.0,
             )
-            for part in range(count)
+            for part, (seconds, _) in enumerate(units)
+        ],
+        pieces=[
+            Piece(unit=part, up_bytes=size, down_bytes=size, pushes=4, turn=part)
+            for part, size in enumerate(sizes)
         ],
         workers=4,
         overlap=overlap,
@@ -207,17 +195,17 @@ def test_links_and_computation_alone_take_what_the_bound_says(
     total = sum(sizes)
     way = 4 * byte_s * total
     produced, at = list[float](), forward_s
-    for seconds, _ in reversed(tensors):
+    for seconds, _ in units:
         at += seconds
         produced.append(at)
-    shares = [size / total if total else 0.0 for size in reversed(sizes)]
+    shares = [size / total if total else 0.0 for size in sizes]
     assert found == pytest.approx(step_bound(overlap, produced, shares, way, way), abs=1e-6)
 
 
-def one_part(**work: float) -> Work:
-    piece = Piece(first=0, last=1, up_bytes=10, down_bytes=10, pushes=4, server_s=2.0, apply_s=1.0)
-    batch = Batch(first=0, parts=range(1), encode_s=1.0)
-    return Work(backward_s=[3.0], forward_s=[1.0], batches=[batch], pieces=[piece], workers=4)
+def one_part() -> Work:
+    piece = Piece(unit=0, up_bytes=10, down_bytes=10, pushes=4, server_s=2.0, apply_s=1.0)
+    batch = Batch(parts=range(1), backward_s=3.0, forward_s=1.0, encode_s=1.0)
+    return Work(batches=[batch], pieces=[piece], workers=4)
 
 
 def test_one_part_goes_through_all_lanes() -> None:
@@ -237,30 +225,17 @@ def test_workers_on_one_machine_share_its_cores() -> None:
 
 
 def test_of_what_waits_the_least_turn_goes_first() -> None:
-    pieces = [
-        Piece(first=2 - part, last=3 - part, up_bytes=1, down_bytes=1, pushes=1, turn=2 - part)
-        for part in range(3)
-    ]
-    batches = [Batch(first=2 - part, parts=range(part, part + 1)) for part in range(3)]
-    work = Work(backward_s=[0.1, 0.1, 0.1], forward_s=[0.0] * 3, batches=batches, pieces=pieces, workers=1)
+    pieces = [Piece(unit=part, up_bytes=1, down_bytes=1, pushes=1, turn=2 - part) for part in range(3)]
+    batches = [Batch(parts=range(part, part + 1), backward_s=0.1) for part in range(3)]
+    work = Work(batches=batches, pieces=pieces, workers=1)
     found = by_what(simulate(work, Place(server=Link(start_s=0.0, byte_s=1.0), worker=FREE)))["up"]
     # The last tensor's part is on its way when the others come; then that of the first overtakes.
     assert sorted(found, key=lambda part: found[part].start_s) == [0, 2, 1]
 
 
 def test_several_servers_share_what_a_worker_sends() -> None:
-    pieces = [
-        Piece(first=0, last=1, up_bytes=10, down_bytes=0, pushes=4, turn=part, server=part)
-        for part in range(2)
-    ]
-    work = Work(
-        backward_s=[0.0],
-        forward_s=[0.0],
-        batches=[Batch(first=0, parts=range(2))],
-        pieces=pieces,
-        workers=4,
-        servers=2,
-    )
+    pieces = [Piece(unit=0, up_bytes=10, down_bytes=0, pushes=4, turn=part, server=part) for part in range(2)]
+    work = Work(batches=[Batch(parts=range(2))], pieces=pieces, workers=4, servers=2)
     server = Link(start_s=0.0, byte_s=0.1)
     # 40 bytes over each server's link, 20 over each worker's.
     assert simulate(work, Place(server=server, worker=FREE)).step_s == pytest.approx(4.0)
