@@ -1,7 +1,6 @@
 """Models that are nothing but their tensors, for times: gradients in backward's order, emulated computation.
 
-`shapes` knows what tensors VGG-16 and -19, ResNet-50 (all for 1000 classes) and ResNet-20, -56 and -110 (for
-ten) have, in the order of the forward pass; `200x4096` is 200 tensors of so many elements.
+The tensors are those of `planning.models`.
 
 `task` computes for so many seconds per step: a third of it forward, the rest backward, divided among the
 tensors by their elements. What comes out as a gradient is noise, another one in every step. Or it computes
@@ -13,7 +12,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,92 +21,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..planning.models import Shape, tensors
 from ..worker.tasks import Task
 from ..worker.tasks.task import TaskSpecError
 from .networks import NETWORKS, noise
 from .traces import Follower
 
-Shape = tuple[int, ...]
 FORWARD = 1 / 3  # of the computation
 SLACK = 1 << 16  # how many places in the noise a gradient may begin at
 
 
-def _convolution(inputs: int, outputs: int, size: int) -> Shape:
-    return outputs, inputs, size, size
-
-
-def _normalized(inputs: int, outputs: int, size: int) -> Iterator[Shape]:
-    """A convolution without bias, and its batch normalization."""
-    yield _convolution(inputs, outputs, size)
-    yield (outputs,)
-    yield (outputs,)
-
-
-def _linear(inputs: int, outputs: int) -> Iterator[Shape]:
-    yield outputs, inputs
-    yield (outputs,)
-
-
-def _vgg(convolutions: Sequence[int]) -> Iterator[Shape]:
-    """convolutions: how many each of the five blocks has."""
-    inputs = 3
-    for block, count in enumerate(convolutions):
-        outputs = min(64 << block, 512)
-        for _ in range(count):
-            yield _convolution(inputs, outputs, 3)
-            yield (outputs,)
-            inputs = outputs
-    for before, after in ((512 * 7 * 7, 4096), (4096, 4096), (4096, 1000)):
-        yield from _linear(before, after)
-
-
-def _resnet50() -> Iterator[Shape]:
-    yield from _normalized(3, 64, 7)
-    inputs = 64
-    for stage, blocks in enumerate((3, 4, 6, 3)):
-        width = 64 << stage
-        for block in range(blocks):
-            yield from _normalized(inputs, width, 1)
-            yield from _normalized(width, width, 3)
-            yield from _normalized(width, 4 * width, 1)
-            if block == 0:
-                yield from _normalized(inputs, 4 * width, 1)
-            inputs = 4 * width
-    yield from _linear(2048, 1000)
-
-
-def _resnet_of_ten_classes(depth: int) -> Iterator[Shape]:
-    """He et al.'s for CIFAR-10, whose shortcuts have no parameters."""
-    yield from _normalized(3, 16, 3)
-    inputs = 16
-    for width in (16, 32, 64):
-        for _ in range((depth - 2) // 6):
-            yield from _normalized(inputs, width, 3)
-            yield from _normalized(width, width, 3)
-            inputs = width
-    yield from _linear(64, 10)
-
-
-MODELS: dict[str, Callable[[], Iterator[Shape]]] = {
-    "vgg16": lambda: _vgg((2, 2, 3, 3, 3)),
-    "vgg19": lambda: _vgg((2, 2, 4, 4, 4)),
-    "resnet20": lambda: _resnet_of_ten_classes(20),
-    "resnet50": _resnet50,
-    "resnet56": lambda: _resnet_of_ten_classes(56),
-    "resnet110": lambda: _resnet_of_ten_classes(110),
-}
-
-
 def shapes(model: str) -> list[Shape]:
     """In the order of the forward pass. Raises TaskSpecError for a model that is not known."""
-    if model in MODELS:
-        return list(MODELS[model]())
-    count, _, size = model.partition("x")
-    if not (count.isdecimal() and size.isdecimal() and int(count) and int(size)):
-        raise TaskSpecError(f"model: expected one of {', '.join(MODELS)}, or NxSIZE, got {model!r}")
-    elements = int(size)
-    rows = next(rows for rows in range(math.isqrt(elements), 0, -1) if elements % rows == 0)
-    return [(rows, elements // rows)] * int(count)  # nearly square, as low-rank compression likes it
+    try:
+        return [tensor.shape for tensor in tensors(model)]
+    except ValueError as error:
+        raise TaskSpecError(str(error)) from None
 
 
 def sizes(model: str) -> list[int]:

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from ..compressors import AUTO, create, lossless
-from ..compressors.parts import SHARE
 from ..exits import Exit
+from ..planning.parts import SHARE
 from . import output
 from .arguments import BenchError, amount, at_least_one, file_to_write, some_of
 from .bound import Overlap

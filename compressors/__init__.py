@@ -8,6 +8,15 @@
 Pure numerics: no network, no protobuf, no clock. See docs/compressors.md for formulas and wire format.
 """
 
+from ..planning.parts import ALIGNMENT as ALIGNMENT
+from ..planning.parts import LEAST_BYTES as LEAST_BYTES
+from ..planning.parts import Part as Part
+from ..planning.parts import Plan as Plan
+from ..planning.parts import Unit as Unit
+from ..planning.parts import arrange as arrange
+from ..planning.parts import cut_up as cut_up
+from ..planning.parts import divide as divide
+from ..planning.parts import largest_part as largest_part
 from .base import Compressor as Compressor
 from .base import FusedFeedback as FusedFeedback
 from .base import ModelWide as ModelWide
@@ -35,15 +44,6 @@ from .ledger import Compressed as Compressed
 from .ledger import Ledger as Ledger
 from .model import ModelCompressor as ModelCompressor
 from .model import model_wide as model_wide
-from .parts import ALIGNMENT as ALIGNMENT
-from .parts import LEAST_BYTES as LEAST_BYTES
-from .parts import Part as Part
-from .parts import Plan as Plan
-from .parts import Unit as Unit
-from .parts import arrange as arrange
-from .parts import cut_up as cut_up
-from .parts import divide as divide
-from .parts import largest_part as largest_part
 from .payload import AbsentPayload as AbsentPayload
 from .payload import CodeFormat as CodeFormat
 from .payload import DenseFormat as DenseFormat

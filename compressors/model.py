@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from ..planning.parts import Plan, divide
 from .base import TensorSpec, is_model_wide
 from .feedback import ErrorFeedback, without_feedback
 from .layers import LayerRule
 from .ledger import Ledger
-from .parts import Plan, divide
 from .payload import Payload
 from .registry import create, wrapping_of
 from .runs import checks, runs_of

@@ -13,6 +13,8 @@ from enum import Enum
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from ..planning.compression import least_sparse_part_bytes
+from ..planning.parts import LEAST_BYTES
 from ..spec import Spec, SpecError, known, option_types, parse_options, parse_spec, unknown
 from .base import Compressor, NoOptions
 from .dense import Dense
@@ -23,7 +25,6 @@ from .k_reciprocal import KReciprocalOptions, k_reciprocal
 from .linear import Norm, QsgdOptions, TernGrad, TernGradOptions, eight_bit, qsgd
 from .near_centroid import near_centroid
 from .one_bit import OneBit, SignOptions, SignVote
-from .parts import LEAST_BYTES
 from .payload import DenseFormat
 from .sparse import SparseOptions
 from .top_k import ThresholdOptions, rand_k, threshold, top_k
@@ -31,12 +32,6 @@ from .two_bit import TwoBit, TwoBitOptions
 from .wrapping import WRAPPING_KEYS, Wrapping
 
 ENTRY_POINT_GROUP = "gradwire.compressors"
-
-# What a sparsifier sends of a part by default is at least so much: less is not worth its messages. An element
-# that it keeps takes about so many bits, see `sparse`.
-LEAST_SPARSE_BYTES = 256 << 10
-SPARSE_BITS = 24
-
 
 # As a downlink: what suits the pushes. No compressor has that name.
 AUTO = "auto"
@@ -228,7 +223,7 @@ def least_part_bytes(spec: str) -> int:
         return LEAST_BYTES
     if not isinstance(options, SparseOptions):
         return LEAST_BYTES
-    return max(LEAST_BYTES, int(4 * 8 * LEAST_SPARSE_BYTES * options.ratio / SPARSE_BITS))
+    return max(LEAST_BYTES, least_sparse_part_bytes(options.ratio))
 
 
 def check_entry(name: str, entry: CompressorEntry) -> None:

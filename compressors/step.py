@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ..planning.parts import Unit
 from .base import (
     Neighbours,
     NonFiniteGradient,
@@ -23,7 +24,6 @@ from .dense import Dense, dense_payload
 from .feedback import ErrorFeedback, FeedbackState, without_feedback
 from .kernels import Magnitudes, devices
 from .ledger import Before, norm
-from .parts import Unit
 from .payload import AbsentPayload, DenseFormat, DensePayload, Payload
 from .runs import Run, checks_alone, present, spanning
 

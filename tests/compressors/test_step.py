@@ -23,7 +23,7 @@ from gradwire.compressors import (
     registry,
     validate,
 )
-from gradwire.compressors.parts import ALIGNMENT
+from gradwire.planning.parts import ALIGNMENT
 
 LARGE = [
     TensorSpec(name="first", shape=(40, 320)),

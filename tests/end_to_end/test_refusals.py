@@ -12,7 +12,7 @@ import pytest
 from daemons import MANIFEST, Daemons, Raw, Server, gradient, state_of, status, talk
 
 from gradwire.compressors import LEAST_BYTES, DensePayload, QuantizedPayload, least_part_bytes
-from gradwire.compressors.parts import ALIGNMENT
+from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import gradwire_pb2 as pb
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest

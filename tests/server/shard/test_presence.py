@@ -27,8 +27,8 @@ from gradwire.compressors import (
     divide,
     wire_bytes,
 )
-from gradwire.compressors.parts import ALIGNMENT
 from gradwire.optimizer import Optimizer, parse_optimizer
+from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.server.shard.aggregation import Aggregation, Krum, Median, Trimmed

@@ -19,7 +19,7 @@ from gradwire.compressors import (
     decode,
     divide,
 )
-from gradwire.compressors.parts import ALIGNMENT
+from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto.messages import Assignment
 from gradwire.worker.session.compression import Compression
 

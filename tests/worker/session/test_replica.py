@@ -12,7 +12,7 @@ from scripted import updates
 from torch import nn
 
 from gradwire.compressors import AbsentPayload, DenseFormat, DensePayload
-from gradwire.compressors.parts import ALIGNMENT
+from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.transfer import payload_header
 from gradwire.worker.session.receiving import Received

@@ -19,7 +19,7 @@ from gradwire.compressors import (
     Plan,
     decode,
 )
-from gradwire.compressors.parts import ALIGNMENT
+from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.worker.metrics import Metrics

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import checkpoint as checkpointing
 
 from gradwire.compressors import AbsentPayload, LayerRule, Plan, decode
-from gradwire.compressors.parts import ALIGNMENT
+from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.proto.refusal import Reason, Refusal

@@ -1,0 +1,267 @@
+"""gc-plan: predict what a step of a job would take, for each way to run it, and recommend one.
+
+Nothing is run and nobody is asked: the job is a model known by its tensors, a link, and so many workers. What
+is predicted, and what is not, is in docs/planning.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..exits import Exit
+from ..planning import models
+from ..planning.job import Choice, Profile
+from ..planning.predictions import COMPRESSORS, Prediction, predict, rank, recommend
+from ..spec import SpecError
+
+# Of a worker, per second, where nothing is said of the computation: what a GPU of some years ago reaches.
+MULTIPLICATIONS = 5e12
+FORWARD = 1 / 3  # of the computation
+_BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)([kmg])bit(?:/s)?")
+_SECONDS = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)?")
+_SAMPLES = re.compile(r"(\d+(?:\.\d+)?)/s")
+
+
+def bandwidth(text: str) -> float:
+    """Bytes per second."""
+    match = _BANDWIDTH.fullmatch(text.lower())
+    if match is None or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"expected bits per second such as 100mbit or 2.5gbit, got {text!r}")
+    return float(match[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[match[2]] / 8
+
+
+def seconds(text: str) -> float:
+    match = _SECONDS.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected seconds such as 0.3, 20ms or 150us, got {text!r}")
+    return float(match[1]) * {"us": 1e-6, "ms": 1e-3}.get(match[2], 1.0)
+
+
+def computation(text: str) -> Callable[[int], float]:
+    """Seconds of a step, from the samples that it has."""
+    match = _SAMPLES.fullmatch(text)
+    if match is None:
+        try:
+            found = seconds(text)
+        except argparse.ArgumentTypeError:
+            expected = "expected seconds per step such as 0.3 or 300ms, or samples per second such as 250/s"
+            raise argparse.ArgumentTypeError(f"{expected}, got {text!r}") from None
+        return lambda samples: found
+    pace = float(match[1])
+    if not pace:
+        raise argparse.ArgumentTypeError(f"expected more than 0 samples per second, got {text!r}")
+    return lambda samples: samples / pace
+
+
+def at_least_one(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+    return int(text)
+
+
+def file_to_write(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"expected a file in a folder that can be written to, got {text!r}")
+    return path
+
+
+def plot_to_write(text: str) -> Path:
+    if find_spec("matplotlib") is None:
+        missing = "matplotlib is not installed; it comes with pip install 'gradwire[run]'"
+        raise argparse.ArgumentTypeError(missing)
+    return file_to_write(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    shown = "(default: %(default)s)"
+    found = argparse.ArgumentParser(
+        prog="gc-plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--version", action="version", version=f"gc-plan {__version__}")
+    known = f"{', '.join(models.MODELS)}, or NxSIZE for N tensors of SIZE elements"
+    found.add_argument("--model", required=True, metavar="NAME", help=f"model: {known}")
+    text = "bandwidth of each machine's link in each direction, such as 100mbit"
+    found.add_argument("--bandwidth", required=True, type=bandwidth, metavar="RATE", help=text)
+    text = "bandwidth of a server's link, if it is another one"
+    found.add_argument("--server-bandwidth", type=bandwidth, metavar="RATE", help=text)
+    text = f"round trip between a worker and a server, such as 20ms {shown}"
+    found.add_argument("--rtt", type=seconds, default="1ms", metavar="TIME", help=text)
+    found.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=f"workers {shown}")
+    text = f"servers that the parts are divided among; what if, a job has one {shown}"
+    found.add_argument("--servers", type=at_least_one, default=1, metavar="N", help=text)
+    text = (
+        "computation of a worker: seconds per step such as 300ms, or samples per second such as 250/s; "
+        f"without it, what {2 * MULTIPLICATIONS / 1e12:g} TFLOP/s take"
+    )
+    found.add_argument("--computation", type=computation, metavar="TIME", help=text)
+    text = f"samples per worker and step, for what is not given per step {shown}"
+    found.add_argument("--batch-size", type=at_least_one, default=32, metavar="N", help=text)
+    text = "cores that all processes share, if they are on one machine; computation is not counted on them"
+    found.add_argument("--cores", type=at_least_one, metavar="N", help=text)
+    text = f"compressors to compare (default: {' '.join(COMPRESSORS)})"
+    found.add_argument("--compressors", nargs="+", default=COMPRESSORS, metavar="SPEC", help=text)
+    text = "file for all predictions, and the recommended step from moment to moment; - for standard output"
+    found.add_argument("--json", metavar="FILE", help=text)
+    text = "picture of the recommended step"
+    found.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
+    return found
+
+
+def profile_of(given: argparse.Namespace) -> Profile:
+    """What the command line says. Raises SpecError for a model that is not known."""
+    try:
+        tensors = models.tensors(given.model)
+    except ValueError as error:
+        raise SpecError(f"--{error}") from None
+    work = sum(tensor.multiplications for tensor in tensors)
+    if given.computation is not None:
+        total = given.computation(given.batch_size)
+    else:  # backward takes twice as much as forward
+        total = 3 * work * given.batch_size / MULTIPLICATIONS
+    each = [total * tensor.multiplications / work for tensor in tensors]
+    return Profile(
+        shapes=[tensor.shape for tensor in tensors],
+        forward_s=[FORWARD * seconds for seconds in each],
+        backward_s=[(1 - FORWARD) * seconds for seconds in each],
+        worker_bandwidth=given.bandwidth,
+        server_bandwidth=given.server_bandwidth or given.bandwidth,
+        workers=given.workers,
+        servers=given.servers,
+        rtt_s=given.rtt,
+        cores=given.cores,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    given = parser().parse_args(sys.argv[1:] if argv is None else argv)
+    try:
+        if given.json not in (None, "-"):
+            file_to_write(given.json)
+        profile = profile_of(given)
+        ranked = rank(profile, given.compressors)
+    except (SpecError, argparse.ArgumentTypeError) as error:
+        print(f"gc-plan: {error}", file=sys.stderr)
+        return Exit.USAGE
+    chosen = recommend(ranked)
+    reason = reason_for(profile, chosen, ranked)
+    if given.json is not None:
+        text = to_json(given.model, profile, ranked, chosen, reason)
+        if given.json == "-":
+            print(text, end="")
+        else:
+            from .report import write_atomically
+
+            write_atomically(Path(given.json), text)
+    if given.json != "-":
+        from .plan_tables import show
+
+        show(given.model, profile, ranked, chosen)
+        print(reason)
+        print(*(f"    {line}" for line in commands(profile, chosen.choice)), sep="\n")
+    if given.plot is not None:
+        from .plan_tables import draw
+
+        draw(given.plot, given.model, chosen)
+    return Exit.DONE
+
+
+def commands(profile: Profile, choice: Choice) -> list[str]:
+    """Command lines for a choice; what is as by default is left out."""
+    usual = Choice()
+    server = ["gc-server", f"--min-workers {profile.workers}"]
+    for name in ("mode", "overlap", "fusion", "order"):
+        value = getattr(choice, name)
+        if value != getattr(usual, name):
+            server.append(f"--{name} {value}")
+    return [" ".join(server), f"gc-worker --server HOST --compressor {choice.compressor}"]
+
+
+def changes(profile: Profile) -> dict[str, Profile]:
+    """What one could have twice of."""
+    found = {
+        "links twice as fast": dataclasses.replace(
+            profile,
+            server_bandwidth=2 * profile.server_bandwidth,
+            worker_bandwidth=2 * profile.worker_bandwidth,
+        ),
+        "twice as fast computation": dataclasses.replace(
+            profile,
+            forward_s=[each / 2 for each in profile.forward_s],
+            backward_s=[each / 2 for each in profile.backward_s],
+        ),
+        "half the round trip": dataclasses.replace(profile, rtt_s=profile.rtt_s / 2),
+    }
+    if profile.cores is not None:
+        found["twice as many cores"] = dataclasses.replace(profile, cores=2 * profile.cores)
+    return found
+
+
+def reason_for(profile: Profile, chosen: Prediction, ranked: Sequence[Prediction]) -> str:
+    """Why this one, and what would make it faster."""
+    choice, limit = chosen.choice, chosen.limit
+    ring = next((each.step_s for each in ranked if each.choice.mode == "ring fp32"), None)
+    beside = f", {ring / chosen.step_s:.2g} times as fast as a ring of float32" if ring else ""
+    took = f"{chosen.busy_s[limit]:.3g} s of it"
+    found = f"Recommended: {choice.compressor}, {choice.mode}: {chosen.step_s:.3g} s per step{beside}. "
+    what = {
+        "computing": "Computation",
+        "way up": "The way up to the server",
+        "way down": "The way down from the server",
+        "server": "Summing and stepping at the server",
+        "processors": "What processors do beside computing",
+    }[limit]
+    found += f"{what} takes longest, {took}; "
+    times = {name: predict(other, choice).step_s for name, other in changes(profile).items()}
+    best = min(times, key=times.__getitem__)
+    return found + f"{best} would make it {times[best]:.3g} s."
+
+
+def to_json(
+    model: str, profile: Profile, ranked: Sequence[Prediction], chosen: Prediction, reason: str
+) -> str:
+    """One object: what was given, every prediction, the fastest first, and the one that is recommended."""
+    known: dict[str, Any] = {
+        field.name: getattr(profile, field.name)
+        for field in dataclasses.fields(profile)
+        if field.name not in ("shapes", "forward_s", "backward_s", "square_norms", "costs")
+    }
+    timeline = chosen.timeline.spans if chosen.timeline else ()
+    content = {
+        "model": model,
+        "parameters": sum(profile.elements),
+        "computation_s": profile.computation_s,
+        **known,
+        "costs": dataclasses.asdict(profile.costs),
+        "predictions": [plain(each) for each in ranked],
+        "recommended": {
+            **plain(chosen),
+            "reason": reason,
+            "commands": commands(profile, chosen.choice),
+            "spans": [dataclasses.asdict(span) for span in timeline],
+        },
+    }
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def plain(prediction: Prediction) -> dict[str, Any]:
+    """As JSON can hold it, without its timeline."""
+    fields = dataclasses.fields(prediction)
+    values = {field.name: getattr(prediction, field.name) for field in fields if field.name != "timeline"}
+    values |= {"busy_s": dict(prediction.busy_s), "limit": prediction.limit}
+    return dataclasses.asdict(values.pop("choice")) | values
+
+
+if __name__ == "__main__":
+    sys.exit(main())

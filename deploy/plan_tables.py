@@ -1,0 +1,96 @@
+"""What gc-plan shows: tables of predictions, and a picture of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ..planning.job import Profile
+from ..planning.predictions import Prediction
+from .plot import panels
+
+WIDTH = 120  # of what goes to a file
+FEW = 2  # compressors of a mode that is not sync
+LANES = ("computing", "up", "server", "down")  # from the top
+_COLORS = {
+    **{"backward": "#1f6feb", "compress": "#8250df", "apply": "#bf8700", "forward": "#54aeff"},
+    **{"up": "#2da44e", "sum": "#cf222e", "down": "#4ac26b"},
+}
+
+
+def show(model: str, profile: Profile, ranked: Sequence[Prediction], chosen: Prediction) -> None:
+    """Print the fastest of each compressor in each mode, and the other ways of the recommended one."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    servers = f", {profile.servers} servers" if profile.servers > 1 else ""
+    title = (
+        f"{model}: {sum(profile.elements):,} parameters, {profile.workers} workers{servers}, "
+        f"computation {profile.computation_s:.3g} s"
+    )
+    console.print(_table(title, best_few(ranked), chosen))
+    ours = [
+        each
+        for each in ranked
+        if each.choice.compressor == chosen.choice.compressor and each.choice.mode == chosen.choice.mode
+    ]
+    if len(ours) > 1:
+        console.print(_table(f"{chosen.choice.compressor}, {chosen.choice.mode}", ours, chosen))
+
+
+def best_few(ranked: Sequence[Prediction]) -> list[Prediction]:
+    """The fastest of each compressor with sync, and of every other mode the fastest ones."""
+    found: list[Prediction] = []
+    seen: dict[str, set[str]] = {}
+    for each in ranked:
+        mode = each.choice.mode
+        mode = mode if mode.startswith("sync") else mode.partition(":")[0]
+        compressors = seen.setdefault(mode, set())
+        if each.choice.compressor not in compressors and (mode == "sync" or len(compressors) < FEW):
+            compressors.add(each.choice.compressor)
+            found.append(each)
+    return found
+
+
+def _table(title: str, rows: Sequence[Prediction], chosen: Prediction) -> Table:
+    table = Table(title=title)
+    for name in ("compressor", "mode", "overlap", "fusion", "order"):
+        table.add_column(name, no_wrap=True)
+    for name in ("s per step", "MB up", "MB down"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("takes longest", no_wrap=True)
+    for each in rows:
+        choice = each.choice
+        table.add_row(
+            *(choice.compressor, choice.mode, choice.overlap, choice.fusion, choice.order),
+            *(f"{each.step_s:.4g}", f"{each.up_bytes / 1e6:.4g}", f"{each.down_bytes / 1e6:.4g}"),
+            each.limit,
+            style="bold" if each is chosen else None,
+        )
+    return table
+
+
+def draw(path: Path, model: str, prediction: Prediction) -> None:
+    """A Gantt chart of a step: what each lane does, over time. Needs matplotlib."""
+    choice = prediction.choice
+    figure, (axes,) = panels([f"{model}: {choice.compressor}, {choice.overlap}, {prediction.step_s:.3g} s"])
+    figure.set_size_inches(10, 3.5)
+    spans = prediction.timeline.spans if prediction.timeline else ()
+    for what, color in _COLORS.items():
+        for lane in LANES:
+            bars = [
+                (span.start_s, span.end_s - span.start_s)
+                for span in spans
+                if span.what == what and span.lane == lane and span.server == 0
+            ]
+            if bars:
+                place = LANES[::-1].index(lane)
+                axes.broken_barh(
+                    bars, (place - 0.4, 0.8), facecolors=color, edgecolor="white", linewidth=0.3, label=what
+                )
+    axes.set(yticks=range(len(LANES)), yticklabels=LANES[::-1], xlabel="seconds", xlim=(0, prediction.step_s))
+    axes.legend(frameon=False, ncols=len(_COLORS), loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    figure.savefig(path, dpi=150)

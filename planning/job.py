@@ -1,0 +1,224 @@
+"""A job as planners know it: what it has to compute and to send, and what can be decided about that.
+
+A profile is what is known: its tensors and what they take to compute, links, workers, servers, and what
+processors take for the rest. A choice is what can be decided: compressor, mode, overlap, which tensors travel
+together, and in which order. `work_of` makes of both the work of a step (`step`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from .choices import Merging, parse_fusion, parse_order, turns
+from .compression import Compression, compression
+from .parts import Plan, cut_up, divide, largest_part
+from .profile import Layer, Link, joined
+from .step import Batch, Overlap, Piece, Place, Work
+
+# Bytes on a link for each of a payload: headers of gRPC, HTTP/2, TCP, IP and Ethernet, in frames of 1500.
+FRAMING = 1.055
+# Of what a part is announced with, and of each payload in it.
+PART_BYTES, PAYLOAD_BYTES = 60, 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """What processors take, in seconds: of an element, a run of neighbouring tensors that take one call, a
+    part, a byte, a step. The figures are of one core of the machine of docs/performance.md; docs/planning.md
+    says how they were found.
+
+    Attributes:
+        gradient_s: a worker, to hand on an element beside compressing it. apply_s: to take one in.
+        reduce_s: the server, to add an element of a push. update_s: to step one and encode it.
+        tensor_s: a worker, for a tensor. worker_run_s: for a run, up and down.
+        server_run_s: the server, for one of a push.
+        part_s, byte_s: either end of a connection, for what it sends or receives.
+        step_s: all that a step takes whatever it has.
+    """
+
+    gradient_s: float = 1.0e-9
+    apply_s: float = 0.8e-9
+    reduce_s: float = 0.3e-9
+    update_s: float = 1.5e-9
+    tensor_s: float = 150e-6
+    worker_run_s: float = 200e-6
+    server_run_s: float = 50e-6
+    part_s: float = 0.4e-3
+    byte_s: float = 2.4e-9
+    step_s: float = 12e-3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What is known of a job.
+
+    Attributes:
+        shapes: of its tensors, in forward order.
+        forward_s, backward_s: of each, on one worker.
+        square_norms: of each gradient, summed over the workers; empty if that is not known.
+        worker_bandwidth, server_bandwidth: bytes per second, in each direction.
+        start_s: that a part takes of a link, however short it is.
+        rtt_s: of a round trip between a worker and a server.
+        cores: of the one machine that all processes are on; None for a machine for each.
+    """
+
+    shapes: Sequence[tuple[int, ...]]
+    forward_s: Sequence[float]
+    backward_s: Sequence[float]
+    worker_bandwidth: float
+    server_bandwidth: float
+    workers: int
+    servers: int = 1
+    rtt_s: float = 0.0
+    start_s: float = 0.2e-3
+    cores: int | None = None
+    square_norms: Sequence[float] = ()
+    costs: Costs = field(default_factory=Costs)
+
+    @property
+    def elements(self) -> list[int]:
+        return list(map(math.prod, self.shapes))
+
+    @property
+    def computation_s(self) -> float:
+        return sum(self.forward_s) + sum(self.backward_s)
+
+    @property
+    def server_byte_s(self) -> float:
+        return FRAMING / self.server_bandwidth
+
+    @property
+    def worker_byte_s(self) -> float:
+        return FRAMING / self.worker_bandwidth
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """How a step is taken. mode: as --mode has it; "ring fp32" and "ring fp16" for comparison. part_bytes: of
+    the largest part, as float32; 0 for the default."""
+
+    compressor: str = "4bit"
+    mode: str = "sync"
+    overlap: Overlap = "backward"
+    fusion: str = "bytes"
+    order: str = "fifo"
+    part_bytes: int = 0
+
+    @property
+    def redundancy(self) -> int:
+        return int(self.mode.partition("redundancy=")[2] or 1) if self.mode.startswith("sync") else 1
+
+
+def plan_of(profile: Profile, chosen: Choice, sent: Compression) -> Plan:
+    """How the model is divided, and in which order parts travel: as a server does it that has measured this
+    profile. Raises SpecError for a fusion or an order that is not known."""
+    fusion, order = parse_fusion(chosen.fusion), parse_order(chosen.order)
+    elements, layers = profile.elements, _layers(profile, sent)
+    link = Link(start_s=profile.start_s, byte_s=profile.workers * profile.server_byte_s)
+    slices, least_bytes = chosen.redundancy, sent.least_part_bytes
+    if fusion.merging is Merging.BYTES:
+        plan = divide(elements, fusion.bytes or chosen.part_bytes, slices, least_bytes=least_bytes)
+    else:
+        units = [group.last - group.first for group in fusion.groups(layers, link)]
+        most = largest_part(sum(elements), chosen.part_bytes, slices, least_bytes)
+        plan = cut_up(elements, units, most)
+    forward = [joined(layers[unit.first : unit.last]) for unit in reversed(plan.units)]
+    found = turns(order, forward, [len(unit.parts) for unit in plan.units], link)
+    return replace(plan, merged=fusion.merged, turns=found, credit=order.credit)
+
+
+def _layers(profile: Profile, sent: Compression) -> list[Layer]:
+    """As the planners of fusion and order know them."""
+    norms = profile.square_norms or [0.0] * len(profile.shapes)
+    found: list[Layer] = []
+    for shape, forward, backward, norm in zip(
+        profile.shapes, profile.forward_s, profile.backward_s, norms, strict=True
+    ):
+        elements = math.prod(shape)
+        density = sent.up.density if sent.up.carries(shape) else 1.0
+        found.append(
+            Layer(
+                elements=elements,
+                kept=round(elements * density),
+                sent_bytes=sent.up.sent_bytes(shape),
+                forward_s=forward,
+                backward_s=backward,
+                square_norm=norm,
+            )
+        )
+    return found
+
+
+def work_of(profile: Profile, chosen: Choice) -> tuple[Work, Place]:
+    """A step of a sync job as work, and where it is taken."""
+    sent = compression(chosen.compressor)
+    plan = plan_of(profile, chosen, sent)
+    copies = chosen.redundancy
+    pushes = profile.workers // copies
+    down = sent.down(pushes)
+    costs = profile.costs
+    servers = _spread([part.elements for part in plan.parts], profile.servers)
+    batches, pieces = list[Batch](), list[Piece]()
+    for number, unit in enumerate(plan.units):
+        shapes = profile.shapes[unit.first : unit.last]
+        elements, parts = unit.end - unit.start, len(unit.parts)
+        runs = 1 if plan.merged and sent.up.density < 1 else sent.up.runs(shapes)
+        up_bytes = sum(map(sent.up.sent_bytes, shapes)) + PAYLOAD_BYTES * max(parts, runs)
+        down_bytes = sum(map(down.sent_bytes, shapes)) + PAYLOAD_BYTES * max(parts, down.runs(shapes))
+        # What is sparse is stepped and taken in where it holds elements.
+        held = sum(math.prod(shape) * (down.density if down.carries(shape) else 1.0) for shape in shapes)
+        pushed = pushes * (elements * sent.up.density * costs.reduce_s + runs * costs.server_run_s)
+        encode_s = elements * (costs.gradient_s + sent.element_s)
+        encode_s += len(shapes) * costs.tensor_s + runs * costs.worker_run_s
+        batches.append(
+            Batch(
+                parts=unit.parts,
+                backward_s=copies * sum(profile.backward_s[unit.first : unit.last]),
+                forward_s=copies * sum(profile.forward_s[unit.first : unit.last]),
+                encode_s=encode_s / copies,
+            )
+        )
+        for part in unit.parts:
+            share = plan.parts[part].elements / max(1, elements)
+            pieces.append(
+                Piece(
+                    unit=number,
+                    up_bytes=PART_BYTES + share * up_bytes,
+                    down_bytes=PART_BYTES + share * down_bytes,
+                    pushes=pushes,
+                    server_s=share * (held * costs.update_s + pushed),
+                    apply_s=share * held * costs.apply_s,
+                    turn=plan.turns[part] if plan.turns else part,
+                    server=servers[part],
+                )
+            )
+    work = Work(
+        batches=batches,
+        pieces=pieces,
+        workers=profile.workers,
+        servers=profile.servers,
+        overlap=chosen.overlap,
+        early=chosen.overlap == "both",
+        credit=plan.credit,
+    )
+    place = Place(
+        server=Link(start_s=profile.start_s, byte_s=profile.server_byte_s),
+        worker=Link(start_s=0.0, byte_s=profile.worker_byte_s),
+        rtt_s=profile.rtt_s,
+        byte_s=costs.byte_s,
+        part_s=costs.part_s,
+        step_s=costs.step_s,
+        cores=profile.cores,
+    )
+    return work, place
+
+
+def _spread(sizes: Sequence[int], servers: int) -> list[int]:
+    """The server of each part: the largest first, each to the one that has least."""
+    held, found = [0] * servers, [0] * len(sizes)
+    for part in sorted(range(len(sizes)), key=lambda part: (-sizes[part], part)):
+        found[part] = held.index(min(held))
+        held[found[part]] += sizes[part]
+    return found

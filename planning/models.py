@@ -1,0 +1,120 @@
+"""Models known by the tensors that they have: what a planner, or a benchmark, can ask about without them.
+
+VGG-16 and -19 (Simonyan and Zisserman) and ResNet-50 (He et al.), all for images of 224 x 224 and 1000
+classes; ResNet-20, -56 and -110 (He et al., for CIFAR-10) for images of 32 x 32 and ten classes, whose
+shortcuts have no parameters; `NxSIZE`, which is N tensors of SIZE elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..spec import did_you_mean
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A parameter.
+
+    uses: how often the forward pass of one sample multiplies by each of its elements: the positions that a
+        convolution has, 1 of a linear layer. 0 where the work is not worth counting: biases, normalization.
+    """
+
+    name: str
+    shape: Shape
+    uses: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def multiplications(self) -> int:
+        """Of the forward pass of a sample."""
+        return self.elements * self.uses
+
+
+def tensors(model: str) -> list[Tensor]:
+    """In the order of the forward pass. Raises ValueError for a model that is not known."""
+    if model in MODELS:
+        return list(MODELS[model]())
+    count, _, size = model.partition("x")
+    if not (count.isdecimal() and size.isdecimal() and int(count) and int(size)):
+        known = ", ".join(MODELS)
+        raise ValueError(
+            f"model: expected one of {known}, or NxSIZE, got {model!r}{did_you_mean(model, MODELS)}"
+        )
+    elements = int(size)
+    rows = next(rows for rows in range(math.isqrt(elements), 0, -1) if elements % rows == 0)
+    shape = rows, elements // rows  # nearly square, as low-rank compression likes it
+    return [Tensor(f"layer{number}", shape, 1) for number in range(int(count))]
+
+
+def _normalized(name: str, inputs: int, outputs: int, size: int, side: int) -> Iterator[Tensor]:
+    """A convolution without bias, and its batch normalization. side: of the square that comes out."""
+    yield Tensor(f"{name}.weight", (outputs, inputs, size, size), side * side)
+    yield Tensor(f"{name}.norm.weight", (outputs,), 0)
+    yield Tensor(f"{name}.norm.bias", (outputs,), 0)
+
+
+def _linear(name: str, inputs: int, outputs: int) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", (outputs, inputs), 1)
+    yield Tensor(f"{name}.bias", (outputs,), 0)
+
+
+def _vgg(convolutions: Sequence[int]) -> Iterator[Tensor]:
+    """convolutions: how many each of the five blocks has."""
+    inputs = 3
+    for block, count in enumerate(convolutions):
+        outputs, side = min(64 << block, 512), 224 >> block
+        for number in range(count):
+            name = f"conv{block + 1}_{number + 1}"
+            yield Tensor(f"{name}.weight", (outputs, inputs, 3, 3), side * side)
+            yield Tensor(f"{name}.bias", (outputs,), 0)
+            inputs = outputs
+    for number, (before, after) in enumerate(((512 * 7 * 7, 4096), (4096, 4096), (4096, 1000)), start=6):
+        yield from _linear(f"fc{number}", before, after)
+
+
+def _resnet50() -> Iterator[Tensor]:
+    yield from _normalized("conv1", 3, 64, 7, 112)
+    inputs = 64
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        width, side = 64 << stage, 56 >> stage
+        for block in range(blocks):
+            name = f"stage{stage + 1}.{block}"
+            # The 3 x 3 convolution of a stage's first block is what halves the image.
+            before = 2 * side if stage and not block else side
+            yield from _normalized(f"{name}.conv1", inputs, width, 1, before)
+            yield from _normalized(f"{name}.conv2", width, width, 3, side)
+            yield from _normalized(f"{name}.conv3", width, 4 * width, 1, side)
+            if block == 0:
+                yield from _normalized(f"{name}.shortcut", inputs, 4 * width, 1, side)
+            inputs = 4 * width
+    yield from _linear("fc", 2048, 1000)
+
+
+def _resnet_of_ten_classes(depth: int) -> Iterator[Tensor]:
+    yield from _normalized("conv1", 3, 16, 3, 32)
+    inputs = 16
+    for stage, width in enumerate((16, 32, 64)):
+        for block in range((depth - 2) // 6):
+            name = f"stage{stage + 1}.{block}"
+            yield from _normalized(f"{name}.conv1", inputs, width, 3, 32 >> stage)
+            yield from _normalized(f"{name}.conv2", width, width, 3, 32 >> stage)
+            inputs = width
+    yield from _linear("fc", 64, 10)
+
+
+MODELS: dict[str, Callable[[], Iterator[Tensor]]] = {
+    "vgg16": lambda: _vgg((2, 2, 3, 3, 3)),
+    "vgg19": lambda: _vgg((2, 2, 4, 4, 4)),
+    "resnet20": lambda: _resnet_of_ten_classes(20),
+    "resnet50": _resnet50,
+    "resnet56": lambda: _resnet_of_ten_classes(56),
+    "resnet110": lambda: _resnet_of_ten_classes(110),
+}

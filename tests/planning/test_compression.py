@@ -1,0 +1,97 @@
+"""What is said of compressors, against the compressors themselves."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from gradwire.compressors import (
+    LayerRule,
+    ModelCompressor,
+    TensorSpec,
+    dense_payload,
+    divide,
+    least_part_bytes,
+    sparse_payload,
+    wire_bytes,
+)
+from gradwire.compressors.payload import DenseFormat
+from gradwire.planning.compression import NAMES, compression
+from gradwire.spec import SpecError
+
+SHAPES = ((256, 128), (128,), (128, 512), (512,), (64, 64, 3, 3))
+SPECS = [name for name in NAMES if name != "krngc"] + [
+    *("topk:ratio=10", "topk:ratio=1000", "topk:values=4bit", "topk:values=8bit", "topk:values=float32"),
+    *("randk:ratio=20", "gcac:ratio=50", "qsgd:bits=8,bucket=128", "topk:ratio=3"),
+]
+
+
+def pushed_bytes(spec: str, rank: int = 0) -> int:
+    """What a worker's second push of noise takes."""
+    specs = [TensorSpec(name=f"layer{place}", shape=shape) for place, shape in enumerate(SHAPES)]
+    plan = divide([each.elements for each in specs])
+    options = "warmup=0"
+    if spec.startswith(("dgc", "gcac")):
+        spec = f"{spec}{',' if ':' in spec else ':'}{options}"
+    compressor = ModelCompressor(specs, spec, LayerRule(), 1, rank, plan=plan)
+    generator = torch.Generator().manual_seed(rank)
+    payloads = []
+    for version in range(2):
+        gradients = [torch.randn(shape, generator=generator) * 0.3 for shape in SHAPES]
+        payloads = compressor.compress(gradients, samples=1, version=version)
+    return sum(map(wire_bytes, payloads))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_push_has_the_bytes_that_are_said_of_it(spec: str) -> None:
+    up = compression(spec).up
+    said = sum(up.sent_bytes(shape) for shape in SHAPES)
+    assert said == pytest.approx(pushed_bytes(spec), rel=0.05)
+
+
+@pytest.mark.parametrize("workers", [1, 4, 16])
+@pytest.mark.parametrize("ratio", [10, 100, 1000])
+def test_an_update_of_sparse_pushes_has_the_elements_of_all_of_them(ratio: int, workers: int) -> None:
+    elements, draw = 1_000_000, random.Random(1)
+    held: set[int] = set()
+    for _ in range(workers):
+        held.update(draw.sample(range(elements), elements // ratio))
+    indices = np.array(sorted(held), np.uint32)
+    values = dense_payload(DenseFormat.BFLOAT16, np.zeros(indices.size, np.float32))
+    real = min(wire_bytes(sparse_payload(elements, indices, values)), 2 * elements)
+    down = compression(f"topk:ratio={ratio}").down(workers)
+    assert down.sent_bytes((elements // 1000, 1000)) == pytest.approx(real, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("spec", "down"),
+    [
+        *[(name, name) for name in ("none", "bf16", "fp16", "1bit", "4bit", "8bit")],
+        *[("2bit", "4bit"), ("terngrad", "4bit"), ("signsgd", "1bit")],
+        *[("qsgd", "4bit"), ("qsgd:bits=8", "8bit")],
+    ],
+)
+def test_an_update_of_quantized_pushes_is_quantized_as_auto_does_it(spec: str, down: str) -> None:
+    assert compression(spec).down(4).name == down
+
+
+@pytest.mark.parametrize("spec", ["4bit", "none", "topk", "topk:ratio=1000", "dgc:ratio=10", "qsgd"])
+def test_parts_are_as_large_by_default_as_the_registry_has_them(spec: str) -> None:
+    assert compression(spec).least_part_bytes == least_part_bytes(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "remedy"),
+    [
+        ("4bti", "did you mean '4bit'"),
+        ("threshold", "known compressors: "),
+        ("topk:ratio=0.5", "expected a number from 1, got '0.5'"),
+        ("topk:values=3bit", "expected one of 1bit, "),
+    ],
+)
+def test_what_nothing_is_known_of_is_refused(spec: str, remedy: str) -> None:
+    with pytest.raises(SpecError, match=remedy):
+        compression(spec)
