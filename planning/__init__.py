@@ -21,6 +21,7 @@ from .fusion import seamgs as seamgs
 from .fusion import sent as sent
 from .fusion import sparse_error as sparse_error
 from .links import fit as fit
+from .plans import make_plan as make_plan
 from .profile import Layer as Layer
 from .profile import Link as Link
 from .profile import joined as joined

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from .choices import Merging, parse_fusion, parse_order, turns
+from .choices import parse_fusion, parse_order
 from .compression import Compression, compression
-from .parts import Plan, cut_up, divide, largest_part
-from .profile import Layer, Link, joined
+from .parts import Plan
+from .plans import make_plan
+from .profile import Layer, Link
 from .step import Batch, Overlap, Piece, Place, Work
 
 # Bytes on a link for each of a payload: headers of gRPC, HTTP/2, TCP, IP and Ethernet, in frames of 1500.
@@ -114,19 +115,16 @@ class Choice:
 def plan_of(profile: Profile, chosen: Choice, sent: Compression) -> Plan:
     """How the model is divided, and in which order parts travel: as a server does it that has measured this
     profile. Raises SpecError for a fusion or an order that is not known."""
-    fusion, order = parse_fusion(chosen.fusion), parse_order(chosen.order)
-    elements, layers = profile.elements, _layers(profile, sent)
-    link = Link(start_s=profile.start_s, byte_s=profile.workers * profile.server_byte_s)
-    slices, least_bytes = chosen.redundancy, sent.least_part_bytes
-    if fusion.merging is Merging.BYTES:
-        plan = divide(elements, fusion.bytes or chosen.part_bytes, slices, least_bytes=least_bytes)
-    else:
-        units = [group.last - group.first for group in fusion.groups(layers, link)]
-        most = largest_part(sum(elements), chosen.part_bytes, slices, least_bytes)
-        plan = cut_up(elements, units, most)
-    forward = [joined(layers[unit.first : unit.last]) for unit in reversed(plan.units)]
-    found = turns(order, forward, [len(unit.parts) for unit in plan.units], link)
-    return replace(plan, merged=fusion.merged, turns=found, credit=order.credit)
+    return make_plan(
+        profile.elements,
+        parse_fusion(chosen.fusion),
+        parse_order(chosen.order),
+        layers=_layers(profile, sent),
+        link=Link(start_s=profile.start_s, byte_s=profile.workers * profile.server_byte_s),
+        part_bytes=chosen.part_bytes,
+        slices=chosen.redundancy,
+        least_bytes=sent.least_part_bytes,
+    )
 
 
 def _layers(profile: Profile, sent: Compression) -> list[Layer]:

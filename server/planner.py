@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..compressors import LEAST_BYTES, Plan, cut_up, largest_part
-from ..planning import Fusion, Layer, Link, Merging, Order, Replan, fit, joined, turns
+from ..compressors import LEAST_BYTES, Plan
+from ..planning import Fusion, Layer, Link, Merging, Order, Replan, fit, make_plan
 from ..proto import messages as m
 from ..proto.manifest import Manifest
 from .pacing import Came
@@ -51,8 +51,7 @@ class Planner:
 
     def __init__(self, fusion: Fusion, order: Order, replanning: Replan, part_bytes: int = 0) -> None:
         self._fusion, self._order, self._replanning = fusion, order, replanning
-        self._part_bytes = fusion.bytes if fusion.merging is Merging.BYTES else 0
-        self._part_bytes = self._part_bytes or part_bytes
+        self._part_bytes = part_bytes
         self._slices, self._least_bytes = 1, LEAST_BYTES
         self._profiles: dict[str, m.Profile] = {}
         self._came: dict[str, Came] = {}  # the last part of each worker
@@ -146,27 +145,17 @@ class Planner:
 
     def _plan(self, manifest: Manifest, measured: Measured | None) -> Plan:
         """measured: None if nothing is."""
-        plan = self._divided(manifest, measured)
-        parts = [len(unit.parts) for unit in plan.units]
-        units: list[Layer] = []
-        link: Link | None = None
-        if measured is not None:
-            link = measured.link
-            units = [joined(measured.layers[unit.first : unit.last]) for unit in reversed(plan.units)]
-        found = turns(self._order, units, parts, link)
-        return replace(plan, turns=found, credit=self._order.credit)
-
-    def _divided(self, manifest: Manifest, measured: Measured | None) -> Plan:
-        elements = [spec.elements for spec in manifest.specs]
-        if self._fusion.merging is Merging.NONE:
-            units = [1] * len(elements)
-        elif self._fusion.merging is Merging.BYTES or measured is None:
-            return manifest.plan(self._part_bytes, self._slices, self._least_bytes)
-        else:
-            groups = self._fusion.groups(measured.layers, measured.link)
-            units = [group.last - group.first for group in groups]
-        most = largest_part(manifest.elements, self._part_bytes, self._slices, self._least_bytes)
-        return replace(cut_up(elements, units, most), merged=self._fusion.merged)
+        return make_plan(
+            [spec.elements for spec in manifest.specs],
+            self._fusion,
+            self._order,
+            layers=() if measured is None else measured.layers,
+            link=None if measured is None else measured.link,
+            part_bytes=self._part_bytes,
+            slices=self._slices,
+            groups=[tensor.group for tensor in manifest.tensors],
+            least_bytes=self._least_bytes,
+        )
 
 
 def alike(plan: Plan, other: Plan) -> bool:
