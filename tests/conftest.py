@@ -6,9 +6,14 @@ import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
 
 # Before torch is imported: its threads spin while they wait, and take the cores from the other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# An example takes as long as the other processes leave it.
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
 
 # Fixtures that take long to make: all tests of a group run where they have been made.
 GROUPS = {"built": "packages", "image": "packages", "ran": "one run"}

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_kernels import gradient, unaligned
 
@@ -124,7 +124,6 @@ def test_the_kernels_are_the_plain_ones(
         assert same_bits(*sums)
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(FORMATS),
     st.lists(st.lists(st.integers(0, 40), max_size=4).map(tuple), min_size=1, max_size=4),

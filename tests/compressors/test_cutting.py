@@ -81,7 +81,7 @@ def borders_of(elements: int, draw: st.DataObject, step: int) -> list[int]:
     return sorted({0, elements, *places})
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.sampled_from(sorted(BUILT_IN)) | specs(),
     st.integers(0, 700),
@@ -96,13 +96,12 @@ def test_cuts_of_what_any_compressor_sends(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 300), st.integers(0, 1 << 30), st.sampled_from([32, 1]), st.data())
 def test_cuts_of_any_kind(kind: str, elements: int, seed: int, step: int, draw: st.DataObject) -> None:
     check(payload_of(kind, elements, seed), borders_of(elements, draw, step))
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["4bit", "2bit", "binary", "vote"]),
     st.lists(st.integers(0, 90), min_size=1, max_size=6),
@@ -119,7 +118,6 @@ def test_cuts_across_blocks(kind: str, sizes: list[int], seed: int, step: int, d
     assert decoded(join(parts)) == decoded(alone)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 70)), max_size=8), st.integers(0, 99))
 def test_joined_payloads_decode_to_the_same(members: list[tuple[str, int]], seed: int) -> None:
     payloads = [payload_of(kind, size, seed + place) for place, (kind, size) in enumerate(members)]

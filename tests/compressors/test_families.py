@@ -109,7 +109,7 @@ def test_l1_is_topk_that_forgets() -> None:
 # gcac
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 60), st.integers(0, 1 << 30), st.integers(1, 60))
 def test_gcac_keeps_what_is_farthest_from_the_element_nearest_to_all(
     elements: int, seed: int, keep: int
@@ -160,7 +160,6 @@ def test_krngc_keeps_the_largest_or_the_smallest_worst_ranks(elements: int, seed
         assert set(np.flatnonzero(ranks < k)) <= set(literal) <= set(np.flatnonzero(ranks <= k))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-2, 2), max_size=20), st.integers(0, 20))
 def test_both_readings_send_each_element_once_also_where_many_are_equal(
     numbers: list[int], wanted: int
@@ -179,7 +178,7 @@ def test_both_readings_send_each_element_once_also_where_many_are_equal(
         assert np.sort(found.values).tolist() == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.sampled_from([1.0, 4.0, 1024.0])), min_size=1, max_size=5),
     st.sampled_from([0.0, 0.5, 1.0]),  # with these powers of two, importance is exact in float32

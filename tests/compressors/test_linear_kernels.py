@@ -317,7 +317,7 @@ FINITE = st.floats(width=32, min_value=-(2.0**100), max_value=2.0**100)
 LEVELS = st.floats(width=32, min_value=2.0**-100, max_value=2.0**100)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     values=st.lists(st.tuples(FINITE, FINITE), max_size=200),
     bits=st.sampled_from(BITS),
@@ -344,7 +344,7 @@ def test_what_is_sent_and_what_is_left_make_up_the_whole(
     assert (np.abs(residual) <= step * (0.5001 if seed is None else 1.0001) + 64 * 2.0**-149).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(values=st.lists(FINITE, max_size=200), level=LEVELS)
 def test_binary_and_ternary_codes_leave_what_they_do_not_send(values: list[float], level: float) -> None:
     whole = np.array(values, np.float32)

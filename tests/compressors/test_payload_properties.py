@@ -217,7 +217,7 @@ def changed(header: Any, draw: st.DataObject) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(1, 70), st.integers(0, 1 << 30), st.data())
 def test_whatever_arrives_is_refused_or_decodes(
     kind: str, elements: int, seed: int, draw: st.DataObject
@@ -250,7 +250,7 @@ def test_whatever_arrives_is_refused_or_decodes(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(0, 70), st.integers(0, 1 << 30), st.integers(-3, 3))
 def test_a_payload_of_any_other_length_is_refused(kind: str, elements: int, seed: int, more: int) -> None:
     payload = payload_of(kind, elements, seed)
@@ -260,7 +260,6 @@ def test_a_payload_of_any_other_length_is_refused(kind: str, elements: int, seed
             validate(dataclasses.replace(payload, data=data.copy()))
 
 
-@settings(deadline=None)
 @given(st.sampled_from(KINDS), st.integers(1, 70), st.integers(0, 1 << 30), st.data())
 def test_no_byte_of_a_payload_is_beyond_what_is_checked(
     kind: str, elements: int, seed: int, draw: st.DataObject
@@ -356,7 +355,7 @@ def specs(draw: st.DrawFn) -> str:
     return f"{name}{',' if ':' in name else ':'}feedback=on,{','.join(options)}"
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(specs(), st.integers(0, 40), st.data())
 def test_what_was_sent_and_what_is_left_is_what_was_there(
     spec: str, elements: int, draw: st.DataObject

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.compressors import (
@@ -148,7 +148,6 @@ def test_the_sum_is_that_of_the_sequence(kind: str, elements: int) -> None:
     assert same_bits(out, expected)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(MAKERS)), st.floats(0, 2, width=32)), max_size=8),
     st.integers(0, 600),

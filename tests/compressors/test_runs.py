@@ -37,7 +37,7 @@ Array = npt.NDArray[np.float32]
 VALUES = st.sampled_from([0.0, -0.0, 1e-45, -1e-45, 0.25, -0.25, 0.5, 1.0, -1.0, 3.0, 3.4e38, -3.4e38])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.lists(VALUES, max_size=9), st.integers(0, 9), VALUES, VALUES), max_size=5),
     st.integers(0, 99),

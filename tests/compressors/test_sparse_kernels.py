@@ -73,7 +73,6 @@ def test_arbitrary_bytes_are_refused_or_canonical(
 
 
 @given(st.binary(max_size=8), st.integers(0, 64))
-@settings(deadline=None)
 def test_a_bitmap_is_refused_or_canonical(raw: bytes, elements: int) -> None:
     data = np.frombuffer(raw, np.uint8)[: -(-elements // 8)]
     if data.size != -(-elements // 8):
