@@ -25,8 +25,9 @@ only once backward is over.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -78,17 +79,44 @@ def run(layers: Sequence[Layer], link: Link, schedule: Schedule) -> Timeline:
     over = max(ready, default=0.0)
     left = [_pieces(layer, schedule) for layer in layers]
     messages: list[Message] = []
-    free = 0.0
-    while any(left):
-        now = max(free, min(at for at, pieces in zip(ready, left, strict=True) if pieces))
+    free, at_last = 0.0, False  # whether backward is over
+    to_come = len(layers)  # layers in front of this one have no gradients yet
+    there: list[tuple[_Key, int]] = []  # a heap
+    while there or to_come:
+        now = free if there else max(free, ready[to_come - 1])
         if len(messages) >= schedule.credit:
             now = max(now, messages[-schedule.credit].end_s)
-        there = [place for place, pieces in enumerate(left) if pieces and ready[place] <= now]
-        place, pieces = _next(there, left, schedule, ready, backward_is_over=now >= over)
+        while to_come and ready[to_come - 1] <= now:
+            to_come -= 1
+            heapq.heappush(there, (_key(to_come, schedule, at_last), to_come))
+        if now >= over and not at_last:
+            at_last = True
+            there = [(_key(place, schedule, at_last), place) for _, place in there]
+            heapq.heapify(there)
+        _, place = there[0]
+        whole = schedule.name == "fifo" or (
+            schedule.name == "two-phase" and (at_last or place in schedule.raised)
+        )
+        pieces = left[place] if whole else 1
         free = now + link.byte_s * _bytes(layers[place], schedule, left[place], pieces)
         left[place] -= pieces
+        if not left[place]:
+            heapq.heappop(there)
         messages.append(Message(place, pieces, now, free, free + link.start_s))
     return _with_forward(layers, over, messages)
+
+
+_Key = tuple[int, bool, int]
+
+
+def _key(place: int, schedule: Schedule, at_last: bool) -> _Key:
+    """Of the layers that are there, the one with the least goes next."""
+    if schedule.name == "fifo":
+        return -place, False, 0
+    if schedule.name == "two-phase" and not at_last:
+        # A raised layer goes just before the one that it was raised over.
+        return schedule.raised.get(place, place), place not in schedule.raised, place
+    return place, False, 0
 
 
 def _pieces(layer: Layer, schedule: Schedule) -> int:
@@ -102,29 +130,6 @@ def _bytes(layer: Layer, schedule: Schedule, left: int, pieces: int) -> float:
     if pieces == left:
         return layer.sent_bytes - begun * schedule.piece_bytes if begun else layer.sent_bytes
     return pieces * schedule.piece_bytes
-
-
-def _next(
-    there: Collection[int],
-    left: Sequence[int],
-    schedule: Schedule,
-    ready: Sequence[float],
-    *,
-    backward_is_over: bool,
-) -> tuple[int, int]:
-    """Which layer goes next, and how many pieces of it."""
-    if schedule.name == "fifo":
-        place = min(there, key=lambda each: (ready[each], -each))
-        return place, left[place]
-    if schedule.name == "two-phase":
-        if backward_is_over:
-            return min(there), left[min(there)]
-        # A raised layer goes just before the one that it was raised over.
-        place = min(
-            there, key=lambda each: (schedule.raised.get(each, each), each not in schedule.raised, each)
-        )
-        return place, left[place] if place in schedule.raised else 1
-    return min(there), 1
 
 
 def _with_forward(layers: Sequence[Layer], over: float, messages: Sequence[Message]) -> Timeline:

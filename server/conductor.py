@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..compressors import Plan
-from ..planning import parse_fusion, parse_order, parse_replan
 from ..proto import messages as m
 from ..proto.plans import plan_message
 from ..proto.wire import encode_server
@@ -26,7 +25,8 @@ from .job import events as e
 from .job.core import Core
 from .metrics import Metrics
 from .pacing import Came, Pacing
-from .planner import Planner, alike
+from .planner import Planner
+from .replanning import Replanning, fixed
 from .shard.inbox import Arrivals
 from .shard.shard import Shard
 from .shard.store import DivergedError, Encoded
@@ -74,7 +74,7 @@ class Conductor:
         self.shard = shard
         self.streams: dict[str, WorkerStream] = {}
         self.pacing = Pacing()
-        self.planner = planner or Planner(parse_fusion("bytes"), parse_order("fifo"), parse_replan("never"))
+        self.plans = Replanning(planner or fixed(), shard, metrics, adopt=self.replan, work=self._work)
         self.finished = asyncio.Event()  # and saved, as far as that was possible
         self.unsaved = False  # the final parameters exist here alone
         self.failed = asyncio.Event()
@@ -83,7 +83,6 @@ class Conductor:
         self.parameters_sha256 = ""  # of the final parameters, once they are saved
         self._arrivals: dict[tuple[str, int], Arrivals] = {}
         self._output = output
-        self._norms_asked = False  # for the next plan
         self._updates: deque[Broadcast] = deque()  # the last
         self._growing: Broadcast | None = None  # to the version that the open round leads to
         self._snapshot: Broadcast | None = None  # of the current version
@@ -122,19 +121,12 @@ class Conductor:
                 arrivals.forget(seq)
             if roster.get(name) is None:
                 del self._arrivals[name]
-                self.planner.forget(name[0])
+                self.plans.planner.forget(name[0])
 
     def arrived(self, came: Came) -> None:
         """A part of a push is there."""
         self.pacing.arrived(came)
-        self.planner.arrived(came)
-
-    def profiled(self, worker: str, profile: m.Profile) -> None:
-        """A worker has said what its steps are made of."""
-        self.planner.profiled(worker, profile)
-        measured = self.planner.measured(self.shard.manifest) if self.shard.manifest is not None else None
-        if measured is not None:
-            self.metrics.measured(measured)
+        self.plans.arrived(came)
 
     def give_up(self, stream: WorkerStream, seq: int) -> None:
         """Keep nothing of a push that would be refused, and tell its worker to send no more of it."""
@@ -377,29 +369,7 @@ class Conductor:
             self.metrics.clocks_stale(action.clocks_stale)
         self.metrics.round_closed(self._ended_at - action.opened_at, samples, mean_loss)
         self.happen(e.Published(version=action.version))
-        self._plan_if_due(action.version)
-
-    def _plan_if_due(self, version: int) -> None:
-        """Divide the model otherwise if what has been measured says so."""
-        planner, shard = self.planner, self.shard
-        if shard.manifest is None or not planner.due(version):
-            return
-        if planner.takes_norms and not self._norms_asked:
-            self._norms_asked = True
-            shard.measure_norms()
-            return
-        measured = planner.measured(shard.manifest, shard.square_norms)
-        if measured is None or (planner.takes_norms and not shard.square_norms):
-            return
-        self._norms_asked = False
-        plan = planner.plan(version, shard.manifest, measured)
-        if plan is None or alike(plan, shard.plan):
-            return
-        log.info(
-            "a new plan: %d units in %d parts, because a part takes %.2f ms and %.0f ns per byte",
-            *(len(plan.units), len(plan.parts), measured.link.start_s * 1e3, measured.link.byte_s * 1e9),
-        )
-        self.replan(plan)
+        self.plans.published(action.version)
 
     async def _finish(self) -> None:
         if self.shard.manifest is not None:

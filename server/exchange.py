@@ -368,7 +368,7 @@ class WorkerCall:
             if not right:
                 where = f"profile {field}"
                 raise refused(Reason.TENSOR, worker=stream.worker, field=where, limit=limit, value="another")
-        self._conductor.profiled(stream.worker, profile)
+        self._conductor.plans.profiled(stream.worker, profile)
 
     def _evaluated(self, stream: WorkerStream, message: m.Evaluation) -> None:
         names = message.metrics

@@ -128,7 +128,9 @@ class Service:
             header.manifest, worker=header.worker, max_bytes=self._options.max_model_bytes
         )
         member = self._core.roster.members[header.worker]
-        plan = self._conductor.planner.first(manifest, self._slices, least_part_bytes(member.compressor))
+        plan = self._conductor.plans.planner.first(
+            manifest, self._slices, least_part_bytes(member.compressor)
+        )
         if len(plan.parts) > MAX_PARTS:
             raise refused(
                 Reason.SIZE,

@@ -1,0 +1,83 @@
+"""Plans while a job runs: what is measured goes to the planner, and what it says to the conductor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from ..compressors import Plan
+from ..planning import parse_fusion, parse_order, parse_replan
+from ..proto import messages as m
+from .metrics import Metrics
+from .pacing import Came
+from .planner import Measured, Planner, alike
+from .shard.shard import Shard
+
+log = logging.getLogger("gradwire.server")
+
+
+def fixed() -> Planner:
+    """Makes the first plan, and no other."""
+    return Planner(parse_fusion("bytes"), parse_order("fifo"), parse_replan("never"))
+
+
+class Replanning:
+    """Belongs to the conductor's event loop; plans are made on another thread."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        shard: Shard,
+        metrics: Metrics,
+        *,
+        adopt: Callable[[Plan], None],
+        work: Callable[[Awaitable[None]], None],
+    ) -> None:
+        """adopt: is given plans that are to come into force. work: sees to what takes time."""
+        self.planner = planner
+        self._shard, self._metrics = shard, metrics
+        self._adopt, self._work = adopt, work
+        self._norms_asked = False  # for the next plan
+        self._planning = False
+
+    def arrived(self, came: Came) -> None:
+        """A part of a push is there."""
+        self.planner.arrived(came)
+
+    def profiled(self, worker: str, profile: m.Profile) -> None:
+        """A worker has said what its steps are made of."""
+        self.planner.profiled(worker, profile)
+        measured = self.planner.measured(self._shard.manifest) if self._shard.manifest is not None else None
+        if measured is not None:
+            self._metrics.measured(measured)
+
+    def published(self, version: int) -> None:
+        """A version is there: plan, if one is due and all is known that it takes."""
+        planner, shard = self.planner, self._shard
+        if self._planning or shard.manifest is None or not planner.due(version):
+            return
+        if planner.takes_norms and not self._norms_asked:
+            self._norms_asked = True
+            shard.measure_norms()
+            return
+        measured = planner.measured(shard.manifest, shard.square_norms)
+        if measured is None or (planner.takes_norms and not shard.square_norms):
+            return
+        self._norms_asked = False
+        self._planning = True
+        self._work(self._plan(version, measured))
+
+    async def _plan(self, version: int, measured: Measured) -> None:
+        try:
+            assert self._shard.manifest is not None
+            plan = await asyncio.to_thread(self.planner.plan, version, self._shard.manifest, measured)
+        finally:
+            self._planning = False
+        if plan is None or alike(plan, self._shard.plan):
+            return
+        log.info(
+            "a new plan: %d units in %d parts, because a part takes %.2f ms and %.0f ns per byte",
+            *(len(plan.units), len(plan.parts), measured.link.start_s * 1e3, measured.link.byte_s * 1e9),
+        )
+        self._adopt(plan)
