@@ -14,6 +14,7 @@ from ..metrics import Metrics
 from ..session.hooks import GradientHooks
 from ..session.pushing import Pushing
 from ..session.session import Session
+from .ahead import Ahead, DistrustedError, expected_after, look_ahead
 from .computation import Computation, TaskFailedError
 from .sharding import Indices
 from .strategy import Strategy
@@ -47,13 +48,21 @@ class GradientWork(Strategy):
         self._steps = 0
         self._hooks = GradientHooks(session.replica.parameters) if overlap else None
         self._final = final
+        self._looks_ahead = final
+        self._ahead: Ahead | None = None
+
+    def told(self, assignment: m.Assignment) -> None:
+        if self._ahead is not None and not self._ahead.fits(self._session, assignment):
+            self._ahead.kept.put_back()
+            self._ahead = None
 
     def work(self, assignment: m.Assignment) -> None:
         session = self._session
         session.doing("computing")
+        ahead, self._ahead = self._ahead, None
         try:
             if self._hooks is not None and not assignment.stragglers:
-                pushed = self._overlapped(assignment, self._hooks)
+                pushed = self._overlapped(assignment, self._hooks, ahead)
             else:
                 pushed = self._one_after_the_other(assignment)
         except (UnusableError, NonFiniteGradient) as error:
@@ -63,16 +72,36 @@ class GradientWork(Strategy):
             session.skip(assignment)
             return
         self._held = 0 if pushed else self._held + 1
+        if self._hooks is not None and self._looks_ahead and assignment.next and not session.leaving:
+            self._look_ahead(expected_after(assignment))
 
-    def _overlapped(self, assignment: m.Assignment, hooks: GradientHooks) -> bool:
-        """Push each part as soon as backward has its last gradient."""
-        indices = self._computation.indices(assignment)
+    def _look_ahead(self, expected: m.Assignment) -> None:
+        """Begin the next forward pass while the update still comes."""
+        self._session.doing("computing")
+        try:
+            with self._metrics.during("computing"):
+                place = self._place(expected)
+                self._ahead = look_ahead(self._session, self._computation, expected, *place)
+        except DistrustedError as error:
+            self._look_ahead_no_more(error)
+
+    def _look_ahead_no_more(self, why: Exception) -> None:
+        self._looks_ahead = False
+        log.info("from now on a forward pass begins when all of its version is there: %s", why)
+
+    def _overlapped(self, assignment: m.Assignment, hooks: GradientHooks, ahead: Ahead | None) -> bool:
+        """Push each part as soon as backward has its last gradient. ahead: the forward pass, if there was
+        one."""
+        indices = self._computation.indices(assignment) if ahead is None else ahead.indices
         pushing, loss = self._begin(assignment, len(indices)), math.nan
         try:
             hooks.follow(pushing)
             try:
                 with self._metrics.during("computing"):
-                    loss = self._loss(assignment, 0, indices)
+                    if ahead is None:
+                        loss = self._loss(assignment, 0, indices)
+                    else:
+                        loss = self._computation.backward(ahead.loss)
             finally:
                 missing = hooks.let_go()
             if hooks.error is not None:
@@ -83,6 +112,13 @@ class GradientWork(Strategy):
                 raise UnusableError(f"the loss is {loss}")
             for place in missing:  # the loss does not reach them
                 pushing.add(place, self._session.replica.gradient(place))
+        except TaskFailedError as error:
+            if ahead is None or pushing.checksums:
+                return self._broken_off(pushing, error, loss)
+            self._session.abandon(pushing)  # perhaps autograd has found a parameter that was used too early
+            ahead.kept.put_back()
+            self._look_ahead_no_more(error)
+            return self._overlapped(assignment, hooks, None)
         except Exception as error:
             return self._broken_off(pushing, error, loss)
         return self._commit(pushing, loss)
