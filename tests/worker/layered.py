@@ -139,7 +139,8 @@ class Run:
         """more: whether what follows is known."""
         ranges, following = (m.Range(start=4 * each, count=4) for each in (version, version + 1))
         fields: dict[str, Any] = {"id": version + 1, "version": version, "ranges": (ranges,), "world": 1}
-        return m.Assignment(**{**fields, "next": (following,) if more else (), **changes})
+        fields["next"] = (following,) if more else ()
+        return m.Assignment(**{**fields, **changes})
 
     def bytes_of(self, place: int = 0) -> list[bytes]:
         return [np.asarray(decode(each)).tobytes() for each in self.script.pushed[place][1]]

@@ -164,7 +164,8 @@ def look_ahead(
 
 
 def _compiled(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+    in_place: Any = getattr(module, "_compiled_call_impl", None)
+    return type(module).__name__ == "OptimizedModule" or in_place is not None
 
 
 def _frames_compiled() -> int:

@@ -139,11 +139,15 @@ def test_what_is_computed_on_another_thread_is_not_begun_early_again(
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_compiled_model_waits_for_its_parameters(caplog: pytest.LogCaptureFixture, whole: bool) -> None:
     caplog.set_level("INFO")
-    compiled: Any = torch.compile(lambda hidden: torch.tanh(hidden) * 2, backend="eager")
+
+    def twice(hidden: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(hidden) * 2
+
+    compiled = torch.compile(twice, backend="eager")
 
     class Within(Layers):
         def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            return cast(torch.Tensor, compiled(self.first(batch)))
+            return compiled(self.first(batch))
 
     def build() -> nn.Module:
         layers = Layers()
@@ -260,7 +264,7 @@ def test_what_ends_the_connection_is_not_taken_for_a_fault_of_the_task() -> None
         try:
             return squares(model, batch)
         except BaseException:
-            return model.first.weight.sum()  # type: ignore[union-attr, operator, return-value]  # pyright: ignore
+            return torch.zeros((), requires_grad=True)
 
     for loss in (squares, deaf):
         run = both(loss=loss)
@@ -304,6 +308,11 @@ def test_time_that_a_pass_waits_for_parameters_is_not_of_computing() -> None:
     run.script.messages += [*run.update(0), run.given(0), late, *run.update(1), run.given(1, more=False)]
     run.steps(0)
     seconds = run.trainer._metrics.seconds  # pyright: ignore[reportPrivateUsage]
-    found = {each: seconds.labels(each)._value.get() for each in ("computing", "waiting")}
+    found: dict[str, float] = {
+        sample.labels["activity"]: sample.value
+        for family in seconds.collect()
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }
     assert found["waiting"] > 0.3
     assert found["computing"] < 0.2
