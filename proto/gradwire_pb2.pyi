@@ -548,7 +548,7 @@ class Leave(_message.Message):
     def __init__(self, failed: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("chunk", "update", "assignment", "outcome", "welcome", "waiting", "initialize", "packet", "snapshot", "plan", "unwanted", "batch", "crc32c")
+    __slots__ = ("chunk", "update", "assignment", "outcome", "welcome", "waiting", "initialize", "packet", "snapshot", "plan", "unwanted", "stored", "batch", "crc32c")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
@@ -560,6 +560,7 @@ class ServerMessage(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     UNWANTED_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
@@ -573,9 +574,10 @@ class ServerMessage(_message.Message):
     snapshot: SnapshotRequest
     plan: Plan
     unwanted: Unwanted
+    stored: Stored
     batch: Batch
     crc32c: int
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., unwanted: _Optional[_Union[Unwanted, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., unwanted: _Optional[_Union[Unwanted, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("rank", "version", "last_seq", "stored", "plan")

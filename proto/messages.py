@@ -438,7 +438,9 @@ class Welcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """What the server has of a push that it has not decided on: that need not be sent again."""
+    """What the server has of a push that it has not decided on: that need not be sent again. Where the
+    plan has a credit, also said of each part as soon as it is there, or is of no use any more.
+    """
 
     seq: int  # of the push
     parts: tuple[int, ...]  # ascending
@@ -658,5 +660,5 @@ WorkerMessage = (
     Chunk | Part | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Profile | Batch
 )
 ServerMessage = (
-    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | Plan | Unwanted | Batch
+    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | Plan | Unwanted | Stored | Batch
 )

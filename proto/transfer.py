@@ -54,6 +54,7 @@ _CODINGS = {m.IndexCoding[coding.name]: coding for coding in IndexCoding}
 _NO_BYTES = np.empty(0, np.uint8)
 
 PACKETS = 1 << 63  # transfers of coded packets are above
+MAX_ARRIVING = 4  # parts on their way from one worker, each overtaken by the next
 MAX_PARTS = 1 << 16
 
 

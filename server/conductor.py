@@ -130,9 +130,7 @@ class Conductor:
 
     def give_up(self, stream: WorkerStream, seq: int) -> None:
         """Keep nothing of a push that would be refused, and tell its worker to send no more of it."""
-        arriving = stream.inbox.current
-        if arriving is not None and arriving.seq == seq:
-            stream.inbox.drop(arriving)
+        stream.inbox.drop_push(seq)
         arrivals = self.arrivals(*stream.id)
         arrivals.give_up(seq)
         self.shard.drop(e.PushKey(*stream.id, seq))
@@ -310,7 +308,7 @@ class Conductor:
         """Parts of the update go out as soon as they are there."""
         if self._growing is not None:  # its round was given up before it had any
             self._growing.finish()
-        self._growing = Broadcast(action.version)
+        self._growing = Broadcast(action.version, last_first=bool(self.shard.plan.turns))
         for worker, incarnation, _ in action.members.values():
             member = self.core.roster.present((worker, incarnation))
             if member is not None and member.listening:  # others may still have to be sent this version

@@ -147,7 +147,7 @@ class WorkerCall:
 
     async def _take(self, stream: WorkerStream, message: m.Part | m.Chunk) -> None:
         """Take in a piece of a part, and store the part when it is complete."""
-        part = message if isinstance(message, m.Part) else stream.inbox.current
+        part = message if isinstance(message, m.Part) else stream.inbox.arriving(message.transfer)
         try:
             if isinstance(message, m.Part):
                 self._begin(stream, message)
@@ -162,8 +162,8 @@ class WorkerCall:
             return
         if complete is None:
             return
-        came = Came(stream.worker, complete[1].size, time.monotonic(), complete[0].waited)
-        self._conductor.arrived(came)
+        size, waited = stream.inbox.since()
+        self._conductor.arrived(Came(stream.worker, size, time.monotonic(), waited))
         if complete[1].size <= SMALL_PART_BYTES:
             self._store(stream, complete[0], complete[1].checksum, complete[1].finish)
             return
@@ -189,6 +189,7 @@ class WorkerCall:
         stream.inbox.drop(part)
         if wanted or unwanted:  # on a new stream again: the hint may have been lost with the old one
             self._conductor.give_up(stream, part.seq)
+        self._say_stored(stream, part)
         self._deliver(stream)  # it may be here from the stream before, which delivers nothing any more
 
     async def _scan(self, stream: WorkerStream, part: m.Part, assembly: Assembly) -> None:
@@ -215,6 +216,12 @@ class WorkerCall:
             key = e.PushKey(*stream.id, part.seq)
             shard.put(key, part.part, payloads, part.assignment)
             self._deliver(stream)
+        self._say_stored(stream, part)
+
+    def _say_stored(self, stream: WorkerStream, part: m.Part) -> None:
+        """To a worker that waits for that before it sends another part."""
+        if self._conductor.shard.plan.credit:
+            stream.outbox.send(m.Stored(seq=part.seq, parts=(part.part,)))
 
     def _committed(self, stream: WorkerStream, commit: m.Commit) -> None:
         arrivals, exchanges = self._conductor.arrivals(*stream.id), self._core.mode.exchanges
@@ -260,6 +267,7 @@ class WorkerCall:
 
     def _abandoned(self, stream: WorkerStream, abandon: m.Abandon) -> None:
         arrivals = self._conductor.arrivals(*stream.id)
+        stream.inbox.drop_push(abandon.seq)
         if not arrivals.over(abandon.seq):
             arrivals.close(abandon.seq)
             self._conductor.shard.drop(e.PushKey(*stream.id, abandon.seq))

@@ -14,6 +14,7 @@ from ..proto.messages import ServerMessage
 from ..proto.refusal import Refusal
 from ..proto.wire import encode_server, gather
 from .shard.inbox import Inbox
+from .shard.store import Encoded
 from .updates import Broadcast
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -41,12 +42,26 @@ class WorkerStream:
 
 @dataclass(slots=True)
 class _Sending:
-    """An update on its way. sent: messages of it. counted: whether its bytes count as parameters that were
-    sent."""
+    """An update on its way. counted: whether its bytes count as parameters that were sent. seen: parts of it
+    that have begun, or are among those that wait. messages: of the part that has begun."""
 
     update: Broadcast
     counted: bool
-    sent: int = 0
+    seen: int = 0
+    waiting: list[Encoded] = field(default_factory=list[Encoded])
+    messages: deque[bytes] = field(default_factory=deque[bytes])
+
+    def next(self) -> bytes | None:
+        """None if the update has to grow first, or is through."""
+        while not self.messages:
+            self.waiting += self.update.parts[self.seen :]
+            self.seen = len(self.update.parts)
+            if not self.waiting:
+                return None
+            numbers = [part.number for part in self.waiting]
+            first = numbers.index(max(numbers)) if self.update.last_first else 0
+            self.messages.extend(self.waiting.pop(first).messages)
+        return self.messages.popleft()
 
 
 class Outbox:
@@ -104,9 +119,9 @@ class Outbox:
             if isinstance(first, bytes):
                 self._updates.popleft()
                 return first
-            if first.sent < len(first.update.messages):
-                first.sent += 1
-                return first.update.messages[first.sent - 1]
+            message = first.next()
+            if message is not None:
+                return message
             if not first.update.complete:
                 return None
             self._updates.popleft()

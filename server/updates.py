@@ -11,20 +11,21 @@ class Broadcast:
     """An update to a version. Parts are added while others are being sent.
 
     Attributes:
-        messages: so far.
+        parts: so far.
         complete: whether there will be no more.
+        last_first: of parts that wait to be sent, the last of the plan goes first, which is nearest to the
+            model's input; otherwise they go as they come.
     """
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, *, last_first: bool = False) -> None:
         self.version = version
+        self.last_first = last_first
         self.complete = False
-        self.messages: list[bytes] = []
-        self._parts: list[Encoded] = []
+        self.parts: list[Encoded] = []
         self._listeners: list[Callable[[], None]] = []
 
     def add(self, part: Encoded) -> None:
-        self._parts.append(part)
-        self.messages += part.messages
+        self.parts.append(part)
         self._tell()
 
     def finish(self, parts: Sequence[Encoded] = ()) -> None:
@@ -45,16 +46,21 @@ class Broadcast:
             listener()
 
     @property
+    def messages(self) -> list[bytes]:
+        """So far, as they have come."""
+        return [message for part in self.parts for message in part.messages]
+
+    @property
     def whole(self) -> bool:
         """Whether a replica at any version can take it in. Of a complete one."""
-        return all(part.whole for part in self._parts)
+        return all(part.whole for part in self.parts)
 
     @property
     def raw_bytes(self) -> int:
         """What it would take as float32."""
-        return sum(part.raw_bytes for part in self._parts)
+        return sum(part.raw_bytes for part in self.parts)
 
     @property
     def wire_bytes(self) -> int:
         """Of its messages, without what gRPC puts around them."""
-        return sum(map(len, self.messages))
+        return sum(len(message) for part in self.parts for message in part.messages)

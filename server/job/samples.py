@@ -87,6 +87,14 @@ class Samples:
         self._unsettled[epoch] += drawn.count
         return drawn
 
+    def peek(self, most: int) -> Drawn | None:
+        """What `draw` would give next if all of it is fresh; None where some were given back, or none are
+        left."""
+        count = min(most, self.per_epoch - self._next)
+        if self._returned or not count or self._epoch == self.epochs:
+            return None
+        return Drawn(epoch=self._epoch, ranges=(Range(start=self._next, count=count),))
+
     def settle(self, drawn: Drawn) -> None:
         """Nothing more has to happen about these: they are trained on, or in somebody's residual."""
         self._unsettled[drawn.epoch] -= drawn.count

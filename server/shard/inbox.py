@@ -1,9 +1,9 @@
-"""What arrives of pushes: part after part, on one stream and then perhaps on another. No I/O.
+"""What arrives of pushes: parts on one stream and then perhaps on another. No I/O.
 
-An `Inbox` belongs to a stream, and takes the chunks of one part after the other. `Arrivals` belong to a
-worker's
-incarnation, and outlive its streams: which parts are stored, which pushes are committed. A commit may come
-before parts that had to be sent again, so a push is handed on once both are there, and after those before it.
+An `Inbox` belongs to a stream, and takes the chunks of a few parts at a time: a part of which the turn comes
+earlier may go between the chunks of another. `Arrivals` belong to a worker's incarnation, and outlive its
+streams: which parts are stored, which pushes are committed. A commit may come before parts that had to be
+sent again, so a push is handed on once both are there, and after those before it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from ...compressors import Plan
 from ...proto.manifest import Manifest
 from ...proto.messages import Chunk, Commit, Part, Stored
 from ...proto.refusal import Reason, Refusal, refused
-from ...proto.transfer import Assembly, digest, part_assembly, part_transfer
+from ...proto.transfer import MAX_ARRIVING, Assembly, digest, part_assembly, part_transfer
 
 MAX_OPEN = 16  # pushes of a worker that have not been decided on
+MAX_DROPPING = 1 << 12  # parts of a stream that are remembered as of no use, in case that chunks follow
 
 
 class Inbox:
-    """Assembles one part at a time. One that is refused leaves nothing behind; its chunks are dropped."""
+    """Assembles up to `MAX_ARRIVING` parts at a time. One that is refused leaves nothing behind; its chunks
+    are dropped."""
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
-        self.current: Part | None = None  # the part that is arriving
-        self._assembly: Assembly | None = None
-        self._dropping: int | None = None  # transfer that is of no use
+        self._arriving: dict[int, tuple[Part, Assembly]] = {}  # by transfer
+        self._dropping: dict[int, None] = {}  # transfers that are of no use, the last ones
+        self._latest = 0  # the transfer of which something has come last
+        self._bytes = 0  # that have come since a part was complete
+        self._busy: bool | None = None  # whether they came one after the other; None before there are any
 
     def begin(self, header: Part, manifest: Manifest, plan: Plan) -> None:
-        """Take a header. A part that was arriving is forgotten: the worker has begun anew.
+        """Take a header. What had arrived of the same part is forgotten: the worker has begun it anew.
 
         Raises:
             Refused: before anything is allocated.
@@ -43,11 +47,20 @@ class Inbox:
         if header.part >= len(plan.parts):
             limit, value = f"a part below {len(plan.parts)}", str(header.part)
             raise refused(Reason.PLAN, worker=self.worker, field=what, limit=limit, value=value)
+        if len(self._arriving) >= MAX_ARRIVING:
+            limit = f"{MAX_ARRIVING} parts on their way at once"
+            raise refused(Reason.SIZE, worker=self.worker, field=what, limit=limit, value="one more")
         transfer = part_transfer(header.seq, header.part)
-        self._assembly = part_assembly(
+        assembly = part_assembly(
             transfer, header.payloads, plan.parts[header.part], manifest, worker=self.worker
         )
-        self.current, self._dropping = header, None
+        del self._dropping[transfer]
+        self._arriving[transfer], self._latest = (header, assembly), transfer
+
+    def arriving(self, transfer: int) -> Part | None:
+        """The part that a chunk belongs to, if it is on its way."""
+        found = self._arriving.get(transfer)
+        return None if found is None else found[0]
 
     def add(self, chunk: Chunk) -> None:
         """Take a chunk.
@@ -55,27 +68,49 @@ class Inbox:
         Raises:
             Refused: it does not belong here or is damaged.
         """
-        if self._dropping == chunk.transfer:
+        self._bytes += len(chunk.data)
+        if chunk.transfer in self._dropping:
             return
-        if self._assembly is None:
+        found = self._arriving.get(chunk.transfer)
+        if found is None:
             got = f"transfer {chunk.transfer} at offset {chunk.offset}"
             raise refused(
                 Reason.CHUNK, worker=self.worker, field="chunk", limit="the header of a part first", value=got
             )
-        self._assembly.add(chunk)
+        self._latest = chunk.transfer
+        found[1].add(chunk)
 
     def take(self) -> tuple[Part, Assembly] | None:
-        """The part, if it is complete; the inbox is empty again then."""
-        if self.current is None or self._assembly is None or not self._assembly.complete:
+        """The part of which something has come last, if it is complete; the inbox has it no more then."""
+        found = self._arriving.get(self._latest)
+        if found is None or not found[1].complete:
             return None
-        complete = self.current, self._assembly
-        self.current = self._assembly = None
-        return complete
+        return self._arriving.pop(self._latest)
+
+    def since(self) -> tuple[int, bool]:
+        """Of a part that was taken: how many bytes have come since the one before, and whether something was
+        on its way all the time. What another part had got of the link before it was overtaken is in it."""
+        found = self._bytes, bool(self._busy)
+        self._bytes, self._busy = 0, True if self._arriving else None
+        return found
 
     def drop(self, header: Part) -> None:
-        """Forget what has arrived, and ignore the rest of this part."""
-        self.current = self._assembly = None
-        self._dropping = part_transfer(header.seq, header.part)
+        """Forget what has arrived of a part, and ignore the rest of it."""
+        if self._busy is None:
+            self._busy = header.waited
+        self._drop(part_transfer(header.seq, header.part))
+
+    def drop_push(self, seq: int) -> None:
+        """The same of all parts of a push that are on their way."""
+        for transfer, (header, _) in list(self._arriving.items()):
+            if header.seq == seq:
+                self._drop(transfer)
+
+    def _drop(self, transfer: int) -> None:
+        self._arriving.pop(transfer, None)
+        self._dropping[transfer] = None
+        while len(self._dropping) > MAX_DROPPING:
+            del self._dropping[next(iter(self._dropping))]
 
 
 @dataclass(slots=True)

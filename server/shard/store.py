@@ -44,11 +44,13 @@ class Encoded:
     """A part of an update as messages, the same for everybody.
 
     raw_bytes: what its elements take as float32. whole: whether a replica at any version can take it in.
+    number: of the part.
     """
 
     messages: tuple[bytes, ...]
     raw_bytes: int
     whole: bool
+    number: int = 0
 
 
 Send = Callable[[Encoded], None]
@@ -383,7 +385,8 @@ class Store:
         )
         transfer = part_transfer(version, update.part)
         chunks = encode_chunks(transfer, [payload.data for payload in update.payloads])
-        return Encoded((encode_server(header), *chunks), 4 * self.plan.parts[update.part].elements, whole)
+        raw_bytes = 4 * self.plan.parts[update.part].elements
+        return Encoded((encode_server(header), *chunks), raw_bytes, whole, update.part)
 
     def load(self, version: int, values: Sequence[Payload]) -> None:
         """Take over a worker's parameters, and what its optimizer remembers with them."""

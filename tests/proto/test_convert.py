@@ -33,6 +33,7 @@ EXAMPLES: list[Any] = [
     ),
     m.Commit(seq=7, assignment=5, base_version=6, samples=32, parts=2, digest=2**32 - 1, loss=0.5),
     m.Abandon(seq=7),
+    m.Stored(seq=4, parts=(2,)),
     m.Welcome(rank=1, version=2, last_seq=3, stored=(m.Stored(seq=4, parts=(0, 2)),)),
     m.Update(version=3, part=2, plan=1, whole=True, payloads=()),
     m.Ready(fingerprint=b"\x00\xff", version=None),

@@ -22,6 +22,8 @@ must always hold:
        who had the version; a push that is refused is told which of its parts count, and no other does after
        that, and it is redundant where somebody else was given its place, and else stale; what goes out makes
        of a replica what the server has
+    A  members of a round that is stepped in parts are given what they were told to expect, if no member has
+       come or gone
     D  a new plan, which may come at any time, is put in force when nothing that was accepted is of the old
        one and no part of the next version is stepped; nothing that is stored outlives it; each push counts
        under one plan
@@ -62,7 +64,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 def run(mode: str, steps: int, seed: int) -> tuple[int, int]:
     """As many jobs as it takes for so many steps. Returns steps and pushes applied."""
-    done = applied = epochs = evaluated = 0
+    done = applied = epochs = evaluated = expected = 0
     while done < steps:
         seed += 1
         chance = random.Random(f"{mode}/{seed}")
@@ -79,9 +81,12 @@ def run(mode: str, steps: int, seed: int) -> tuple[int, int]:
         applied += len(world.applied)
         epochs += world.epochs
         evaluated += len(world.core.evaluations.done)
+        expected += world.came_as_expected
     assert evaluated > epochs / 2, (
         f"mode {mode!r}, from seed {seed}: only {evaluated} of {epochs} epochs evaluated"
     )
+    in_parts = MODES[mode].get("overlap") == "both"
+    assert expected or not in_parts, f"mode {mode!r}, from seed {seed}: nobody was told what follows"
     return done, applied
 
 

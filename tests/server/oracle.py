@@ -28,7 +28,7 @@ from stepping import core_of, state
 
 from gradwire.compressors import Payload, Plan
 from gradwire.proto.manifest import Manifest
-from gradwire.proto.messages import Assignment, Outcome
+from gradwire.proto.messages import Assignment, Outcome, Range
 from gradwire.proto.refusal import Reason
 from gradwire.server.conductor import Conductor
 from gradwire.server.job import events as e
@@ -157,6 +157,9 @@ class Oracle:
         self.given_up: set[tuple[int, int]] = set()  # samples of members lost in rounds that had begun
         self.applied_parts: dict[str, dict[int, bool]] = {}  # which are not empty
         self.replica = replica() if self.in_parts else None
+        self.opened: tuple[int, list[tuple[str, int]]] = (-1, [])  # version and members of the last
+        self.expected_ranges: list[tuple[Range, ...]] = []  # by place, of the round after that
+        self.came_as_expected = 0
 
     def decide(self, event: e.Event[Any]) -> e.Result[Any]:
         """What control says. Raises Refused."""
@@ -216,6 +219,7 @@ class Oracle:
         assert action.version == self.core.version + 1
         assert self.pending is None
         assert not self.final or (self.store is not None and self.store.version == self.core.version)
+        self.check_expected(action)
         self.members, self.waited = dict(action.members), set(action.members)
         self.vacant.clear()
         self.has.clear()
@@ -232,6 +236,23 @@ class Oracle:
             self.server.happen(e.Begun(version=version, whole=whole))
 
         self.shard.open_round(action, self.sent.append, begun)
+
+    def check_expected(self, action: e.Open) -> None:
+        """If nothing has happened, members are given what they were told to expect."""
+        round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
+        assert round_ is not None
+        members = [self.core.roster.present(place.member) for place in round_.places]
+        told = [member.work.assignment.next if member and member.work else () for member in members]
+        now = (self.core.version, [place.member for place in round_.places])
+        (version, before), expected = self.opened, self.expected_ranges
+        self.opened, self.expected_ranges = now, told
+        lost = any((each, worker) in self.gone for each in (version, now[0]) for worker in self.sims)
+        if lost or (version + 1, before) != now:
+            return
+        for part, ranges in zip(round_.division.parts, expected, strict=False):
+            if ranges:
+                assert part.drawn.ranges == ranges, f"A: {ranges} were expected, not {part.drawn.ranges}"
+                self.came_as_expected += 1
 
     def tell_shard(self, action: e.Vacate | e.Refill | e.Without) -> None:
         match action:

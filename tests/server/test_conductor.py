@@ -659,3 +659,36 @@ def test_what_was_unwanted_is_asked_for_again_where_it_would_be_accepted() -> No
         assert await job.reach(1) == [-1, -1, -1]
 
     wired("sync", "a", test)
+
+
+@pytest.mark.parametrize("credit", [0, 2])
+def test_with_a_credit_workers_are_told_what_has_become_of_each_part(credit: int) -> None:
+    """Also of one that comes again; a damaged one has its answer."""
+
+    async def test(job: Wired) -> None:
+        job.shard._plan = replace(PLAN, credit=credit)  # pyright: ignore[reportPrivateUsage]
+        damaged, *again = job.part(0, damaged=True), *job.part(1), *job.part(1)
+        outcomes = job.arrive("a", [*damaged, *again])
+        assert [each.part for each in outcomes] == [0]
+        told = [each for each in job.sent["a"] if isinstance(each, m.Stored)]
+        assert told == ([m.Stored(seq=1, parts=(1,))] * 2 if credit else [])
+        assert accepted(job.arrive("a", job.push("a"))) == [1]
+        await job.reach(1)
+
+    wired("sync", "a", test)
+
+
+def test_parts_may_be_on_their_way_at_once_and_an_abandoned_push_takes_up_no_room() -> None:
+    async def test(job: Wired) -> None:
+        stream = job.conductor.streams["a"]
+        parts = [job.part(number) for number in range(3)]
+        job.arrive("a", [header for header, _ in parts])
+        job.arrive("a", [m.Abandon(seq=1)])
+        assert not any(stream.inbox.arriving(part_transfer(1, number)) for number in range(3))
+        again = [job.part(number, seq=2, assignment=1) for number in range(3)]
+        job.arrive("a", [header for header, _ in again])
+        chunks = [chunk for _, chunk in reversed(again)]
+        assert accepted(job.arrive("a", [*chunks, job.commit("a", seq=2)])) == [1]
+        assert await job.reach(1) == [-1, -1, -1]
+
+    wired("sync", "a", test)

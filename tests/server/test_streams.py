@@ -19,12 +19,12 @@ WHY = Refusal(reason=Reason.FENCED, message="over")
 BATCH = 0x72  # the first byte of one
 
 
-def part(*messages: str, whole: bool = True, short: bool = False) -> Encoded:
+def part(*messages: str, whole: bool = True, short: bool = False, number: int = 0) -> Encoded:
     """short: whether they are put together with others."""
     filled = [
         message.encode() if short else message.encode().ljust(BATCH_BYTES, b"-") for message in messages
     ]
-    return Encoded(tuple(filled), raw_bytes=4 * len(messages), whole=whole)
+    return Encoded(tuple(filled), raw_bytes=4 * len(messages), whole=whole, number=number)
 
 
 def described(message: bytes) -> str:
@@ -84,6 +84,26 @@ def test_an_update_is_sent_while_it_grows_and_counts_once_it_is_whole() -> None:
         update.finish([part("c1")])
         assert await stream.take() == "a1 a2 b1 c1"
         assert stream.counted == [16]
+
+    pumped(test)
+
+
+def test_of_parts_that_wait_the_one_nearest_to_the_input_may_go_first() -> None:
+    """None goes between two messages of another; a second worker is behind, and is sent them otherwise."""
+
+    async def test(outbox: Outbox, stream: Stream) -> None:
+        update = Broadcast(1, last_first=True)
+        outbox.broadcast(update)
+        update.add(part("a1", "a2", number=1))
+        assert await stream.take(1) == "a1"
+        for number, names in ((0, ("b1",)), (3, ("c1", "c2")), (2, ("d1",))):
+            update.add(part(*names, number=number))
+        assert await stream.take(3) == "a1 a2 c1 c2"
+        update.finish([part("e1", number=4)])
+        assert await stream.take() == "a1 a2 c1 c2 d1 e1 b1"  # the one before the last was being written
+        assert stream.counted == [28]
+        outbox.broadcast(update)
+        assert (await stream.take()).endswith("e1 c1 c2 d1 a1 a2 b1")
 
     pumped(test)
 

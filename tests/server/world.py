@@ -36,7 +36,7 @@ from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Abandon, Commit, Decision, Outcome, Part, Phase, Unwanted
 from gradwire.proto.refusal import Reason, Refusal, Refused
-from gradwire.proto.transfer import Assembly, digest
+from gradwire.proto.transfer import Assembly, digest, part_transfer
 from gradwire.proto.wire import crc32c
 from gradwire.server.conductor import Conductor
 from gradwire.server.exchange import NO_MEMBER, WorkerCall
@@ -502,7 +502,7 @@ class World(Oracle):
         elif self.pick(6) == 0 and not message.damaged:  # as if it were large
             header, *chunks = message.messages()
             self.call._begin(stream, header)  # pyright: ignore[reportPrivateUsage]
-            if stream.inbox.current is header:
+            if stream.inbox.arriving(part_transfer(header.seq, header.part)) is header:
                 for chunk in chunks:
                     stream.inbox.add(chunk)
                 complete = stream.inbox.take()

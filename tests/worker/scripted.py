@@ -78,6 +78,9 @@ class Script:
     def report(self, evaluation: m.Evaluation) -> None:
         self.reports.append(evaluation)
 
+    def profile(self, profile: m.Profile) -> None:
+        pass
+
     def hurry(self) -> None:
         self.hurries += 1
 

@@ -361,6 +361,8 @@ class Connection:
                     progress.set()
                     if message.decision is m.Decision.ACCEPTED:
                         outgoing.settle(message.seq)  # a refused one may have to go out again
+                    elif message.part is not None:
+                        outgoing.stored(message.seq, (message.part,))  # it is on its way no longer
                     arrived = message
                 case m.Assignment():
                     if message.coding is not None:
@@ -374,6 +376,8 @@ class Connection:
                     arrived = message
                 case m.Unwanted():
                     outgoing.unwanted(message.seq)
+                case m.Stored():
+                    outgoing.stored(message.seq, message.parts)
                 case m.Welcome():
                     log.info("connected as rank %d, server at version %d", message.rank, message.version)
                     outgoing.welcome(message)

@@ -23,9 +23,10 @@ class GradientHooks:
     good.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], times: StepTimes) -> None:
+        """times: of the steps that are pushed."""
         self._parameters = parameters
-        self.times = StepTimes(len(parameters))
+        self._times = times
         self._pushing: Pushing | None = None
         self._added: set[int] = set()
         self.error: Exception | None = None  # what a hook met; raised in autograd it would lose its type
@@ -38,7 +39,6 @@ class GradientHooks:
         """Hand what comes from now on to a push."""
         self._pushing, self.error, self.repeated = pushing, None, False
         self._added.clear()
-        self.times.begin()
 
     def let_go(self) -> list[int]:
         """The pass is over, or has failed. Returns the tensors whose gradients have not come."""
@@ -54,12 +54,12 @@ class GradientHooks:
         if parameter.grad is None:  # another hook has taken it
             return
         self._added.add(place)
-        self.times.gradient(place)
+        self._times.gradient(place)
         try:
             self._pushing.add(place, as_dense(parameter.grad))
         except Exception as error:
             self.error = error
-        self.times.handed()
+        self._times.handed()
 
 
 def as_dense(gradient: torch.Tensor) -> torch.Tensor:

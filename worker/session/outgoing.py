@@ -3,6 +3,9 @@
 The parts of a push are kept until it is settled, so that a new stream, or a request after damage, gets the
 same bytes; what the server has of them already is not sent again. A coded packet or a snapshot is not kept:
 if the stream breaks, the server asks for it anew.
+
+Where the plan says the turns of its parts, one with a lesser turn goes before those that wait, and between
+the chunks of one that is being sent. None overtakes the commit of an earlier push.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,7 +22,7 @@ import numpy.typing as npt
 from ...compressors import Plan
 from ...proto import messages as m
 from ...proto.manifest import Manifest
-from ...proto.transfer import encode_chunks
+from ...proto.transfer import MAX_ARRIVING, encode_chunks
 from ...proto.wire import encode_worker
 from .throttle import Throttle
 
@@ -61,9 +64,10 @@ class _Push:
 
 @dataclass(slots=True)
 class _Sending:
-    """A transfer that is being written, and what is left of it."""
+    """A transfer that is being written, and what is left of it. turn: 0 if it has none."""
 
     transfer: Transfer
+    turn: int
     messages: Iterator[bytes]
     left: int
 
@@ -89,7 +93,8 @@ class Outgoing:
         self._queue: deque[bytes | Transfer] | None = None
         self._urgent: deque[bytes] = deque()
         self._more = asyncio.Event()
-        self._sending: _Sending | None = None
+        self._sending: list[_Sending] = []  # each but the last has been overtaken by the next
+        self._unanswered: set[tuple[int, int]] = set()  # parts, by seq and number, if the plan has a credit
         self._welcome = False  # whether the server has said what it has of open pushes
         self._writing = False
         self._throttle = Throttle()
@@ -101,7 +106,9 @@ class Outgoing:
 
     def begin(self, hello: m.Hello) -> None:
         """A stream has been opened. Pushes are not sent until the server has said what it has of them."""
-        self._queue, self._sending, self._writing, self._welcome = deque(), None, False, False
+        self._queue, self._writing, self._welcome = deque(), False, False
+        self._sending.clear()
+        self._unanswered.clear()
         self._urgent.clear()
         for push in self._pushes.values():  # what was said of it may be news to the server
             push.unwanted = False
@@ -167,7 +174,7 @@ class Outgoing:
 
     def abandon(self, seq: int) -> None:
         """Nothing will come of a push."""
-        self._pushes.pop(seq, None)
+        self.settle(seq)
         if self._welcome:
             self._put(encode_worker(m.Abandon(seq=seq)))
 
@@ -177,13 +184,26 @@ class Outgoing:
         if push is None:
             return
         push.unwanted = True
-        if self._sending is not None and _is_of(self._sending.transfer, seq):
-            self._sending = None
-        if self._queue is not None:
-            self._queue = deque(item for item in self._queue if not _is_of(item, seq))
+        self._drop({(seq, part) for part in push.parts})
 
     def settle(self, seq: int) -> None:
         self._pushes.pop(seq, None)
+        self._answered({each for each in self._unanswered if each[0] == seq})
+
+    def stored(self, seq: int, parts: Iterable[int]) -> None:
+        """The server has these parts, or has no use for them."""
+        self._answered({(seq, part) for part in parts})
+
+    def _answered(self, parts: set[tuple[int, int]]) -> None:
+        self._unanswered -= parts
+        self._more.set()
+
+    def _drop(self, parts: set[tuple[int, int]]) -> None:
+        """Send no more of these, by seq and number."""
+        self._answered(parts)
+        self._sending = [each for each in self._sending if _name(each.transfer) not in parts]
+        if self._queue is not None:
+            self._queue = deque(item for item in self._queue if _name(item) not in parts)
 
     def resend(self, seq: int, part: int | None) -> None:
         """A push that is not settled, or one part of it."""
@@ -192,8 +212,10 @@ class Outgoing:
             return
         if part is None:
             push.unwanted = False
+            self._drop({(seq, number) for number in push.parts})
             self._resend(push, frozenset())
         elif part in push.parts and not push.unwanted:
+            self._drop({(seq, part)})
             self._put(push.parts[part])
 
     def _resend(self, push: _Push, known: frozenset[int]) -> None:
@@ -214,9 +236,8 @@ class Outgoing:
         self._writing = False
         while (message := self.more()) is None:
             self._more.clear()
-            waits = self._sending is not None or self._queue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._pause() if waits else None):
+                async with asyncio.timeout(self._pause() if self._may_send() else None):
                     await self._more.wait()
         self._writing = True
         return message
@@ -227,23 +248,55 @@ class Outgoing:
         assert queue is not None
         if self._urgent:
             return self._urgent.popleft()
-        while self._sending is None and queue:
-            if isinstance(queue[0], Transfer) and self._pause():
-                return None
-            item = queue.popleft()
-            if isinstance(item, bytes):
-                return item
-            if not (isinstance(item.header, m.Packet) and item.header.exchange < self.exchange):
-                self._sending = _Sending(item, item.messages(), item.count)
-        sending = self._sending
-        if sending is None or self._pause():
+        if queue and isinstance(queue[0], bytes) and not self._sending:
+            message = queue.popleft()
+            assert isinstance(message, bytes)
+            return message
+        while self._may_send() and not self._pause() and self._may_begin():
+            self._begin()
+        if not self._sending or self._pause():
             return None
+        sending = self._sending[-1]
         message = next(sending.messages)
         sending.left -= 1
         if not sending.left:
-            self._sending = None
+            self._sending.pop()
         self._throttle.sent(len(message), asyncio.get_running_loop().time())
         return message
+
+    def _may_send(self) -> bool:
+        """Whether there is a transfer that waits for the pace alone."""
+        return bool(self._sending) or self._may_begin()
+
+    def _may_begin(self) -> bool:
+        """Whether it is the turn of the first transfer that waits."""
+        first = self._queue[0] if self._queue else None
+        if not isinstance(first, Transfer):
+            return False
+        credit = 0 if self.plan is None else self.plan.credit
+        if credit and len(self._unanswered) >= credit and isinstance(first.header, m.Part):
+            return False
+        if not self._sending:
+            return True
+        return len(self._sending) < MAX_ARRIVING and self._turn(first) < self._sending[-1].turn
+
+    def _begin(self) -> None:
+        assert self._queue is not None
+        item = self._queue.popleft()
+        assert isinstance(item, Transfer)
+        if isinstance(item.header, m.Packet) and item.header.exchange < self.exchange:
+            return
+        name = _name(item)
+        if name is not None and name[0] in self._pushes and self.plan is not None and self.plan.credit:
+            self._unanswered.add(name)
+        self._sending.append(_Sending(item, self._turn(item), item.messages(), item.count))
+
+    def _turn(self, item: Transfer) -> int:
+        """0 if it has none."""
+        plan, header = self.plan, item.header
+        if plan is None or not plan.turns or not isinstance(header, m.Part) or header.plan != plan.number:
+            return 0
+        return plan.turns[header.part]
 
     def _pause(self) -> float:
         return self._throttle.pause(asyncio.get_running_loop().time())
@@ -258,14 +311,24 @@ class Outgoing:
         self.say(ready)
 
     def _put(self, item: bytes | Transfer) -> None:
-        if self._queue is not None:
-            waits = self._writing or self._sending is not None or bool(self._queue)
-            if isinstance(item, Transfer) and isinstance(item.header, m.Part) and waits:
+        """A part before those that have a later turn, but behind what is short; anything else at the end."""
+        queue = self._queue
+        if queue is None:
+            return
+        at = len(queue)
+        if isinstance(item, Transfer):
+            waits = self._writing or bool(self._sending) or bool(queue)
+            if isinstance(item.header, m.Part) and waits:
                 item = replace(item, header=replace(item.header, waited=True))
-            self._queue.append(item)
-            self._more.set()
+            turn = self._turn(item)
+            while at and isinstance(before := queue[at - 1], Transfer) and self._turn(before) > turn:
+                at -= 1
+        queue.insert(at, item)
+        self._more.set()
 
 
-def _is_of(item: bytes | Transfer, seq: int) -> bool:
-    """Whether it is a part of that push."""
-    return isinstance(item, Transfer) and isinstance(item.header, m.Part) and item.header.seq == seq
+def _name(item: bytes | Transfer) -> tuple[int, int] | None:
+    """Of a part: the seq of its push, and its number."""
+    if isinstance(item, Transfer) and isinstance(item.header, m.Part):
+        return item.header.seq, item.header.part
+    return None

@@ -26,10 +26,17 @@ class Replica:
     They are moved into one buffer, in that order, each with its shape and contiguous. Each part of it has a
     version of its own; an update takes it to the next one. What the parts are the server says: before `adopt`
     there are none.
+
+    Parts may be taken to the next version *early*, before the others of it are here; `go_back` undoes that.
+
+    Attributes:
+        undone: how often that has happened.
     """
 
     _version: int | None = None
     _plan: Plan | None = None
+    _before: torch.Tensor | None = None  # what was where parts are that were taken in early
+    undone = 0
 
     def __init__(self, model: nn.Module, train_samples: int) -> None:
         """Raises ModelError for parameters that are not float32, or none at all."""
@@ -49,6 +56,9 @@ class Replica:
             tuple(Tensor(name=name, shape=tuple(p.shape), dtype=DTYPE) for name, p in named), train_samples
         )
         self._versions: list[int | None] = []
+        self._early: set[int] = set()
+        self._parts_of: list[list[int]] = []  # by tensor, the parts that it lies in
+        self._tensors_in: list[list[int]] = []  # by part
         self._arrange()
 
     def include(self, state: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -83,8 +93,17 @@ class Replica:
 
     def adopt(self, plan: Plan) -> None:
         """Have other parts from now on. All that there are now have one version."""
+        self.go_back()
         self._plan = plan
         self._versions = [self._version] * len(plan.parts)
+        self._parts_of = [[] for _ in self._tensors]
+        self._tensors_in = [[] for _ in plan.parts]
+        unit_of = plan.unit_of()
+        for place, (start, end) in enumerate(self._ranges):
+            for part in plan.units[unit_of[place]].parts:
+                if plan.parts[part].start < end and plan.parts[part].end > start:
+                    self._parts_of[place].append(part)
+                    self._tensors_in[part].append(place)
 
     @property
     def version(self) -> int | None:
@@ -95,19 +114,26 @@ class Replica:
     def version(self, version: int) -> None:
         self._versions = [version] * len(self._versions)
         self._version = version
+        self._early.clear()
+
+    def is_at(self, place: int, version: int) -> bool:
+        """Whether all of a parameter is."""
+        return all(self._versions[part] == version for part in self._parts_of[place])
 
     def values(self) -> list[npt.NDArray[np.uint8]]:
         """Every tensor as flat float32 bytes."""
         flat = self._flat.cpu().numpy()
         return [flat[start:end].view(np.uint8) for start, end in self._ranges]
 
-    def apply(self, update: Update, payloads: Sequence[Payload]) -> None:
+    def apply(self, update: Update, payloads: Sequence[Payload], *, early: bool = False) -> None:
         """Take in a part of an update. One that has been applied before is passed over."""
         has = self._versions[update.part]
         if (has is not None and update.version <= has) or (not update.whole and has != update.version - 1):
             return
         at = self.plan.parts[update.part].start
         with torch.no_grad():
+            if early:
+                self._keep(update.part)
             for header, payload in zip(update.payloads, payloads, strict=True):
                 take = add_update if header.content is Content.DELTA else put_update
                 take(payload, self._flat[at : at + payload.elements])
@@ -115,6 +141,34 @@ class Replica:
         self._versions[update.part] = update.version
         if all(version == update.version for version in self._versions):
             self._version = update.version
+            self._early.clear()
+
+    def _keep(self, number: int) -> None:
+        """What is there now of a part; and what autograd has kept of it is of no use any more."""
+        if self._before is None:
+            self._before = torch.empty_like(self._flat)
+        part = self.plan.parts[number]
+        self._before[part.start : part.end] = self._flat[part.start : part.end]
+        self._early.add(number)
+        self._changed(number)
+
+    def go_back(self) -> None:
+        """Be at one version, as far as parts have been taken to the next one early."""
+        if not self._early or self._before is None:
+            return
+        with torch.no_grad():
+            for number in self._early:
+                part = self.plan.parts[number]
+                self._flat[part.start : part.end] = self._before[part.start : part.end]
+                self._versions[number] = self._version
+                self._changed(number)
+        self._early.clear()
+        self.undone += 1
+
+    def _changed(self, number: int) -> None:
+        """Tell autograd, which does not know that parameters are views of one buffer."""
+        for place in self._tensors_in[number]:
+            torch.autograd.graph.increment_version(self._tensors[place])
 
     def gradient(self, place: int) -> torch.Tensor | None:
         """Where the parameter is; None if the loss did not reach it."""

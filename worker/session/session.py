@@ -52,7 +52,9 @@ class Session:
     The owner, on one thread of its choice, calls
 
         begin                        once: uploads the initial parameters if the server asks for them
-        next                         whenever no step is half done: the only call that changes the replica
+        next                         whenever no step is half done
+        take_in                      in the forward pass of a step that was begun before its assignment has
+                                     come; this and `next` alone change the replica
         begin_step                   for each assignment that has samples; then `add` its gradients to the
                                      step, in any order, and `commit` or `abandon` it. Parts leave as soon as
                                      they are complete
@@ -73,10 +75,10 @@ class Session:
     After a reconnect goes out again what the server has not got of
     them.
 
-    `begin` and `next` raise Refused (the server ended the membership for good, or refused a push for another
-    reason than those), UnreachableError (no stream for `give_up_s`), and RuntimeError for a server that
-    breaks the protocol. `add` raises NonFiniteGradient, and leaves the ledger as it was before the step:
-    abandon that, and answer with `skip`.
+    `begin`, `next` and `take_in` raise Refused (the server ended the membership for good, or refused a push
+    for another reason than those), UnreachableError (no stream for `give_up_s`), and RuntimeError for a
+    server that breaks the protocol. `add` raises NonFiniteGradient, and leaves the ledger as it was before
+    the step: abandon that, and answer with `skip`.
 
     Attributes:
         replica: the parameters, at `replica.version`.
@@ -167,24 +169,48 @@ class Session:
             An assignment, at whose version the replica is, or one that says that the job is done. None when
             something else was taken in, or nothing came for `timeout_s`.
         """
+        held = self._released()  # if it came in `take_in`
+        if held is None:
+            self._take(timeout_s, early=False)
+        return held or self._released()
+
+    def take_in(self, place: int, version: int, timeout_s: float) -> bool:
+        """Take in what comes until the parameter with this number is at the next version; other parts of it
+        that come meanwhile are applied, too. timeout_s: after which it looks whether it still makes sense.
+
+        Returns:
+            Whether it is. Otherwise something else comes first: `next` will return work at the present
+            version, or the job or this worker's part in it is over, or the replica is another one now.
+        """
+        undone = self.replica.undone
+        while not self.replica.is_at(place, version):
+            at = self.replica.version
+            held = self._held is not None and (self._held.finished or self._held.version == at)
+            if held or at != version - 1 or self.replica.undone != undone or self.finished_leaving:
+                return False
+            self._take(timeout_s, early=True)
+        return True
+
+    def _take(self, timeout_s: float, *, early: bool) -> None:
+        """Wait for a message and take it in. early: whether a part is applied before its version is whole."""
+        activity = self._connection.activity
         self.doing("waiting")
         with self._metrics.during("waiting"):
             message = self._connection.next(timeout_s)
+        if early:
+            self.doing(activity)
         self._metrics.reconnects.inc(self._connection.reconnects - self._reconnects)
         self._reconnects = self._connection.reconnects
         match message:
             case Received():
-                self._apply(message)
+                self._apply(message, early=early)
                 self._let_go()
-                return self._released()
             case Plan():
                 self._adopt(message)
-                return self._released()
             case m.Assignment():
                 self._waiting.over()
                 if not self._past(message):
                     self._held = message
-                return self._released()
             case m.Outcome():
                 self._settle(message)
             case m.Waiting():
@@ -202,7 +228,6 @@ class Session:
                 pass
             case _:
                 raise RuntimeError(f"the server sent a {type(message).__name__} in a job without packets")
-        return None
 
     def begin_step(
         self, assignment: m.Assignment, samples: int, *, rank: int, version: int, step: int
@@ -310,13 +335,17 @@ class Session:
         if self._packets is None:  # otherwise nothing is pushed in parts
             self._compression.adopt(plan)
 
-    def _apply(self, received: Received) -> None:
-        """Keep a part of an update until all of them are here: others may still need this version."""
+    def _apply(self, received: Received, *, early: bool) -> None:
+        """Keep a part of an update until all of them are here: this worker may still be asked for something
+        at this version. early: apply it nevertheless; the replica can go back."""
         update = received.update
         if update.version != self._arriving_version:
             self._arriving_version = update.version
             self._arriving.clear()
         self._arriving[update.part] = received
+        if early and update.version - 1 == self.replica.version:
+            with self._metrics.during("applying"):
+                self.replica.apply(update, received.payloads, early=True)
         if len(self._arriving) < len(self.replica.plan.parts):
             return
         parts = list(self._arriving.values())
@@ -359,6 +388,7 @@ class Session:
             self._metrics.raw_down.inc(self._raw_arrived)
             self._raw_arrived = 0
             self._metrics.epoch.set(assignment.epoch)
+        self.replica.go_back()
         self._held = None
         return assignment
 

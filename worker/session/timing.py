@@ -16,30 +16,56 @@ FIRST, FULL = 5, 50  # steps before the first profile, and of the others
 
 
 class StepTimes:
-    """Sums over steps. Calls come in the order begin, forward, gradient and handed for each tensor, end; a
-    step that is broken off does not count."""
+    """Sums over steps. Calls come in the order begin, forward, backward, gradient and handed for each tensor,
+    end; a step that is broken off does not count. In a forward pass that says so, `used` and `waited` come
+    before a tensor is used for the first time."""
 
     def __init__(self, tensors: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._tensors, self._clock = tensors, clock
-        self._steps = 0
         self._reported = False
-        self._backward = [0.0] * tensors
-        self._forward = self._compressing = self._whole = 0.0
-        self._began_at = self._at = self._forward_s = self._compressing_s = 0.0
+        self._clear()
+        self._began_at = self._at = self._compressing_s = 0.0
         self._last: float | None = None  # when the step before began
+        self._using: int | None = None  # the tensor whose layer is being computed
+        self._forward_s: list[float] = []  # by tensor, and what is nobody's
         self._backward_s: list[float] = []
+
+    def _clear(self) -> None:
+        self._steps = 0
+        self._forward = [0.0] * (self._tensors + 1)
+        self._backward = [0.0] * self._tensors
+        self._compressing = self._whole = 0.0
 
     def begin(self) -> None:
         """A step begins with its forward pass."""
         self._began_at = self._at = self._clock()
-        self._forward_s = self._compressing_s = 0.0
+        self._using, self._compressing_s = None, 0.0
+        self._forward_s = [0.0] * (self._tensors + 1)
         self._backward_s = [0.0] * self._tensors
 
-    def forward(self, waited_s: float = 0.0) -> None:
-        """The forward pass is over. waited_s: in it."""
+    def used(self, place: int) -> None:
+        """A tensor is about to be used, and perhaps waited for."""
+        self._pass()
+        self._using = place
+
+    def waited(self) -> None:
+        """It is there."""
+        self._at = self._clock()
+
+    def forward(self) -> None:
+        """The forward pass is over."""
+        self._pass()
+
+    def _pass(self) -> None:
+        """Time has passed in the forward pass."""
         now = self._clock()
-        self._forward_s = now - self._at - waited_s
+        if self._forward_s:
+            self._forward_s[self._tensors if self._using is None else self._using] += now - self._at
         self._at = now
+
+    def backward(self) -> None:
+        """The backward pass begins."""
+        self._at = self._clock()
 
     def gradient(self, place: int) -> None:
         """Backward has the gradient of a tensor."""
@@ -62,7 +88,7 @@ class StepTimes:
         if last is None:  # the first takes longer
             return
         self._steps += 1
-        self._forward += self._forward_s
+        self._forward = [sum(each) for each in zip(self._forward, self._forward_s, strict=True)]
         self._compressing += self._compressing_s
         self._whole += self._began_at - last
         self._backward = [sum(each) for each in zip(self._backward, self._backward_s, strict=True)]
@@ -76,13 +102,14 @@ class StepTimes:
     def profile(self, kept: Sequence[int], sent_bytes: int) -> m.Profile:
         """When it is due. kept, sent_bytes: see `Profile`."""
         steps = self._steps
+        *forward, nobodys = (each / steps for each in self._forward)
         backward = [each / steps for each in self._backward]
-        computing = sum(backward) or 1.0
-        # Layers that take long backward are taken to take long forward.
-        share = self._forward / steps / computing
+        # Where the pass has not said, layers that take long backward are taken to take long forward.
+        share = nobodys / (sum(backward) or 1.0)
+        forward = [each + share * other for each, other in zip(forward, backward, strict=True)]
         found = m.Profile(
             steps=steps,
-            forward_seconds=tuple(each * share for each in backward),
+            forward_seconds=tuple(forward),
             backward_seconds=tuple(backward),
             kept=tuple(kept),
             sent_bytes=sent_bytes,
@@ -91,7 +118,5 @@ class StepTimes:
         )
         self._reported = True
         if steps >= FULL:
-            self._steps = 0
-            self._backward = [0.0] * self._tensors
-            self._forward = self._compressing = self._whole = 0.0
+            self._clear()
         return found

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ...proto import messages as m
 from ..metrics import Metrics
@@ -52,7 +53,6 @@ class Computation:
         self._device = device
         self._seed = seed
         self._order: tuple[int, Indices] | None = None  # of the last epoch asked for
-        self.forward_over: Callable[[], None] = lambda: None  # is called before a backward pass
 
     def indices(self, assignment: m.Assignment) -> Indices:
         """The samples of an assignment."""
@@ -67,7 +67,12 @@ class Computation:
         place: what random numbers such as dropout's depend on, besides the job's seed.
         """
         self._draw(place)
-        return self._backward(indices)
+        return self.backward(self._forward(indices))
+
+    def forward(self, indices: Indices, *place: int) -> torch.Tensor:
+        """As `loss`, of which `backward` is the rest."""
+        self._draw(place)
+        return self._forward(indices)
 
     def combined_loss(self, assignment: m.Assignment, indices: Indices) -> tuple[int, float]:
         """How many of the samples are this worker's in a round that is coded for stragglers, and the mean
@@ -78,7 +83,7 @@ class Computation:
         for place, part in enumerate(parts):
             # Whoever computes this part draws the same random numbers for it.
             self._draw((assignment.version, part.number))
-            loss = self._backward(part.indices, weight=part.weight, onto=place > 0)
+            loss = self.backward(self._forward(part.indices, onto=place > 0), weight=part.weight)
             total += loss * len(part.indices) / samples
         return samples, total
 
@@ -86,16 +91,23 @@ class Computation:
         words = np.random.SeedSequence([self._seed, *place]).generate_state(1)
         torch.manual_seed(int(words[0]))
 
-    def _backward(self, indices: Indices, *, weight: float | None = None, onto: bool = False) -> float:
-        """weight: of the gradients. onto: add them to those that are there."""
+    def _forward(self, indices: Indices, *, onto: bool = False) -> torch.Tensor:
+        """onto: keep the gradients that are there."""
 
-        def compute() -> float:
+        def compute() -> torch.Tensor:
             model = self._replica.model
             model.train()
             for parameter in self._replica.parameters if not onto else ():
                 parameter.grad = None
-            loss = self._task.loss(model, to_device(self._task.batch(indices), self._device))
-            self.forward_over()
+            return self._task.loss(model, to_device(self._task.batch(indices), self._device))
+
+        found: torch.Tensor = guarded(f"task {self._task.name!r}", compute)
+        return found
+
+    def backward(self, loss: torch.Tensor, *, weight: float | None = None) -> float:
+        """Add the gradients of a loss to those that are there; returns the loss. weight: of them."""
+
+        def compute() -> float:
             torch.autograd.backward(loss, None if weight is None else torch.full_like(loss, weight))
             return float(loss.detach())
 
@@ -105,6 +117,10 @@ class Computation:
         """The loss of one sample, to see which operations it takes."""
         batch = self._task.batch(np.zeros(1, np.int64))
         self._task.loss(self._replica.model, to_device(batch, self._device))
+
+    def keep(self) -> Kept:
+        """What a forward pass changes besides gradients."""
+        return Kept(self._replica.model, self._device)
 
     def evaluate(self) -> dict[str, float]:
         """What the task measures, by name."""
@@ -121,6 +137,29 @@ class Computation:
 
         measured: dict[str, float] = guarded(f"task {self._task.name!r}: evaluate", compute)
         return measured
+
+
+class Kept:
+    """A model's buffers and the state of torch's random numbers, to be put back."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._buffers = [
+            (module, name, buffer, buffer.detach().clone())
+            for module in model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+        self._device = device if device.type == "cuda" else None
+        self._random = torch.get_rng_state()
+        self._random_there = torch.cuda.get_rng_state(device) if self._device is not None else None
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for module, name, buffer, value in self._buffers:
+                buffer.copy_(value)
+                setattr(module, name, buffer)  # some are replaced, not written to
+        torch.set_rng_state(self._random)
+        if self._device is not None and self._random_there is not None:
+            torch.cuda.set_rng_state(self._random_there, self._device)
 
 
 def guarded(what: str, compute: Callable[[], Any]) -> Any:

@@ -14,6 +14,8 @@ from ..metrics import Metrics
 from ..session.hooks import GradientHooks
 from ..session.pushing import Pushing
 from ..session.session import Session
+from ..session.timing import StepTimes
+from .ahead import Ahead, DistrustedError, expected_after, look_ahead
 from .computation import Computation, TaskFailedError
 from .sharding import Indices
 from .strategy import Strategy
@@ -45,17 +47,24 @@ class GradientWork(Strategy):
         self._single = single
         self._held = 0  # steps since the last that was pushed
         self._steps = 0
-        self._hooks = GradientHooks(session.replica.parameters) if overlap else None
-        if self._hooks is not None:
-            computation.forward_over = self._hooks.times.forward
+        self._times = StepTimes(len(session.replica.parameters))
+        self._hooks = GradientHooks(session.replica.parameters, self._times) if overlap else None
         self._final = final
+        self._looks_ahead = final
+        self._ahead: Ahead | None = None
+
+    def told(self, assignment: m.Assignment) -> None:
+        if self._ahead is not None and not self._ahead.fits(self._session, assignment):
+            self._ahead.kept.put_back()
+            self._ahead = None
 
     def work(self, assignment: m.Assignment) -> None:
         session = self._session
         session.doing("computing")
+        ahead, self._ahead = self._ahead, None
         try:
             if self._hooks is not None and not assignment.stragglers:
-                pushed = self._overlapped(assignment, self._hooks)
+                pushed = self._overlapped(assignment, self._hooks, ahead)
             else:
                 pushed = self._one_after_the_other(assignment)
         except (UnusableError, NonFiniteGradient) as error:
@@ -65,16 +74,35 @@ class GradientWork(Strategy):
             session.skip(assignment)
             return
         self._held = 0 if pushed else self._held + 1
+        if self._hooks is not None and self._looks_ahead and assignment.next and not session.leaving:
+            self._look_ahead(expected_after(assignment))
 
-    def _overlapped(self, assignment: m.Assignment, hooks: GradientHooks) -> bool:
-        """Push each part as soon as backward has its last gradient."""
-        indices = self._computation.indices(assignment)
+    def _look_ahead(self, expected: m.Assignment) -> None:
+        """Begin the next forward pass while the update still comes."""
+        self._session.doing("computing")
+        try:
+            with self._metrics.during("computing"):
+                place = self._place(expected)
+                self._ahead = look_ahead(self._session, self._computation, self._times, expected, *place)
+        except DistrustedError as error:
+            self._look_ahead_no_more(error)
+
+    def _look_ahead_no_more(self, why: Exception) -> None:
+        self._looks_ahead = False
+        log.info("from now on a forward pass begins when all of its version is there: %s", why)
+
+    def _overlapped(self, assignment: m.Assignment, hooks: GradientHooks, ahead: Ahead | None) -> bool:
+        """Push each part as soon as backward has its last gradient. ahead: the forward pass, if there was
+        one."""
+        indices = self._computation.indices(assignment) if ahead is None else ahead.indices
         pushing, loss = self._begin(assignment, len(indices)), math.nan
         try:
             hooks.follow(pushing)
             try:
                 with self._metrics.during("computing"):
-                    loss = self._loss(assignment, 0, indices)
+                    passed = ahead.loss if ahead is not None else self._forward(assignment, indices)
+                    self._times.backward()
+                    loss = self._computation.backward(passed)
             finally:
                 missing = hooks.let_go()
             if hooks.error is not None:
@@ -85,12 +113,22 @@ class GradientWork(Strategy):
                 raise UnusableError(f"the loss is {loss}")
             for place in missing:  # the loss does not reach them
                 pushing.add(place, self._session.replica.gradient(place))
+        except TaskFailedError as error:
+            if ahead is None or pushing.checksums:
+                return self._broken_off(pushing, error, loss)
+            self._session.abandon(pushing)  # perhaps autograd has found a parameter that was used too early
+            ahead.kept.put_back()
+            self._look_ahead_no_more(error)
+            return self._overlapped(assignment, hooks, None)
         except Exception as error:
             return self._broken_off(pushing, error, loss)
-        hooks.times.end()
-        counts = self._commit(pushing, loss)
-        self._session.profile(hooks.times, pushing)
-        return counts
+        return self._commit(pushing, loss)
+
+    def _forward(self, assignment: m.Assignment, indices: Indices) -> torch.Tensor:
+        self._times.begin()
+        passed = self._computation.forward(indices, *self._place(assignment))
+        self._times.forward()
+        return passed
 
     def _broken_off(self, pushing: Pushing, error: Exception, loss: float) -> bool:
         """Some parts may have been sent. Returns whether the step counts."""
@@ -111,6 +149,7 @@ class GradientWork(Strategy):
         return self._push(pushing.assignment, pushing.samples, loss)
 
     def _one_after_the_other(self, assignment: m.Assignment) -> bool:
+        self._times.begin()
         with self._metrics.during("computing"):
             samples, loss, gradients = self._compute(assignment)
         if not math.isfinite(loss):
@@ -131,7 +170,9 @@ class GradientWork(Strategy):
         replica = self._session.replica
         try:
             for place in reversed(range(len(replica.parameters))):
+                self._times.gradient(place)
                 pushing.add(place, replica.gradient(place) if gradients is None else gradients[place])
+                self._times.handed()
         except NonFiniteGradient as error:
             return self._broken_off(pushing, error, loss)
         return self._commit(pushing, loss)
@@ -144,7 +185,10 @@ class GradientWork(Strategy):
     def _commit(self, pushing: Pushing, loss: float) -> bool:
         self._skipped.over()
         self._steps += 1
-        return self._session.commit(pushing, loss)
+        pushed = self._session.commit(pushing, loss)
+        self._times.end()
+        self._session.profile(self._times, pushing)
+        return pushed
 
     def finish(self) -> None:
         if self._held:
@@ -161,7 +205,7 @@ class GradientWork(Strategy):
         if assignment.stragglers:
             samples, loss = self._computation.combined_loss(assignment, indices)
         else:
-            samples, loss = len(indices), self._loss(assignment, 0, indices)
+            samples, loss = len(indices), self._computation.backward(self._forward(assignment, indices))
         return samples, loss, None
 
     def _loss(self, assignment: m.Assignment, step: int, indices: Indices) -> float:

@@ -24,6 +24,10 @@ class Strategy(ABC):
         """Whether other workers wait for this one although no push of it is open."""
         return False
 
+    def told(self, assignment: Assignment) -> None:
+        """What comes next, before anything is done about it."""
+        return
+
     @abstractmethod
     def work(self, assignment: Assignment) -> None:
         """Compute what the assignment asks for, and answer it.

@@ -81,6 +81,7 @@ class Trainer:
             assignment = self.session.next(POLL_S)
             if assignment is None:
                 continue
+            self._strategy.told(assignment)
             if assignment.finished:
                 self._strategy.finish()
                 return True

@@ -23,7 +23,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
+from ....proto.messages import Range
 from .. import events as e
 from ..lives import move
 from ..roster import Member, Name, Work, WorkLife
@@ -176,11 +178,14 @@ class Rounds(Mode):
             division=division,
             parts=in_parts,
         )
+        following = self._following(round_, each, len(idle)) if in_parts and not late else []
         actions: list[e.Action] = []
         for number, (member, part) in enumerate(zip(idle, division.parts, strict=False)):
             due = state.epoch_to_evaluate
             evaluate = number == 0 and state.ask_for_evaluation(member, due, state.assignments + 1, now)
-            actions += self._give(round_, number, member, part, now, evaluate_epoch=due if evaluate else 0)
+            due = due if evaluate else 0
+            expected = following[number] if number < len(following) else ()
+            actions += self._give(round_, number, member, part, now, evaluate_epoch=due, next=expected)
         if division.note and division.note != self._note:
             self._note = division.note
             actions.append(e.Note(text=division.note))
@@ -189,6 +194,14 @@ class Rounds(Mode):
         state.local_steps = steps
         state.wait_from(now)
         return actions
+
+    def _following(self, round_: Round, each: int, members: int) -> list[tuple[Range, ...]]:
+        """By place, what the next round will give it, if the same members are idle then; nothing at an
+        epoch's end, behind which somebody evaluates first."""
+        drawn = self._state.samples.peek(each * members)
+        if drawn is None or drawn.epoch != round_.division.parts[0].drawn.epoch:
+            return []
+        return [part.ranges for part in drawn.divided(members)]
 
     def _open(self, round_: Round) -> e.Open:
         members = {
@@ -203,9 +216,9 @@ class Rounds(Mode):
             self.round.unfilled |= whole
 
     def _give(
-        self, round_: Round, number: int, member: Member, part: Part, now: float, *, evaluate_epoch: int = 0
+        self, round_: Round, number: int, member: Member, part: Part, now: float, **terms: Any
     ) -> list[e.Action]:
-        """Let a member have a place."""
+        """Let a member have a place. terms: more fields of its assignment."""
         actions = self._state.give(
             member,
             part.drawn,
@@ -215,10 +228,10 @@ class Rounds(Mode):
             world=part.world,
             progress=round_.progress,
             learning_rate=self._state.rules.learning_rate * round_.rate_factor,
-            evaluate_epoch=evaluate_epoch,
             slice=part.slice,
             slices=part.slices,
             stragglers=part.stragglers,
+            **terms,
         )
         round_.fill(number, member.rank, member.id, self._state.assignments)
         return actions

@@ -10,7 +10,7 @@ import pytest
 from jobs import LEASE_S, Job
 from stepping import copied, core_of
 
-from gradwire.proto.messages import Phase
+from gradwire.proto.messages import Phase, Range
 from gradwire.proto.refusal import Reason
 from gradwire.proto.shares import assigned_samples
 from gradwire.server.job import events as e
@@ -103,6 +103,42 @@ def test_only_plain_rounds_of_an_aggregation_by_coordinate_are_stepped_in_parts(
     assert bool(job.all(e.Open)) == opens
     lose(job, "w2")
     assert bool(job.all(e.Vacate)) == opens
+
+
+# ---- what is likely to follow
+
+
+def following(job: Job) -> dict[str, tuple[Range, ...]]:
+    return {worker: assignment.next for worker, assignment in job.assignments.items()}
+
+
+def test_members_are_told_what_the_next_round_will_give_them() -> None:
+    """40 samples for three members: four rounds of an epoch, the last with 4 samples."""
+    job = both(3)
+    for _ in range(2):
+        for _ in range(3):
+            expected = following(job)
+            job.round(("w0", "w1", "w2"))
+            given = {worker: assignment.ranges for worker, assignment in job.assignments.items()}
+            assert given == expected
+        assert set(following(job).values()) == {()}, "an evaluation comes between"
+        job.round(("w0", "w1", "w2"))
+
+
+@pytest.mark.parametrize("rules", [{"overlap": "backward"}, {"aggregation": "krum:wrong=1"}])
+def test_nothing_is_said_to_follow_where_versions_come_whole(rules: dict[str, Any]) -> None:
+    assert not any(following(both(3, **rules)).values())
+
+
+def test_nothing_is_said_to_follow_samples_that_were_given_back() -> None:
+    job = both(2)
+    lose(job, "w0", "w1")
+    job.bring("w2")
+    assert not any(following(job).values())
+    job = both(3)
+    job.push("w0")
+    lose(job, "w1")
+    assert following(job) == {"w0": ()}, "who takes another's place"
 
 
 # ---- who is waited for

@@ -42,6 +42,18 @@ def test_what_comes_back_goes_out_before_anything_new_and_with_it() -> None:
     assert draw(samples, 5).ranges == (Range(start=2, count=4), Range(start=6, count=1))
 
 
+def test_what_comes_next_is_known_while_nothing_has_come_back() -> None:
+    samples = Samples(10, 2)
+    for most in (4, 4, 4, 4, 6):
+        expected = samples.peek(most)
+        assert samples.peek(most) == expected is not None
+        assert draw(samples, most) == expected
+    assert samples.peek(4) is None
+    samples = Samples(10, 1)
+    samples.give_back(draw(samples, 4))
+    assert samples.peek(4) is None
+
+
 def test_older_epochs_are_not_mixed_with_the_running_one() -> None:
     samples = Samples(4, 2)
     first = draw(samples, 4)

@@ -1,4 +1,4 @@
-"""Parts of pushes as they arrive: one at a time on a stream, and what outlives it."""
+"""Parts of pushes as they arrive: a few at a time on a stream, and what outlives it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradwire.compressors import Payload
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refusal, Refused
-from gradwire.proto.transfer import digest, encode_chunks, part_transfer, payload_header
+from gradwire.proto.transfer import MAX_ARRIVING, digest, encode_chunks, part_transfer, payload_header
 from gradwire.proto.wire import decode_envelope
 from gradwire.server.shard.inbox import MAX_OPEN, Arrivals, Inbox
 
@@ -23,7 +23,7 @@ MANIFEST = Manifest(
 PARTS = cut_plan((8, 7), (2,), (1,))
 
 
-# ---- one part after the other
+# ---- parts on one stream
 
 
 def header(part: int, payloads: list[Payload], **changes: Any) -> m.Part:
@@ -45,7 +45,7 @@ def test_a_part_is_complete_with_its_last_byte_and_may_hold_several_payloads() -
     inbox, payloads = Inbox("w"), [dense(1, 2, 3), dense(4, 5, 6, 7, 8)]
     given = header(2, payloads)
     inbox.begin(given, MANIFEST, PARTS)
-    assert inbox.current is given
+    assert inbox.arriving(part_transfer(1, 2)) is given
     assert inbox.take() is None
     for chunk in chunks(given, payloads):
         inbox.add(chunk)
@@ -53,7 +53,7 @@ def test_a_part_is_complete_with_its_last_byte_and_may_hold_several_payloads() -
     assert complete is not None
     assert complete[0] is given
     assert [bytes(payload.data) for payload in complete[1].finish()] == [bytes(p.data) for p in payloads]
-    assert inbox.current is None
+    assert inbox.arriving(part_transfer(1, 2)) is None
     assert inbox.take() is None
 
 
@@ -75,26 +75,97 @@ def test_a_part_that_does_not_fit_is_refused_before_memory_is_taken_and_its_chun
         inbox.begin(given, MANIFEST, PARTS)
     assert caught.value.refusal.reason is reason
     assert caught.value.refusal.worker == "w"
-    assert inbox.current is None
+    assert inbox.arriving(part_transfer(given.seq, given.part)) is None
     for chunk in chunks(given, [dense(1, 2, 3)]):
         inbox.add(chunk)
     assert inbox.take() is None
 
 
+LARGE = 200_000  # elements, which travel in two chunks
+LARGE_MANIFEST = Manifest(
+    tuple(m.Tensor(name=f"t{i}", shape=(LARGE,), dtype="float32") for i in range(6)), 100
+)
+LARGE_PARTS = cut_plan(*[(LARGE,)] * 6)
+
+
+def large(part: int, seq: int = 1, **changes: Any) -> tuple[m.Part, m.Chunk, m.Chunk]:
+    payloads: list[Payload] = [dense(*range(part, part + LARGE))]
+    given = header(part, payloads, seq=seq, **changes)
+    first, second = chunks(given, payloads)
+    return given, first, second
+
+
 def test_a_part_that_begins_anew_takes_the_place_of_what_had_arrived() -> None:
-    inbox, payloads = Inbox("w"), [dense(1, 2)]
-    first, second = header(1, payloads), header(1, payloads, seq=2)
-    inbox.begin(first, MANIFEST, PARTS)
-    inbox.begin(second, MANIFEST, PARTS)
-    with pytest.raises(Refused) as caught:
-        inbox.add(chunks(first, payloads)[0])
-    assert caught.value.refusal.reason is Reason.CHUNK
-    inbox.drop(second)
-    inbox.add(chunks(second, payloads)[0])
-    assert inbox.take() is None
-    inbox.begin(second, MANIFEST, PARTS)
-    inbox.add(chunks(second, payloads)[0])
+    inbox, (given, first, second) = Inbox("w"), large(1)
+    for _ in range(2):
+        inbox.begin(given, LARGE_MANIFEST, LARGE_PARTS)
+        inbox.add(first)
+    inbox.add(second)
     assert inbox.take() is not None
+    inbox.begin(given, LARGE_MANIFEST, LARGE_PARTS)
+    inbox.add(first)
+    inbox.drop(given)
+    inbox.add(second)
+    assert inbox.take() is None
+
+
+def test_a_part_may_be_overtaken_by_others_between_its_chunks() -> None:
+    inbox, parts = Inbox("w"), [large(number) for number in range(MAX_ARRIVING)]
+    for given, first, _ in parts:
+        inbox.begin(given, LARGE_MANIFEST, LARGE_PARTS)
+        inbox.add(first)
+        assert inbox.take() is None
+    assert [inbox.arriving(part_transfer(1, number)) for number in range(4)] == [each[0] for each in parts]
+    with pytest.raises(Refused, match="4 parts on their way at once") as caught:
+        inbox.begin(large(5)[0], LARGE_MANIFEST, LARGE_PARTS)
+    assert caught.value.refusal.reason is Reason.SIZE
+    for given, _, second in reversed(parts):
+        inbox.add(second)
+        complete = inbox.take()
+        assert complete is not None
+        assert complete[0] is given
+        (payload,) = complete[1].finish()
+        assert bytes(payload.data) == bytes(dense(*range(given.part, given.part + LARGE)).data)
+        assert inbox.take() is None
+
+
+def test_of_a_push_that_is_of_no_use_all_parts_are_dropped() -> None:
+    inbox, parts = Inbox("w"), [large(0), large(1), large(2, seq=2)]
+    for given, first, _ in parts:
+        inbox.begin(given, LARGE_MANIFEST, LARGE_PARTS)
+        inbox.add(first)
+    inbox.drop_push(1)
+    for _, _, second in parts[:2]:
+        inbox.add(second)
+        assert inbox.take() is None
+    inbox.add(parts[2][2])
+    assert inbox.take() is not None
+
+
+def test_it_says_how_many_bytes_came_since_the_part_before_and_whether_without_a_pause() -> None:
+    """What a part had got of the link before another overtook it came in the time of the other."""
+    inbox, size = Inbox("w"), 4 * LARGE
+
+    def taken() -> tuple[int, bool]:
+        assert inbox.take() is not None
+        return inbox.since()
+
+    def begin(part: int, waited: bool) -> tuple[m.Chunk, m.Chunk]:
+        given, *both = large(part, waited=waited)
+        inbox.begin(given, LARGE_MANIFEST, LARGE_PARTS)
+        inbox.add(both[0])
+        return both[0], both[1]
+
+    for waited in (False, True):
+        inbox.add(begin(0, waited)[1])
+        assert taken() == (size, waited)
+    first, overtaken = begin(1, False)
+    inbox.add(begin(2, True)[1])
+    assert taken() == (size + len(first.data), False), "nothing was on its way before the first of them"
+    inbox.add(overtaken)
+    assert taken() == (size - len(first.data), True)
+    inbox.add(begin(3, True)[1])
+    assert taken() == (size, True)
 
 
 def test_a_chunk_before_any_part_is_refused() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
+from gradwire.planning.parts import arrange
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.transfer import part_transfer
@@ -384,3 +386,146 @@ def test_a_new_stream_does_not_rely_on_what_was_unwanted_before(said: Said) -> N
     assert said(outgoing) == ["Hello", "Part 1.0", "Part 1.1", "Commit 1"]
     outgoing.part(1, 2, part(1, 2))
     assert said(outgoing) == ["Part 1.2"]
+
+
+# ---- turns and a credit
+
+
+def by_turns(*turns: int, credit: int = 0) -> Outgoing:
+    """With a stream that has been welcomed, under a plan of as many parts."""
+    outgoing = streaming()
+    parts = arrange([1] * len(turns), [1] * len(turns), ())
+    outgoing.plan = dataclasses.replace(parts, turns=turns, credit=credit)
+    return outgoing
+
+
+def test_of_parts_that_wait_the_one_with_the_least_turn_goes_first(said: Said) -> None:
+    outgoing = by_turns(3, 0, 2, 1)
+    push(outgoing, 1, parts=4)
+    assert said(outgoing) == ["Hello", "Part 1.1", "Part 1.3", "Part 1.2", "Part 1.0", "Commit 1"]
+
+
+def test_no_part_overtakes_the_commit_of_an_earlier_push(said: Said) -> None:
+    outgoing = by_turns(1, 0)
+    push(outgoing, 1, parts=2)
+    push(outgoing, 2, parts=2)
+    assert said(outgoing) == ["Hello", "Part 1.1", "Part 1.0", "Commit 1", "Part 2.1", "Part 2.0", "Commit 2"]
+
+
+def test_parts_overtake_one_another_only_so_often(kinds: Kinds) -> None:
+    outgoing = by_turns(*reversed(range(6)))
+    assert kinds(outgoing) == ["Hello"]
+    sent: list[str] = []
+    for number in range(6):
+        outgoing.part(1, number, part(1, number, 2000))
+        sent += kinds(outgoing, 2)
+    sent += kinds(outgoing)
+    begun = [each for each in sent if each != "Chunk"]
+    assert begun == [f"Part 1.{number}" for number in range(6)]
+    assert sent[:8] == [each for number in range(4) for each in (f"Part 1.{number}", "Chunk")]
+    assert sent[8:10] == ["Chunk", "Part 1.4"], "one had to be through first"
+    assert sent.count("Chunk") == 12
+
+
+def test_chunks_of_parts_that_overtook_one_another_are_of_the_right_transfer() -> None:
+    async def run() -> list[int]:
+        outgoing = by_turns(1, 0)
+        outgoing.part(1, 0, part(1, 0, 2000))
+        found = await drained(outgoing, 3)
+        outgoing.part(1, 1, part(1, 1, 2000))
+        found += await drained(outgoing)
+        return [each.transfer - part_transfer(1, 0) for each in found if isinstance(each, m.Chunk)]
+
+    assert asyncio.run(run()) == [0, 1, 1, 0]
+
+
+def test_after_a_reconnect_what_is_missing_goes_in_the_order_of_turns(said: Said) -> None:
+    outgoing = by_turns(3, 1, 2, 0)
+    push(outgoing, 1, parts=4)
+    assert said(outgoing, 2) == ["Hello", "Part 1.3"]
+    outgoing.end()
+    outgoing.begin(HELLO)
+    outgoing.welcome(welcome(m.Stored(seq=1, parts=(2,))))
+    assert said(outgoing) == ["Hello", "Part 1.3", "Part 1.1", "Part 1.0", "Commit 1"]
+
+
+def test_a_damaged_part_that_has_been_overtaken_begins_anew(kinds: Kinds) -> None:
+    outgoing = by_turns(1, 0)
+    assert kinds(outgoing) == ["Hello"]
+    outgoing.part(1, 0, part(1, 0, 3000))
+    assert kinds(outgoing, 2) == ["Part 1.0", "Chunk"]
+    outgoing.part(1, 1, part(1, 1, 2000))
+    assert kinds(outgoing, 2) == ["Part 1.1", "Chunk"]
+    outgoing.resend(1, 0)
+    assert kinds(outgoing) == ["Chunk", "Part 1.0", *["Chunk"] * 3]
+
+
+def test_no_more_goes_out_of_an_unwanted_push_whose_parts_have_overtaken_one_another(kinds: Kinds) -> None:
+    outgoing = by_turns(2, 1, 0)
+    assert kinds(outgoing) == ["Hello"]
+    for number in range(3):
+        outgoing.part(1, number, part(1, number, 3000))
+        assert kinds(outgoing, 2) == [f"Part 1.{number}", "Chunk"]
+    outgoing.unwanted(1)
+    outgoing.commit(commit(1, 3))
+    assert kinds(outgoing) == ["Commit 1"]
+
+
+def test_under_another_plan_a_part_has_no_turn(said: Said) -> None:
+    outgoing = by_turns(1, 0)
+    assert outgoing.plan is not None
+    outgoing.plan = dataclasses.replace(outgoing.plan, number=2)
+    push(outgoing, 1, parts=2)
+    assert said(outgoing) == ["Hello", "Part 1.0", "Part 1.1", "Commit 1"]
+
+
+def test_with_a_credit_only_so_many_parts_are_on_their_way(said: Said) -> None:
+    outgoing = by_turns(2, 1, 0, credit=2)
+    push(outgoing, 1, parts=3)
+    assert said(outgoing) == ["Hello", "Part 1.2", "Part 1.1"]
+    outgoing.beat("computing")
+    assert said(outgoing) == ["Heartbeat"]
+    outgoing.stored(1, (1,))
+    assert said(outgoing) == ["Part 1.0", "Commit 1"]
+    push(outgoing, 2, parts=3)
+    assert said(outgoing) == [], "two are still on their way"
+    outgoing.settle(1)
+    assert said(outgoing) == ["Part 2.2", "Part 2.1"]
+
+
+@pytest.mark.parametrize("event", ["damage", "unwanted", "abandon", "reconnect", "settle"])
+def test_a_credit_comes_back_whatever_becomes_of_a_part(said: Said, event: str) -> None:
+    outgoing = by_turns(0, 1, credit=1)
+    push(outgoing, 1, parts=1)
+    push(outgoing, 2, parts=2)
+    assert said(outgoing) == ["Hello", "Part 1.0", "Commit 1"]
+    expected = ["Part 2.0"]
+    match event:
+        case "damage":
+            outgoing.resend(1, 0)
+        case "unwanted":
+            outgoing.unwanted(1)
+        case "abandon":
+            outgoing.abandon(1)
+        case "settle":
+            outgoing.settle(1)
+        case _:
+            outgoing.end()
+            outgoing.begin(HELLO)
+            outgoing.welcome(welcome(m.Stored(seq=1, parts=(0,))))
+            expected = ["Hello", "Commit 1", "Part 2.0"]
+    assert said(outgoing) == expected
+
+
+def test_who_waits_for_a_credit_wakes_when_it_comes() -> None:
+    async def run() -> None:
+        outgoing = by_turns(0, 1, credit=1)
+        push(outgoing, 1, parts=2)
+        await drained(outgoing)
+        waiting = asyncio.ensure_future(outgoing.next())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        outgoing.stored(1, (0,))
+        assert isinstance(decode_envelope(await asyncio.wait_for(waiting, 0.05), "WorkerMessage"), m.Part)
+
+    asyncio.run(run())

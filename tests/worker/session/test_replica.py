@@ -163,3 +163,41 @@ def test_another_plan_leaves_every_element_where_it_is() -> None:
     assert values(subject) == [1.0], "it is at that version already"
     apply(subject, delta(subject, 2, 0))
     assert (subject.version, values(subject)) == (2, [2.0])
+
+
+def test_parts_that_were_taken_in_early_can_be_put_back() -> None:
+    subject = replica()
+    weight = subject.parameters[0]
+    for part in (1, 3):
+        received, before = delta(subject, 1, part), weight._version
+        subject.apply(received.update, received.payloads, early=True)
+        assert weight._version > before, "autograd has to know"
+    assert values(subject) == [0, 1, 0, 1]
+    assert subject.version == 0
+    assert not subject.is_at(0, 1)
+    before = weight._version
+    subject.go_back()
+    assert (values(subject), subject.undone, subject.version) == ([0, 0, 0, 0], 1, 0)
+    assert weight._version > before
+    for part in range(4):
+        received = delta(subject, 1, part)
+        subject.apply(received.update, received.payloads)
+    assert (values(subject), subject.version) == ([1, 1, 1, 1], 1)
+    assert subject.is_at(0, 1)
+
+
+def test_once_all_parts_are_here_nothing_is_early() -> None:
+    subject = replica()
+    for part in range(4):
+        received = delta(subject, 1, part)
+        subject.apply(received.update, received.payloads, early=True)
+    subject.go_back()
+    assert (values(subject), subject.undone, subject.version) == ([1, 1, 1, 1], 0, 1)
+
+
+def test_before_it_has_other_parts_it_goes_back() -> None:
+    subject = replica()
+    received = delta(subject, 1, 0)
+    subject.apply(received.update, received.payloads, early=True)
+    subject.adopt(subject.manifest.plan(1 << 30))
+    assert (values(subject), subject.undone) == ([0], 1)

@@ -2,69 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, Literal, cast, get_args
+from collections.abc import Callable
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
-from scripted import REPLY, Script, updates
+from layered import WIDTH, Layers, Overlap, Run, Tied, Twice, squares
+from scripted import updates
 from torch import nn
-from torch.utils import checkpoint as checkpointing
 
-from gradwire.compressors import AbsentPayload, LayerRule, Plan, decode
+from gradwire.compressors import AbsentPayload, decode
 from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import messages as m
-from gradwire.proto.job import job_message
 from gradwire.proto.refusal import Reason, Refusal
-from gradwire.settings import JobTerms
-from gradwire.worker.metrics import Metrics
-from gradwire.worker.session.connection import Connection
-from gradwire.worker.session.replica import Replica
-from gradwire.worker.tasks import Task
 from gradwire.worker.tasks.computation import TaskFailedError
-from gradwire.worker.tasks.trainer import Trainer
-
-WIDTH = 64  # a layer is a part
-INPUTS = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(2))
-Overlap = Literal["off", "backward", "both"]
-Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
-
-
-class Layers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.second = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.unused = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.third = nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        hidden = torch.tanh(self.second(torch.tanh(self.first(batch))))
-        return cast(torch.Tensor, self.third(hidden))
-
-
-class Tied(Layers):
-    def __init__(self) -> None:
-        super().__init__()
-        self.third.weight = self.first.weight
-
-
-class Twice(Layers):
-    """The gradient of its second layer comes in two pieces, one of them late."""
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        hidden = torch.tanh(self.first(batch))
-        functions: Any = checkpointing
-        for _ in range(2):
-            hidden = torch.tanh(functions.checkpoint(self.second, hidden, use_reentrant=True))
-        return cast(torch.Tensor, self.third(hidden))
-
-
-def squares(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    return torch.mean(torch.square(model(batch)))
 
 
 def late_nan(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -77,68 +29,6 @@ def late_nan(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
     weight.register_hook(poisoned)
     return squares(model, batch)
-
-
-class Run:
-    """One step of a worker, and what it has pushed."""
-
-    def __init__(
-        self,
-        overlap: Overlap,
-        build: Callable[[], nn.Module] = Layers,
-        loss: Loss = squares,
-        compressor: str = "topk:ratio=8",
-    ) -> None:
-        torch.manual_seed(1)
-        self.script = Script()
-        chosen = Task(
-            name="t",
-            train_samples=64,
-            model=build,
-            batch=lambda indices: INPUTS[indices],
-            loss=loss,
-            evaluate=lambda model: {},
-        )
-        self.replica = Replica(chosen.model(), 64)
-        self.script.messages.append(self.replica.manifest.plan(4 * ALIGNMENT))
-        self.replica.adopt(self.replica.manifest.plan(4 * ALIGNMENT))
-        job = job_message(JobTerms(id="j", work="gradients", batch_size=4, epochs=9, overlap=overlap))
-        self.trainer = Trainer(
-            cast("Connection", self.script),
-            dataclasses.replace(REPLY, job=job),
-            chosen,
-            self.replica,
-            device=torch.device("cpu"),
-            compressor=compressor,
-            rule=LayerRule(),
-            metrics=Metrics(compressor),
-        )
-
-    def steps(self, count: int = 1, *more: Any, plans: Mapping[int, Plan] = MappingProxyType({})) -> Run:
-        """plans: that come before a version's assignment."""
-        plan = self.replica.plan
-        for version in range(count):
-            for each in updates(self.replica, version, of=plan):
-                self.script.messages.append(each)
-            if version in plans:
-                plan = plans[version]
-                self.script.messages.append(plan)
-            ranges = (m.Range(start=4 * version, count=4),)
-            given = m.Assignment(id=version + 1, version=version, ranges=ranges, world=1)
-            self.script.messages.append(given)
-        self.script.messages += [*more, m.Assignment(id=99, version=count - 1, finished=True)]
-        self.trainer.run()
-        return self
-
-    def bytes_of(self, place: int = 0) -> list[bytes]:
-        return [np.asarray(decode(each)).tobytes() for each in self.script.pushed[place][1]]
-
-    @property
-    def residual(self) -> torch.Tensor:
-        return self.trainer.session._compression.ledger.residual  # pyright: ignore[reportPrivateUsage]
-
-    def empty_parts(self) -> list[int]:
-        return sorted(part for (_, part), (_, payloads) in self.script.parts.items() if not payloads)
 
 
 @pytest.mark.parametrize("build", [Layers, Tied])

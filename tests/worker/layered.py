@@ -1,0 +1,159 @@
+"""A worker's steps with a model whose layers are parts, driven by a script."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from scripted import REPLY, Script, updates
+from torch import nn
+from torch.utils import checkpoint as checkpointing
+
+from gradwire.compressors import LayerRule, Plan, decode
+from gradwire.planning.parts import ALIGNMENT
+from gradwire.proto import messages as m
+from gradwire.proto.job import job_message
+from gradwire.settings import JobTerms
+from gradwire.worker.metrics import Metrics
+from gradwire.worker.session.connection import Connection
+from gradwire.worker.session.receiving import Received
+from gradwire.worker.session.replica import Replica
+from gradwire.worker.tasks import Task
+from gradwire.worker.tasks.trainer import Trainer
+
+WIDTH = 64  # a layer is a part
+INPUTS = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(2))
+Overlap = Literal["off", "backward", "both"]
+Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.unused = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.third = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.second(torch.tanh(self.first(batch))))
+        return cast(torch.Tensor, self.third(hidden))
+
+
+class Tied(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.third.weight = self.first.weight
+
+
+class Twice(Layers):
+    """The gradient of its second layer comes in two pieces, one of them late."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(batch))
+        functions: Any = checkpointing
+        for _ in range(2):
+            hidden = torch.tanh(functions.checkpoint(self.second, hidden, use_reentrant=True))
+        return cast(torch.Tensor, self.third(hidden))
+
+
+def squares(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return torch.mean(torch.square(model(batch)))
+
+
+class Run:
+    """One step of a worker, and what it has pushed."""
+
+    def __init__(
+        self,
+        overlap: Overlap,
+        build: Callable[[], nn.Module] = Layers,
+        loss: Loss = squares,
+        compressor: str = "topk:ratio=8",
+        reversed_parts: bool = False,
+    ) -> None:
+        """reversed_parts: updates come with the parts of the first layers first."""
+        self.reversed_parts = reversed_parts
+        self.began: list[int | None] = []  # the replica's version when a forward pass began
+        self.measured: list[float] = []  # the sum of the model's buffers when it was evaluated
+        torch.manual_seed(1)
+        self.script = Script()
+
+        def noted(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            self.began.append(self.replica.version)
+            return loss(model, batch)
+
+        def evaluate(model: nn.Module) -> dict[str, float]:
+            self.measured.append(sum(float(each.double().sum()) for each in model.buffers()))
+            return {"random": float(torch.rand(()))}
+
+        chosen = Task(
+            name="t",
+            train_samples=64,
+            model=build,
+            batch=lambda indices: INPUTS[indices],
+            loss=noted,
+            evaluate=evaluate,
+        )
+        self.replica = Replica(chosen.model(), 64)
+        self.script.messages.append(self.replica.manifest.plan(4 * ALIGNMENT))
+        self.replica.adopt(self.replica.manifest.plan(4 * ALIGNMENT))
+        self.first = [value.copy() for value in self.replica.values()]
+        job = job_message(JobTerms(id="j", work="gradients", batch_size=4, epochs=9, overlap=overlap))
+        self.trainer = Trainer(
+            cast("Connection", self.script),
+            dataclasses.replace(REPLY, job=job),
+            chosen,
+            self.replica,
+            device=torch.device("cpu"),
+            compressor=compressor,
+            rule=LayerRule(),
+            metrics=Metrics(compressor),
+        )
+
+    def steps(self, count: int = 1, *more: Any, plans: Mapping[int, Plan] = MappingProxyType({})) -> Run:
+        """plans: that come before a version's assignment."""
+        plan = self.replica.plan
+        for version in range(count):
+            self.script.messages += self.update(version, plan)
+            if version in plans:
+                plan = plans[version]
+                self.script.messages.append(plan)
+            self.script.messages.append(self.given(version, version + 1 < count))
+        self.script.messages += [*more, m.Assignment(id=99, version=count - 1, finished=True)]
+        self.trainer.run()
+        return self
+
+    def update(self, version: int, plan: Plan | None = None, **changes: Any) -> list[Received]:
+        """Each version is a step away from the one before."""
+        values = [(value.view(np.float32) * (1 + version / 8)).copy() for value in self.first]
+        found = updates(self.replica, version, values, of=plan, **changes)
+        return found[::-1] if self.reversed_parts else found
+
+    @staticmethod
+    def given(version: int, more: bool = True, **changes: Any) -> m.Assignment:
+        """more: whether what follows is known."""
+        ranges, following = (m.Range(start=4 * each, count=4) for each in (version, version + 1))
+        fields: dict[str, Any] = {"id": version + 1, "version": version, "ranges": (ranges,), "world": 1}
+        fields["next"] = (following,) if more else ()
+        return m.Assignment(**{**fields, **changes})
+
+    def bytes_of(self, place: int = 0) -> list[bytes]:
+        return [np.asarray(decode(each)).tobytes() for each in self.script.pushed[place][1]]
+
+    @property
+    def pushed(self) -> list[tuple[float, list[bytes]]]:
+        """Losses and bytes."""
+        pairs = enumerate(self.script.pushed)
+        return [(commit.loss, self.bytes_of(place)) for place, (commit, _) in pairs]
+
+    @property
+    def residual(self) -> torch.Tensor:
+        return self.trainer.session._compression.ledger.residual  # pyright: ignore[reportPrivateUsage]
+
+    def empty_parts(self) -> list[int]:
+        return sorted(part for (_, part), (_, payloads) in self.script.parts.items() if not payloads)
