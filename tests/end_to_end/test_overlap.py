@@ -10,8 +10,10 @@ from daemons import Daemon, Daemons, Server, stop
 from relay import Relay
 from test_training import finished
 
-OVERLAPS = [("off", 0, None), ("backward", 16384, None), ("both", 0, None), ("both", 16384, None)]
-OVERLAPS += [("both", 16384, 0), ("both", 8192, 2), ("both", 65536, None)]
+OVERLAPS: list[tuple[str, int, int | None]] = [
+    *(("off", 0, None), ("backward", 16384, None)),
+    *(("both", 0, None), ("both", 16384, None), ("both", 16384, 0), ("both", 8192, 2), ("both", 65536, None)),
+]
 
 
 def started(
