@@ -127,7 +127,8 @@ class JobSettings:
     overlap: Literal["off", "backward", "both"] = connection(
         "backward",
         "what travels while workers compute: nothing, gradients during the backward pass, or with both also "
-        "parts of the update while other gradients are still on their way",
+        "parts of the update while other gradients are still on their way, and the next forward pass begins "
+        "before all of them are there",
     )
     downlink: str = compression(
         "auto",

@@ -50,6 +50,7 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, passed: Tensor, weight: Tensor, layer: Layer) -> Tensor:
         ctx.layer, ctx.shape = layer, weight.shape
+        weight.detach()  # used: with `--overlap both` this waits until it is here
         _compute(layer.seconds * FORWARD)
         return passed.clone()
 

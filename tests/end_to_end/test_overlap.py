@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import signal
 import time
-from itertools import product
 
 import pytest
 from daemons import Daemon, Daemons, Server, stop
+from relay import Relay
 from test_training import finished
 
-OVERLAPS = [("off", 0), ("backward", 16384), *product(["both"], [0, 16384, 65536])]
+OVERLAPS: list[tuple[str, int, int | None]] = [
+    *(("off", 0, None), ("backward", 16384, None)),
+    *(("both", 0, None), ("both", 16384, None), ("both", 16384, 0), ("both", 8192, 2), ("both", 65536, None)),
+]
 
 
-def started(daemons: Daemons, overlap: str, part_bytes: int, task: str = "digits") -> Server:
+def started(
+    daemons: Daemons, overlap: str, part_bytes: int, task: str = "digits", credit: int | None = None
+) -> Server:
+    """credit: also have the parts of the first layers go first."""
+    turns = {} if credit is None else {"program": ("turns_server", str(credit))}
     return daemons.server(
         *("--task", task, "--min-workers", "3", "--epochs", "1", "--batch-size", "32", "--seed", "3"),
         *("--overlap", overlap, "--part-bytes", str(part_bytes), "--lease-seconds", "2"),
+        **turns,
     )
 
 
-def join(daemons: Daemons, server: Server, count: int = 3) -> list[Daemon]:
+def join(daemons: Daemons, address: str, count: int = 3) -> list[Daemon]:
     arguments = ("--compressor", "topk:ratio=10")
-    return [daemons.worker(server.address, "--worker-id", f"w{n}", *arguments) for n in range(count)]
+    return [daemons.worker(address, "--worker-id", f"w{n}", *arguments) for n in range(count)]
 
 
 def outcome(server: Server, workers: list[Daemon]) -> str:
@@ -42,15 +50,27 @@ def slow_down(worker: Daemon) -> None:
             time.sleep(seconds)
 
 
+def cut(relay: Relay, workers: list[Daemon]) -> None:
+    workers[0].wait_for("ready for work")
+    for _ in range(2):
+        time.sleep(0.3)
+        assert relay.cut()
+
+
 def test_what_travels_while_workers_compute_has_no_say_in_the_bits(daemons: Daemons) -> None:
-    """In the last run one worker gets a third of the time of the others."""
+    """Nor in which order parts travel. With a credit connections break; in the last run one worker gets a
+    third of the time of the others."""
     found: set[str] = set()
-    for overlap, part_bytes in OVERLAPS:
-        server = started(daemons, overlap, part_bytes)
-        workers = join(daemons, server)
-        if (overlap, part_bytes) == OVERLAPS[-1]:
+    for overlap, part_bytes, credit in OVERLAPS:
+        server = started(daemons, overlap, part_bytes, credit=credit)
+        relay = Relay(server.port)
+        workers = join(daemons, f"127.0.0.1:{relay.port}")
+        if credit:
+            cut(relay, workers)
+        elif (overlap, part_bytes, credit) == OVERLAPS[-1]:
             slow_down(workers[1])
         found.add(outcome(server, workers))
+        relay.close()
     assert len(found) == 1
 
 
