@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 from ..spec import Spec, SpecError, known, parse_spec, unknown
@@ -163,6 +164,7 @@ def least_sparse_part_bytes(ratio: float) -> int:
     return int(4 * 8 * LEAST_SPARSE_BYTES * ratio / SPARSE_BITS)
 
 
+@cache  # it is asked for tensor by tensor
 def index_bits(density: float) -> float:
     """For each element, sent or not, to say which are sent: Golomb-Rice codes of the gaps between them, or a
     bit for each element, as `compressors.indices` has it."""
