@@ -25,6 +25,7 @@ COMMANDS = {
     "gc-server --help": ("-m", "gradwire.server.cli", "--help"),
     "gc-worker --help": ("-m", "gradwire.worker.cli", "--help"),
     "gc-run --help": ("-m", "gradwire.deploy.cli", "--help"),
+    "gc-plan --help": ("-m", "gradwire.deploy.plan", "--help"),
     "gc-bench --help": ("-m", "gradwire.benchmarks.cli", "--help"),
 }
 

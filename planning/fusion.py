@@ -122,19 +122,23 @@ def fastest(
     """
     if not layers:
         return []
-    may = may or _any
     ready = produced(layers)
     # By the first layer that is through: when, after how many messages, and the end of the last of them.
     known: dict[int, tuple[float, int, int]] = {len(layers): (0.0, 0, len(layers))}
     for last in range(len(layers), 0, -1):
         free, messages, _ = known[last]
-        held = layers[last - 1]
+        held, size = layers[last - 1], layers[last - 1].sent_bytes
         for first in range(last - 1, -1, -1):
-            end = max(free, ready[first]) + link.seconds(held.sent_bytes)
+            end = max(free, ready[first]) + link.seconds(size)
             known[first] = min(known.get(first, (end, messages + 1, last)), (end, messages + 1, last))
-            if not first or not (_alike(held, layers[first - 1]) and may(held, layers[first - 1])):
+            earlier = layers[first - 1]
+            if not first or not _alike(held, earlier):
                 break
-            held = held.with_(layers[first - 1])
+            if may is not None:
+                if not may(held, earlier):
+                    break
+                held = held.with_(earlier)
+            size += earlier.sent_bytes
     groups: list[Group] = []
     first = 0
     while first < len(layers):

@@ -39,16 +39,16 @@ class Costs:
         step_s: all that a step takes whatever it has.
     """
 
-    gradient_s: float = 1.0e-9
-    apply_s: float = 0.8e-9
-    reduce_s: float = 0.3e-9
-    update_s: float = 1.5e-9
-    tensor_s: float = 150e-6
-    worker_run_s: float = 200e-6
-    server_run_s: float = 50e-6
-    part_s: float = 0.4e-3
-    byte_s: float = 2.4e-9
-    step_s: float = 12e-3
+    gradient_s: float = 4.0e-9
+    apply_s: float = 0.5e-9
+    reduce_s: float = 0.4e-9
+    update_s: float = 2.5e-9
+    tensor_s: float = 180e-6
+    worker_run_s: float = 350e-6
+    server_run_s: float = 120e-6
+    part_s: float = 200e-6
+    byte_s: float = 2.7e-9
+    step_s: float = 15e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,9 +13,10 @@ each of which has one of them at a time:
 Each server has the last three lanes for itself. Of the parts that wait for a lane the one with the least turn
 goes first. What has to be done before what:
 
-    off         parts go up once all are compressed, and down once the push is whole
-    backward    parts go up once they are compressed, and down once the push is whole
-    both        parts go up once they are compressed, and down once they are there from all workers
+    off         nothing is compressed before backward is over. Parts go up once they are compressed, and down
+                once the push is whole
+    backward    the same, but units are compressed while backward goes on
+    both        besides, parts go down once they are there from all workers
     early       besides, forward of a unit begins once its own parts are taken in, and not those of all
 
 Lanes share what they need: the link of a worker, which carries its parts of all servers; the processor of a
@@ -197,7 +198,7 @@ class _Simulation:
         self._lanes = [self._computing, *self._up, *self._reducing, *self._down]
         self._held: list[int] = []  # compressed, and not on their way
         self._stored: list[int] = []  # at the server, and not yet to be summed
-        self._compressed = self._arrived = self._taken = self._travelling = 0
+        self._arrived = self._taken = self._travelling = 0
         self._program = self._of_a_worker()
         self._at, self._forward = 0, len(work.batches)  # in the program; the last unit that forward began
         self._missing = [len(batch.parts) for batch in work.batches]  # parts that have not been taken in
@@ -285,10 +286,8 @@ class _Simulation:
         half = self._place.rtt_s / 2
         match job.what:
             case "compress":
-                self._compressed += 1
                 self._held += work.batches[number].parts
-                if work.overlap != "off" or self._compressed == len(work.batches):
-                    self._send()
+                self._send()
             case "up":
                 self._when(half, "arrived", number)
             case "sum":

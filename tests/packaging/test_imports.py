@@ -39,6 +39,7 @@ READS = {"argv", "environ", "getenv"}
 ENTRY_POINTS = {
     PurePosixPath("proto/generate.py"),
     PurePosixPath("deploy/child.py"),
+    PurePosixPath("deploy/plan.py"),
     PurePosixPath("deploy/reference.py"),
 }
 

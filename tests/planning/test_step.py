@@ -92,8 +92,8 @@ def test_nothing_begins_before_what_it_needs(work: Work, place: Place) -> None:
         for part in batch.parts:
             assert compressed.end_s <= found["up"][part].start_s + slack
     if work.overlap == "off":
-        last = max(span.end_s for span in found["compress"].values())
-        assert all(last <= span.start_s + slack for span in found["up"].values())
+        last = max(span.end_s for span in found["backward"].values())
+        assert all(last <= span.start_s + slack for span in found["compress"].values())
     for part in parts:
         there = found["up"][part].end_s
         if work.overlap != "both":

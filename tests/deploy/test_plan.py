@@ -1,0 +1,122 @@
+"""gc-plan: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradwire.deploy.plan import main
+from gradwire.exits import Exit
+from gradwire.server import cli as server
+from gradwire.worker import cli as worker
+
+GIVEN = "--model resnet20 --bandwidth 100mbit --rtt 20ms --workers 16"
+HEAVY = ("torch", "grpc", "numba", "sklearn", "matplotlib")
+
+
+def planned(capsys: pytest.CaptureFixture[str], arguments: str) -> dict[str, Any]:
+    assert main([*arguments.split(), "--json", "-"]) == Exit.DONE
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_it_recommends_a_way_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(GIVEN.split()) == Exit.DONE
+    said = capsys.readouterr().out
+    for words in (
+        "269,722 parameters, 16 workers",
+        "ring fp32",
+        "Recommended: ",
+        "takes longest",
+        "would make",
+    ):
+        assert words in said
+    assert "gc-server --min-workers 16" in said
+    assert "gc-worker --server HOST --compressor " in said
+
+
+def test_json_has_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = planned(capsys, GIVEN)
+    times = [each["step_s"] for each in found["predictions"]]
+    assert times == sorted(times)
+    assert {each["compressor"] for each in found["predictions"]} >= {"none", "4bit", "topk:ratio=100"}
+    assert {each["mode"] for each in found["predictions"]} >= {"sync", "stale", "ring fp32", "local:steps=8"}
+    assert found["recommended"]["spans"]
+    path = tmp_path / "plan.json"
+    assert main([*GIVEN.split(), "--json", str(path)]) == Exit.DONE
+    assert json.loads(path.read_text()) == found
+
+
+@pytest.mark.parametrize("model", ["resnet20", "8x1048576"])
+def test_what_it_recommends_are_command_lines(
+    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    found = planned(capsys, f"--model {model} --bandwidth 20mbit --computation 300ms")
+    for line in found["recommended"]["commands"]:
+        command, *arguments = line.replace("HOST", "127.0.0.1").split()
+        program = {"gc-server": server.main, "gc-worker": worker.main}[command]
+        assert program([*arguments, "--print-config"]) == Exit.DONE
+
+
+def test_computation_is_seconds_or_samples_per_second(capsys: pytest.CaptureFixture[str]) -> None:
+    times = [
+        planned(capsys, f"{GIVEN} {text}")["computation_s"]
+        for text in ("--computation 0.5", "--computation 500ms", "--computation 64/s", "")
+    ]
+    assert times == pytest.approx([0.5, 0.5, 0.5, 3 * 40_551_040 * 32 / 5e12], rel=1e-3)
+
+
+def test_the_picture_is_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "step.png"
+    assert main([*GIVEN.split(), "--plot", str(path)]) == Exit.DONE
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def code_of(arguments: list[str]) -> object:
+    """Of gc-plan, also where argparse ends it."""
+    try:
+        return main(arguments)
+    except SystemExit as ended:
+        return ended.code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--model resnte50 --bandwidth 1gbit", "did you mean 'resnet50'?"),
+        ("--model resnet50 --bandwidth 100", "expected bits per second such as 100mbit"),
+        ("--model resnet50 --bandwidth 100MB", "expected bits per second such as 100mbit"),
+        ("--model resnet50 --bandwidth 1gbit --rtt 3m", "expected seconds such as 0.3, 20ms"),
+        ("--model resnet50 --bandwidth 1gbit --computation fast", "or samples per second such as 250/s"),
+        ("--model resnet50 --bandwidth 1gbit --workers 0", "expected a whole number from 1, got '0'"),
+        ("--model resnet50 --bandwidth 1gbit --compressors 4bti", "did you mean '4bit'?"),
+        ("--model resnet50 --bandwidth 1gbit --json /nowhere/at/all", "expected a file in a folder"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_to_do(
+    arguments: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(arguments.split()) == Exit.USAGE
+    assert words in capsys.readouterr().err
+
+
+def test_it_answers_without_importing_what_takes_long() -> None:
+    """It is to take less than two seconds; importing torch alone takes longer."""
+    program = f"import sys; from gradwire.deploy.plan import main; main({GIVEN.split()}); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "Recommended: " in done.stdout
+    assert set(done.stdout.splitlines()[-1].split()).isdisjoint(HEAVY)
+
+
+def test_a_thousand_workers_and_eight_servers_take_no_longer_to_plan_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    what_if = "--model resnet50 --bandwidth 1gbit --server-bandwidth 25gbit --workers 1000 --servers 8"
+    assert planned(capsys, what_if)["recommended"]["step_s"] > 0

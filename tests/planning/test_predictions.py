@@ -1,0 +1,140 @@
+"""Predictions: what is said of each way to take a step, and what is recommended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gradwire.planning import Merging, Ordering
+from gradwire.planning.compression import compression
+from gradwire.planning.job import FRAMING, Choice, Costs, Profile, plan_of, work_of
+from gradwire.planning.models import tensors
+from gradwire.planning.predictions import WORTH, predict, rank, recommend
+from gradwire.spec import SpecError
+
+NOTHING = Costs(
+    **dict.fromkeys(
+        ("gradient_s", "apply_s", "reduce_s", "update_s", "tensor_s", "worker_run_s", "server_run_s"), 0.0
+    ),
+    part_s=0.0,
+    byte_s=0.0,
+    step_s=0.0,
+)
+
+
+def profile(model: str = "8x65536", *, seconds: float = 0.1, mbit: float = 100, workers: int = 4) -> Profile:
+    found = tensors(model)
+    each = seconds / len(found)
+    return Profile(
+        shapes=[tensor.shape for tensor in found],
+        forward_s=[each / 3] * len(found),
+        backward_s=[each * 2 / 3] * len(found),
+        worker_bandwidth=mbit * 125e3,
+        server_bandwidth=mbit * 125e3,
+        workers=workers,
+    )
+
+
+def test_without_overlap_a_step_is_the_sum_of_its_lanes() -> None:
+    known = replace(profile(), costs=NOTHING, start_s=0.0)
+    found = predict(known, Choice(compressor="none", overlap="off"))
+    one_way = 4 * 8 * 65536 * 4 * FRAMING / known.server_bandwidth
+    encoding = compression("none").element_s * 8 * 65536
+    assert found.step_s == pytest.approx(0.1 + 2 * one_way + encoding, rel=0.01)
+    assert found.up_bytes == pytest.approx(4 * 8 * 65536 * 4, rel=0.01)
+
+
+def test_a_server_gets_the_bytes_of_all_workers_and_sends_as_many() -> None:
+    found = predict(profile("resnet50"), Choice(compressor="4bit"))
+    # `gc-bench step` counted 51.58 MB on the interface in either direction.
+    assert found.up_bytes == pytest.approx(51.5e6, rel=0.01)
+    assert found.down_bytes == pytest.approx(51.5e6, rel=0.01)
+
+
+@pytest.mark.parametrize("fusion", Merging)
+@pytest.mark.parametrize("order", Ordering)
+def test_every_element_has_a_part_and_every_part_a_turn(fusion: str, order: str) -> None:
+    known = profile("resnet20", seconds=0.5)
+    chosen = Choice(fusion=fusion, order=order, overlap="both")
+    plan = plan_of(known, chosen, compression("4bit"))
+    assert sum(part.elements for part in plan.parts) == sum(known.elements)
+    work, _ = work_of(known, chosen)
+    assert sorted(piece.turn for piece in work.pieces) == list(range(len(plan.parts)))
+
+
+def test_early_forward_needs_the_order_of_the_next_forward_pass() -> None:
+    known = profile("32x1048576", seconds=3.0)
+    fifo, p3 = (predict(known, Choice(overlap="both", order=order)).step_s for order in ("fifo", "p3"))
+    assert p3 < 0.9 * fifo
+
+
+def test_slices_divide_what_goes_up_and_multiply_what_is_computed() -> None:
+    known = profile("resnet50", seconds=0.5)
+    plain, sliced = (predict(known, Choice(mode=mode)) for mode in ("sync", "sync:redundancy=2"))
+    assert sliced.up_bytes == pytest.approx(plain.up_bytes / 2, rel=0.01)
+    assert sliced.down_bytes == pytest.approx(plain.down_bytes, rel=0.01)
+    assert sliced.busy_s["computing"] == pytest.approx(2 * plain.busy_s["computing"])
+
+
+def test_local_steps_divide_the_exchange() -> None:
+    known = profile(seconds=0.1)
+    whole = predict(known, Choice(overlap="off")).step_s
+    assert predict(known, Choice(mode="local:steps=8")).step_s == pytest.approx(0.1 + (whole - 0.1) / 8)
+
+
+def test_a_ring_carries_the_model_almost_twice() -> None:
+    known = replace(profile("8x1048576", seconds=0.0), rtt_s=0.0)
+    found = predict(known, Choice(compressor="none", mode="ring fp32"))
+    assert found.step_s == pytest.approx(2 * 3 / 4 * 8 * 4 * 2**20 * FRAMING / 12.5e6)
+
+
+def test_coded_carries_what_its_page_says() -> None:
+    known = profile("8x1024")
+    found = predict(known, Choice(compressor="none", mode="coded:redundancy=3"))
+    gradient = 4 * 8 * 1024
+    assert (found.up_bytes, found.down_bytes) == pytest.approx((4 / 3 * gradient, 4 * gradient))
+
+
+@pytest.mark.parametrize("overlap", ["off", "backward", "both"])
+def test_several_servers_divide_the_bytes_evenly(overlap: str) -> None:
+    one = profile("resnet50", workers=1000, mbit=10_000)
+    eight = replace(one, servers=8)
+    chosen = Choice(overlap=overlap)  # type: ignore[arg-type]
+    alone, shared = predict(one, chosen), predict(eight, chosen)
+    assert shared.up_bytes == pytest.approx(alone.up_bytes / 8, rel=0.1)
+    assert shared.step_s < alone.step_s / 4
+
+
+@pytest.mark.parametrize("model", ["resnet50", "200x4096"])
+def test_what_is_fastest_comes_first_and_what_is_recommended_is_near_it(model: str) -> None:
+    ranked = rank(profile(model, seconds=0.3), ["none", "4bit", "topk:ratio=100"])
+    times = [each.step_s for each in ranked]
+    assert times == sorted(times)
+    assert len({each.choice for each in ranked}) == len(ranked)
+    chosen = recommend(ranked)
+    least = min(each.step_s for each in ranked if each.choice.mode.startswith("sync"))
+    assert chosen.step_s <= (1 + WORTH) * least
+
+
+def test_where_the_link_is_no_limit_nothing_is_compressed() -> None:
+    known = replace(profile(seconds=1.0, mbit=1e6), costs=NOTHING)
+    chosen = recommend(rank(known)).choice
+    assert (chosen.compressor, chosen.mode, chosen.fusion, chosen.order) == ("none", "sync", "bytes", "fifo")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        (Choice(compressor="4bti"), "did you mean '4bit'"),
+        (Choice(fusion="seemgs"), "did you mean 'seamgs'"),
+        (Choice(order="p4"), "known orders: "),
+        (Choice(mode="local:steps=adaptive"), "expected local:steps=H with a number"),
+        (Choice(mode="coded:redundancy=4"), "R from 1 to 3"),
+        (Choice(mode="sync:redundancy=3"), "expected a divisor of 4 workers, got 3"),
+        (Choice(mode="sync:redundancy=2", overlap="both"), "without redundancy only; take backward"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(chosen: Choice, words: str) -> None:
+    with pytest.raises((SpecError, ValueError), match=words):
+        predict(profile(), chosen)
