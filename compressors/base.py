@@ -72,7 +72,8 @@ class StepContext:
     shared: the same on every worker.
     magnitudes: of the gradient at hand, before any residual is added, where the caller knows them already;
         a compressor that needs them otherwise spends a read pass of its own.
-    keep: how many elements a plan for the whole model leaves this tensor (`ModelWide`); None without one.
+    keep: how many elements are to be sent, by a plan for the whole model (`ModelWide`) or of several tensors
+        that are merged (`Choosing`); None where the compressor itself says.
     """
 
     samples: int
@@ -212,6 +213,22 @@ class Spanning(Protocol):
         ...
 
 
+class Choosing(Protocol):
+    """A sparsifier that may be given several tensors as one; see `merging`.
+
+    chooses: whether it does, with these options. seeded: whether the receiver draws the indices.
+    """
+
+    chooses: bool
+
+    @property
+    def seeded(self) -> bool: ...
+
+    def keep(self, elements: int, context: StepContext) -> int:
+        """How many elements of a tensor it sends. As `context.keep` it is told how many of several."""
+        ...
+
+
 class Stateless:
     """A compressor that remembers nothing."""
 
@@ -257,6 +274,10 @@ def is_in_blocks(compressor: Compressor) -> TypeGuard[InBlocks]:
 
 def is_spanning(compressor: Compressor) -> TypeGuard[Spanning]:
     return bool(getattr(compressor, "spans", False))
+
+
+def is_choosing(compressor: Compressor) -> TypeGuard[Choosing]:
+    return bool(getattr(compressor, "chooses", False))
 
 
 def is_model_wide(compressor: Compressor) -> TypeGuard[ModelWide]:

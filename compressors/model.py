@@ -67,10 +67,17 @@ class ModelCompressor:
         self.planned = [place for place, compressor in enumerate(inner) if is_model_wide(compressor)]
 
     def adopt(self, plan: Plan) -> None:
-        """Divide the model otherwise, between two steps. What the ledger holds is of tensors, and stays."""
+        """Divide the model otherwise, between two steps. What the ledger holds is of tensors, and stays.
+
+        So does what compressors remember. Of tensors that are merged, the first one's serves and goes on, and
+        the others' waits until they are compressed by themselves again.
+        """
         self.plan = plan
         self.unit_of = plan.unit_of()
-        self.runs = [runs_of(self.compressors, self.specs, unit.first, unit.last) for unit in plan.units]
+        self.runs = [
+            runs_of(self.compressors, self.specs, unit.first, unit.last, merged=plan.merged)
+            for unit in plan.units
+        ]
 
     def first_states(self) -> list[Any]:
         """What the compressors remember before the first step."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -106,6 +106,8 @@ class Sparse:
     seeded: the receiver draws the indices itself.
     """
 
+    chooses: ClassVar[bool] = True
+
     options: SparseOptions
     coder: Compressor
     select: Callable[[torch.Tensor, int, StepContext], Selection]
@@ -119,7 +121,7 @@ class Sparse:
 
     def compress(self, gradient: torch.Tensor, state: Any, context: StepContext) -> tuple[SparsePayload, Any]:
         elements = gradient.numel()
-        chosen = self.select(gradient, self._keep(elements, context), context)
+        chosen = self.select(gradient, self.keep(elements, context), context)
         return self._encode(elements, chosen, state, context)
 
     @property
@@ -137,7 +139,7 @@ class Sparse:
     ) -> tuple[SparsePayload, Any]:
         """left: takes what is not sent, in place of `residual`. Only if `apart`."""
         elements = residual.numel()
-        keep = self._keep(elements, context)
+        keep = self.keep(elements, context)
         if self.add_and_select is not None:
             left = residual if left is None else left
             chosen = self.add_and_select(gradient, residual, keep, left)
@@ -199,7 +201,8 @@ class Sparse:
             return found[0]
         return Selection(*(np.concatenate(each) for each in zip(*found, strict=True)))
 
-    def _keep(self, elements: int, context: StepContext) -> int:
+    def keep(self, elements: int, context: StepContext) -> int:
+        """See `base.Choosing`."""
         return self.options.keep(elements, context.epoch) if context.keep is None else context.keep
 
     def _encode(
