@@ -33,6 +33,7 @@ from .kernels.devices import finite as finite
 from .layers import LayerRule as LayerRule
 from .ledger import Compressed as Compressed
 from .ledger import Ledger as Ledger
+from .ledger import norm as norm
 from .model import ModelCompressor as ModelCompressor
 from .model import model_wide as model_wide
 from .parts import ALIGNMENT as ALIGNMENT

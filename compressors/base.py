@@ -72,6 +72,7 @@ class StepContext:
     shared: the same on every worker.
     magnitudes: of the gradient at hand, before any residual is added, where the caller knows them already;
         a compressor that needs them otherwise spends a read pass of its own.
+    density: of the elements that are to be sent, where each tensor has its own (`Choosing`); None otherwise.
     keep: how many elements are to be sent, by a plan for the whole model (`ModelWide`) or of several tensors
         that are merged (`Choosing`); None where the compressor itself says.
     """
@@ -82,6 +83,7 @@ class StepContext:
     random: Random
     shared: Random = field(default_factory=lambda: Random((0,)))
     magnitudes: Magnitudes | None = None
+    density: float | None = None
     keep: int | None = None
 
     @property
@@ -226,6 +228,11 @@ class Choosing(Protocol):
 
     def keep(self, elements: int, context: StepContext) -> int:
         """How many elements of a tensor it sends. As `context.keep` it is told how many of several."""
+        ...
+
+    def densities(self, norms: Sequence[float]) -> list[float] | None:
+        """Which part of its elements each tensor sends in the end, by the norms of the parameters that it is
+        for; None where these have no say."""
         ...
 
 

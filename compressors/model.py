@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .base import TensorSpec, is_model_wide
+from .base import TensorSpec, is_choosing, is_model_wide
 from .feedback import ErrorFeedback, without_feedback
 from .layers import LayerRule
 from .ledger import Ledger
@@ -78,6 +78,17 @@ class ModelCompressor:
             runs_of(self.compressors, self.specs, unit.first, unit.last, merged=plan.merged)
             for unit in plan.units
         ]
+        self.densities = self._densities(plan.norms)
+
+    def _densities(self, norms: Sequence[float]) -> dict[int, float]:
+        """Of the tensors whose norms have a say in how much of them is sent."""
+        inner = map(without_feedback, self.compressors)
+        choosing = {place: each for place, each in enumerate(inner) if is_choosing(each)}
+        if not (norms and choosing):
+            return {}
+        # The rule has one sparsifier for all of them.
+        found = next(iter(choosing.values())).densities([norms[place] for place in choosing])
+        return {} if found is None else dict(zip(choosing, found, strict=True))
 
     def first_states(self) -> list[Any]:
         """What the compressors remember before the first step."""

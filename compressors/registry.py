@@ -26,7 +26,7 @@ from .one_bit import OneBit, SignOptions, SignVote
 from .parts import LEAST_BYTES
 from .payload import DenseFormat
 from .sparse import SparseOptions
-from .top_k import ThresholdOptions, rand_k, threshold, top_k
+from .top_k import Density, RandKOptions, ThresholdOptions, rand_k, threshold, top_k
 from .two_bit import TwoBit, TwoBitOptions
 from .wrapping import WRAPPING_KEYS, Wrapping
 
@@ -67,6 +67,7 @@ class CompressorEntry:
 
 MEANT = "its thresholds are meant for gradients, and updates are smaller by the learning rate"
 CHOSEN_AGAIN = "what has been sent is 0, and may be what it chooses again"
+BY_LAYERS = "densities by norms are for the gradients of workers"
 LARGER_ERROR = "its error is larger than what it is given"
 
 
@@ -127,7 +128,11 @@ BUILT_IN: Mapping[str, CompressorEntry] = {
         downlink=_why(CHOSEN_AGAIN),
     ),
     "l1": CompressorEntry(options=SparseOptions, build=top_k, wrapping=WITHOUT_FEEDBACK),
-    "randk": CompressorEntry(options=SparseOptions, build=rand_k),
+    "randk": CompressorEntry(
+        options=RandKOptions,
+        build=rand_k,
+        downlink=lambda options: BY_LAYERS if options.density is Density.NORM else "",
+    ),
     "threshold": CompressorEntry(options=ThresholdOptions, build=threshold, downlink=_why(MEANT)),
     "topk": CompressorEntry(options=SparseOptions, build=top_k),
 }

@@ -458,5 +458,6 @@ class Step:
             random=Random((model.seed, model.rank, self._version, place)),
             shared=Random((model.seed, self._version, place)),
             magnitudes=self._magnitudes.get(place),
+            density=model.densities.get(place),
             keep=self._keep.get(place),
         )

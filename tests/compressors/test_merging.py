@@ -30,6 +30,7 @@ from gradwire.compressors import (
 )
 from gradwire.compressors.kernels import selection_reference, sparse_reference
 from gradwire.compressors.merging import shares
+from gradwire.compressors.top_k import Density, RandKOptions
 
 Array = npt.NDArray[np.float32]
 
@@ -49,6 +50,8 @@ CHOOSING = [
     "dgc:ratio=20,warmup=0",
     "gcac:ratio=30",
     "randk:ratio=10",
+    "randk:ratio=10,draw=uniform",
+    "randk:density=norm",
     "threshold:tau=0.02,scale=mean",
 ]
 OTHERS = ["none", "bf16", "4bit", "2bit", "8bit", "qsgd", "1bit", "signsgd", "terngrad", "krngc:warmup=0"]
@@ -286,3 +289,40 @@ def test_any_sizes(spec: str, sizes: list[int], data: st.DataObject) -> None:
 
 def test_every_compressor_is_here() -> None:
     assert {spec.partition(":")[0] for spec in [*CHOOSING, *OTHERS]} | {"fp16"} == set(registry.BUILT_IN)
+
+
+# ---- densities by norms
+
+NORMS = (4.0, 99.0, 1.0, 1.0, 3.0, 0.0, 2.0, 5.0, 5.0, 0.0)  # those of the others have no say
+
+
+def by_norm(*, merged: bool, epoch: float = 0.0, warmup: int = 0) -> list[SparsePayload]:
+    plan = replace(plan_of(UNITS[0] if merged else UNITS[2], merged=merged), norms=NORMS)
+    spec = f"randk:density=norm,ratio=3,warmup={warmup}"
+    subject = ModelCompressor(SPECS, spec, LayerRule(), 1, 0, plan=plan)
+    payloads = subject.compress(gradients(0), 8, version=0, epoch=epoch)
+    return [payload for payload in payloads if isinstance(payload, SparsePayload) and payload.elements]
+
+
+def test_densities_rise_with_the_norms_of_the_parameters() -> None:
+    kept_of = {payload.elements: payload.count for payload in by_norm(merged=False)}
+    # 0.001 and 0.02 at norms of 1 and 5, and 0.00475 more for each in between.
+    assert kept_of == {900: int(900 * 0.01525), 1: 1, 3005: int(3005 * 0.0105), 51: 1, 18_000: 360, 64: 1}
+
+
+def test_a_merged_unit_keeps_as_many_as_the_densities_of_its_tensors_say() -> None:
+    counts = [sum(each.count for each in by_norm(merged=merged)) for merged in (True, False)]
+    assert counts[0] == counts[1]
+
+
+def test_a_warm_up_grows_to_each_density() -> None:
+    kept_of = {payload.elements: payload.count for payload in by_norm(merged=False, warmup=1)}
+    assert kept_of[18_000] == int(18_000 * 0.02**0.5)
+
+
+def test_equal_norms_have_equal_densities_and_unknown_ones_the_ratio() -> None:
+    options = RandKOptions(density=Density.NORM)
+    assert options.densities([3.0, 3.0]) == pytest.approx([0.0105, 0.0105])
+    assert RandKOptions().densities([3.0, 4.0]) is None
+    payloads = compressor_of("randk:density=norm,ratio=10", UNITS[2]).compress(gradients(0), 8, version=0)
+    assert next(each.count for each in payloads if isinstance(each, SparsePayload)) == 90

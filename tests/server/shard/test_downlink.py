@@ -179,7 +179,9 @@ def test_these_compressors_suit_updates(downlink: str) -> None:
 UNSUITED = ["2bit", "gcac", "krngc", "signsgd", "terngrad", "threshold"]
 
 
-@pytest.mark.parametrize("name", [*UNSUITED, "4bit:levels=groups", "qsgd:norm=l2", "qsgd:bits=2"])
+@pytest.mark.parametrize(
+    "name", [*UNSUITED, "4bit:levels=groups", "randk:density=norm", "qsgd:norm=l2", "qsgd:bits=2"]
+)
 def test_what_is_meant_for_gradients_alone_is_refused_for_updates(name: str) -> None:
     with pytest.raises(SpecError) as refusal:
         check_downlink(name)
