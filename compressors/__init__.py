@@ -63,6 +63,7 @@ from .reduction import reduce_payloads as reduce_payloads
 from .registry import AUTO as AUTO
 from .registry import CompressorEntry as CompressorEntry
 from .registry import check_downlink as check_downlink
+from .registry import compressor_of as compressor_of
 from .registry import create as create
 from .registry import create_bare as create_bare
 from .registry import least_part_bytes as least_part_bytes

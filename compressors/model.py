@@ -15,7 +15,7 @@ from .parts import Plan, divide
 from .payload import Payload
 from .registry import create, wrapping_of
 from .runs import checks, runs_of
-from .step import Step
+from .step import LOSSLESS, Step
 from .wrapping import Wrapping
 
 
@@ -56,13 +56,11 @@ class ModelCompressor:
         self.specs = specs
         chosen = [rule.choose(spec, compressor_spec) for spec in specs]
         made = {each: create(each) for each in set(chosen)}  # once: their state is kept apart from them
-        self.compressors = [made[each] for each in chosen]
+        self._chosen = self.compressors = [made[each] for each in chosen]
         elements = [spec.elements for spec in specs]
         self.ledger = Ledger(elements, velocity=self.wrapping.momentum > 0)
         self.ledger.states = self.first_states()
-        self.feedback = [isinstance(compressor, ErrorFeedback) for compressor in self.compressors]
         self.adopt(plan or divide(elements))
-        self.checks = [checks(compressor) for compressor in self.compressors]
         inner = map(without_feedback, self.compressors)
         self.planned = [place for place, compressor in enumerate(inner) if is_model_wide(compressor)]
 
@@ -74,15 +72,26 @@ class ModelCompressor:
         """
         self.plan = plan
         self.unit_of = plan.unit_of()
-        self.runs = [
-            runs_of(self.compressors, self.specs, unit.first, unit.last, merged=plan.merged)
-            for unit in plan.units
-        ]
+        self.send_whole(frozenset())
         self.densities = self._densities(plan.norms)
+
+    def send_whole(self, units: frozenset[int]) -> None:
+        """From the next step on send these units of the plan as float32, with what is owed of them, and all
+        others compressed. Not for those with momentum, a delay or a plan for the model."""
+        self.compressors = [
+            LOSSLESS if self.unit_of[place] in units else compressor
+            for place, compressor in enumerate(self._chosen)
+        ]
+        self.feedback = [isinstance(compressor, ErrorFeedback) for compressor in self.compressors]
+        self.checks = [checks(compressor) for compressor in self.compressors]
+        self.runs = [
+            runs_of(self.compressors, self.specs, unit.first, unit.last, merged=self.plan.merged)
+            for unit in self.plan.units
+        ]
 
     def _densities(self, norms: Sequence[float]) -> dict[int, float]:
         """Of the tensors whose norms have a say in how much of them is sent."""
-        inner = map(without_feedback, self.compressors)
+        inner = map(without_feedback, self._chosen)
         choosing = {place: each for place, each in enumerate(inner) if is_choosing(each)}
         if not (norms and choosing):
             return {}

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ..spec import Spec, SpecError, known, option_types, parse_options, parse_spec, unknown
-from .base import Compressor, NoOptions
+from .base import Compressor, NoOptions, is_model_wide
 from .dense import Dense
 from .dgc import DgcOptions, dgc
 from .feedback import ErrorFeedback, without_feedback
@@ -38,7 +38,8 @@ LEAST_SPARSE_BYTES = 256 << 10
 SPARSE_BITS = 24
 
 
-# As a downlink: what suits the pushes. No compressor has that name.
+# As a downlink: what suits the pushes. At a worker: 4bit, or another, where it pays. No compressor is called
+# so.
 AUTO = "auto"
 
 WITH_FEEDBACK = Wrapping()
@@ -136,6 +137,30 @@ BUILT_IN: Mapping[str, CompressorEntry] = {
     "threshold": CompressorEntry(options=ThresholdOptions, build=threshold, downlink=_why(MEANT)),
     "topk": CompressorEntry(options=SparseOptions, build=top_k),
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AutoOptions:
+    """compressor: that is left where it loses; slashes stand for the colon and the commas of its spec."""
+
+    compressor: str = "4bit"
+
+
+def compressor_of(spec: str) -> tuple[str, bool]:
+    """What a worker compresses with, and whether it is left where it loses: `auto` names that one.
+
+    Raise `SpecError` as `create` does, and for one that cannot be left.
+    """
+    if spec.partition(":")[0] != AUTO:
+        create(spec)
+        return spec, False
+    options = parse_options(AutoOptions, parse_spec("compressor", spec))
+    chosen = options.compressor.replace("/", ":", 1).replace("/", ",")
+    compressor, wrapping = without_feedback(create(chosen)), wrapping_of(chosen)
+    if wrapping is None or is_model_wide(compressor) or wrapping.momentum or wrapping.delay > 1:
+        needs = "one with a residual of its own, and no momentum, delay or plan for the whole model"
+        raise SpecError(f"compressor {AUTO!r}: compressor: expected {needs}, such as 4bit, got {chosen!r}")
+    return chosen, True
 
 
 def create(spec: str) -> Compressor:

@@ -127,7 +127,12 @@ class Step:
         """The step is pushed. Returns the ledger of before, if the push may have to be undone."""
         assert not self._units_left, "every gradient has to come first"
         if self._owing:
-            return self._ledger.commit(self._states, undoable=undoable)
+            before = self._ledger.commit(self._states, undoable=undoable)
+            all_of_it = len(self._compressed_units) == len(self.plan.units) and not self._absent
+            whole = self.sends and self._wanted is None and all_of_it
+            if whole and before is None and not any(self._model.feedback):
+                self._ledger.clear()
+            return before
         return self._ledger.settle(self._states, undoable=undoable)
 
     def _checked(self, place: int, gradient: torch.Tensor) -> torch.Tensor:
