@@ -195,7 +195,9 @@ class ServingSettings:
 class TrainingSettings:
     """What a worker alone goes by."""
 
-    compressor: str = compression("4bit", "compressor of gradients", metavar=_SPEC)
+    compressor: str = compression(
+        "4bit", "compressor of gradients; auto for 4bit where it pays", metavar=_SPEC
+    )
     dense_layers: str = compression(
         "", "parameters to send uncompressed: name patterns such as *.head.*,embed*", metavar="PATTERN,..."
     )

@@ -42,6 +42,7 @@ from .kernels.devices import finite as finite
 from .layers import LayerRule as LayerRule
 from .ledger import Compressed as Compressed
 from .ledger import Ledger as Ledger
+from .ledger import norm as norm
 from .model import ModelCompressor as ModelCompressor
 from .model import model_wide as model_wide
 from .payload import AbsentPayload as AbsentPayload
@@ -64,6 +65,7 @@ from .reduction import reduce_payloads as reduce_payloads
 from .registry import AUTO as AUTO
 from .registry import CompressorEntry as CompressorEntry
 from .registry import check_downlink as check_downlink
+from .registry import compressor_of as compressor_of
 from .registry import create as create
 from .registry import create_bare as create_bare
 from .registry import least_part_bytes as least_part_bytes

@@ -72,7 +72,9 @@ class StepContext:
     shared: the same on every worker.
     magnitudes: of the gradient at hand, before any residual is added, where the caller knows them already;
         a compressor that needs them otherwise spends a read pass of its own.
-    keep: how many elements a plan for the whole model leaves this tensor (`ModelWide`); None without one.
+    density: of the elements that are to be sent, where each tensor has its own (`Choosing`); None otherwise.
+    keep: how many elements are to be sent, by a plan for the whole model (`ModelWide`) or of several tensors
+        that are merged (`Choosing`); None where the compressor itself says.
     """
 
     samples: int
@@ -81,6 +83,7 @@ class StepContext:
     random: Random
     shared: Random = field(default_factory=lambda: Random((0,)))
     magnitudes: Magnitudes | None = None
+    density: float | None = None
     keep: int | None = None
 
     @property
@@ -212,6 +215,27 @@ class Spanning(Protocol):
         ...
 
 
+class Choosing(Protocol):
+    """A sparsifier that may be given several tensors as one; see `merging`.
+
+    chooses: whether it does, with these options. seeded: whether the receiver draws the indices.
+    """
+
+    chooses: bool
+
+    @property
+    def seeded(self) -> bool: ...
+
+    def keep(self, elements: int, context: StepContext) -> int:
+        """How many elements of a tensor it sends. As `context.keep` it is told how many of several."""
+        ...
+
+    def densities(self, norms: Sequence[float]) -> list[float] | None:
+        """Which part of its elements each tensor sends in the end, by the norms of the parameters that it is
+        for; None where these have no say."""
+        ...
+
+
 class Stateless:
     """A compressor that remembers nothing."""
 
@@ -257,6 +281,10 @@ def is_in_blocks(compressor: Compressor) -> TypeGuard[InBlocks]:
 
 def is_spanning(compressor: Compressor) -> TypeGuard[Spanning]:
     return bool(getattr(compressor, "spans", False))
+
+
+def is_choosing(compressor: Compressor) -> TypeGuard[Choosing]:
+    return bool(getattr(compressor, "chooses", False))
 
 
 def is_model_wide(compressor: Compressor) -> TypeGuard[ModelWide]:

@@ -8,7 +8,7 @@ error, and what saturation cut off, stays with the worker for the next step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,17 +33,16 @@ def dense_payload(format: DenseFormat, values: Float32, residual: Float32 | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dense(Stateless):
-    """Send every element in `format`. Stateless."""
+    """Send every element in `format`. It passes on what another compressor remembers, whose place it may
+    take for a while."""
 
     format: DenseFormat
     elementwise: ClassVar[bool] = True
 
-    def compress(
-        self, gradient: torch.Tensor, state: None, context: StepContext
-    ) -> tuple[DensePayload, None]:
-        return dense_payload(self.format, gradient.numpy()), None
+    def compress(self, gradient: torch.Tensor, state: Any, context: StepContext) -> tuple[DensePayload, Any]:
+        return dense_payload(self.format, gradient.numpy()), state
 
     def compress_with_residual(
-        self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
-    ) -> tuple[DensePayload, None]:
-        return dense_payload(self.format, gradient.numpy(), as_array(residual)), None
+        self, gradient: torch.Tensor, residual: torch.Tensor | None, state: Any, context: StepContext
+    ) -> tuple[DensePayload, Any]:
+        return dense_payload(self.format, gradient.numpy(), as_array(residual)), state

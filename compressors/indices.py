@@ -29,9 +29,17 @@ def sparse_bytes(elements: int, count: int) -> int:
     return min(gaps, -(-elements // 8))
 
 
-def seeded_payload(elements: int, seed: int, values: ValuePayload) -> SparsePayload:
-    """Of the values at `sparse.seeded_indices(seed, elements, values.elements)`."""
-    return _joined(elements, IndexCoding.SEEDED, _NO_BYTES, values, seed=seed)
+def seeded_payload(
+    elements: int, seed: int, values: ValuePayload, coding: IndexCoding = IndexCoding.SEEDED
+) -> SparsePayload:
+    """Of the values at `drawn_indices(coding, seed, elements, values.elements)`."""
+    return _joined(elements, coding, _NO_BYTES, values, seed=seed)
+
+
+def drawn_indices(coding: IndexCoding, seed: int, elements: int, count: int) -> Indices:
+    """Ascending. coding: SEEDED or UNIFORM."""
+    draw = sparse.distinct_indices if coding is IndexCoding.UNIFORM else sparse.seeded_indices
+    return draw(seed, elements, count)
 
 
 def _joined(
@@ -57,5 +65,5 @@ def decode_indices(payload: SparsePayload) -> Indices:
             return sparse.decode_gaps(data, payload.elements, payload.count, payload.low_bits)
         case IndexCoding.BITMAP:
             return sparse.decode_bitmap(data, payload.elements, payload.count)
-        case IndexCoding.SEEDED:
-            return sparse.seeded_indices(payload.seed, payload.elements, payload.count)
+        case IndexCoding.SEEDED | IndexCoding.UNIFORM:
+            return drawn_indices(payload.coding, payload.seed, payload.elements, payload.count)

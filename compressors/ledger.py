@@ -182,6 +182,10 @@ class Ledger:
         self.states = states
         return before
 
+    def clear(self) -> None:
+        """All that was owed went out with the latest step, which cannot be undone: it was float32."""
+        self._residual = None
+
     def settle(self, states: list[Any], *, undoable: bool) -> Before | None:
         """As `commit` of a step of which nothing is kept, where nothing was owed."""
         self._move_on()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..planning.parts import Plan, divide
-from .base import TensorSpec, is_model_wide
+from .base import TensorSpec, is_choosing, is_model_wide
 from .feedback import ErrorFeedback, without_feedback
 from .layers import LayerRule
 from .ledger import Ledger
@@ -16,7 +16,7 @@ from .payload import Payload
 from .registry import create, wrapping_of
 from .runs import checks, runs_of
 from .sparse import Sparse
-from .step import Step
+from .step import LOSSLESS, Step
 from .wrapping import Wrapping
 
 
@@ -57,28 +57,57 @@ class ModelCompressor:
         self.specs = specs
         chosen = [rule.choose(spec, compressor_spec) for spec in specs]
         made = {each: create(each) for each in set(chosen)}  # once: their state is kept apart from them
-        self.compressors = [made[each] for each in chosen]
+        self._chosen = self.compressors = [made[each] for each in chosen]
         elements = [spec.elements for spec in specs]
         self.ledger = Ledger(elements, velocity=self.wrapping.momentum > 0)
         self.ledger.states = self.first_states()
-        self.feedback = [isinstance(compressor, ErrorFeedback) for compressor in self.compressors]
         self.adopt(plan or divide(elements))
-        self.checks = [checks(compressor) for compressor in self.compressors]
         inner = map(without_feedback, self.compressors)
         self.planned = [place for place, compressor in enumerate(inner) if is_model_wide(compressor)]
 
     def adopt(self, plan: Plan) -> None:
-        """Divide the model otherwise, between two steps. What the ledger holds is of tensors, and stays."""
+        """Divide the model otherwise, between two steps. What the ledger holds is of tensors, and stays.
+
+        So does what compressors remember. Of tensors that are merged, the first one's serves and goes on, and
+        the others' waits until they are compressed by themselves again.
+        """
         self.plan = plan
         self.unit_of = plan.unit_of()
-        self.runs = [runs_of(self.compressors, self.specs, unit.first, unit.last) for unit in plan.units]
+        self.send_whole(frozenset())
+        self.densities = self._densities(plan.norms)
+
+    def send_whole(self, units: frozenset[int]) -> None:
+        """From the next step on send these units of the plan as float32, with what is owed of them, and all
+        others compressed. Not for those with momentum, a delay or a plan for the model."""
+        self.compressors = [
+            LOSSLESS if self.unit_of[place] in units else compressor
+            for place, compressor in enumerate(self._chosen)
+        ]
+        self.feedback = [isinstance(compressor, ErrorFeedback) for compressor in self.compressors]
+        self.checks = [checks(compressor) for compressor in self.compressors]
+        self.runs = [
+            runs_of(self.compressors, self.specs, unit.first, unit.last, merged=self.plan.merged)
+            for unit in self.plan.units
+        ]
+
+    def _densities(self, norms: Sequence[float]) -> dict[int, float]:
+        """Of the tensors whose norms have a say in how much of them is sent."""
+        inner = map(without_feedback, self._chosen)
+        choosing = {place: each for place, each in enumerate(inner) if is_choosing(each)}
+        if not (norms and choosing):
+            return {}
+        # The rule has one sparsifier for all of them.
+        found = next(iter(choosing.values())).densities([norms[place] for place in choosing])
+        return {} if found is None else dict(zip(choosing, found, strict=True))
 
     def kept(self, epoch: float) -> list[int]:
         """By tensor, how many elements a step sends."""
-        pairs = zip(map(without_feedback, self.compressors), self.specs, strict=True)
+        pairs = enumerate(zip(map(without_feedback, self.compressors), self.specs, strict=True))
         return [
-            compressor.options.keep(spec.elements, epoch) if isinstance(compressor, Sparse) else spec.elements
-            for compressor, spec in pairs
+            compressor.options.keep(spec.elements, epoch, self.densities.get(place))
+            if isinstance(compressor, Sparse)
+            else spec.elements
+            for place, (compressor, spec) in pairs
         ]
 
     def first_states(self) -> list[Any]:

@@ -129,11 +129,13 @@ class IndexCoding(Enum):
     GAPS: Golomb-Rice codes of the distances between neighbours.
     BITMAP: a bit per element.
     SEEDED: nothing travels; one index in each of `count` equal parts, drawn from a seed.
+    UNIFORM: nothing travels; `count` indices drawn from a seed, each set of them as likely as any other.
     """
 
     GAPS = "gaps"
     BITMAP = "bitmap"
     SEEDED = "seeded"
+    UNIFORM = "uniform"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -223,7 +225,7 @@ class SparsePayload:
     """`count` of the elements of a tensor; the others are 0.
 
     low_bits: of GAPS, the bits of a gap that are not in unary. index_bytes: of the indices at the head of
-        `data`; 0 for SEEDED. seed: of SEEDED, below 2**64.
+        `data`; 0 for SEEDED and UNIFORM. seed: of these, below 2**64.
     values: how the values travel: a payload of `count` elements, itself without data.
     data: uint8: the indices, then the data of the values.
     """

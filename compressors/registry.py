@@ -16,7 +16,7 @@ from typing import Any
 from ..planning.compression import least_sparse_part_bytes
 from ..planning.parts import LEAST_BYTES
 from ..spec import Spec, SpecError, known, option_types, parse_options, parse_spec, unknown
-from .base import Compressor, NoOptions
+from .base import Compressor, NoOptions, is_model_wide
 from .dense import Dense
 from .dgc import DgcOptions, dgc
 from .feedback import ErrorFeedback, without_feedback
@@ -27,13 +27,14 @@ from .near_centroid import near_centroid
 from .one_bit import OneBit, SignOptions, SignVote
 from .payload import DenseFormat
 from .sparse import SparseOptions
-from .top_k import ThresholdOptions, rand_k, threshold, top_k
+from .top_k import Density, RandKOptions, ThresholdOptions, rand_k, threshold, top_k
 from .two_bit import TwoBit, TwoBitOptions
 from .wrapping import WRAPPING_KEYS, Wrapping
 
 ENTRY_POINT_GROUP = "gradwire.compressors"
 
-# As a downlink: what suits the pushes. No compressor has that name.
+# As a downlink: what suits the pushes. At a worker: 4bit, or another, where it pays. No compressor is called
+# so.
 AUTO = "auto"
 
 WITH_FEEDBACK = Wrapping()
@@ -62,6 +63,7 @@ class CompressorEntry:
 
 MEANT = "its thresholds are meant for gradients, and updates are smaller by the learning rate"
 CHOSEN_AGAIN = "what has been sent is 0, and may be what it chooses again"
+BY_LAYERS = "densities by norms are for the gradients of workers"
 LARGER_ERROR = "its error is larger than what it is given"
 
 
@@ -122,10 +124,38 @@ BUILT_IN: Mapping[str, CompressorEntry] = {
         downlink=_why(CHOSEN_AGAIN),
     ),
     "l1": CompressorEntry(options=SparseOptions, build=top_k, wrapping=WITHOUT_FEEDBACK),
-    "randk": CompressorEntry(options=SparseOptions, build=rand_k),
+    "randk": CompressorEntry(
+        options=RandKOptions,
+        build=rand_k,
+        downlink=lambda options: BY_LAYERS if options.density is Density.NORM else "",
+    ),
     "threshold": CompressorEntry(options=ThresholdOptions, build=threshold, downlink=_why(MEANT)),
     "topk": CompressorEntry(options=SparseOptions, build=top_k),
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AutoOptions:
+    """compressor: that is left where it loses; slashes stand for the colon and the commas of its spec."""
+
+    compressor: str = "4bit"
+
+
+def compressor_of(spec: str) -> tuple[str, bool]:
+    """What a worker compresses with, and whether it is left where it loses: `auto` names that one.
+
+    Raise `SpecError` as `create` does, and for one that cannot be left.
+    """
+    if spec.partition(":")[0] != AUTO:
+        create(spec)
+        return spec, False
+    options = parse_options(AutoOptions, parse_spec("compressor", spec))
+    chosen = options.compressor.replace("/", ":", 1).replace("/", ",")
+    compressor, wrapping = without_feedback(create(chosen)), wrapping_of(chosen)
+    if wrapping is None or is_model_wide(compressor) or wrapping.momentum or wrapping.delay > 1:
+        needs = "one with a residual of its own, and no momentum, delay or plan for the whole model"
+        raise SpecError(f"compressor {AUTO!r}: compressor: expected {needs}, such as 4bit, got {chosen!r}")
+    return chosen, True
 
 
 def create(spec: str) -> Compressor:

@@ -7,25 +7,39 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from .base import Compressor, Neighbours, TensorSpec, is_apart, is_elementwise, is_in_blocks, is_spanning
+from .base import (
+    Compressor,
+    Neighbours,
+    TensorSpec,
+    is_apart,
+    is_choosing,
+    is_elementwise,
+    is_in_blocks,
+    is_spanning,
+)
 from .feedback import ErrorFeedback, without_feedback
+
+How = Literal["blocks", "elements", "neighbours", "merged"]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """Tensors from `first` up to, but not including, `last`, which one call may serve.
 
-    how: as blocks with levels of their own; as one tensor; or as tensors of which each has its own statistics
-        (`base.Spanning`). None if each takes a call of its own.
+    how: as blocks with levels of their own; as one tensor; as tensors of which each has its own statistics
+        (`base.Spanning`); or as one tensor with others of the unit too (`merging`). None if each takes a call
+        of its own.
     """
 
     first: int
     last: int
-    how: Literal["blocks", "elements", "neighbours"] | None
+    how: How | None
 
 
-def _together(compressor: Compressor) -> Literal["blocks", "elements", "neighbours"] | None:
+def _together(compressor: Compressor, *, merged: bool = False) -> How | None:
     inner = without_feedback(compressor)
+    if merged and is_choosing(inner):
+        return "merged"
     if is_elementwise(inner):
         return "elements"
     if is_spanning(inner):
@@ -46,17 +60,22 @@ def checks_alone(compressor: Compressor) -> bool:
 
 
 def runs_of(
-    compressors: Sequence[Compressor], specs: Sequence[TensorSpec], first: int, last: int
+    compressors: Sequence[Compressor],
+    specs: Sequence[TensorSpec],
+    first: int,
+    last: int,
+    *,
+    merged: bool = False,
 ) -> list[Run]:
     """The tensors from `first` up to, but not including, `last`, neighbours together where one call serves
-    them all."""
+    them all. merged: as `Plan.merged`."""
     runs: list[Run] = []
     for place in range(first, last):
-        together = _together(compressors[place])
+        together = _together(compressors[place], merged=merged)
         if runs and together is not None and compressors[runs[-1].first] == compressors[place]:
             inner = without_feedback(compressors[place])
             elements = specs[place - 1].elements, specs[place].elements
-            if not is_spanning(inner) or inner.goes_on(*elements):
+            if together != "neighbours" or not is_spanning(inner) or inner.goes_on(*elements):
                 runs[-1] = replace(runs[-1], last=place + 1)
                 continue
         runs.append(Run(place, place + 1, together))

@@ -13,11 +13,11 @@ a kept element takes 24 bits at 1 % and 27 at 0.1 %: fewer than the 32 that a ra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from .kernels import devices, selection
 from .kernels.selection_reference import Selection
 from .linear import eight_bit
 from .one_bit import OneBit
-from .payload import DenseFormat, Float32, Int64, SparsePayload, ValuePayload
+from .payload import DenseFormat, Float32, IndexCoding, Int64, SparsePayload, ValuePayload
 from .reduction import decode
 
 # Above this a tensor is compressed faster by itself: in one thread a run took 0.8 to 0.9 of the CPU time at
@@ -75,21 +75,26 @@ class SparseOptions:
         if not 0 <= self.warmup <= 10_000:
             raise ValueError(f"warmup: expected 0 to 10000 epochs, got {self.warmup}")
 
-    def ratio_at(self, epoch: float) -> float:
-        """Grows exponentially, in epochs: ratio**((epoch + 1) / (warmup + 1)) up to `ratio`.
+    def densities(self, norms: Sequence[float]) -> list[float] | None:
+        """See `base.Choosing`."""
+        return None
+
+    def ratio_at(self, epoch: float, density: float | None = None) -> float:
+        """Grows exponentially, in epochs: ratio**((epoch + 1) / (warmup + 1)) up to `ratio`, or 1 / density.
 
         For ratio 1000 and 4 epochs these are the steps of DGC: 75, 93.75, 98.4, 99.6 and then 99.9 %.
         """
+        ratio = self.ratio if density is None else 1 / density
         if epoch >= self.warmup:
-            return self.ratio
-        return float(self.ratio ** ((int(epoch) + 1) / (self.warmup + 1)))
+            return ratio
+        return float(ratio ** ((int(epoch) + 1) / (self.warmup + 1)))
 
-    def keep(self, elements: int, epoch: float) -> int:
+    def keep(self, elements: int, epoch: float, density: float | None = None) -> int:
         """How many of a tensor's elements are sent: elements / ratio, rounded down, at least one of any.
 
         Source: (3-8) of the thesis on near-centroid compression.
         """
-        return min(elements, max(1, int(elements / self.ratio_at(epoch))))
+        return min(elements, max(1, int(elements / self.ratio_at(epoch, density))))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,8 +108,10 @@ class Sparse:
     select_each: chooses elements of each of several tensors on the host that lie end to end, given how many
         it is told to of each (int64, shape (tensors,)); None where they are gone through one by one.
     on_gpu: whether both take tensors that lie on a GPU.
-    seeded: the receiver draws the indices itself.
+    drawn: how the receiver draws the indices itself; None where they travel.
     """
+
+    chooses: ClassVar[bool] = True
 
     options: SparseOptions
     coder: Compressor
@@ -112,15 +119,20 @@ class Sparse:
     add_and_select: Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor], Selection] | None = None
     select_each: Callable[[Float32, Neighbours, Int64], Selection] | None = None
     on_gpu: bool = False
-    seeded: bool = False
+    drawn: IndexCoding | None = None
 
     def init(self, spec: TensorSpec) -> Any:
         return self.coder.init(spec)
 
     def compress(self, gradient: torch.Tensor, state: Any, context: StepContext) -> tuple[SparsePayload, Any]:
         elements = gradient.numel()
-        chosen = self.select(gradient, self._keep(elements, context), context)
+        chosen = self.select(gradient, self.keep(elements, context), context)
         return self._encode(elements, chosen, state, context)
+
+    @property
+    def seeded(self) -> bool:
+        """See `base.Choosing`."""
+        return self.drawn is not None
 
     @property
     def apart(self) -> bool:
@@ -137,7 +149,7 @@ class Sparse:
     ) -> tuple[SparsePayload, Any]:
         """left: takes what is not sent, in place of `residual`. Only if `apart`."""
         elements = residual.numel()
-        keep = self._keep(elements, context)
+        keep = self.keep(elements, context)
         if self.add_and_select is not None:
             left = residual if left is None else left
             chosen = self.add_and_select(gradient, residual, keep, left)
@@ -199,8 +211,15 @@ class Sparse:
             return found[0]
         return Selection(*(np.concatenate(each) for each in zip(*found, strict=True)))
 
-    def _keep(self, elements: int, context: StepContext) -> int:
-        return self.options.keep(elements, context.epoch) if context.keep is None else context.keep
+    def keep(self, elements: int, context: StepContext) -> int:
+        """See `base.Choosing`."""
+        if context.keep is not None:
+            return context.keep
+        return self.options.keep(elements, context.epoch, context.density)
+
+    def densities(self, norms: Sequence[float]) -> list[float] | None:
+        """See `base.Choosing`."""
+        return self.options.densities(norms)
 
     def _encode(
         self, elements: int, chosen: Selection, state: Any, context: StepContext
@@ -209,6 +228,6 @@ class Sparse:
         context = replace(context, magnitudes=None)
         values, state = self.coder.compress(torch.from_numpy(chosen.values), state, context)
         assert isinstance(values, ValuePayload)
-        if self.seeded:
-            return seeded_payload(elements, context.shared_seed, values), state
+        if self.drawn is not None:
+            return seeded_payload(elements, context.shared_seed, values, self.drawn), state
         return sparse_payload(elements, chosen.indices, values), state

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from .base import (
     NonFiniteGradient,
     Random,
     StepContext,
+    is_choosing,
     is_in_blocks,
     is_model_wide,
     takes_gpu,
@@ -24,6 +26,7 @@ from .dense import Dense, dense_payload
 from .feedback import ErrorFeedback, FeedbackState, without_feedback
 from .kernels import Magnitudes, devices
 from .ledger import Before, norm
+from .merging import compress_together, shares
 from .payload import AbsentPayload, DenseFormat, DensePayload, Payload
 from .runs import Run, checks_alone, present, spanning
 
@@ -124,7 +127,12 @@ class Step:
         """The step is pushed. Returns the ledger of before, if the push may have to be undone."""
         assert not self._units_left, "every gradient has to come first"
         if self._owing:
-            return self._ledger.commit(self._states, undoable=undoable)
+            before = self._ledger.commit(self._states, undoable=undoable)
+            all_of_it = len(self._compressed_units) == len(self.plan.units) and not self._absent
+            whole = self.sends and self._wanted is None and all_of_it
+            if whole and before is None and not any(self._model.feedback):
+                self._ledger.clear()
+            return before
         return self._ledger.settle(self._states, undoable=undoable)
 
     def _checked(self, place: int, gradient: torch.Tensor) -> torch.Tensor:
@@ -195,10 +203,12 @@ class Step:
         if len(unwanted) == len(unit.parts):
             payloads: list[Payload] = []
         else:
+            runs = present(self._model.runs[number], self._absent)
+            merged = self._merged(runs) if self.plan.merged and self.sends and not self._flush else {}
             payloads = [
                 payload
-                for run in present(self._model.runs[number], self._absent)
-                for payload in self._run(run)
+                for run in runs
+                for payload in (merged[run.first] if run.first in merged else self._run(run))
             ]
         self._compressed_units.add(number)
         for part in unwanted:
@@ -239,6 +249,52 @@ class Step:
             if self._ledger.velocity is not None and self._ledger.draft_velocity is not None:
                 self._ledger.draft_velocity[start:end].copy_(self._ledger.velocity[start:end])
 
+    def _merged(self, runs: Sequence[Run]) -> dict[int, list[Payload]]:
+        """What is sent of a unit's tensors that are chosen from as a whole, by the first of each stretch."""
+        stretches = [run for run in runs if run.how == "merged" and run.first not in self._absent]
+        if not stretches:
+            return {}
+        inner = without_feedback(self._model.compressors[stretches[0].first])
+        assert is_choosing(inner)
+        keep = sum(
+            inner.keep(self._model.specs[place].elements, self._context(place))
+            for run in stretches
+            for place in range(run.first, run.last)
+        )
+        if not inner.seeded:
+            return self._chosen(stretches, keep)
+        starts, found = self.plan.starts, dict[int, list[Payload]]()
+        sizes = [starts[run.last] - starts[run.first] for run in stretches]
+        for run, share in zip(stretches, shares(keep, sizes), strict=True):
+            found.update(self._chosen([run], share))
+        return found
+
+    def _chosen(self, stretches: Sequence[Run], keep: int) -> dict[int, list[Payload]]:
+        """So many elements of stretches as of one tensor, with state and random numbers of the first."""
+        first, starts = stretches[0].first, self.plan.starts
+        places = [place for run in stretches for place in range(run.first, run.last)]
+        compressor, device = self._model.compressors[first], self._gradients[first].device
+        given = [self._gradients[place].to(device) for place in places]
+        gradient = given[0] if len(given) == 1 else torch.cat(given)
+        known = checks_alone(compressor) or all(place in self._magnitudes for place in places)
+        try:
+            if not (known or devices.finite(gradient)):
+                raise FloatingPointError
+            payloads, self._states[first] = compress_together(
+                compressor,
+                gradient,
+                self._ledger,
+                [(starts[run.first], starts[run.last]) for run in stretches],
+                self._states[first],
+                replace(self._context(first), keep=keep, magnitudes=None),
+                owing=self._owing,
+            )
+        except FloatingPointError:
+            for place in places:
+                self._measure(place, self._gradients[place])
+            raise
+        return {run.first: each for run, each in zip(stretches, payloads, strict=True)}
+
     def _run(self, run: Run) -> list[Payload]:
         """Compress neighbours together if they came so, otherwise one by one."""
         places = range(run.first, run.last)
@@ -258,8 +314,8 @@ class Step:
 
     def _one_by_one(self, run: Run) -> bool:
         """Whether its tensors take a call each: where the ledger is not beside them or nothing is sent, and
-        where a tensor by itself is gone through faster."""
-        if run.how is None or devices.on_gpu(self._ledger.device):
+        where a tensor by itself is gone through faster. What is merged comes here if nothing is sent."""
+        if run.how in (None, "merged") or devices.on_gpu(self._ledger.device):
             return True
         if run.how == "neighbours":
             return not self.sends or self._flush or run.last - run.first == 1
@@ -407,5 +463,6 @@ class Step:
             random=Random((model.seed, model.rank, self._version, place)),
             shared=Random((model.seed, self._version, place)),
             magnitudes=self._magnitudes.get(place),
+            density=model.densities.get(place),
             keep=self._keep.get(place),
         )

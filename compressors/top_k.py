@@ -5,7 +5,9 @@ l1          the same without error feedback: our reading of the baseline "L1" of
             compression, which says only that importance is the L1 norm
 randk       one element in each of k equal parts of the tensor, drawn from a seed that all workers share,
             so that no index travels and the workers' choices coincide; unscaled, feedback returns the rest.
-            Difference: Rand-K of the papers draws k of d elements, each set of k equally likely
+            With draw=uniform k of d elements, each set of k equally likely, as Rand-K of the papers.
+            With density=norm a tensor's k follows from the norm of its parameters (SEAMGS-SGD, section 3.2:
+            densities in [0.001, 0.02] that rise with it; how they rise is not said: see `RandKOptions`)
 threshold   every element of magnitude tau or more, sent as +-tau; what exceeds tau stays in the residual.
             Source: Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing"
             (Interspeech 2015). How many elements that are is not known beforehand
@@ -13,19 +15,21 @@ threshold   every element of magnitude tau or more, sent as +-tau; what exceeds 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar
 
 import numpy as np
 import torch
 
 from .base import Neighbours, Stateless, StepContext
+from .indices import drawn_indices
 from .kernels import devices, selection
 from .kernels.block_selection import select_blocks
 from .kernels.selection_reference import Selection
-from .kernels.sparse import seeded_indices
 from .one_bit import binary_payload
-from .payload import Float32, Int64, QuantizedPayload
+from .payload import Float32, IndexCoding, Int64, QuantizedPayload
 from .sparse import Sparse, SparseOptions
 from .thresholds import Scale, check_threshold
 
@@ -46,13 +50,49 @@ def top_k(options: SparseOptions) -> Sparse:
     )
 
 
-def _seeded(total: torch.Tensor, keep: int, context: StepContext) -> Selection:
-    indices = seeded_indices(context.shared_seed, total.numel(), keep)
-    return Selection(indices, total.numpy()[indices])
+class Draw(StrEnum):
+    """Which elements `randk` draws: one in each of k equal parts, or any k of them."""
+
+    STRATIFIED = "stratified"
+    UNIFORM = "uniform"
 
 
-def rand_k(options: SparseOptions) -> Sparse:
-    return Sparse(options=options, coder=options.values.coder(), select=_seeded, seeded=True)
+class Density(StrEnum):
+    """Which part of a tensor's elements `randk` sends: 1 / ratio, or by the norm of its parameters."""
+
+    RATIO = "ratio"
+    NORM = "norm"
+
+
+# Of the tensor with the least norm, and of the one with the largest. Source: SEAMGS-SGD, section 3.2.
+DENSITIES = 0.001, 0.02
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RandKOptions(SparseOptions):
+    """draw: which elements. density: how many of each tensor; `ratio` has no say with norms."""
+
+    draw: Draw = Draw.STRATIFIED
+    density: Density = Density.RATIO
+
+    def densities(self, norms: Sequence[float]) -> list[float] | None:
+        """From the least to the largest, linear in the norm, which is our reading; the middle if all are
+        equal."""
+        if self.density is Density.RATIO:
+            return None
+        (least, most), (low, high) = DENSITIES, (min(norms), max(norms))
+        places = [(norm - low) / (high - low) if high > low else 0.5 for norm in norms]
+        return [least + (most - least) * place for place in places]
+
+
+def rand_k(options: RandKOptions) -> Sparse:
+    drawn = IndexCoding.UNIFORM if options.draw is Draw.UNIFORM else IndexCoding.SEEDED
+
+    def select(total: torch.Tensor, keep: int, context: StepContext) -> Selection:
+        indices = drawn_indices(drawn, context.shared_seed, total.numel(), keep)
+        return Selection(indices, total.numpy()[indices])
+
+    return Sparse(options=options, coder=options.values.coder(), select=select, drawn=drawn)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -141,7 +141,7 @@ def _check_sparse(payload: SparsePayload) -> None:
         case IndexCoding.BITMAP:
             size = -(-payload.elements // 8)
             fits, expected = payload.index_bytes == size, str(size)
-        case IndexCoding.SEEDED:
+        case IndexCoding.SEEDED | IndexCoding.UNIFORM:
             fits, expected = payload.index_bytes == 0, "0"
     if not fits:
         raise PayloadError("index_bytes", expected, str(payload.index_bytes))

@@ -41,9 +41,9 @@ def check_together(settings: RunSettings) -> None:
     if mode.work == "exchange" and compressor != "none":
         why = "exchanges gradients in fixed point"
     elif mode.lossless and compressor != "none":
-        from ..compressors import lossless  # late: it imports torch
+        from ..compressors import compressor_of, lossless  # late: it imports torch
 
-        why = "" if lossless(compressor) else "multiplies what a compressor loses"
+        why = "" if lossless(compressor_of(compressor)[0]) else "multiplies what a compressor loses"
     if why:
         raise UsageError(f"--compressor {compressor}: --mode {settings.mode} {why}; use none")
     mode.check_workers(settings.mode, settings.workers)

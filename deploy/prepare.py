@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..compressors import check_downlink, create, warm_up
+from ..compressors import check_downlink, compressor_of, warm_up
 from ..exits import Exit
 from ..spec import SpecError
 from ..worker.tasks import TaskError, TaskSpecError, load
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     """
     compressor, downlink, task = argv
     try:
-        create(compressor)
+        compressor_of(compressor)
         try:
             check_downlink(downlink)
         except SpecError as error:

@@ -56,7 +56,8 @@ class Plan:
 
     merged: sparsifiers choose among all elements of a unit, not of each tensor by itself. turns: by part; of
     parts that wait to be sent, the one with the least goes first; if empty, they go as they come. credit:
-    parts of a worker that may be on their way at once; 0 for as many as there are.
+    parts of a worker that may be on their way at once; 0 for as many as there are. norms: by tensor, the
+    Euclidean norm of its first parameters; empty where nobody knows.
     """
 
     parts: tuple[Part, ...]
@@ -66,6 +67,7 @@ class Plan:
     merged: bool = False
     turns: tuple[int, ...] = ()
     credit: int = 0
+    norms: tuple[float, ...] = ()
 
     @property
     def elements(self) -> int:

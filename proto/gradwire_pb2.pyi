@@ -57,6 +57,7 @@ class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INDEX_CODING_GAPS: _ClassVar[IndexCoding]
     INDEX_CODING_BITMAP: _ClassVar[IndexCoding]
     INDEX_CODING_SEEDED: _ClassVar[IndexCoding]
+    INDEX_CODING_UNIFORM: _ClassVar[IndexCoding]
 
 class Content(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -119,6 +120,7 @@ INDEX_CODING_UNSPECIFIED: IndexCoding
 INDEX_CODING_GAPS: IndexCoding
 INDEX_CODING_BITMAP: IndexCoding
 INDEX_CODING_SEEDED: IndexCoding
+INDEX_CODING_UNIFORM: IndexCoding
 CONTENT_UNSPECIFIED: Content
 CONTENT_VALUES: Content
 CONTENT_DELTA: Content
@@ -602,20 +604,22 @@ class Stored(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("number", "tensors", "cuts", "merged", "turns", "credit")
+    __slots__ = ("number", "tensors", "cuts", "merged", "turns", "credit", "norms")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     CUTS_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
+    NORMS_FIELD_NUMBER: _ClassVar[int]
     number: int
     tensors: _containers.RepeatedScalarFieldContainer[int]
     cuts: _containers.RepeatedScalarFieldContainer[int]
     merged: bool
     turns: _containers.RepeatedScalarFieldContainer[int]
     credit: int
-    def __init__(self, number: _Optional[int] = ..., tensors: _Optional[_Iterable[int]] = ..., cuts: _Optional[_Iterable[int]] = ..., merged: bool = ..., turns: _Optional[_Iterable[int]] = ..., credit: _Optional[int] = ...) -> None: ...
+    norms: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, number: _Optional[int] = ..., tensors: _Optional[_Iterable[int]] = ..., cuts: _Optional[_Iterable[int]] = ..., merged: bool = ..., turns: _Optional[_Iterable[int]] = ..., credit: _Optional[int] = ..., norms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Update(_message.Message):
     __slots__ = ("version", "part", "plan", "whole", "payloads")

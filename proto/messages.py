@@ -78,6 +78,7 @@ class IndexCoding(_Enum):
     GAPS = 1  # Golomb-Rice codes of the gaps: all low parts, then all quotients in unary
     BITMAP = 2  # a bit per element
     SEEDED = 3  # no bytes: one index in each of `count` equal parts, drawn from the seed
+    UNIFORM = 4  # no bytes: `count` different indices, drawn from the seed
 
 
 class Content(_Enum):
@@ -464,6 +465,8 @@ class Plan:
     # the least goes first. None: they go as they come.
     turns: tuple[int, ...] = ()
     credit: int = 0  # Parts of a worker that may be on their way at once; 0: as many as there are
+    # Euclidean norm of each tensor's first parameters, in the order of the manifest; or none.
+    norms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from itertools import pairwise
@@ -24,6 +25,7 @@ def plan_message(plan: Plan) -> m.Plan:
         merged=plan.merged,
         turns=plan.turns,
         credit=plan.credit,
+        norms=plan.norms,
     )
 
 
@@ -66,4 +68,8 @@ def plan_of(message: m.Plan, manifest: Manifest, *, worker: str = "") -> Plan:
     got = f"{len(turns)}, {len({*turns})} of them different"
     check(right, "turns", f"each number from 0 to {count - 1} once, or none", got)
     plan = arrange([spec.elements for spec in manifest.specs], tensors, cuts, message.number)
-    return replace(plan, merged=message.merged, turns=tuple(turns), credit=message.credit)
+    norms = tuple(message.norms)
+    check(len(norms) in (0, total), "norms", f"{total}, or none", len(norms))
+    for norm in norms:
+        check(0 <= norm < math.inf, "norms", "finite ones of at least 0", norm)
+    return replace(plan, merged=message.merged, turns=tuple(turns), credit=message.credit, norms=norms)

@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 
 from .. import __version__
-from ..compressors import LayerRule, create, set_threads
+from ..compressors import LayerRule, compressor_of, set_threads
 from ..compressors.registry import names
 from ..configuration import Effective, UsageError
 from ..exits import Exit
@@ -82,7 +82,7 @@ def check(settings: WorkerSettings) -> None:
         TaskError: a task that there is not, or whose module raises.
     """
     try:
-        create(settings.compressor)
+        compressor_of(settings.compressor)
     except SpecError as error:
         raise UsageError(f"--compressor: {error}") from None
     _choose_device(settings.device)
@@ -150,7 +150,7 @@ def _train(
 
     chosen: whether somebody has asked for the compressor.
     """
-    compressor = settings.compressor
+    compressor, auto = compressor_of(settings.compressor)
     device = _choose_device(settings.device)
     try:
         reply = connection.join(__version__, compressor, names())
@@ -163,7 +163,7 @@ def _train(
         )
         metrics.info.labels(__version__, job.mode, job.id).set(1)
         if isinstance(parse_work(job.work), CodedExchange):
-            compressor = _without_compressor(compressor, chosen=chosen)
+            compressor, auto = _without_compressor(settings.compressor, chosen=chosen), False
         connection.activity = "loading the task"
         task = load_allowed(job.task, own=settings.task, modules=names_in(settings.allow_task))
         replica = _replica(task, job, device)
@@ -175,6 +175,7 @@ def _train(
             replica,
             device=device,
             compressor=compressor,
+            auto=auto,
             rule=LayerRule(
                 dense=names_in(settings.dense_layers), compressed=names_in(settings.compressed_layers)
             ),

@@ -7,6 +7,7 @@ GAPS: with gap = index - previous index - 1 (before the first, the previous one 
     Indices that ascend are all that it can express.
 BITMAP: a bit per element, lowest first, padded with zeros.
 SEEDED: index i lies in part i of `count` parts as equal as possible, at a place drawn by splitmix64.
+UNIFORM: the first `count` different ones of the elements that splitmix64 draws, each as likely as any other.
 """
 
 from __future__ import annotations
@@ -98,6 +99,13 @@ def seeded_indices(seed: int, elements: int, count: int) -> Indices:
     """See the head of this file. seed: below 2**64; count: at most `elements`."""
     indices = np.empty(count, np.uint32)
     loops.draw(np.uint64(seed), elements, indices)
+    return indices
+
+
+def distinct_indices(seed: int, elements: int, count: int) -> Indices:
+    """As `seeded_indices`, of UNIFORM."""
+    indices, taken = np.empty(count, np.uint32), np.zeros(-(-elements // 64), np.uint64)
+    loops.draw_distinct(np.uint64(seed), elements, taken, indices)
     return indices
 
 

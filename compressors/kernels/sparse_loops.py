@@ -104,6 +104,38 @@ def draw(seed, elements, indices):
         first = end
 
 
+@kernel
+def draw_distinct(seed, elements, taken, indices):
+    """`sparse_reference.distinct_indices`. taken: 64-bit words of zeros, a bit for each element."""
+    one, count = np.uint64(1), indices.size
+    # What is drawn is what is left out where that is less.
+    least = min(count, elements - count)
+    drawn, number = 0, np.uint64(0)
+    while drawn < least:
+        number += one
+        mixed = np.uint64(seed) + number * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        place = (mixed ^ (mixed >> np.uint64(31))) % np.uint64(elements)
+        word, bit = np.int64(place >> np.uint64(6)), one << (place & np.uint64(63))
+        if not taken[word] & bit:
+            taken[word] |= bit
+            drawn += 1
+    at = 0
+    for word in range(taken.size):
+        left = ~taken[word] if least < count else taken[word]
+        base = word * 64
+        while left and at < count:  # beyond the last element nothing is asked for any more
+            byte = left & np.uint64(255)
+            if byte:
+                indices[at] = base + LOWEST_SET_BIT[byte]
+                at += 1
+                left &= left - one
+            else:
+                left >>= np.uint64(8)
+                base += 8
+
+
 @njit
 def _first_from(address, count, bound):
     """How many of the ascending indices are below `bound`."""

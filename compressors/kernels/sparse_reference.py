@@ -61,6 +61,21 @@ def seeded_indices(seed: int, elements: int, count: int) -> Indices:
     return np.array(found, np.uint32)
 
 
+def distinct_indices(seed: int, elements: int, count: int) -> Indices:
+    """`count` of the elements, or all but the others, as splitmix64 draws them: each of them once."""
+    found: set[int] = set()
+    least, number = min(count, elements - count), 0
+    while len(found) < least:
+        number += 1
+        mixed = (seed + number * 0x9E3779B97F4A7C15) % 2**64
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+        found.add((mixed ^ mixed >> 31) % elements)
+    if least < count:
+        found = {*range(elements)} - found
+    return np.array(sorted(found), np.uint32)
+
+
 def add_sparse(
     indices: Sequence[Indices],
     values: Sequence[Float32],

@@ -18,14 +18,16 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
+import torch
 
-from ...compressors import Payload, Plan
+from ...compressors import Payload, Plan, norm
 from ...compressors.kernels import WARM_UPS
 from ...proto.manifest import Manifest
 from ...proto.plans import plan_message, plan_of
 from ...proto.refusal import Refused
 from ...proto.transfer import Assembly, encode_chunks
 from ..job.events import Apply, Contribution, CopyKey, Open, PushKey
+from .downlink import LARGEST
 from .mean import Push, Share
 from .store import DivergedError, Encoded, Float32, Send, Store
 
@@ -136,18 +138,22 @@ class Shard:
         Returns what it returns. Raises Refused for values that are not finite.
         """
 
-        def build() -> Store:
-            return self._build(manifest, [each.data.view(np.float32) for each in values.finish()], plan)
+        def build() -> tuple[Store, tuple[float, ...]]:
+            arrays = [each.data.view(np.float32) for each in values.finish()]
+            norms = tuple(float(np.float32(min(norm(torch.from_numpy(each)), LARGEST))) for each in arrays)
+            return self._build(manifest, arrays, plan), norms
 
-        store = await self._run(build)
+        store, norms = await self._run(build)
         accepted = accept()
-        self._store, self._plan = store, plan
+        self._store, self._plan = store, replace(plan, norms=norms)
         return accepted
 
     def prepare(self, plan: Plan) -> None:
         """Have a plan ready under the next number. Raises Refused: PLAN, if the model cannot have it."""
         assert self.manifest is not None, "there is nothing to divide before `open`"
-        self._next = plan_of(plan_message(replace(plan, number=self.plan.number + 1)), self.manifest)
+        self._next = plan_of(
+            plan_message(replace(plan, number=self.plan.number + 1, norms=self.plan.norms)), self.manifest
+        )
 
     def adopt(self, number: int) -> Awaitable[None]:
         """Divide the model by the plan that is ready."""

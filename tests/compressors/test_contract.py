@@ -35,6 +35,7 @@ VARIANTS = [
     "topk:ratio=10,values=1bit",
     "gcac:ratio=2,values=8bit",
     "randk:ratio=4,values=fp16",
+    "randk:ratio=4,draw=uniform",
     "krngc:ratio=5,momentum=0",
     "krngc:reading=literal,momentum=0",
     "threshold:tau=0.5,scale=mean",

@@ -22,7 +22,9 @@ from gradwire.compressors import (
     StepContext,
     TensorSpec,
     decode,
+    divide,
     registry,
+    validate,
     wire_bytes,
 )
 from gradwire.spec import SpecError
@@ -306,3 +308,41 @@ def test_dense_small_tensors_cost_two_bytes_an_element() -> None:
     assert isinstance(payload, DensePayload)
     assert payload.format is DenseFormat.BFLOAT16
     assert payload.data.nbytes == 2 * (4 + 4)  # both that lie between the weights
+
+
+@pytest.mark.parametrize("spec", ["4bit", "topk:ratio=20", "8bit", "randk", "l1"])
+def test_a_unit_that_goes_as_float32_for_some_steps_loses_nothing(spec: str) -> None:
+    shapes = [(40, 30), (40,), (500, 3), (7,)]
+    specs = [TensorSpec(name=str(place), shape=shape) for place, shape in enumerate(shapes)]
+    plan = divide([each.elements for each in specs], 1 << 30, groups=[0, 0, 1, 1])
+    subject = ModelCompressor(
+        specs, f"{spec}{',' if ':' in spec else ':'}feedback=on", LayerRule(), 1, 0, plan=plan
+    )
+    generator = torch.Generator().manual_seed(0)
+    total, sent = torch.zeros(plan.elements), torch.zeros(plan.elements)
+    every = frozenset({0, 1})
+    for version, units in enumerate([(), (), {0}, every, every, {1}, (), every]):
+        subject.send_whole(frozenset(units))
+        given = [torch.randn(shape, generator=generator) for shape in shapes]
+        total += torch.cat([each.reshape(-1) for each in given])
+        payloads = subject.compress(given, 8, version=version)
+        for payload in payloads:
+            validate(payload)
+        sent += torch.from_numpy(np.concatenate([decode(payload) for payload in payloads]))
+        for number in units:
+            start, end = plan.units[number].start, plan.units[number].end
+            assert not subject.ledger.residual[start:end].any()
+        np.testing.assert_allclose((sent + subject.ledger.residual).numpy(), total.numpy(), atol=1e-5)
+    subject.compress([torch.zeros(shape) for shape in shapes], 8, version=8)
+    assert subject.ledger.unused, "nothing is owed, so nothing is looked up"
+
+
+def test_what_a_compressor_remembers_outlasts_the_steps_as_float32() -> None:
+    specs = [TensorSpec(name="w", shape=(30, 30))]
+    left, kept = (ModelCompressor(specs, "4bit", LayerRule(), 1, 0) for _ in range(2))
+    given = [torch.randn(30, 30)]
+    for subject in (left, kept):
+        subject.compress(given, 8, version=0)
+    left.send_whole(frozenset({0}))
+    left.compress([torch.zeros(30, 30)], 8, version=1)
+    assert left.ledger.states == kept.ledger.states

@@ -104,8 +104,8 @@ def payload_of(kind: str, elements: int, seed: int) -> Payload:
         return values_of(kind, elements, rng)
     count = int(rng.integers(elements + 1))
     values = values_of(inner, count, rng)
-    if coding == "seeded":
-        return seeded_payload(elements, int(rng.integers(2**63)), values)
+    if coding in ("seeded", "uniform"):
+        return seeded_payload(elements, int(rng.integers(2**63)), values, IndexCoding(coding))
     where = np.sort(rng.permutation(elements)[:count]).astype(np.uint32)
     low_bits = sparse.gaps_low_bits(elements, count)
     data = sparse.encode_bitmap(where, elements)
@@ -301,6 +301,7 @@ SMALL = SparsePayload(
         ("index_bytes", {"index_bytes": -1}),
         ("index_bytes", {"coding": IndexCoding.BITMAP, "index_bytes": 126}),
         ("index_bytes", {"coding": IndexCoding.SEEDED}),
+        ("index_bytes", {"coding": IndexCoding.UNIFORM}),
         ("low_bits", {"low_bits": 32}),
         ("low_bits", {"low_bits": -1}),
     ],

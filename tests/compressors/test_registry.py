@@ -34,7 +34,7 @@ from gradwire.compressors import (
 from gradwire.compressors import registry as registry_module
 from gradwire.compressors.dense import Dense
 from gradwire.compressors.four_bit import FourBit, FourBitOptions, Levels
-from gradwire.compressors.registry import BUILT_IN, check_entry, names
+from gradwire.compressors.registry import BUILT_IN, check_entry, compressor_of, names
 from gradwire.compressors.thresholds import Scale
 from gradwire.spec import Spec, SpecError, parse_options, parse_spec
 
@@ -282,3 +282,26 @@ def test_a_third_party_is_not_loaded_to_divide_a_model(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(registry_module, "find", load)
     assert least_part_bytes("theirs:level=3") == LEAST_BYTES
+
+
+def test_auto_names_the_compressor_that_is_left_where_it_loses() -> None:
+    assert compressor_of("auto") == ("4bit", True)
+    assert compressor_of("auto:compressor=topk/ratio=50/values=8bit") == ("topk:ratio=50,values=8bit", True)
+    assert compressor_of("topk:ratio=50") == ("topk:ratio=50", False)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("auto:compressor=none", "expected one with a residual of its own"),
+        ("auto:compressor=dgc", "and no momentum"),
+        ("auto:compressor=krngc/momentum=0", "plan for the whole model"),
+        ("auto:compressor=4bit/delay=2", "got '4bit:delay=2'"),
+        ("auto:compressor=5bit", "unknown compressor '5bit'"),
+        ("auto:ratio=5", "unknown key 'ratio'"),
+        ("5bit", "unknown compressor '5bit'"),
+    ],
+)
+def test_what_auto_cannot_leave_is_refused(spec: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        compressor_of(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -106,6 +107,31 @@ def test_every_element_is_drawn_alike() -> None:
     for seed in range(2000):
         hits[sparse.seeded_indices(seed, 100, 10)] += 1
     assert abs(hits - 200).max() < 5 * np.sqrt(180)
+
+
+@pytest.mark.parametrize(("elements", "count"), [*CASES, (64, 64), (64, 33), (65, 32), (128, 1), (1000, 999)])
+def test_distinct_indices(elements: int, count: int) -> None:
+    for seed in (0, 1, 2**64 - 1):
+        indices = sparse.distinct_indices(seed, elements, count)
+        assert indices.dtype == np.uint32
+        assert indices.size == count
+        if elements <= 100_000:
+            assert np.array_equal(indices, sparse_reference.distinct_indices(seed, elements, count))
+        assert (np.diff(indices.astype(np.int64)) > 0).all()
+        assert not count or indices[-1] < elements
+
+
+def test_distinct_indices_do_not_change_with_versions_of_anything() -> None:
+    assert sparse.distinct_indices(12345, 1000, 5).tolist() == [363, 405, 450, 597, 944]
+
+
+def test_any_set_of_elements_is_drawn_alike() -> None:
+    hits = Counter(tuple(sparse.distinct_indices(seed, 5, 2).tolist()) for seed in range(10_000))
+    assert len(hits) == 10
+    assert all(abs(count - 1000) < 5 * np.sqrt(900) for count in hits.values())
+    hits = Counter(tuple(sparse.distinct_indices(seed, 5, 3).tolist()) for seed in range(10_000))
+    assert len(hits) == 10
+    assert all(abs(count - 1000) < 5 * np.sqrt(900) for count in hits.values())
 
 
 @pytest.mark.parametrize("keep", [False, True])

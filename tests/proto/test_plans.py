@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -57,7 +58,9 @@ def divided(draw: st.DrawFn) -> tuple[Manifest, Plan]:
     plan = arrange(sizes, units, sorted(cuts), draw(st.integers(1, 99)))
     turns = draw(st.just(()) | st.permutations(range(len(plan.parts))).map(tuple))
     merged, credit = draw(st.booleans()), draw(st.integers(0, 9))
-    return of, dataclasses.replace(plan, merged=merged, turns=turns, credit=credit)
+    each = st.floats(0, 2.0**100, width=32)
+    norms = tuple(draw(st.just([]) | st.lists(each, min_size=len(sizes), max_size=len(sizes))))
+    return of, dataclasses.replace(plan, merged=merged, turns=turns, credit=credit, norms=norms)
 
 
 @given(divided())
@@ -104,6 +107,10 @@ def test_a_plan_of_many_tensors_takes_few_bytes() -> None:
         ({"turns": (0, 1, 2, 3, 4)}, "turns: expected each number from 0 to 5 once, or none, got 5"),
         ({"turns": (0, 1, 2, 3, 4, 4)}, "got 6, 5 of them different"),
         ({"turns": (1, 2, 3, 4, 5, 6)}, "each number from 0 to 5 once"),
+        ({"norms": (1.0, 2.0)}, "plan norms: expected 5, or none, got 2"),
+        ({"norms": (1.0, 2.0, -1.0, 0.0, 0.0)}, "norms: expected finite ones of at least 0, got -1"),
+        ({"norms": (1.0, 2.0, 0.0, 0.0, math.nan)}, "norms: expected finite ones of at least 0, got nan"),
+        ({"norms": (1.0, 2.0, 0.0, 0.0, math.inf)}, "norms: expected finite ones of at least 0, got inf"),
         ({"cuts": tuple(range(MAX_PARTS))}, f"at most {MAX_PARTS} parts"),
     ],
 )

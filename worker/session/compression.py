@@ -21,6 +21,18 @@ class Compression:
         self._compressor.adopt(plan)
 
     @property
+    def plan(self) -> Plan:
+        return self._compressor.plan
+
+    def unit_of(self, place: int) -> int:
+        """Of a tensor, the number of its unit."""
+        return self._compressor.unit_of[place]
+
+    def send_whole(self, units: frozenset[int]) -> None:
+        """See `ModelCompressor.send_whole`."""
+        self._compressor.send_whole(units)
+
+    @property
     def ledger(self) -> Ledger:
         return self._compressor.ledger
 

@@ -92,6 +92,11 @@ class Connection:
 
     # ---- for the owner's thread
 
+    @property
+    def sent(self) -> tuple[int, float]:
+        """Bytes of transfers that went out so far, and the seconds during which there were some to write."""
+        return self._outgoing.sent
+
     def join(self, software: str, compressor: str, compressors: Sequence[str]) -> m.JoinResponse:
         """Become a member, and open the stream on which the server hears of this worker from now on.
 

@@ -80,6 +80,7 @@ class Outgoing:
         version: that the replica has, or has when everything that came is applied; None before the first.
         assigned: id of the last assignment that came.
         exchange: that it is about; packets of earlier ones are not sent any more.
+        sent: bytes that were written so far, and the seconds during which there were some to write.
     """
 
     def __init__(self) -> None:
@@ -88,6 +89,7 @@ class Outgoing:
         self.version: int | None = None
         self.assigned = 0
         self.exchange = 0
+        self.sent = 0, 0.0
         self._pushes: dict[int, _Push] = {}  # that are not settled, in order of seq
         self._evaluation: m.Evaluation | None = None
         self._queue: deque[bytes | Transfer] | None = None
@@ -98,6 +100,7 @@ class Outgoing:
         self._welcome = False  # whether the server has said what it has of open pushes
         self._writing = False
         self._throttle = Throttle()
+        self._busy_since: float | None = None
 
     @property
     def idle(self) -> bool:
@@ -234,13 +237,25 @@ class Outgoing:
     async def next(self) -> bytes:
         """The message that goes out next. What went out before has been written."""
         self._writing = False
+        self._count_busy()
         while (message := self.more()) is None:
             self._more.clear()
+            waits = self._sending or self._queue
+            self._busy_since = asyncio.get_running_loop().time() if waits else None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause() if self._may_send() else None):
                     await self._more.wait()
+            self._count_busy()
         self._writing = True
+        self._busy_since = asyncio.get_running_loop().time()
         return message
+
+    def _count_busy(self) -> None:
+        """The time since there was something to write."""
+        if self._busy_since is not None:
+            count, seconds = self.sent
+            self.sent = count, seconds + asyncio.get_running_loop().time() - self._busy_since
+            self._busy_since = None
 
     def more(self) -> bytes | None:
         """The next message, if there is one: what is short before the next chunk of a transfer."""
@@ -262,6 +277,7 @@ class Outgoing:
         if not sending.left:
             self._sending.pop()
         self._throttle.sent(len(message), asyncio.get_running_loop().time())
+        self.sent = self.sent[0] + len(message), self.sent[1]
         return message
 
     def _may_send(self) -> bool:

@@ -11,6 +11,7 @@ from ...proto import messages as m
 from ...proto.transfer import part_header
 from ...proto.wire import crc32c
 from ..metrics import Metrics
+from .auto import Auto
 from .connection import Connection
 
 
@@ -32,6 +33,7 @@ class Pushing:
         assignment: m.Assignment,
         samples: int,
         compressing: Step,
+        auto: Auto | None = None,
     ) -> None:
         self.seq = seq
         self.assignment = assignment
@@ -42,6 +44,7 @@ class Pushing:
         self._connection = connection
         self._metrics = metrics
         self._compressing = compressing
+        self._auto = auto
 
     def add(self, place: int, gradient: torch.Tensor | None) -> None:
         """The gradient of the tensor with this number, None if it does not exist. Each comes once; nobody may
@@ -51,7 +54,10 @@ class Pushing:
             NonFiniteGradient: the step can only be abandoned.
         """
         with self._metrics.during("compressing"):
+            began = 0.0 if self._auto is None else self._auto.now()
             done = self._compressing.add(place, gradient)
+            if done and self._auto is not None:
+                self._auto.compressed(place, self._auto.now() - began, done)
         if not done:
             return
         with self._metrics.during("pushing"):

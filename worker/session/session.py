@@ -15,6 +15,7 @@ from ...proto import messages as m
 from ...proto.refusal import Reason, Refused, sentence
 from ...proto.transfer import digest
 from ..metrics import Metrics
+from .auto import Auto
 from .compression import Compression
 from .connection import Connection
 from .memory import FreeMemory
@@ -94,11 +95,13 @@ class Session:
         metrics: Metrics,
         *,
         initialize: bool,
+        auto: str = "",
     ) -> None:
         """
         Args:
             connection: has joined the job.
             compression: of gradients of the replica.
+            auto: name of the compressor that is left where it loses; "" if it never is.
             initialize: whether the server has asked for the initial parameters.
         """
         self.replica = replica
@@ -120,6 +123,7 @@ class Session:
         self._arriving_version = 0
         self._held: m.Assignment | None = None  # until its version is whole
         self._waiting = WaitingLog()
+        self._auto = Auto(compression, auto, lambda: connection.sent) if auto else None
         self._free = FreeMemory(2 * replica.manifest.raw_bytes)
 
     # ---- what the owner may know
@@ -196,7 +200,10 @@ class Session:
         activity = self._connection.activity
         self.doing("waiting")
         with self._metrics.during("waiting"):
+            began = 0.0 if self._auto is None else self._auto.now()
             message = self._connection.next(timeout_s)
+            if self._auto is not None:
+                self._auto.waited(self._auto.now() - began)
         if early:
             self.doing(activity)
         self._metrics.reconnects.inc(self._connection.reconnects - self._reconnects)
@@ -238,6 +245,8 @@ class Session:
             rank, version: what random numbers depend on, besides the job's seed.
             step: what a compressor's delay counts.
         """
+        if self._auto is not None:
+            self._auto.begin(version)
         compressing = self._compression.begin(
             assignment, samples, rank=rank, version=version, step=step, leaving=self.leaving
         )
@@ -245,7 +254,9 @@ class Session:
             self._connection.hurry()
         self.seq += 1
         self._making = self.seq
-        return Pushing(self._connection, self._metrics, self.seq, assignment, samples, compressing)
+        return Pushing(
+            self._connection, self._metrics, self.seq, assignment, samples, compressing, self._auto
+        )
 
     def commit(self, pushing: Pushing, loss: float) -> bool:
         """Push what the step holds.

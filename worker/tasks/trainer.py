@@ -49,6 +49,7 @@ class Trainer:
         *,
         device: torch.device,
         compressor: str,
+        auto: bool = False,
         rule: LayerRule,
         metrics: Metrics,
     ) -> None:
@@ -61,7 +62,14 @@ class Trainer:
         compression = Compression(
             ModelCompressor(specs, compressor, rule, job.seed, reply.rank), in_parts=job.overlap == "both"
         )
-        self.session = Session(connection, replica, compression, metrics, initialize=reply.initialize)
+        self.session = Session(
+            connection,
+            replica,
+            compression,
+            metrics,
+            initialize=reply.initialize,
+            auto=compressor if auto else "",
+        )
         self._strategy = _strategy(work, job, self.session, self._computation, metrics)
         self._evaluation: m.Evaluation | None = None  # the last one
         _warn_of_momentum(compressor, work, job)

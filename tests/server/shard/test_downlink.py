@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -178,7 +179,9 @@ def test_these_compressors_suit_updates(downlink: str) -> None:
 UNSUITED = ["2bit", "gcac", "krngc", "signsgd", "terngrad", "threshold"]
 
 
-@pytest.mark.parametrize("name", [*UNSUITED, "4bit:levels=groups", "qsgd:norm=l2", "qsgd:bits=2"])
+@pytest.mark.parametrize(
+    "name", [*UNSUITED, "4bit:levels=groups", "randk:density=norm", "qsgd:norm=l2", "qsgd:bits=2"]
+)
 def test_what_is_meant_for_gradients_alone_is_refused_for_updates(name: str) -> None:
     with pytest.raises(SpecError) as refusal:
         check_downlink(name)
@@ -468,6 +471,38 @@ def test_neighbours_go_down_together_to_the_bits_that_each_would_alone(absent: i
     alone, _ = run_of_versions(divide(SIZES, 1 << 30, groups=[*range(len(SIZES))]), absent)
     assert together == alone
     assert absent is not None or [type(payload) for payload in sent[0]] == [SparsePayload]
+
+
+@pytest.mark.parametrize("compressor", ["topk:ratio=50,values=float32", "randk:ratio=50,values=float32"])
+def test_what_was_chosen_from_a_whole_unit_goes_down_as_it_came(compressor: str) -> None:
+    shapes = [(30, 30), (7,), (5, 601), (2, 9000), (40,)]
+    tensors = [Tensor(name=str(place), shape=shape, dtype="float32") for place, shape in enumerate(shapes)]
+    manifest, options = Manifest(tuple(tensors), 100), parse_optimizer("sgd")
+    values = [np.ones(spec.elements, np.float32) for spec in manifest.specs]
+    plan = replace(divide([spec.elements for spec in manifest.specs], 1 << 30), merged=True)
+    ours = Store(manifest, values, "auto", lambda ps: Optimizer(options, ps, 0.1), 5, plan=plan)
+    models = [ModelCompressor(manifest.specs, compressor, LayerRule(), 1, rank, plan=plan) for rank in (0, 1)]
+    for version in (1, 2, 3):
+        pushes = [
+            model.compress([torch.randn(spec.shape) for spec in manifest.specs], 8, version=version)
+            for model in models
+        ]
+        update = apply(ours, version=version, shares=[pushed(8, payloads) for payloads in pushes])
+        ((_, down),) = receive_parts(update, manifest, plan)
+        assert [type(payload) for payload in down] == [type(payload) for payload in pushes[0]]
+        for number, payload in enumerate(down):
+            if isinstance(payload, SparsePayload):
+                held = [each[number] for each in pushes]
+                union = {
+                    index
+                    for each in held
+                    if isinstance(each, SparsePayload)
+                    for index in decode_indices(each).tolist()
+                }
+                assert decode_indices(payload).tolist() == sorted(union)
+        for ours_is, theirs in zip(ours.parameters, ours.replica, strict=True):
+            if ours_is.ndim == 2:  # the others go down as bfloat16
+                assert torch.equal(ours_is.detach(), theirs)
 
 
 def test_payloads_are_gone_through_once_where_kinds_alternate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -491,3 +491,18 @@ def test_going_back_takes_out_the_parts_of_a_version_that_is_not_whole() -> None
         assert [-each for each in values] == whole
 
     in_parts(test)
+
+
+def test_plans_say_the_norms_of_the_first_parameters() -> None:
+    async def test() -> None:
+        await local.open(MANIFEST, assembly(3, 0, -4), MANIFEST.plan(), lambda: True)
+        assert local.plan.norms == (5.0,)
+        local.prepare(MANIFEST.plan())
+        await local.adopt(2)
+        assert local.plan.norms == (5.0,)
+
+    local = Shard(build)
+    try:
+        asyncio.run(test())
+    finally:
+        local.close()

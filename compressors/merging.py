@@ -1,0 +1,76 @@
+"""Units that a sparsifier chooses from as a whole (`Plan.merged`).
+
+All tensors of a unit that the sparsifier is for are one tensor to it, also where others lie between them: it
+keeps as many elements as it would of all of them by themselves, whichever they are. What is chosen travels by
+*stretch*, tensors that lie end to end. A sparsifier whose receiver draws the indices chooses from each
+stretch, in proportion to its elements: so each has a seed, and no index travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+
+from .base import Compressor, StepContext
+from .cutting import cut_at
+from .feedback import ErrorFeedback, FeedbackState
+from .kernels import devices
+from .ledger import Ledger, Ranges
+from .payload import Payload
+
+
+def shares(keep: int, sizes: Sequence[int]) -> list[int]:
+    """`keep` elements divided among stretches in proportion to their sizes: no more of any than it has."""
+    total = max(1, sum(sizes))
+    return [keep * end // total - keep * start // total for start, end in pairwise((0, *accumulate(sizes)))]
+
+
+def compress_together(
+    compressor: Compressor,
+    gradient: torch.Tensor,
+    ledger: Ledger,
+    ranges: Ranges,
+    inner: Any,
+    context: StepContext,
+    *,
+    owing: bool,
+) -> tuple[list[list[Payload]], Any]:
+    """One call for stretches, given as ranges in flat order, whose gradients lie end to end in `gradient`.
+
+    inner: the state. owing: whether the ledger may hold something, and its draft has to be written.
+
+    Returns payloads by stretch, and the next state. Raises FloatingPointError as the compressor does.
+    """
+    borders = [0, *accumulate(end - start for start, end in ranges)]
+
+    def held(buffer: torch.Tensor) -> torch.Tensor:
+        """Itself where it lies in one piece beside the gradient, otherwise a copy."""
+        pieces = [buffer[start:end] for start, end in ranges]
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).to(gradient.device)
+
+    def keep(values: torch.Tensor, buffer: torch.Tensor) -> None:
+        if len(ranges) > 1 or values.device != buffer.device:
+            for (start, end), (first, last) in zip(ranges, pairwise(borders), strict=True):
+                buffer[start:end].copy_(values[first:last])
+
+    if isinstance(compressor, ErrorFeedback):
+        residual, velocity = held(ledger.draft), None
+        if ledger.velocity is not None and ledger.draft_velocity is not None:
+            velocity = held(ledger.draft_velocity)
+            velocity.copy_(held(ledger.velocity))
+        state = FeedbackState(residual=residual, velocity=velocity, inner=inner, before=held(ledger.residual))
+        payload, state = compressor.compress(gradient, state, context)
+        keep(residual, ledger.draft)
+        if velocity is not None and ledger.draft_velocity is not None:
+            keep(velocity, ledger.draft_velocity)
+        inner = state.inner
+    else:
+        if owing:
+            gradient = devices.saturate(gradient + held(ledger.residual))
+            for start, end in ranges:
+                ledger.draft[start:end].zero_()
+        payload, inner = compressor.compress(gradient, inner, context)
+    return cut_at(payload, borders), inner
