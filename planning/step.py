@@ -246,9 +246,7 @@ class _Simulation:
         if self._updates and (work.early or len(self._updates) == len(work.pieces) - self._taken):
             _, part = heapq.heappop(self._updates)
             return _Job("apply", part, work.pieces[part].apply_s, ((_CORES, float(work.workers)),))
-        if not self._forward:
-            return None
-        if self._missing[self._forward - 1] if work.early else self._taken < len(work.pieces):
+        if not self._forward or self._missing[self._forward - 1]:
             return None
         self._forward -= 1
         return _Job("forward", self._forward, work.batches[self._forward].forward_s)
