@@ -1,7 +1,8 @@
 """gc-plan: predict what a step of a job would take, for each way to run it, and recommend one.
 
-Nothing is run and nobody is asked: the job is a model known by its tensors, a link, and so many workers. What
-is predicted, and what is not, is in docs/planning.md.
+The job is a model known by its tensors, a link, and so many workers; nothing is run. Or it is one that runs:
+--server asks its server what has been measured of its steps, and sets what is predicted for the way in which
+it runs beside what it takes. What is predicted, and what is not, is in docs/planning.md.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 from .. import __version__
 from ..exits import Exit
 from ..planning import models
-from ..planning.job import Choice, Profile
+from ..planning.job import FRAMING, Choice, Profile
 from ..planning.predictions import COMPRESSORS, Prediction, predict, rank, recommend
 from ..spec import SpecError
 
@@ -90,9 +92,11 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--version", action="version", version=f"gc-plan {__version__}")
     known = f"{', '.join(models.MODELS)}, or NxSIZE for N tensors of SIZE elements"
-    found.add_argument("--model", required=True, metavar="NAME", help=f"model: {known}")
+    text = "a job that runs: its model, computation, workers and link are as its server has measured them"
+    found.add_argument("--server", metavar="HOST[:PORT]", help=text)
+    found.add_argument("--model", metavar="NAME", help=f"model: {known}")
     text = "bandwidth of each machine's link in each direction, such as 100mbit"
-    found.add_argument("--bandwidth", required=True, type=bandwidth, metavar="RATE", help=text)
+    found.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help=text)
     text = "bandwidth of a server's link, if it is another one"
     found.add_argument("--server-bandwidth", type=bandwidth, metavar="RATE", help=text)
     text = f"round trip between a worker and a server, such as 20ms {shown}"
@@ -120,6 +124,9 @@ def parser() -> argparse.ArgumentParser:
 
 def profile_of(given: argparse.Namespace) -> Profile:
     """What the command line says. Raises SpecError for a model that is not known."""
+    missing = [f"--{name}" for name in ("model", "bandwidth") if getattr(given, name) is None]
+    if missing:
+        raise SpecError(f"expected {' and '.join(missing)}, or --server of a job that runs")
     try:
         tensors = models.tensors(given.model)
     except ValueError as error:
@@ -143,13 +150,82 @@ def profile_of(given: argparse.Namespace) -> Profile:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class LiveJob:
+    """name: of its task. choice: how it runs. step_s: that it takes."""
+
+    name: str
+    profile: Profile
+    choice: Choice
+    step_s: float
+
+    def beside(self) -> str:
+        """What is predicted of it beside what it takes."""
+        what = f"{self.choice.compressor}, {self.choice.mode}, overlap {self.choice.overlap}"
+        what += f", fusion {self.choice.fusion}, order {self.choice.order}"
+        try:
+            predicted = predict(self.profile, self.choice).step_s
+        except ValueError as error:
+            return f"The job runs with {what}: {self.step_s:.3g} s per step; not predicted: {error}."
+        ratio = predicted / self.step_s if self.step_s else float("nan")
+        took = f"{self.step_s:.3g} s per step, predicted {predicted:.3g} s ({ratio:.2f} of it)"
+        return f"The job runs with {what}: {took}."
+
+
+def live_job(server: str) -> LiveJob:
+    """Ask the server of a job. Raises SpecError if it does not answer, or does not know enough yet."""
+    from ..settings import parse_address
+    from .status import asking  # late: it imports grpc
+
+    try:
+        target = parse_address(server)
+    except ValueError as error:
+        raise SpecError(f"--server: {error}") from None
+    with asking(target, measured=True) as ask:
+        ask()  # connects
+        began = time.perf_counter()
+        status = ask()
+        rtt_s = time.perf_counter() - began
+    if status is None:
+        raise SpecError(f"--server {server}: no answer; is a gc-server of this release there?")
+    measured, job = status.measured, status.job.settings
+    if measured is None:
+        raise SpecError(f"--server {server}: too little is measured yet; ask again after some 50 steps")
+    workers = max(1, len(status.members))
+    # Which of the links on its way limits what comes is not known: taken to be the server's.
+    rate = FRAMING * workers / measured.byte_seconds if measured.byte_seconds else 1e12
+    here = target.startswith(("127.", "localhost", "[::1]"))
+    profile = Profile(
+        shapes=[tuple(tensor.shape) for tensor in measured.tensors],
+        forward_s=list(measured.forward_seconds),
+        backward_s=list(measured.backward_seconds),
+        worker_bandwidth=rate,
+        server_bandwidth=rate,
+        workers=workers,
+        rtt_s=rtt_s,
+        start_s=measured.part_seconds,
+        cores=os.cpu_count() if here else None,
+    )
+    overlap: Any = job["overlap"]
+    choice = Choice(
+        compressor=measured.compressor,
+        mode=job["mode"],
+        overlap=overlap,
+        fusion=measured.fusion,
+        order=measured.order,
+    )
+    return LiveJob(job["task"], profile, choice, measured.step_seconds)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     given = parser().parse_args(sys.argv[1:] if argv is None else argv)
     try:
         if given.json not in (None, "-"):
             file_to_write(given.json)
-        profile = profile_of(given)
+        job = live_job(given.server) if given.server is not None else None
+        profile = profile_of(given) if job is None else job.profile
+        given.model = given.model if job is None else job.name
         ranked = rank(profile, given.compressors)
     except (SpecError, argparse.ArgumentTypeError) as error:
         print(f"gc-plan: {error}", file=sys.stderr)
@@ -168,6 +244,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .plan_tables import show
 
         show(given.model, profile, ranked, chosen)
+        if job is not None:
+            print(job.beside())
         print(reason)
         print(*(f"    {line}" for line in commands(profile, chosen.choice)), sep="\n")
     if given.plot is not None:

@@ -19,8 +19,10 @@ Ask = Callable[[], StatusResponse | None]
 
 
 @contextlib.contextmanager
-def asking(target: str) -> Generator[Ask]:
+def asking(target: str, *, measured: bool = False) -> Generator[Ask]:
     """A function that asks the server at `target`, host:port, from a program that is not asynchronous itself.
+
+    measured: whether also for what has been measured of its steps.
 
     It returns the answer, or None when there is none within `TIMEOUT_SECONDS`.
     """
@@ -30,7 +32,7 @@ def asking(target: str) -> Generator[Ask]:
 
     async def ask() -> StatusResponse | None:
         try:
-            reply: Any = await stub.status(StatusRequest(), timeout=TIMEOUT_SECONDS)
+            reply: Any = await stub.status(StatusRequest(measured=measured), timeout=TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError:
             return None
         return reply if isinstance(reply, StatusResponse) else None

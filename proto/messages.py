@@ -581,6 +581,22 @@ class InitializeRequest:
 class StatusRequest:
     """Ask what the job is doing."""
 
+    measured: bool = False  # Also say what has been measured of the job's steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What the server knows of the steps of its job, to plan by."""
+
+    tensors: tuple[Tensor, ...]  # of the model
+    forward_seconds: tuple[float, ...]  # by tensor, mean of the workers
+    backward_seconds: tuple[float, ...]  # by tensor, mean of the workers
+    part_seconds: float  # that a part takes on its way up however small it is
+    byte_seconds: float  # that each byte adds, with all workers sending
+    step_seconds: float  # from one round to the next, median of the last ones; 0 before there are any
+    compressor: str  # of the first worker
+    fusion: str  # as the server was started with
+    order: str  # as the server was started with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -655,6 +671,7 @@ class StatusResponse:
     uncoded_exchanges: int = 0  # Of coded mode: that replaced one which could not end
     clipped_elements: int = 0  # Of gradients in coded mode, by all workers
     repeated_samples: int = 0  # Trained on by a lost worker and by its successor
+    measured: Measured | None = None  # if it was asked for, and enough is known
 
 
 InitializeMessage = Chunk | InitializeHeader

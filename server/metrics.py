@@ -6,6 +6,7 @@ Labels are bounded: directions, refusal reasons, and the names of built-in compr
 from __future__ import annotations
 
 import statistics
+import time
 from collections import Counter as Counts
 from collections import deque
 from collections.abc import Sequence
@@ -131,6 +132,8 @@ class Metrics(MetricSet, prefix="gradwire_server"):
         self._most_versions = self._most_clocks = 0
         self._followed: dict[Counter, int] = {}
         self._recent: deque[float] = deque(maxlen=32)  # seconds of the last rounds
+        self._apart: deque[float] = deque(maxlen=32)  # seconds between the last rounds
+        self._closed_at: float | None = None
         self.accepted = self.refused = 0
         self.train_loss = float("nan")
         self.staleness_bound.set(float("nan"))
@@ -197,7 +200,16 @@ class Metrics(MetricSet, prefix="gradwire_server"):
         """Whether rounds are known to wait as long as that; never so before the first."""
         return bool(self._recent) and seconds <= max(PATIENCE_S, 2 * statistics.median(self._recent))
 
+    @property
+    def step_seconds(self) -> float:
+        """From one round to the next, median of the last ones; 0 before there are any."""
+        return statistics.median(self._apart) if self._apart else 0.0
+
     def round_closed(self, seconds: float, samples: int, loss: float) -> None:
+        now, last = time.monotonic(), self._closed_at
+        if last is not None:
+            self._apart.append(now - last)
+        self._closed_at = now
         self._recent.append(seconds)
         self._rounds.inc()
         self._samples.inc(samples)

@@ -48,9 +48,14 @@ class Replanning:
     def profiled(self, worker: str, profile: m.Profile) -> None:
         """A worker has said what its steps are made of."""
         self.planner.profiled(worker, profile)
-        measured = self.planner.measured(self._shard.manifest) if self._shard.manifest is not None else None
+        measured = self.measured()
         if measured is not None:
             self._metrics.measured(measured)
+
+    def measured(self) -> Measured | None:
+        """What is known by now; None if that is too little to plan by."""
+        manifest = self._shard.manifest
+        return None if manifest is None else self.planner.measured(manifest, self._shard.square_norms)
 
     def published(self, version: int) -> None:
         """A version is there: plan, if one is due and all is known that it takes."""
@@ -61,7 +66,7 @@ class Replanning:
             self._norms_asked = True
             shard.measure_norms()
             return
-        measured = planner.measured(shard.manifest, shard.square_norms)
+        measured = self.measured()
         if measured is None or (planner.takes_norms and not shard.square_norms):
             return
         self._norms_asked = False

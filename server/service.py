@@ -221,6 +221,24 @@ class Service:
             redundancy=core.last_redundancy,
             uncoded_exchanges=core.uncoded_exchanges,
             clipped_elements=core.clipped,
+            measured=self._measured() if request.measured else None,
+        )
+
+    def _measured(self) -> m.Measured | None:
+        measured, manifest = self._conductor.plans.measured(), self._conductor.shard.manifest
+        members = self._core.roster.by_rank()
+        if measured is None or manifest is None or not members:
+            return None
+        return m.Measured(
+            tensors=manifest.tensors,
+            forward_seconds=tuple(layer.forward_s for layer in measured.layers),
+            backward_seconds=tuple(layer.backward_s for layer in measured.layers),
+            part_seconds=measured.link.start_s,
+            byte_seconds=measured.link.byte_s,
+            step_seconds=self._metrics.step_seconds,
+            compressor=members[0].compressor,
+            fusion=self._options.fusion,
+            order=self._options.order,
         )
 
     async def _exchange(self, requests: AsyncIterator[Any], context: Context) -> None:

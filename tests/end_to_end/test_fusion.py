@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from daemons import Daemons, Server, stop
 from test_training import finished
 
+from gradwire.deploy.plan import main
+from gradwire.exits import Exit
 from gradwire.proto.messages import StatusResponse
 
 
@@ -46,3 +50,22 @@ def test_a_job_learns_with_merged_parts(daemons: Daemons, compressor: str) -> No
     server.wait_for("a new plan")
     assert status.evaluations[-1].metrics["accuracy"] > 0.4
     assert status.refused_pushes == 0
+
+
+def test_gc_plan_asks_a_job_that_runs(daemons: Daemons, capsys: pytest.CaptureFixture[str]) -> None:
+    server = daemons.server(
+        *("--min-workers", "2", "--epochs", "40", "--batch-size", "8", "--overlap", "both"),
+        *("--part-bytes", "16384", "--fusion", "mgwfbp", "--order", "p3"),
+    )
+    assert main(["--server", server.address]) == Exit.USAGE
+    assert "too little is measured yet; ask again after some 50 steps" in capsys.readouterr().err
+    for number in range(2):
+        daemons.worker(server.address, "--worker-id", f"w{number}", "--compressor", "4bit")
+    server.wait_for("a new plan")
+    assert main(["--server", server.address]) == Exit.DONE
+    said = capsys.readouterr().out
+    words = r"The job runs with 4bit, sync, overlap both, fusion mgwfbp, order p3: \S+ s per step, predicted \S+ s"
+    assert re.search(words, said.replace("\n", " ")), said
+    assert "Recommended: " in said
+    assert main(["--server", "127.0.0.1:1"]) == Exit.USAGE
+    assert "--server 127.0.0.1:1: no answer" in capsys.readouterr().err
