@@ -45,6 +45,7 @@ class GradientWork(Strategy):
         self._single = single
         self._held = 0  # steps since the last that was pushed
         self._steps = 0
+        self._computing_s = 0.0  # of local steps
         self._hooks = GradientHooks(session.replica.parameters) if overlap else None
         self._final = final
 
@@ -139,7 +140,7 @@ class GradientWork(Strategy):
     def _commit(self, pushing: Pushing, loss: float) -> bool:
         self._skipped.over()
         self._steps += 1
-        return self._session.commit(pushing, loss)
+        return self._session.commit(pushing, loss, computing_s=self._computing_s)
 
     def finish(self) -> None:
         if self._held:
