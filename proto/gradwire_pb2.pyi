@@ -443,7 +443,7 @@ class Part(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., part: _Optional[int] = ..., plan: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[PayloadHeader, _Mapping]]] = ..., waited: bool = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("seq", "assignment", "base_version", "samples", "parts", "digest", "loss", "exchanged", "plan")
+    __slots__ = ("seq", "assignment", "base_version", "samples", "parts", "digest", "loss", "exchanged", "plan", "computing_seconds")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -453,6 +453,7 @@ class Commit(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     EXCHANGED_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     assignment: int
     base_version: int
@@ -462,7 +463,8 @@ class Commit(_message.Message):
     loss: float
     exchanged: Exchanged
     plan: int
-    def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., base_version: _Optional[int] = ..., samples: _Optional[int] = ..., parts: _Optional[int] = ..., digest: _Optional[int] = ..., loss: _Optional[float] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., plan: _Optional[int] = ...) -> None: ...
+    computing_seconds: float
+    def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., base_version: _Optional[int] = ..., samples: _Optional[int] = ..., parts: _Optional[int] = ..., digest: _Optional[int] = ..., loss: _Optional[float] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., plan: _Optional[int] = ..., computing_seconds: _Optional[float] = ...) -> None: ...
 
 class Abandon(_message.Message):
     __slots__ = ("seq",)

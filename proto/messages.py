@@ -341,6 +341,7 @@ class Commit:
     loss: float = 0.0  # Mean training loss at the base version
     exchanged: Exchanged | None = None  # in coded mode, instead of parts
     plan: int = 0  # Number of the plan that the parts are of; 0 with none
+    computing_seconds: float = 0.0  # That the worker took for local steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

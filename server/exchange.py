@@ -344,6 +344,7 @@ class WorkerCall:
             loss=commit.loss,
             exchanged=commit.exchanged,
             plan=commit.plan,
+            computing_s=commit.computing_seconds,
         )
         payloads = self._conductor.shard.payloads(event.key)
         result = self._conductor.decide(event)

@@ -122,6 +122,7 @@ class Pushed(FromWorker[Decided]):
     """A push is committed, and the shard has all of its parts, which are valid.
 
     exchanged: what came of an exchange of packets, in place of payloads. plan: that its parts are of.
+    computing_s: seconds that the worker says its local steps took; 0 if it does not say.
     """
 
     seq: int
@@ -131,6 +132,7 @@ class Pushed(FromWorker[Decided]):
     loss: float = 0.0
     exchanged: Exchanged | None = None
     plan: int = 1
+    computing_s: float = 0.0
 
     @property
     def key(self) -> PushKey:

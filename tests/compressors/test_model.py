@@ -337,9 +337,10 @@ def test_a_unit_that_goes_as_float32_for_some_steps_loses_nothing(spec: str) -> 
     assert subject.ledger.unused, "nothing is owed, so nothing is looked up"
 
 
-def test_what_a_compressor_remembers_outlasts_the_steps_as_float32() -> None:
+@pytest.mark.parametrize("spec", ["4bit", "4bit:clip=1"])
+def test_what_a_compressor_remembers_outlasts_the_steps_as_float32(spec: str) -> None:
     specs = [TensorSpec(name="w", shape=(30, 30))]
-    left, kept = (ModelCompressor(specs, "4bit", LayerRule(), 1, 0) for _ in range(2))
+    left, kept = (ModelCompressor(specs, spec, LayerRule(), 1, 0) for _ in range(2))
     given = [torch.randn(30, 30)]
     for subject in (left, kept):
         subject.compress(given, 8, version=0)

@@ -98,6 +98,7 @@ class Job:
         seq: int | None = None,
         to: Assignment | None = None,
         samples: int | None = None,
+        computing_s: float = 0.0,
     ) -> list[Any]:
         """Without other words: the next push, for what it was told last, with all samples of that."""
         if to is None:
@@ -115,6 +116,7 @@ class Job:
                 loss=1.0,
                 samples=assigned_samples(to) if samples is None else samples,
                 plan=to.plan or self.core.plan,
+                computing_s=computing_s,
             )
         )
 

@@ -296,6 +296,7 @@ class World(Oracle):
             parts=len(parts),
             digest=digest(checksums),
             plan=plan.number if parts else 0,
+            computing_seconds=sim.seq % 7 / 10,
         )
         sending = Sending(assignment, parts, commit)
         messages = sending.messages()

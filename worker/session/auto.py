@@ -159,7 +159,7 @@ class Auto:
                     compressed=number not in self._whole,
                 )
             )
-            if whole != self._whole:
+            if whole != self._whole != frozenset(units):
                 log.info(
                     "compressor auto: %s for %d of %d units", self._name, len(units) - len(whole), len(units)
                 )

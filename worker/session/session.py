@@ -258,8 +258,11 @@ class Session:
             self._connection, self._metrics, self.seq, assignment, samples, compressing, self._auto
         )
 
-    def commit(self, pushing: Pushing, loss: float) -> bool:
+    def commit(self, pushing: Pushing, loss: float, *, computing_s: float = 0.0) -> bool:
         """Push what the step holds.
+
+        Args:
+            computing_s: seconds behind it, where the mode goes by them.
 
         Returns:
             Whether something was sent; otherwise the compressor holds all of it back until a later version.
@@ -272,7 +275,15 @@ class Session:
         samples = pushing.samples if sent.payloads else 0
         if pushing.checksums:
             self._plans[pushing.seq] = pushing.plan
-        self._commit(pushing.seq, pushing.assignment, sent, samples, loss, checksums=pushing.checksums)
+        self._commit(
+            pushing.seq,
+            pushing.assignment,
+            sent,
+            samples,
+            loss,
+            checksums=pushing.checksums,
+            computing_s=computing_s,
+        )
         return bool(sent.payloads)
 
     def abandon(self, pushing: Pushing) -> None:
@@ -417,6 +428,7 @@ class Session:
         *,
         checksums: Mapping[int, int] = MappingProxyType({}),
         exchanged: m.Exchanged | None = None,
+        computing_s: float = 0.0,
     ) -> None:
         commit = m.Commit(
             seq=seq,
@@ -428,6 +440,7 @@ class Session:
             loss=loss,
             exchanged=exchanged,
             plan=self._plans[seq].number if seq in self._plans else 0,
+            computing_seconds=computing_s,
         )
         self._open[seq] = sent
         self._answered = assignment.id

@@ -47,6 +47,7 @@ class GradientWork(Strategy):
         self._single = single
         self._held = 0  # steps since the last that was pushed
         self._steps = 0
+        self._computing_s = 0.0  # of local steps
         self._times = StepTimes(len(session.replica.parameters))
         self._hooks = GradientHooks(session.replica.parameters, self._times) if overlap else None
         self._final = final
@@ -185,7 +186,7 @@ class GradientWork(Strategy):
     def _commit(self, pushing: Pushing, loss: float) -> bool:
         self._skipped.over()
         self._steps += 1
-        pushed = self._session.commit(pushing, loss)
+        pushed = self._session.commit(pushing, loss, computing_s=self._computing_s)
         self._times.end()
         self._session.profile(self._times, pushing)
         return pushed

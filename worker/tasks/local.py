@@ -12,6 +12,7 @@ where its signs are printed the other way round, and the change of all steps whe
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -47,8 +48,10 @@ class LocalWork(GradientWork):
         def gradients(step: int, batch: Indices) -> float:
             return self._loss(assignment, step, batch)
 
-        parts = batches(indices, self._batch_size)
-        return len(indices), *self._training.change(parts, assignment.learning_rate, gradients)
+        parts, began = batches(indices, self._batch_size), time.perf_counter()
+        loss, changes = self._training.change(parts, assignment.learning_rate, gradients)
+        self._computing_s = time.perf_counter() - began
+        return len(indices), loss, changes
 
     def _reset(self) -> None:
         self._training.reset()

@@ -10,16 +10,27 @@ Source: the multi-step paper, formula (1), with H_0 outside the root as in the w
 root, as printed, H would be the root of H_0 at s = 0. Its text says that H falls with the rate; its formula
 says what is done here.
 
-Three things are ours. The values of H_0 and H_max, 4 and 16. The first round has H_0 steps whatever a warm-up
-makes of its rate. And nobody knows the loss at the start of a round before workers have begun it: F_s is the
-loss at the start of the last round that has closed, the mean over the first local step of each member.
+With `by=time`, which is ours, H is what hides the exchange: as many steps as take as long as it does,
+
+    H = ceil(exchange / step), at least 1 and at most H_max
+
+both as means of the rounds so far, of which each weighs half of the one after it. A step is what the slowest
+member of a round says its steps took, by their number; the exchange is the rest of the round, from giving out
+the work to the last push. The paper's text says that H uses both times (§1, §2.3), and its formula does not.
+`by=both` takes the smaller of the two: the loss says how far workers may drift apart, the times how long a
+round has to be to hide the exchange.
+
+Three things are ours in formula (1). The values of H_0 and H_max, 4 and 16. The first round has H_0 steps
+whatever a warm-up makes of its rate. And nobody knows the loss at the start of a round before workers have
+begun it: F_s is the loss at the start of the last round that has closed, the mean over the first local step
+of each member.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ....configuration import option
 from ....optimizer import OptimizerOptions, parse_optimizer
@@ -59,6 +70,9 @@ class LocalOptions(ModeOptions):
     steps: str = option("adaptive", "local steps of a round, a number or adaptive", parse=_parse_steps)
     first: int = option(4, "adaptive steps of the first round", least=1)
     most: int = option(16, "limit of adaptive steps", least=1)
+    by: Literal["loss", "time", "both"] = option(
+        "loss", "what adaptive steps follow: the training loss, the exchange's time, or the smaller of both"
+    )
     correction: float = option(
         0.1, "part of the way back to the global model that each step takes", least=0, most=1
     )
@@ -79,13 +93,26 @@ class LocalOptions(ModeOptions):
     def work(self) -> str:
         return f"local:correction={self.correction!r}"
 
-    def following(self, loss_ratio: float, rate_ratio: float) -> int:
+    def following(self, loss_ratio: float, rate_ratio: float, time_ratio: float = math.nan) -> int:
         """H_s, of the next round.
 
         loss_ratio: F_s / F_0, NaN before the first. rate_ratio: η_0 / η_s, infinite where η_s is 0.
+        time_ratio: seconds of the exchange by those of a step, NaN where nobody knows.
         """
         if self.steps != "adaptive":
             return int(self.steps)
+        if self.by == "loss":
+            return self._by_loss(loss_ratio, rate_ratio)
+        if self.by == "time":
+            return self._by_time(time_ratio)
+        return min(self._by_loss(loss_ratio, rate_ratio), self._by_time(time_ratio))
+
+    def _by_time(self, ratio: float) -> int:
+        if not ratio >= 0:
+            return self.first
+        return max(1, min(self.most, math.ceil(min(ratio, MOST_STEPS) * (1 - 1e-9))))  # as below
+
+    def _by_loss(self, loss_ratio: float, rate_ratio: float) -> int:
         ratio = loss_ratio * rate_ratio
         if not ratio >= 0:  # no number, or a loss below zero: nothing to go by
             return self.first

@@ -60,7 +60,8 @@ class Place:
 
 @dataclass(kw_only=True, slots=True)
 class Round:
-    """Places are in rank order. contributions and answered, with the samples behind each, are by place.
+    """Places are in rank order. contributions, answered, with the samples behind each, and computing, with
+    seconds and samples of local steps, are by place.
 
     open: places that have neither answered nor been lost. lost: places whose member is, or was. parts:
     whether the shard may step parts before the round closes. begun: whether it has. unfilled: whether lost
@@ -80,6 +81,7 @@ class Round:
     place_of: dict[int, int] = field(default_factory=dict[int, int])  # by id of the work
     contributions: dict[int, e.Contribution] = field(default_factory=dict[int, e.Contribution])
     answered: dict[int, int] = field(default_factory=dict[int, int])
+    computing: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
     open: set[int] = field(default_factory=set[int])
     lost: set[int] = field(default_factory=set[int])
 
@@ -134,6 +136,8 @@ class Rounds(Mode):
     round: Round | None = None
     _first_loss: float | None = None  # at the start of the first round
     _loss: float = math.nan  # at the start of the last round that has closed
+    _step_s: float = math.nan  # of the slowest member's local steps, mean over rounds
+    _exchange_s: float = math.nan  # of the rest of a round
     _told: list[ToShard] = field(default_factory=list[ToShard])  # of a round in parts, with the next actions
     _note: str = ""  # the last thing said about how rounds are divided
 
@@ -275,7 +279,19 @@ class Rounds(Mode):
             return 1
         factor = self._state.rate_factor(self._state.samples.progress)
         ratio = self._loss / self._first_loss if self._first_loss else math.nan
-        return self.local.following(ratio, 1 / factor if factor else math.inf)
+        times = self._exchange_s / self._step_s if self._step_s > 0 else math.nan
+        return self.local.following(ratio, 1 / factor if factor else math.inf, times)
+
+    def _time(self, round_: Round, now: float) -> None:
+        """Note how long the steps of a round took that closes, and how long the rest of it."""
+        seconds, samples = max((taken for taken in round_.computing.values() if taken[1]), default=(0.0, 0))
+        if not seconds > 0:
+            return
+        step = seconds / -(-samples // self._state.rules.batch_size)
+        exchange = max(0.0, now - round_.opened_at - seconds)
+        known = self._step_s > 0
+        self._step_s = (self._step_s + step) / 2 if known else step
+        self._exchange_s = (self._exchange_s + exchange) / 2 if known else exchange
 
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
         state, work, round_ = self._state, member.work, self.round
@@ -324,6 +340,8 @@ class Rounds(Mode):
             slice=part.slice,
         )
         round_.answer(number, contribution)
+        if self.local is not None and math.isfinite(event.computing_s):
+            round_.computing[number] = event.computing_s, event.samples
         return round_.version + 1
 
     def holds(self, key: e.PushKey) -> bool:
@@ -389,6 +407,7 @@ class Rounds(Mode):
             for number, each in sorted(round_.contributions.items())
         ]
         self._state.wait_from(now)
+        self._time(round_, now)
         self._settle(round_)
         members = [
             member

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from jobs import Job as Story
 from paced import BOUND, SECONDS_PER_SAMPLE, Job, even, one_slow
+from stepping import core_of
 
 from gradwire.server.job.modes.local import LocalOptions
 from gradwire.server.job.modes.pace import BEHIND, ENOUGH, Pace
@@ -37,11 +39,84 @@ def test_the_interval_follows_loss_and_rate(loss_ratio: float, rate_ratio: float
 
 
 @pytest.mark.parametrize(
+    ("time_ratio", "by_time", "by_both"),
+    [
+        (3.0, 3, 3),
+        (3.1, 4, 4),  # rounded up: what is less would not hide it
+        (0.2, 1, 1),
+        (0.0, 1, 1),
+        (7.0, 7, 4),  # the loss allows 4
+        (1e9, 16, 4),
+        (math.inf, 16, 4),
+        (math.nan, 4, 4),  # nobody knows
+    ],
+)
+def test_the_interval_hides_the_exchange(time_ratio: float, by_time: int, by_both: int) -> None:
+    assert LocalOptions(by="time").following(1.0, 1.0, time_ratio) == by_time
+    assert LocalOptions(by="both").following(1.0, 1.0, time_ratio) == by_both
+    assert LocalOptions().following(1.0, 1.0, time_ratio) == 4
+    assert LocalOptions(steps="7", by="time").following(1.0, 1.0, time_ratio) == 7
+
+
+def test_times_are_those_of_the_slowest_and_of_the_rest_of_a_round() -> None:
+    """Steps of 0.1 s and 0.2 s, and an exchange of 0.7 s: four of the slower ones hide it."""
+    steps = local_steps("local:first=2,most=16,by=time", 0.7, 6)
+    assert steps == [2, 4, 4, 4, 4, 4]
+
+
+def test_times_follow_what_changes_by_half_in_each_round() -> None:
+    job = Rounds("local:first=2,most=16,by=time")
+    job.round(0.6)
+    assert job.steps == 3
+    job.round(1.4)
+    assert job.steps == 5  # of a mean of 1.0
+    job.round(1.4)
+    assert job.steps == 6  # of 1.2
+
+
+def test_a_round_whose_members_say_nothing_of_times_changes_nothing() -> None:
+    job = Rounds("local:first=2,most=16,by=time")
+    job.round(0.6)
+    job.round(5.0, told=False)
+    assert job.steps == 3
+
+
+class Rounds:
+    """Two workers, one twice as fast as the other."""
+
+    def __init__(self, mode: str) -> None:
+        core = core_of(mode, min_workers=2, batch_size=4, epochs=100)
+        self.job = Story(core=core, samples=4000)
+        self.job.bring("a")
+        self.job.bring("b")
+
+    @property
+    def steps(self) -> int:
+        return self.job.core.local_steps
+
+    def round(self, exchange_s: float, *, told: bool = True) -> None:
+        steps = self.steps
+        self.job.now += 0.2 * steps + exchange_s
+        self.job.push("a", computing_s=0.1 * steps * told)
+        self.job.push("b", computing_s=0.2 * steps * told)
+        self.job.publish()
+
+
+def local_steps(mode: str, exchange_s: float, rounds: int) -> list[int]:
+    job, found = Rounds(mode), list[int]()
+    for _ in range(rounds):
+        found.append(job.steps)
+        job.round(exchange_s)
+    return found
+
+
+@pytest.mark.parametrize(
     ("text", "steps"),
     [
         ("steps=8", LocalOptions(steps="8")),
         ("steps=adaptive", LocalOptions(first=4, most=16)),
         ("steps=adaptive,first=8,most=64", LocalOptions(first=8, most=64)),
+        ("by=time", LocalOptions(by="time")),
     ],
 )
 def test_what_can_be_typed(text: str, steps: object) -> None:
@@ -52,9 +127,10 @@ def test_what_can_be_typed(text: str, steps: object) -> None:
     ("text", "words"),
     [
         ("steps=0", "expected 1 to 10000 steps, got 0"),
+        ("by=chance", "expected one of"),
         ("steps=often", "expected a whole number, or adaptive, got 'often'"),
         ("first=9,most=8", "first: expected at most `most`, which is 8, got 9"),
-        ("least=9", "known keys: correction, first, most"),
+        ("least=9", "known keys: by, correction, first, most"),
     ],
 )
 def test_what_cannot_is_refused(text: str, words: str) -> None:

@@ -16,6 +16,13 @@ RATIO = 8
 SMALL, LARGE = 100, 900_000
 
 
+PAYLOADS = {
+    size: DensePayload(format=DenseFormat.FLOAT32, elements=size // 4, data=np.zeros(size, np.uint8))
+    for elements in (SMALL, LARGE)
+    for size in (4 * elements, 4 * elements // RATIO)
+}
+
+
 class Simulated:
     """A job on a clock of its own. Takes the place of the compression."""
 
@@ -46,9 +53,7 @@ class Simulated:
             codec = 0.0 if dense else self.codec * (elements / total + 0.001)
             self.clock += codec
             size = 4 * elements // (1 if dense else RATIO)
-            payload = DensePayload(
-                format=DenseFormat.FLOAT32, elements=size // 4, data=np.zeros(size, np.uint8)
-            )
+            payload = PAYLOADS[size]
             self.auto.compressed(place, codec, {number: cast("list[Payload]", [payload])})
             taken = self.link * size / (4 * total)
             link += taken
