@@ -64,7 +64,7 @@ def test_gc_plan_asks_a_job_that_runs(daemons: Daemons, capsys: pytest.CaptureFi
     server.wait_for("a new plan")
     assert main(["--server", server.address]) == Exit.DONE
     said = capsys.readouterr().out
-    words = r"The job runs with 4bit, sync, overlap both, fusion mgwfbp, order p3: \S+ s per step, predicted \S+ s"
+    words = r"The job runs with 4bit, sync, overlap both, fusion mgwfbp, order p3: \S+ s per step, predicted"
     assert re.search(words, said.replace("\n", " ")), said
     assert "Recommended: " in said
     assert main(["--server", "127.0.0.1:1"]) == Exit.USAGE
