@@ -21,8 +21,8 @@ from typing import Any
 
 from .. import __version__
 from ..exits import Exit
-from ..planning import models
-from ..planning.job import FRAMING, Choice, Profile
+from ..planning import Link, models
+from ..planning.job import Choice, Profile, observed
 from ..planning.predictions import COMPRESSORS, Prediction, predict, rank, recommend
 from ..spec import SpecError
 
@@ -191,19 +191,14 @@ def live_job(server: str) -> LiveJob:
     measured, job = status.measured, status.job.settings
     if measured is None:
         raise SpecError(f"--server {server}: too little is measured yet; ask again after some 50 steps")
-    workers = max(1, len(status.members))
-    # Which of the links on its way limits what comes is not known: taken to be the server's.
-    rate = FRAMING * workers / measured.byte_seconds if measured.byte_seconds else 1e12
     here = target.startswith(("127.", "localhost", "[::1]"))
-    profile = Profile(
-        shapes=[tuple(tensor.shape) for tensor in measured.tensors],
-        forward_s=list(measured.forward_seconds),
-        backward_s=list(measured.backward_seconds),
-        worker_bandwidth=rate,
-        server_bandwidth=rate,
-        workers=workers,
+    profile = observed(
+        [tuple(tensor.shape) for tensor in measured.tensors],
+        measured.forward_seconds,
+        measured.backward_seconds,
+        link=Link(start_s=measured.part_seconds, byte_s=measured.byte_seconds),
+        workers=max(1, len(status.members)),
         rtt_s=rtt_s,
-        start_s=measured.part_seconds,
         cores=os.cpu_count() if here else None,
     )
     overlap: Any = job["overlap"]
@@ -214,7 +209,7 @@ def live_job(server: str) -> LiveJob:
         fusion=measured.fusion,
         order=measured.order,
     )
-    return LiveJob(job["task"], profile, choice, measured.step_seconds)
+    return LiveJob(job["task"], profile, choice, status.step_seconds)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

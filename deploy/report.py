@@ -30,6 +30,9 @@ class RunResult:
     local_steps: that each worker took, in local mode: `steps`, the rounds, divided by them say how often the
         workers exchanged what they had learnt.
     largest_staleness: of a push that was applied: in clocks in stale mode, in versions in async mode.
+    step_seconds: from one version to the next, median of the last ones.
+    predicted_step_seconds: what a step should have taken, by what the job itself has shown; 0 if that is not
+        known.
     options: all of gc-run's, as they were in force.
     repeated_samples: trained on twice, because a worker came back with what another had been given.
     redundancy, uncoded_exchanges, clipped_elements: of coded mode: in the last round; that replaced a coded
@@ -73,6 +76,8 @@ class RunResult:
     redundancy: int
     uncoded_exchanges: int
     clipped_elements: int
+    step_seconds: float
+    predicted_step_seconds: float
     options: Mapping[str, Any]
 
     @property
@@ -168,6 +173,9 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
         "{:.1f} s".format,
         lambda ours, theirs: f"{ratio(ours, theirs)} the time",
     )
+    row("time per step", lambda run: run.step_seconds, _milliseconds)
+    if any(run.predicted_step_seconds for run in runs):
+        row("  as predicted while it ran", lambda run: run.predicted_step_seconds, _milliseconds)
     table.add_section()
     row("bytes up", lambda run: run.wire_bytes_up, size, _fewer)
     row("  against bare float32", lambda run: _fewer(run.wire_bytes_up, run.raw_bytes_up))
@@ -219,6 +227,10 @@ def heading(result: RunResult) -> str:
     usual = "auto", "none" if result.compressor == "none" else "auto"
     down = "" if result.downlink in usual else f", {result.downlink} down"
     return f"{mode}{result.compressor}{down}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms" if seconds else "–"
 
 
 def _name_of_mode(result: RunResult) -> str:

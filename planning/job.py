@@ -95,6 +95,35 @@ class Profile:
         return FRAMING / self.worker_bandwidth
 
 
+def observed(
+    shapes: Sequence[tuple[int, ...]],
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    *,
+    link: Link,
+    workers: int,
+    rtt_s: float = 0.0,
+    cores: int | None = None,
+) -> Profile:
+    """The profile of a job that runs.
+
+    link: as a server has measured it while all workers sent. Which of the links on the way limits what comes
+    is not known: it is taken to be the server's.
+    """
+    rate = FRAMING * workers / link.byte_s if link.byte_s else math.inf
+    return Profile(
+        shapes=shapes,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        worker_bandwidth=rate,
+        server_bandwidth=rate,
+        workers=workers,
+        rtt_s=rtt_s,
+        start_s=link.start_s,
+        cores=cores,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
     """How a step is taken. mode: as --mode has it; "ring fp32" and "ring fp16" for comparison. part_bytes: of

@@ -750,13 +750,12 @@ class StatusRequest(_message.Message):
     def __init__(self, measured: bool = ...) -> None: ...
 
 class Measured(_message.Message):
-    __slots__ = ("tensors", "forward_seconds", "backward_seconds", "part_seconds", "byte_seconds", "step_seconds", "compressor", "fusion", "order")
+    __slots__ = ("tensors", "forward_seconds", "backward_seconds", "part_seconds", "byte_seconds", "compressor", "fusion", "order")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PART_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     FUSION_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
@@ -765,11 +764,10 @@ class Measured(_message.Message):
     backward_seconds: _containers.RepeatedScalarFieldContainer[float]
     part_seconds: float
     byte_seconds: float
-    step_seconds: float
     compressor: str
     fusion: str
     order: str
-    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., part_seconds: _Optional[float] = ..., byte_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., compressor: _Optional[str] = ..., fusion: _Optional[str] = ..., order: _Optional[str] = ...) -> None: ...
+    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., part_seconds: _Optional[float] = ..., byte_seconds: _Optional[float] = ..., compressor: _Optional[str] = ..., fusion: _Optional[str] = ..., order: _Optional[str] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
     __slots__ = ("worker", "rank", "attached", "heard_seconds", "activity", "compressor", "pushes")
@@ -839,7 +837,7 @@ class Traffic(_message.Message):
     def __init__(self, wire_bytes_up: _Optional[int] = ..., wire_bytes_down: _Optional[int] = ..., raw_bytes_up: _Optional[int] = ..., raw_bytes_down: _Optional[int] = ..., payload_bytes_up: _Optional[int] = ..., compressed_payload_bytes_up: _Optional[int] = ..., compressed_raw_bytes_up: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "phase", "waiting", "version", "epoch", "epoch_progress", "members", "lost", "evaluations", "traffic", "pushes", "refused_pushes", "train_loss", "training_seconds", "parameters_sha256", "software", "local_steps", "largest_staleness", "redundancy", "uncoded_exchanges", "clipped_elements", "repeated_samples", "measured")
+    __slots__ = ("job", "phase", "waiting", "version", "epoch", "epoch_progress", "members", "lost", "evaluations", "traffic", "pushes", "refused_pushes", "train_loss", "training_seconds", "parameters_sha256", "software", "local_steps", "largest_staleness", "redundancy", "uncoded_exchanges", "clipped_elements", "repeated_samples", "measured", "step_seconds", "predicted_step_seconds")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -863,6 +861,8 @@ class StatusResponse(_message.Message):
     CLIPPED_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     REPEATED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     job: Job
     phase: Phase
     waiting: str
@@ -886,4 +886,6 @@ class StatusResponse(_message.Message):
     clipped_elements: int
     repeated_samples: int
     measured: Measured
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ..., local_steps: _Optional[int] = ..., largest_staleness: _Optional[int] = ..., redundancy: _Optional[int] = ..., uncoded_exchanges: _Optional[int] = ..., clipped_elements: _Optional[int] = ..., repeated_samples: _Optional[int] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ...) -> None: ...
+    step_seconds: float
+    predicted_step_seconds: float
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ..., local_steps: _Optional[int] = ..., largest_staleness: _Optional[int] = ..., redundancy: _Optional[int] = ..., uncoded_exchanges: _Optional[int] = ..., clipped_elements: _Optional[int] = ..., repeated_samples: _Optional[int] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., step_seconds: _Optional[float] = ..., predicted_step_seconds: _Optional[float] = ...) -> None: ...

@@ -594,7 +594,6 @@ class Measured:
     backward_seconds: tuple[float, ...]  # by tensor, mean of the workers
     part_seconds: float  # that a part takes on its way up however small it is
     byte_seconds: float  # that each byte adds, with all workers sending
-    step_seconds: float  # from one round to the next, median of the last ones; 0 before there are any
     compressor: str  # of the first worker
     fusion: str  # as the server was started with
     order: str  # as the server was started with
@@ -673,6 +672,8 @@ class StatusResponse:
     clipped_elements: int = 0  # Of gradients in coded mode, by all workers
     repeated_samples: int = 0  # Trained on by a lost worker and by its successor
     measured: Measured | None = None  # if it was asked for, and enough is known
+    step_seconds: float = 0.0  # From one round to the next, median of the last ones
+    predicted_step_seconds: float = 0.0  # What a step should take, by what has been measured; 0: not known
 
 
 InitializeMessage = Chunk | InitializeHeader

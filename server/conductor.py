@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import re
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..compressors import Plan
+from ..planning.job import Choice
 from ..proto import messages as m
 from ..proto.plans import plan_message
 from ..proto.wire import encode_server
@@ -74,7 +76,15 @@ class Conductor:
         self.shard = shard
         self.streams: dict[str, WorkerStream] = {}
         self.pacing = Pacing()
-        self.plans = Replanning(planner or fixed(), shard, metrics, adopt=self.replan, work=self._work)
+        self.plans = Replanning(
+            planner or fixed(),
+            shard,
+            metrics,
+            adopt=self.replan,
+            work=self._work,
+            chosen=self._chosen,
+            cores=None if core.rules.insecure else os.cpu_count(),
+        )
         self.finished = asyncio.Event()  # and saved, as far as that was possible
         self.unsaved = False  # the final parameters exist here alone
         self.failed = asyncio.Event()
@@ -122,6 +132,21 @@ class Conductor:
             if roster.get(name) is None:
                 del self._arrivals[name]
                 self.plans.planner.forget(name[0])
+
+    def _chosen(self) -> tuple[Choice, int] | None:
+        """How the job runs, as far as its first worker shows it, and with how many workers."""
+        rules, members = self.core.rules, self.core.roster.by_rank()
+        if not members:
+            return None
+        choice = Choice(
+            compressor=members[0].compressor,
+            mode=rules.mode,
+            overlap=rules.overlap,
+            fusion=rules.fusion,
+            order=rules.order,
+            part_bytes=rules.part_bytes,
+        )
+        return choice, len(members)
 
     def arrived(self, came: Came) -> None:
         """A part of a push is there."""

@@ -107,6 +107,9 @@ class Metrics(MetricSet, prefix="gradwire_server"):
     compressing_share = gauge(
         "compressing_share", "of the time from step to step, what compressing takes; mean of the workers"
     )
+    predicted_step_seconds = gauge(
+        "predicted_step_seconds", "what a step should take, by what has been measured; 0 if that is not known"
+    )
     link_part_seconds = gauge(
         "link_part_seconds", "what a part takes on its way to the server however small it is (alpha)"
     )

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from ..compressors import Plan
 from ..planning import parse_fusion, parse_order, parse_replan
+from ..planning.job import Choice, observed
+from ..planning.predictions import predict
 from ..proto import messages as m
 from .metrics import Metrics
 from .pacing import Came
@@ -33,13 +35,23 @@ class Replanning:
         *,
         adopt: Callable[[Plan], None],
         work: Callable[[Awaitable[None]], None],
+        chosen: Callable[[], tuple[Choice, int] | None] = lambda: None,
+        cores: int | None = None,
     ) -> None:
-        """adopt: is given plans that are to come into force. work: sees to what takes time."""
+        """
+        Args:
+            adopt: is given plans that are to come into force.
+            work: sees to what takes time.
+            chosen: how the job runs, and with how many workers; None if that is not known.
+            cores: of the one machine that all are on; None for a machine for each.
+        """
         self.planner = planner
         self._shard, self._metrics = shard, metrics
-        self._adopt, self._work = adopt, work
+        self._adopt, self._work, self._chosen = adopt, work, chosen
+        self._cores = cores
+        self.predicted_s = 0.0  # of a step, by the last profile; 0 if that is not known
         self._norms_asked = False  # for the next plan
-        self._planning = False
+        self._planning = self._predicting = False
 
     def arrived(self, came: Came) -> None:
         """A part of a push is there."""
@@ -51,6 +63,31 @@ class Replanning:
         measured = self.measured()
         if measured is not None:
             self._metrics.measured(measured)
+            self._work(self._predict(measured))
+
+    async def _predict(self, measured: Measured) -> None:
+        """What a step should take."""
+        chosen, manifest = self._chosen(), self._shard.manifest
+        if chosen is None or manifest is None or self._predicting:
+            return
+        self._predicting = True
+        choice, workers = chosen
+        profile = observed(
+            [tensor.shape for tensor in manifest.tensors],
+            [layer.forward_s for layer in measured.layers],
+            [layer.backward_s for layer in measured.layers],
+            link=measured.link,
+            workers=workers,
+            cores=self._cores,
+        )
+        try:
+            predicted = await asyncio.to_thread(predict, profile, choice)
+            self.predicted_s = predicted.step_s
+            self._metrics.predicted_step_seconds.set(self.predicted_s)
+        except ValueError:  # of this mode or compressor nothing is known
+            self.predicted_s = 0.0
+        finally:
+            self._predicting = False
 
     def measured(self) -> Measured | None:
         """What is known by now; None if that is too little to plan by."""

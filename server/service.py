@@ -222,6 +222,8 @@ class Service:
             uncoded_exchanges=core.uncoded_exchanges,
             clipped_elements=core.clipped,
             measured=self._measured() if request.measured else None,
+            step_seconds=self._metrics.step_seconds,
+            predicted_step_seconds=self._conductor.plans.predicted_s,
         )
 
     def _measured(self) -> m.Measured | None:
@@ -235,7 +237,6 @@ class Service:
             backward_seconds=tuple(layer.backward_s for layer in measured.layers),
             part_seconds=measured.link.start_s,
             byte_seconds=measured.link.byte_s,
-            step_seconds=self._metrics.step_seconds,
             compressor=members[0].compressor,
             fusion=self._options.fusion,
             order=self._options.order,

@@ -46,6 +46,8 @@ def run(compressor: str, *accuracies: float | None, seed: int = 1) -> RunResult:
         redundancy=0,
         uncoded_exchanges=0,
         clipped_elements=0,
+        step_seconds=0.1,
+        predicted_step_seconds=0.0,
         options={},
     )
 
