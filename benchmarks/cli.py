@@ -22,6 +22,7 @@ COMMANDS = {
     "memory": ("bytes per parameter at server and workers", "memory"),
     "modes": ("speed and accuracy of every mode, also with slow workers and lost ones", "modes"),
     "coded": ("bytes and time of coded exchanges on shaped links, beside what they compete with", "coded"),
+    "paper": ("what the papers measured, with their numbers beside ours", "papers"),
     "accuracy": ("accuracy of every compressor on digits, at 10 x and 100 x", "compressor_accuracy"),
 }
 

@@ -3,8 +3,9 @@
 The tensors are those of `planning.models`.
 
 `task` computes for so many seconds per step: a third of it forward, the rest backward, divided among the
-tensors by their elements. What comes out as a gradient is noise, another one in every step. Or it computes
-with the real network (`networks`), on images that are noise.
+tensors by their elements. Weights are as He et al. begin with them. What comes out as a gradient is noise,
+another one in every step, as large as the weights of its tensor, and the loss falls as it is told to. Or it
+computes with the real network (`networks`), on images that are noise.
 """
 
 from __future__ import annotations
@@ -61,15 +62,22 @@ class _Layer(torch.autograd.Function):
         layer.steps += 1
         start = (layer.steps * 9973 + layer.number * 7919) % SLACK
         gradient = layer.noise[start : start + math.prod(ctx.shape)].view(ctx.shape)
-        return passed[0], gradient.clone(), None  # memory of its own: autograd hands it on as it is
+        # In memory of its own: autograd hands it on as it is.
+        return passed[0], gradient * layer.spread, None
 
 
 class Layer:
-    """One tensor's part of the computation. number: of the tensor."""
+    """One tensor's part of the computation. number: of the tensor. spread: of its gradient, in that of the
+    noise."""
 
-    def __init__(self, number: int, seconds: float, noise: Tensor) -> None:
-        self.number, self.seconds, self.noise = number, seconds, noise
+    def __init__(self, number: int, seconds: float, noise: Tensor, spread: float) -> None:
+        self.number, self.seconds, self.noise, self.spread = number, seconds, noise, spread
         self.steps = 0
+
+
+def _spread(shape: Shape) -> float:
+    """Standard deviation of a tensor's first values: by its inputs, 1 of biases and normalization."""
+    return math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else 1.0
 
 
 def _compute(seconds: float) -> None:
@@ -80,10 +88,14 @@ def _compute(seconds: float) -> None:
 class Layers(nn.Module):
     """Computes as `task` says, for so many seconds per step."""
 
-    def __init__(self, model: str, seconds: float) -> None:
+    def __init__(self, model: str, seconds: float, loss: float) -> None:
         super().__init__()
+        self._loss, self._steps = loss, 0
         found = shapes(model)
-        self._weights = [nn.Parameter(torch.zeros(shape)) for shape in found]
+        begin = torch.Generator().manual_seed(0)
+        self._weights = [
+            nn.Parameter(torch.randn(shape, generator=begin) * _spread(shape)) for shape in found
+        ]
         for number, weight in enumerate(self._weights):
             self.register_parameter(f"layer{number}", weight)
         generator = torch.Generator().manual_seed(os.getpid())
@@ -91,7 +103,7 @@ class Layers(nn.Module):
         gradients = torch.randn(largest + SLACK, generator=generator) * 1e-2
         elements = sum(weight.numel() for weight in self._weights)
         self._layers = [
-            Layer(number, seconds * weight.numel() / elements, gradients)
+            Layer(number, seconds * weight.numel() / elements, gradients, _spread(tuple(weight.shape)))
             for number, weight in enumerate(self._weights)
         ]
 
@@ -99,22 +111,29 @@ class Layers(nn.Module):
         function: Any = _Layer
         for weight, layer in zip(self._weights, self._layers, strict=True):
             passed = function.apply(passed, weight, layer)
-        return passed.sum()
+        self._steps += 1
+        return passed.sum() + self._loss**self._steps
 
 
 def task(
-    model: str = "4x1048576", seconds: float = 0.0, real: int = 0, samples: int = 1024, trace: str = ""
+    model: str = "4x1048576",
+    seconds: float = 0.0,
+    real: int = 0,
+    loss: float = 1.0,
+    samples: int = 1024,
+    trace: str = "",
 ) -> Task:
     """seconds: of emulated computation per step. real: compute with the real network instead, and make so
-    many images for it. samples: in an epoch. trace: a folder, in which each process writes down when it
-    computes (`traces`); "" for none."""
+    many images for it. loss: what an emulated loss is multiplied by in each step of a worker, from 1 on.
+    samples: in an epoch. trace: a folder, in which each process writes down when it computes (`traces`); ""
+    for none."""
     shapes(model)
     if real and model not in NETWORKS:
         raise TaskSpecError(f"real: expected a model that is one of {', '.join(NETWORKS)}, got {model!r}")
     images, labels = noise(model, real) if real else (torch.zeros(1, 1), torch.zeros(1))
 
     def make() -> nn.Module:
-        network = NETWORKS[model][0]() if real else Layers(model, seconds)
+        network = NETWORKS[model][0]() if real else Layers(model, seconds, loss)
         if trace:
             Follower(network, Path(trace))
         return network
@@ -123,7 +142,7 @@ def task(
         rows = torch.from_numpy(np.asarray(indices) % len(images))
         return images[rows], labels[rows]
 
-    def loss(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def found_loss(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         images, labels = batch
         if real:
             return functional.cross_entropy(network(images), labels)
@@ -135,6 +154,6 @@ def task(
         train_samples=samples,
         model=make,
         batch=batch,
-        loss=loss,
+        loss=found_loss,
         evaluate=lambda network: {"loss": 0.0},
     )

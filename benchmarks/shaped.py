@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..compressors import Plan, divide, least_part_bytes
 from ..deploy.processes import Child, Children
+from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from .arguments import BenchError
 from .bound import Overlap, produced_by_part, step_bound, ways
@@ -27,13 +30,15 @@ SERVER = "server"
 # Computation between the exchanges that are measured alone: workers get the end of an update one after the
 # other, and none is to push before all have it.
 PAUSE_S = 0.25
+METRICS_PORT = 9464  # of the server, in a network of its own
+ASK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """model: a name of `layers.shapes`. workers: how many. mbit: of each link, in each direction; 0 for as
-    fast as it goes. seconds, real: of computation, see `layers.task`. steps: that are counted. part_bytes,
-    fusion, order: as of gc-run."""
+    fast as it goes. seconds, real, loss: of computation, see `layers.task`. steps: that are counted, local
+    ones in local mode. warm_up: steps before them. epochs: that all steps are. The rest as of gc-run."""
 
     model: str
     workers: int
@@ -44,10 +49,15 @@ class Setup:
     part_bytes: int
     fusion: str = "bytes"
     order: str = "fifo"
+    mode: str = "sync"
+    schedule: str = "constant"
+    epochs: int = 1
+    loss: float = 1.0
+    warm_up: int = WARM_UP
 
     @property
     def all_steps(self) -> int:
-        return WARM_UP + self.steps + 1
+        return self.warm_up + self.steps + 1
 
     def plan(self, compressor: str) -> Plan:
         """How the job divides the model."""
@@ -56,27 +66,42 @@ class Setup:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run. nodes: of its network. traces: by worker."""
+    """A run. nodes: of its network. traces: by worker. warm_up: steps that are not counted. parts: that the
+    model was divided in at last; 0 of a peer."""
 
     nodes: Sequence[str]
     recorder: Recorder
     traces: Sequence[Trace]
+    warm_up: int = WARM_UP
+    parts: int = 0
 
     def __post_init__(self) -> None:
         for trace in self.traces:
-            if len(trace) < WARM_UP + 2:
+            if len(trace) < self.warm_up + 2:
                 raise BenchError(f"only {len(trace)} steps were taken; give more --steps")
 
     @property
     def counted(self) -> list[Trace]:
         """By worker, without the first steps."""
-        return [trace[WARM_UP:] for trace in self.traces]
+        return [trace[self.warm_up :] for trace in self.traces]
 
     @property
     def step_seconds(self) -> float:
         """The median over steps and workers."""
         pairs = itertools.chain.from_iterable(map(itertools.pairwise, self.counted))
         return statistics.median(after.began - before.began for before, after in pairs)
+
+    @property
+    def bytes_in(self) -> float:
+        """That come to the server in a step, with all headers."""
+        first = self.counted[0]
+        came, _ = self.recorder.carried_between(SERVER, first[0].began, first[-1].began)
+        return came / (len(first) - 1)
+
+    @property
+    def computing_seconds(self) -> float:
+        """Of a step, likewise."""
+        return statistics.median(step.seconds for trace in self.counted for step in trace)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +135,8 @@ def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> 
             "model": setup.model,
             "seconds": setup.seconds,
             "real": setup.real,
-            "samples": setup.workers * batch * setup.all_steps,
+            "loss": setup.loss,
+            "samples": setup.workers * batch * setup.all_steps // setup.epochs,
             "trace": trace,
         }
         settings = RunSettings(
@@ -122,13 +148,34 @@ def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> 
             part_bytes=setup.part_bytes,
             fusion=setup.fusion,
             order=setup.order,
-            epochs=1,
+            # After the plans of the first steps, and of the first 50, what is measured stays as it is.
+            replan="never",
+            mode=setup.mode,
+            schedule=setup.schedule,
+            epochs=setup.epochs,
             batch_size=batch,
             learning_rate=1e-3,
+            http_port=METRICS_PORT,
         )
+        asked = _Parts(f"http://{star.address(SERVER)}:{METRICS_PORT}/metrics")
         with Recorder(star, nodes) as recorder:
-            run_job(settings, Path(folder), star=star)
-        return Recorded(nodes, recorder, read(trace))
+            run_job(settings, Path(folder), star=star, watch=asked)
+        return Recorded(nodes, recorder, read(trace), setup.warm_up, asked.parts)
+
+
+class _Parts:
+    """Asks a server now and then how many parts the plan in force has."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._at = url, 0.0
+        self.parts = 0
+
+    def __call__(self, status: StatusResponse, restart: object) -> None:
+        if status.phase is Phase.RUNNING and time.monotonic() > self._at + ASK_EVERY_S:
+            self._at = time.monotonic()
+            with urllib.request.urlopen(self._url, timeout=PATIENCE_S) as answer:
+                found = re.search(r"^gradwire_server_parts (\S+)$", answer.read().decode(), re.M)
+            self.parts = int(float(found[1])) if found else 0
 
 
 def run_peer(setup: Setup, hook: str) -> Recorded:
@@ -151,7 +198,7 @@ def run_peer(setup: Setup, hook: str) -> Recorded:
                 for rank, node in enumerate(nodes)
             ]
             _await(started)
-        return Recorded(nodes, recorder, read(trace))
+        return Recorded(nodes, recorder, read(trace), setup.warm_up)
 
 
 def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool) -> tuple[Alone, Setup]:
@@ -161,13 +208,12 @@ def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool
     """
     quick = replace(setup, seconds=PAUSE_S, real=0)
     exchange = run_ours(quick, compressor, downlink, "off")
-    pause = statistics.median(step.seconds for trace in exchange.counted for step in trace)
-    seconds = exchange.step_seconds - pause
+    seconds = exchange.step_seconds - exchange.computing_seconds
     up, down = zip(*exchange_ways(exchange), strict=True)
     if as_long:
         setup = replace(setup, seconds=seconds)
     plan = setup.plan(compressor)
-    computed = [step for trace in compute_alone(setup) for step in trace[WARM_UP:]]
+    computed = [step for trace in compute_alone(setup) for step in trace[setup.warm_up :]]
     by_step = [produced_by_part(plan, step) for step in computed]
     alone = Alone(
         up=statistics.median(up),

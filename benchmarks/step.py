@@ -28,6 +28,7 @@ from ..compressors import check_downlink, create
 from ..deploy.plot import panels
 from ..exits import Exit
 from ..planning import parse_fusion, parse_order
+from ..planning.models import MODELS
 from ..settings import names_in
 from ..worker.tasks.task import TaskSpecError
 from . import output
@@ -147,7 +148,7 @@ def seconds_or_auto(text: str) -> float | str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = "(default: %(default)s)"
-    text = "layer table: vgg16, vgg19, resnet20, resnet50, resnet56, resnet110 or NxSIZE"
+    text = f"layer table: {', '.join(MODELS)} or NxSIZE"
     parser.add_argument("--model", default="4x1048576", metavar="NAME", help=f"{text} {shown}")
     parser.add_argument("--workers", type=at_least_one, default=4, help=shown)
     text = "what travels while workers compute, with --seconds or --real: off, backward, both, or several"

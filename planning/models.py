@@ -2,7 +2,9 @@
 
 VGG-16 and -19 (Simonyan and Zisserman) and ResNet-50 (He et al.), all for images of 224 x 224 and 1000
 classes; ResNet-20, -56 and -110 (He et al., for CIFAR-10) for images of 32 x 32 and ten classes, whose
-shortcuts have no parameters; `NxSIZE`, which is N tensors of SIZE elements.
+shortcuts have no parameters; `NxSIZE`, which is N tensors of SIZE elements. For images of 32 x 32 also
+VGG-16 (ten classes) and VGG-19 (100) with batch normalization and one linear layer, and for images of 28 x 28
+MXNet's small Inception with batch normalization (ten classes).
 """
 
 from __future__ import annotations
@@ -80,6 +82,39 @@ def _vgg(convolutions: Sequence[int]) -> Iterator[Tensor]:
         yield from _linear(f"fc{number}", before, after)
 
 
+def _biased(name: str, inputs: int, outputs: int, size: int, side: int) -> Iterator[Tensor]:
+    """A convolution with a bias, and its batch normalization."""
+    weight, *norm = _normalized(name, inputs, outputs, size, side)
+    yield from (weight, Tensor(f"{name}.bias", (outputs,), 0), *norm)
+
+
+def _small_vgg(convolutions: Sequence[int], classes: int) -> Iterator[Tensor]:
+    inputs = 3
+    for block, count in enumerate(convolutions):
+        outputs = min(64 << block, 512)
+        for number in range(count):
+            yield from _biased(f"conv{block + 1}_{number + 1}", inputs, outputs, 3, 32 >> block)
+            inputs = outputs
+    yield from _linear("fc", 512, classes)
+
+
+def _small_inception() -> Iterator[Tensor]:
+    """Modules of 1 x 1 and 3 x 3 convolutions side by side, or of one of 3 x 3 beside a pooling."""
+    yield from _biased("conv1", 3, 96, 3, 28)
+    inputs = 96
+    modules = {
+        **{"in3a": (32, 32, 28), "in3b": (32, 48, 28), "in3c": (0, 80, 14)},
+        **{"in4a": (112, 48, 14), "in4b": (96, 64, 14), "in4c": (80, 80, 14), "in4d": (48, 96, 14)},
+        **{"in4e": (0, 96, 7), "in5a": (176, 160, 7), "in5b": (176, 160, 7)},
+    }
+    for name, (narrow, wide, side) in modules.items():
+        if narrow:
+            yield from _biased(f"{name}.1x1", inputs, narrow, 1, side)
+        yield from _biased(f"{name}.3x3", inputs, wide, 3, side)
+        inputs = (narrow or inputs) + wide
+    yield from _linear("fc", inputs, 10)
+
+
 def _resnet50() -> Iterator[Tensor]:
     yield from _normalized("conv1", 3, 64, 7, 112)
     inputs = 64
@@ -113,6 +148,9 @@ def _resnet_of_ten_classes(depth: int) -> Iterator[Tensor]:
 MODELS: dict[str, Callable[[], Iterator[Tensor]]] = {
     "vgg16": lambda: _vgg((2, 2, 3, 3, 3)),
     "vgg19": lambda: _vgg((2, 2, 4, 4, 4)),
+    "vgg16-cifar": lambda: _small_vgg((2, 2, 3, 3, 3), 10),
+    "vgg19-cifar": lambda: _small_vgg((2, 2, 4, 4, 4), 100),
+    "inception-cifar": _small_inception,
     "resnet20": lambda: _resnet_of_ten_classes(20),
     "resnet50": _resnet50,
     "resnet56": lambda: _resnet_of_ten_classes(56),

@@ -32,6 +32,9 @@ from gradwire.worker.tasks.task import TaskSpecError
     [
         ("vgg16", 32, 138_357_544),
         ("vgg19", 38, 143_667_240),
+        ("vgg16-cifar", 54, 14_728_266),
+        ("vgg19-cifar", 66, 20_086_692),
+        ("inception-cifar", 78, 1_652_826),
         ("resnet50", 161, 25_557_032),
         ("resnet20", 59, 269_722),
         ("resnet56", 167, 853_018),

@@ -1,0 +1,156 @@
+"""`gc-bench paper`: what the papers measured, measured here, with the paper's number beside ours.
+
+seamgs       Seconds of a step: no compression, Rand-K over the whole model, layer by layer, in messages of
+             one size, and merged as accuracy allows. Table 1.
+target       Seconds until an accuracy is reached, for the same five, by real training on digits. Figure 2.
+4bit         Speed-ups of 4bit and 2bit over no compression, with four and two workers. Tables 2 and 3.
+local        Computing and communicating of a step, and speed-ups, with one and several local steps. Figures
+             15 and 16.
+compressing  Share of compressing in an iteration. Tables 3.5 and 4.5 of the thesis.
+
+Real daemons, each in a network namespace of its own behind a link of --mbit in each direction; this needs
+root. But for `target` a model is its tensors and its computation is emulated: so long that the exchange of
+the uncompressed run takes the share --share of computation and exchange. That exchange is measured first, in
+the same run. `target` emulates nothing: times of the two kinds are never put together.
+
+The order of the ways to train is compared with the paper's, on standard error. The head of each file in
+`benchmarks/papers` has the paper's conditions, and how ours differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from ...exits import Exit
+from ...planning.models import tensors
+from .. import output
+from ..accuracy import seed_list
+from ..arguments import BenchError, amount, at_least_one, file_to_write
+from ..shaped import Setup
+from ..star import check_network
+from . import compressing, emulated, four_bit, local_steps, seamgs, to_target
+
+Plain = list[dict[str, Any]]  # rows, for JSON
+
+
+def seamgs_rows(given: argparse.Namespace) -> Plain:
+    print(output.table(emulated.HEADINGS, []), flush=True)
+    found: list[emulated.Row] = []
+    for model in given.models or seamgs.TABLE_1:
+        for rows, methods in seamgs.measured(setup(given, model), given.share or seamgs.SHARES):
+            emulated.show(rows, methods)
+            found += rows
+    return [asdict(row) for row in found]
+
+
+def four_bit_rows(given: argparse.Namespace) -> Plain:
+    print(output.table(emulated.HEADINGS, []), flush=True)
+    found: list[emulated.Row] = []
+    nodes = [given.workers] if given.workers else four_bit.NODES
+    for model in given.models or [four_bit.MODEL]:
+        of_model: list[emulated.Row] = []
+        for rows, methods in four_bit.measured(setup(given, model), given.share or four_bit.SHARES, nodes):
+            emulated.show(rows, methods)
+            of_model += rows
+        output.say(four_bit.overtaken(of_model))
+        found += of_model
+    return [asdict(row) for row in found]
+
+
+def local_rows(given: argparse.Namespace) -> Plain:
+    print(output.table(emulated.HEADINGS, []), flush=True)
+    found: list[emulated.Row] = []
+    for model in given.models or local_steps.TABLE_2:
+        for rows, methods in local_steps.measured(setup(given, model), given.share):
+            emulated.show(rows, methods)
+            found += rows
+    return [asdict(row) for row in found]
+
+
+def compressing_rows(given: argparse.Namespace) -> Plain:
+    print(output.table(compressing.HEADINGS, []), flush=True)
+    found: list[compressing.Row] = []
+    for model in given.models or compressing.TABLE_3_5:
+        for share in given.share or [compressing.SHARE]:
+            for row in compressing.measured(setup(given, model), share, compressing.RATIO):
+                print(output.row(compressing.cells(row)), flush=True)
+                found.append(row)
+    return [asdict(row) | {"share": row.share} for row in found]
+
+
+def target_rows(given: argparse.Namespace) -> Plain:
+    if given.models or given.share:
+        raise BenchError(
+            "target: trains digits, with the computation that it has: give no --models, no --share"
+        )
+    print(output.table(to_target.HEADINGS, []), flush=True)
+    found: list[to_target.Row] = []
+    workers = given.workers or WORKERS
+    for row, method in to_target.measured(
+        seeds=given.seeds, workers=workers, epochs=given.epochs, mbit=given.mbit
+    ):
+        print(output.row(to_target.cells(row, method)), flush=True)
+        found.append(row)
+    return [asdict(row) for row in found]
+
+
+WORKERS = 4
+PAPERS: dict[str, Callable[[argparse.Namespace], Plain]] = {
+    "seamgs": seamgs_rows,
+    "target": target_rows,
+    "4bit": four_bit_rows,
+    "local": local_rows,
+    "compressing": compressing_rows,
+}
+
+
+def setup(given: argparse.Namespace, model: str) -> Setup:
+    return Setup(
+        model=model,
+        workers=given.workers or WORKERS,
+        mbit=given.mbit,
+        seconds=0.0,
+        real=0,
+        steps=given.steps,
+        part_bytes=0,
+    )
+
+
+def names(text: str) -> list[str]:
+    """Layer tables, separated by commas."""
+    found = text.split(",")
+    for name in found:
+        try:
+            tensors(name)
+        except ValueError as error:
+            raise BenchError(str(error)) from None
+    return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    shown = "(default: %(default)s)"
+    parser.add_argument("paper", choices=PAPERS, metavar="NAME", help=", ".join(PAPERS))
+    text = "layer tables, as of gc-bench step (default: those of the paper)"
+    parser.add_argument("--models", type=names, metavar="NAME,...", help=text)
+    text = (
+        "of communication in a step of the uncompressed run (default: as the paper's figures have it, or 0.5)"
+    )
+    parser.add_argument("--share", type=emulated.shares, metavar="N,...", help=text)
+    parser.add_argument(
+        "--workers", type=at_least_one, help="(default: those of the paper, 4; 4 and 2 for 4bit)"
+    )
+    text = "of each link in each direction; 0 for as fast as it goes"
+    parser.add_argument("--mbit", type=amount, default=1000.0, help=f"{text} {shown}")
+    parser.add_argument("--steps", type=at_least_one, default=12, help=f"that are counted {shown}")
+    parser.add_argument("--epochs", type=at_least_one, default=30, help=f"of target {shown}")
+    parser.add_argument("--seeds", type=seed_list, default="1", metavar="N,...", help=f"of target {shown}")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="also write the rows here")
+
+
+def run(given: argparse.Namespace) -> int:
+    check_network()
+    output.write_json(given.json, PAPERS[given.paper](given))
+    return Exit.DONE

@@ -1,0 +1,186 @@
+"""Ways to train as a paper names them, timed with real daemons on shaped links and emulated computation.
+
+The computation is as long as a share of communication asks for: the exchange of the first way, the paper's
+baseline, is measured without computation and takes that share of computation and exchange, one after the
+other. All ways then compute for so long. Their times are compared with the baseline's; so are the paper's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+
+from .. import output
+from ..arguments import BenchError, amount
+from ..bound import Overlap
+from ..shaped import PAUSE_S, Recorded, Setup, run_ours
+
+# Two times that differ by less are taken to be the same.
+ALIKE = 1.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to train. name: the paper's. paper: the paper's speed-ups over the first way; several if it has
+    more than one table of them, none if it has not measured this. The rest as of gc-run."""
+
+    name: str
+    paper: tuple[float, ...] = ()
+    compressor: str = "none"
+    overlap: Overlap = "off"
+    fusion: str = "bytes"
+    mode: str = "sync"
+
+    @property
+    def options(self) -> str:
+        """What to give gc-run for it."""
+        parts = [f"--compressor {self.compressor}", f"--overlap {self.overlap}"]
+        parts += [f"--fusion {self.fusion}"] if self.fusion != "bytes" else []
+        parts += [f"--mode {self.mode}"] if self.mode != "sync" else []
+        return f"`{' '.join(parts)}`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A way to train on a model. share: of communication. computing_seconds: of a step, the rest of it is
+    communicating that nothing hides. bytes_in: to the server in a step. parts: that they come in, of each
+    worker. speedup: over the first way. paper: the paper's speed-ups."""
+
+    model: str
+    workers: int
+    share: float
+    method: str
+    step_seconds: float
+    computing_seconds: float
+    bytes_in: float
+    parts: int
+    speedup: float
+    paper: tuple[float, ...]
+
+
+HEADINGS = (
+    *("model", "workers", "share", "", "gc-run"),
+    *("s per step", "computing", "communicating", "MB in", "parts", "speed-up", "paper's"),
+)
+
+
+def cells(row: Row, method: Method) -> list[object]:
+    return [
+        *(row.model, row.workers, f"{row.share:.2f}", row.method, method.options),
+        *(f"{row.step_seconds:.3f}", f"{row.computing_seconds:.3f}"),
+        f"{row.step_seconds - row.computing_seconds:.3f}",
+        *(f"{row.bytes_in / 1e6:.3f}", row.parts),
+        f"{row.speedup:.2f}",
+        ", ".join(f"{each:.2f}" for each in row.paper) or "–",
+    ]
+
+
+def shares(text: str) -> list[float]:
+    """Read `0.25,0.5`: numbers above 0 and below 1."""
+    found = [amount(part) for part in text.split(",")]
+    if not all(0 < share < 1 for share in found):
+        raise BenchError(f"expected shares above 0 and below 1, separated by commas, got {text!r}")
+    return found
+
+
+def computation(exchange_seconds: float, share: float) -> float:
+    """Seconds of computation of which, and of the exchange, the latter is this share."""
+    return exchange_seconds * (1 - share) / share
+
+
+def exchange_seconds(setup: Setup, method: Method) -> float:
+    """Of a step: both ways, and what processors take between them, with nothing beside it."""
+    quick = replace(setup, seconds=PAUSE_S, fusion=method.fusion)
+    found = run_ours(quick, method.compressor, "auto", "off")
+    return found.step_seconds - found.computing_seconds
+
+
+def record(setup: Setup, method: Method) -> Recorded:
+    fitted = replace(setup, fusion=method.fusion, mode=method.mode)
+    return run_ours(fitted, method.compressor, "auto", method.overlap)
+
+
+def split(recorded: Recorded, first: int, last: int) -> tuple[float, float]:
+    """Mean seconds of a step from the beginning of `first` to that of `last`, and of its computing."""
+    steps = last - first
+    whole = fmean((trace[last].began - trace[first].began) / steps for trace in recorded.traces)
+    computing = fmean(step.seconds for trace in recorded.traces for step in trace[first:last])
+    return whole, computing
+
+
+def speedups(seconds: Mapping[str, float]) -> dict[str, float]:
+    """By name, how many times faster than the first."""
+    first = next(iter(seconds.values()))
+    return {name: first / each for name, each in seconds.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """By a step of a run, see `Row`."""
+
+    step_seconds: float
+    computing_seconds: float
+    bytes_in: float
+    parts: int
+
+
+def taken(recorded: Recorded) -> Taken:
+    """By the median step."""
+    return Taken(
+        step_seconds=recorded.step_seconds,
+        computing_seconds=recorded.computing_seconds,
+        bytes_in=recorded.bytes_in,
+        parts=recorded.parts,
+    )
+
+
+def measure(
+    setup: Setup,
+    share: float,
+    methods: Sequence[Method],
+    take: Callable[[Setup, Method], Taken] = lambda setup, method: taken(record(setup, method)),
+) -> list[Row]:
+    """Every way on the model of a setup, with its computation. take: runs one of them."""
+    found: list[Row] = []
+    for method in methods:
+        step = take(setup, method)
+        first = found[0].step_seconds if found else step.step_seconds
+        output.say(f"{setup.model}, share {share:g}, {method.name}: {step.step_seconds:.3f} s per step")
+        found.append(
+            Row(
+                model=setup.model,
+                workers=setup.workers,
+                share=share,
+                method=method.name,
+                speedup=first / step.step_seconds,
+                paper=method.paper,
+                **asdict(step),
+            )
+        )
+    return found
+
+
+def differences(rows: Sequence[Row]) -> list[str]:
+    """Pairs of ways on one model whose order is another one than in the paper."""
+    found: list[str] = []
+    for one, other in itertools.permutations(rows, 2):
+        if not one.paper or not other.paper:
+            continue
+        if one.paper[0] > ALIKE * other.paper[0] and one.step_seconds > ALIKE * other.step_seconds:
+            theirs = one.paper[0] / other.paper[0]
+            ours = one.step_seconds / other.step_seconds
+            found.append(
+                f"{one.model}, share {one.share:g}: {one.method} is {theirs:.2f} times faster than "
+                f"{other.method} in the paper, and takes {ours:.2f} times as long here"
+            )
+    return found
+
+
+def show(rows: Sequence[Row], methods: Sequence[Method]) -> None:
+    """Print rows of one model, and where their order differs."""
+    for row, method in zip(rows, methods, strict=True):
+        print(output.row(cells(row, method)), flush=True)
+    for line in differences(rows):
+        output.say(line)

@@ -1,0 +1,189 @@
+"""gc-bench paper: the papers' numbers, what is made of ours, and how long computation is emulated."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from gradwire.benchmarks.arguments import BenchError
+from gradwire.benchmarks.cli import main
+from gradwire.benchmarks.papers import compressing, emulated, four_bit, local_steps, seamgs, to_target
+from gradwire.benchmarks.papers.emulated import Method, Row, Taken
+from gradwire.benchmarks.recorder import Recorder
+from gradwire.benchmarks.shaped import Recorded, Setup
+from gradwire.benchmarks.star import Star
+from gradwire.benchmarks.traces import Computed
+from gradwire.compressors import create
+from gradwire.exits import Exit
+from gradwire.planning import parse_fusion
+from gradwire.planning.models import tensors
+from gradwire.server.job.modes import registry
+
+SETUP = Setup(model="3x40", workers=2, mbit=0, seconds=0.1, real=0, steps=12, part_bytes=0)
+ROW = Row(
+    model="3x40",
+    workers=2,
+    share=0.5,
+    method="one",
+    step_seconds=1.0,
+    computing_seconds=0.5,
+    bytes_in=1e6,
+    parts=3,
+    speedup=1.0,
+    paper=(1.0,),
+)
+
+
+def test_the_exchange_takes_the_share_of_itself_and_the_computation() -> None:
+    assert emulated.computation(1.0, 0.25) == pytest.approx(3.0)
+    assert emulated.computation(3.0, 0.75) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("text", ["0", "1", "0.5,1", "-0.1", "half"])
+def test_a_share_lies_between_nothing_and_all(text: str) -> None:
+    with pytest.raises(BenchError, match="expected"):
+        emulated.shares(text)
+
+
+def test_ways_are_compared_with_the_first_and_with_the_paper() -> None:
+    seconds = {"slow": 2.0, "fast": 0.5}
+
+    def take(setup: Setup, method: Method) -> Taken:
+        return Taken(step_seconds=seconds[method.name], computing_seconds=0.4, bytes_in=1e6, parts=2)
+
+    methods = [Method(name="slow", paper=(1.0,)), Method(name="fast", paper=(3.81, 3.99))]
+    rows = emulated.measure(SETUP, 0.5, methods, take)
+    assert [row.speedup for row in rows] == [1.0, 4.0]
+    assert emulated.cells(rows[1], methods[1])[-2:] == ["4.00", "3.81, 3.99"]
+    assert len(emulated.cells(rows[1], methods[1])) == len(emulated.HEADINGS)
+    assert emulated.differences(rows) == []
+
+
+def test_another_order_than_the_papers_is_said_beyond_the_noise() -> None:
+    rows = [ROW, dataclasses.replace(ROW, method="two", step_seconds=1.1, paper=(1.5,))]
+    assert emulated.differences(rows) == [
+        "3x40, share 0.5: two is 1.50 times faster than one in the paper, and takes 1.10 times as long here"
+    ]
+    alike = [ROW, dataclasses.replace(rows[1], paper=(1.01,))]
+    assert emulated.differences(alike) == [], "the paper's order is not beyond the noise"
+    rows[1] = dataclasses.replace(rows[1], step_seconds=1.01)
+    assert emulated.differences(rows) == []
+    rows[1] = dataclasses.replace(rows[1], step_seconds=9.0, paper=())
+    assert emulated.differences(rows) == [], "the paper has not measured that"
+
+
+def test_the_papers_numbers_are_those_of_its_tables() -> None:
+    largest = {each.name: each.paper for each in seamgs.methods("resnet110", 1_727_962)}
+    assert largest["SEAMGS"][0] == pytest.approx(1.63, abs=0.01)
+    assert largest["SEAMGS"][0] / largest["MGS"][0] == pytest.approx(1.25, abs=0.03)
+    of_four = {each.name: each.paper for each in four_bit.methods("inception-cifar", 4, 0.25)}
+    of_two = {each.name: each.paper for each in four_bit.methods("inception-cifar", 2, 0.25)}
+    assert of_four["4Bit"] == pytest.approx((1.281, 1.233), abs=1e-3)
+    assert of_four["2Bit"] == pytest.approx((1.373, 1.265), abs=1e-3)
+    assert of_two["4Bit"] == pytest.approx((1.218, 1.193), abs=1e-3)
+    assert of_two["2Bit"] == pytest.approx((1.309, 1.221), abs=1e-3)
+    for model, text in (("vgg19-cifar", 3.81), ("resnet50", 2.51), ("resnet20", 1.49)):
+        corrected = local_steps.methods(model)[-1].paper
+        assert corrected == pytest.approx((text, text), rel=0.13)
+        assert corrected[1] == text
+    assert compressing.TABLE_3_5["resnet56"]["GCAC"] == pytest.approx((0.691, 2.12), abs=0.01)
+
+
+def test_the_papers_speedups_are_for_its_own_models_and_share() -> None:
+    assert not any(each.paper for each in seamgs.methods("vgg19", 1000))
+    assert not any(each.paper for each in four_bit.methods("inception-cifar", 4, 0.9))
+    assert not any(each.paper for each in four_bit.methods("resnet50", 4, 0.25))
+    assert not any(each.paper for each in local_steps.methods("resnet110"))
+
+
+def test_every_way_is_one_that_a_job_can_have() -> None:
+    methods = [
+        *seamgs.methods("resnet20", 269_722),
+        *four_bit.methods("inception-cifar", 4, 0.25),
+        *local_steps.methods("resnet20"),
+    ]
+    for method in methods:
+        create(method.compressor)
+        parse_fusion(method.fusion)
+        registry.parse(method.mode)
+    for compressor, _ in compressing.compressors(10).values():
+        create(compressor)
+    for model in (*seamgs.TABLE_1, four_bit.MODEL, *local_steps.TABLE_2, *compressing.TABLE_3_5):
+        assert tensors(model)
+
+
+def test_sparse_ways_send_the_same_elements_and_differ_in_their_messages() -> None:
+    dense, *sparse = seamgs.methods("resnet20", 269_722)
+    assert dense.compressor == "none"
+    assert len({method.compressor for method in sparse}) == 1
+    assert len({method.fusion for method in sparse}) == 4
+    assert seamgs.part_bytes([20, 300, 4]) == 1200
+
+
+def test_the_share_of_the_multi_step_paper_follows_from_its_times() -> None:
+    for model, share in (("vgg19-cifar", 0.76), ("resnet50", 0.64), ("resnet20", 0.33)):
+        assert local_steps.share_of(model) == pytest.approx(share, abs=0.01)
+
+
+def test_a_local_step_has_its_part_of_the_exchange() -> None:
+    """Rounds of 4 steps of 1 s, half of it computing, and 2 s of exchange after each."""
+    trace = [Computed(began, (began + 0.5,)) for began in (step + 2.0 * (step // 4) for step in range(20))]
+    recorded = Recorded(["server"], Recorder(Star([], 1), []), [trace, trace], warm_up=4)
+    assert emulated.split(recorded, 4, 16) == pytest.approx((1.5, 0.5))
+
+
+def test_two_bit_overtakes_where_it_is_faster() -> None:
+    def rows(share: float, two: float, four: float) -> list[Row]:
+        return [
+            dataclasses.replace(ROW, share=share, method=name, step_seconds=seconds)
+            for name, seconds in (("2Bit", two), ("4Bit", four))
+        ]
+
+    found = [*rows(0.9, 0.5, 0.6), *rows(0.25, 0.91, 0.9)]
+    assert four_bit.overtaken(found) == "2 workers: 2bit is faster than 4bit from a share of 0.9 on"
+    assert "none of these" in four_bit.overtaken(found[2:])
+
+
+def test_compressing_is_timed_as_a_worker_compresses() -> None:
+    chosen = {name: compressing.compressors(10)[name] for name in ("L1", "k-RNGC, delay 3")}
+    found = compressing.compressing_seconds(SETUP, chosen)
+    assert set(found) == set(chosen)
+    assert all(0 < seconds < 1 for seconds in found.values())
+
+
+def test_a_target_is_reached_by_the_first_epoch_that_ends_above_it() -> None:
+    accuracies, seconds = (0.3, None, 0.7, 0.65), (1.0, 2.0, 3.0, 4.0)
+    assert to_target.seconds_to(0.6, accuracies, seconds) == 3.0
+    assert to_target.seconds_to(0.8, accuracies, seconds) is None
+    row = to_target.Row(method="x", seeds=(1, 2), accuracies=(0.65, 0.7), seconds=((3.0, 5.0), (4.0, None)))
+    found = to_target.cells(row, Method(name="x"))
+    assert len(found) == len(to_target.HEADINGS)
+    assert str(found[2]).startswith("4.000")
+    assert found[3] == "1 of 2 seeds do"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["5bit"], "invalid choice: '5bit'"),
+        (["4bit", "--models", "alexnet"], "expected one of vgg16"),
+        (["4bit", "--share", "1.5"], "expected shares above 0 and below 1"),
+        (["target", "--models", "resnet20"], "give no --models, no --share"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("gradwire.benchmarks.papers.check_network", lambda: None)
+    try:
+        code: object = main(["paper", *arguments])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == Exit.USAGE
+    assert message in capsys.readouterr().err
