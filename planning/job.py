@@ -20,6 +20,7 @@ from .step import Batch, Overlap, Piece, Place, Work
 
 # Bytes on a link for each of a payload: headers of gRPC, HTTP/2, TCP, IP and Ethernet, in frames of 1500.
 FRAMING = 1.055
+FASTEST = 1e12  # bytes per second, of a link that takes no time that counts
 # Of what a part is announced with, and of each payload in it.
 PART_BYTES, PAYLOAD_BYTES = 60, 20
 
@@ -110,7 +111,7 @@ def observed(
     link: as a server has measured it while all workers sent. Which of the links on the way limits what comes
     is not known: it is taken to be the server's.
     """
-    rate = FRAMING * workers / link.byte_s if link.byte_s else math.inf
+    rate = FRAMING * workers / link.byte_s if link.byte_s else FASTEST
     return Profile(
         shapes=shapes,
         forward_s=forward_s,

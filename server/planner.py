@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from ..compressors import LEAST_BYTES, Plan
 from ..planning import Fusion, Layer, Link, Merging, Order, Replan, fit, make_plan
+from ..planning.job import Costs
 from ..proto import messages as m
 from ..proto.manifest import Manifest
 from .pacing import Came
@@ -103,12 +104,16 @@ class Planner:
         return bool(self._replanning.every) and version - at >= self._replanning.every
 
     def measured(self, manifest: Manifest, norms: Sequence[float] = ()) -> Measured | None:
-        """What is known by now; None if that is too little. norms: of the mean gradient of each tensor,
-        squared."""
-        link = fit(*zip(*self._parts, strict=True)) if len(self._parts) >= LEAST_PARTS else None
+        """What is known by now; None before the first worker has said something. norms: of the mean gradient
+        of each tensor, squared."""
         profiles = list(self._profiles.values())
-        if link is None or not profiles:
+        if not profiles:
             return None
+        link = fit(*zip(*self._parts, strict=True)) if len(self._parts) >= LEAST_PARTS else None
+        if link is None:  # where parts do not wait for one another, the link takes no time that counts
+            link = Link(start_s=0.0, byte_s=0.0)
+        # However fast the link is, the server takes a part in from each worker, one after the other.
+        link = replace(link, start_s=max(link.start_s, len(profiles) * Costs().part_s))
         kept = [statistics.median(each) for each in zip(*(p.kept for p in profiles), strict=True)]
         sent = statistics.median(profile.sent_bytes for profile in profiles)
         per_kept = sent / max(1.0, sum(kept))

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gradwire.compressors import ALIGNMENT, Plan
-from gradwire.planning import parse_fusion, parse_order, parse_replan
+from gradwire.planning import Link, parse_fusion, parse_order, parse_replan
+from gradwire.planning.job import Costs
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.server.pacing import Came
@@ -82,7 +83,6 @@ def test_until_something_is_measured_tensors_go_by_size() -> None:
     assert not of.due(1)
     of.profiled("a", profile(model, steps=5))
     assert of.due(1)
-    assert of.measured(model) is None  # of the link nothing is known
 
 
 def test_what_a_message_costs_decides_what_is_merged() -> None:
@@ -187,10 +187,29 @@ def test_several_workers_count_alike_and_who_is_gone_no_more() -> None:
 def test_only_parts_that_waited_show_the_link() -> None:
     of, model = planner(), manifest()
     of.first(model)
+    assert of.measured(model) is None
     of.profiled("a", profile(model))
     for number in range(100):
         of.arrived(Came("a", 1000, float(number), waited=False))
-    assert of.measured(model) is None
+    measured = of.measured(model)
+    assert measured is not None
+    assert measured.link == Link(start_s=Costs().part_s, byte_s=0.0)
+    link(of, 0.1, 1e-6)
+    measured = of.measured(model)
+    assert measured is not None
+    assert measured.link.start_s == pytest.approx(0.1)
+    assert measured.link.byte_s == pytest.approx(1e-6)
+
+
+def test_a_part_takes_the_server_so_long_for_each_worker() -> None:
+    of, model = planner(), manifest()
+    of.first(model)
+    for worker in "abc":
+        of.profiled(worker, profile(model))
+        link(of, 0.0, 1e-6, worker)
+    measured = of.measured(model)
+    assert measured is not None
+    assert measured.link.start_s == 3 * Costs().part_s
 
 
 def test_a_credit_is_a_part_of_the_plan() -> None:
