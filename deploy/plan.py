@@ -191,7 +191,6 @@ def live_job(server: str) -> LiveJob:
     measured, job = status.measured, status.job.settings
     if measured is None:
         raise SpecError(f"--server {server}: too little is measured yet; ask again after some 50 steps")
-    here = target.startswith(("127.", "localhost", "[::1]"))
     profile = observed(
         [tuple(tensor.shape) for tensor in measured.tensors],
         measured.forward_seconds,
@@ -199,7 +198,7 @@ def live_job(server: str) -> LiveJob:
         link=Link(start_s=measured.part_seconds, byte_s=measured.byte_seconds),
         workers=max(1, len(status.members)),
         rtt_s=rtt_s,
-        cores=os.cpu_count() if here else None,
+        cores=measured.cores or None,
     )
     overlap: Any = job["overlap"]
     choice = Choice(
@@ -208,6 +207,7 @@ def live_job(server: str) -> LiveJob:
         overlap=overlap,
         fusion=measured.fusion,
         order=measured.order,
+        part_bytes=measured.part_bytes,
     )
     return LiveJob(job["task"], profile, choice, status.step_seconds)
 

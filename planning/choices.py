@@ -125,7 +125,8 @@ def _with_number(kind: str, text: str, names: type[E], numbered: set[E]) -> tupl
 
 
 def turns(order: Order, units: Sequence[Layer], parts: Sequence[int], link: Link | None) -> tuple[int, ...]:
-    """By part its turn; none for the order in which parts come.
+    """By part its turn; none for the order in which parts come. Of two-phase, p3 and fifo the best serves as
+    two-phase.
 
     Args:
         units: in forward order. Empty if they have not been measured.
@@ -137,7 +138,10 @@ def turns(order: Order, units: Sequence[Layer], parts: Sequence[int], link: Link
     raised: dict[int, int] = {}
     if order.ordering is Ordering.TWO_PHASE and link is not None and units:
         most = max(unit.sent_bytes / count for unit, count in zip(units, reversed(parts), strict=True))
-        raised = schedules.two_phase(units, link, max(1.0, most)).raised
+        found = schedules.best(units, link, max(1.0, most))
+        if found.name == "fifo":
+            return ()
+        raised = found.raised
     last = len(parts) - 1
     of_unit: list[tuple[tuple[int, bool, int], int, int]] = []
     part = 0
@@ -147,7 +151,7 @@ def turns(order: Order, units: Sequence[Layer], parts: Sequence[int], link: Link
             # A raised unit goes just before the one that it was raised over.
             of_unit.append(((raised.get(forward, forward), forward not in raised, forward), piece, part))
             part += 1
-    found = [0] * part
+    of_part = [0] * part
     for turn, (_, _, each) in enumerate(sorted(of_unit)):
-        found[each] = turn
-    return tuple(found)
+        of_part[each] = turn
+    return tuple(of_part)

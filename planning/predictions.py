@@ -61,8 +61,11 @@ def predict(profile: Profile, chosen: Choice) -> Prediction:
         return _coded(profile, chosen)
     if chosen.mode.startswith("local"):
         return _local(profile, chosen)
-    if chosen.mode in ("stale", "async"):
+    if chosen.mode in ("stale", "async") or chosen.mode.startswith("stale:bound="):
         return _alone(profile, chosen)
+    name, _, options = chosen.mode.partition(":")
+    if name != "sync" or (options and not options.startswith("redundancy=")) or "," in options:
+        raise ValueError(f"mode: nothing is known of what {chosen.mode} takes")
     if profile.workers % chosen.redundancy:
         raise ValueError(
             f"redundancy: expected a divisor of {profile.workers} workers, got {chosen.redundancy}"

@@ -263,15 +263,14 @@ class _Simulation:
             if need > limit
         }
         paces = [min((scarce.get(what, 1.0) for what, _ in job.needs), default=1.0) for _, job in busy]
-        until = self._later[0][0] if self._later else math.inf
-        for (_, job), pace in zip(busy, paces, strict=True):
-            until = min(until, self._now + job.left / pace)
+        ends = [self._now + job.left / pace for (_, job), pace in zip(busy, paces, strict=True)]
+        until = min([*ends, *(at for at, *_ in self._later[:1])])
         passed, self._now = until - self._now, until
-        for (lane, job), pace in zip(busy, paces, strict=True):
+        for (lane, job), pace, end in zip(busy, paces, ends, strict=True):
             if job.needs and job.needs[0][0] == _CORES:
                 self._cpu += pace * passed * job.needs[0][1]
             job.left -= pace * passed
-            if job.left <= 1e-12:
+            if end <= until:  # what is left by then may be no more than a rounding error, or less
                 lane.busy = None
                 self._spans.append(Span(lane.name, lane.server, job.what, job.number, job.start, until))
                 self._done(job)

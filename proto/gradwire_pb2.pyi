@@ -750,7 +750,7 @@ class StatusRequest(_message.Message):
     def __init__(self, measured: bool = ...) -> None: ...
 
 class Measured(_message.Message):
-    __slots__ = ("tensors", "forward_seconds", "backward_seconds", "part_seconds", "byte_seconds", "compressor", "fusion", "order")
+    __slots__ = ("tensors", "forward_seconds", "backward_seconds", "part_seconds", "byte_seconds", "compressor", "fusion", "order", "part_bytes", "cores")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -759,6 +759,8 @@ class Measured(_message.Message):
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     FUSION_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    PART_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
     forward_seconds: _containers.RepeatedScalarFieldContainer[float]
     backward_seconds: _containers.RepeatedScalarFieldContainer[float]
@@ -767,7 +769,9 @@ class Measured(_message.Message):
     compressor: str
     fusion: str
     order: str
-    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., part_seconds: _Optional[float] = ..., byte_seconds: _Optional[float] = ..., compressor: _Optional[str] = ..., fusion: _Optional[str] = ..., order: _Optional[str] = ...) -> None: ...
+    part_bytes: int
+    cores: int
+    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., part_seconds: _Optional[float] = ..., byte_seconds: _Optional[float] = ..., compressor: _Optional[str] = ..., fusion: _Optional[str] = ..., order: _Optional[str] = ..., part_bytes: _Optional[int] = ..., cores: _Optional[int] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
     __slots__ = ("worker", "rank", "attached", "heard_seconds", "activity", "compressor", "pushes")

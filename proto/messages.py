@@ -597,6 +597,8 @@ class Measured:
     compressor: str  # of the first worker
     fusion: str  # as the server was started with
     order: str  # as the server was started with
+    part_bytes: int  # as the server was started with
+    cores: int  # of the one machine that all are on; 0: a machine for each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

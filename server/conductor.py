@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import re
 import time
 from collections import deque
@@ -63,11 +62,13 @@ class Conductor:
         *,
         shard: Shard,
         planner: Planner | None = None,
+        cores: int | None = None,
         output: Path | None = None,
     ) -> None:
         """
         Args:
             planner: says when the model is to be divided otherwise; None for never.
+            cores: of the one machine that all processes are on; None for a machine for each.
             output: where the final parameters go. Those of a job that ends before it is finished go to a file
                 beside it, so that no finished model is lost to them, or mistaken for them.
         """
@@ -83,7 +84,7 @@ class Conductor:
             adopt=self.replan,
             work=self._work,
             chosen=self._chosen,
-            cores=None if core.rules.insecure else os.cpu_count(),
+            cores=cores,
         )
         self.finished = asyncio.Event()  # and saved, as far as that was possible
         self.unsaved = False  # the final parameters exist here alone
@@ -122,6 +123,7 @@ class Conductor:
     def _forget_arrivals(self) -> None:
         """Parts of open pushes of members who are gone; who is set aside may send them again."""
         roster = self.core.roster
+        self.plans.planner.keep([member.id for member in roster.members.values()])
         for name, arrivals in list(self._arrivals.items()):
             member = roster.members.get(name[0])
             if member is not None and member.incarnation == name[1]:
@@ -131,7 +133,6 @@ class Conductor:
                 arrivals.forget(seq)
             if roster.get(name) is None:
                 del self._arrivals[name]
-                self.plans.planner.forget(name[0])
 
     def _chosen(self) -> tuple[Choice, int] | None:
         """How the job runs, as far as its first worker shows it, and with how many workers."""

@@ -82,9 +82,12 @@ def _conductor(options: ServerSettings, mode: ModeOptions) -> Conductor:
         parse_order(options.order),
         parse_replan(options.replan),
         options.part_bytes,
+        at_once=options.overlap == "off",
     )
     shard = _shard(options, mode)
-    return Conductor(Core(options, mode), metrics, shard=shard, planner=planner, output=output)
+    cores = None if options.insecure else os.cpu_count()  # in protected mode all are on this machine
+    core = Core(options, mode)
+    return Conductor(core, metrics, shard=shard, planner=planner, cores=cores, output=output)
 
 
 async def _serve(effective: Effective[ServerSettings]) -> int:

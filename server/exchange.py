@@ -377,7 +377,7 @@ class WorkerCall:
             if not right:
                 where = f"profile {field}"
                 raise refused(Reason.TENSOR, worker=stream.worker, field=where, limit=limit, value="another")
-        self._conductor.plans.profiled(stream.worker, profile)
+        self._conductor.plans.profiled(*stream.id, profile)
 
     def _evaluated(self, stream: WorkerStream, message: m.Evaluation) -> None:
         names = message.metrics

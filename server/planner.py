@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ..compressors import LEAST_BYTES, Plan
@@ -50,15 +50,23 @@ class Measured:
 class Planner:
     """Belongs to one event loop, and does nothing by itself."""
 
-    def __init__(self, fusion: Fusion, order: Order, replanning: Replan, part_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        fusion: Fusion,
+        order: Order,
+        replanning: Replan,
+        part_bytes: int = 0,
+        *,
+        at_once: bool = False,
+    ) -> None:
+        """at_once: workers send nothing before they have all gradients."""
         self._fusion, self._order, self._replanning = fusion, order, replanning
-        self._part_bytes = part_bytes
+        self._part_bytes, self._at_once = part_bytes, at_once
         self._slices, self._least_bytes = 1, LEAST_BYTES
-        self._profiles: dict[str, m.Profile] = {}
+        self._profiles: dict[tuple[str, int], m.Profile] = {}  # by worker and incarnation
         self._came: dict[str, Came] = {}  # the last part of each worker
         self._parts: deque[tuple[int, float]] = deque(maxlen=PARTS_REMEMBERED)
         self._planned: tuple[int, Measured] | None = None  # at which version, by what
-        self._asked_at = 0  # the last version at which drift was looked for
 
     @property
     def takes_norms(self) -> bool:
@@ -81,13 +89,15 @@ class Planner:
         if came.waited and before is not None and came.at > before.at:
             self._parts.append((came.size, came.at - before.at))
 
-    def profiled(self, worker: str, profile: m.Profile) -> None:
-        self._profiles[worker] = profile
+    def profiled(self, worker: str, incarnation: int, profile: m.Profile) -> None:
+        self._profiles[worker, incarnation] = profile
 
-    def forget(self, worker: str) -> None:
-        """It is gone."""
-        self._profiles.pop(worker, None)
-        self._came.pop(worker, None)
+    def keep(self, members: Collection[tuple[str, int]]) -> None:
+        """All others are gone, or not here."""
+        for name in self._profiles.keys() - set(members):
+            del self._profiles[name]
+        for worker in self._came.keys() - {worker for worker, _ in members}:
+            del self._came[worker]
 
     def due(self, version: int) -> bool:
         """Whether a plan is to be made at a version, if enough is known."""
@@ -154,13 +164,16 @@ class Planner:
             [spec.elements for spec in manifest.specs],
             self._fusion,
             self._order,
-            layers=() if measured is None else measured.layers,
+            layers=() if measured is None else self._as_sent(measured.layers),
             link=None if measured is None else measured.link,
             part_bytes=self._part_bytes,
             slices=self._slices,
             groups=[tensor.group for tensor in manifest.tensors],
             least_bytes=self._least_bytes,
         )
+
+    def _as_sent(self, layers: Sequence[Layer]) -> Sequence[Layer]:
+        return [replace(layer, backward_s=0.0) for layer in layers] if self._at_once else layers
 
 
 def alike(plan: Plan, other: Plan) -> bool:

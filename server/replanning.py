@@ -13,7 +13,7 @@ from ..planning.predictions import predict
 from ..proto import messages as m
 from .metrics import Metrics
 from .pacing import Came
-from .planner import Measured, Planner, alike
+from .planner import FULL, Measured, Planner, alike
 from .shard.shard import Shard
 
 log = logging.getLogger("gradwire.server")
@@ -48,21 +48,27 @@ class Replanning:
         self.planner = planner
         self._shard, self._metrics = shard, metrics
         self._adopt, self._work, self._chosen = adopt, work, chosen
-        self._cores = cores
+        self.cores = cores
         self.predicted_s = 0.0  # of a step, by the last profile; 0 if that is not known
         self._norms_asked = False  # for the next plan
         self._planning = self._predicting = False
+        self._predicted_for = 0, 0  # plan and version
 
     def arrived(self, came: Came) -> None:
         """A part of a push is there."""
         self.planner.arrived(came)
 
-    def profiled(self, worker: str, profile: m.Profile) -> None:
+    def profiled(self, worker: str, incarnation: int, profile: m.Profile) -> None:
         """A worker has said what its steps are made of."""
-        self.planner.profiled(worker, profile)
+        self.planner.profiled(worker, incarnation, profile)
         measured = self.measured()
-        if measured is not None:
-            self._metrics.measured(measured)
+        if measured is None:
+            return
+        self._metrics.measured(measured)
+        # It takes tenths of a second, and workers all speak at about the same time.
+        plan, version = self._shard.plan.number, self._shard.version
+        if plan != self._predicted_for[0] or version >= self._predicted_for[1] + FULL:
+            self._predicted_for = plan, version
             self._work(self._predict(measured))
 
     async def _predict(self, measured: Measured) -> None:
@@ -72,22 +78,25 @@ class Replanning:
             return
         self._predicting = True
         choice, workers = chosen
-        profile = observed(
-            [tensor.shape for tensor in manifest.tensors],
-            [layer.forward_s for layer in measured.layers],
-            [layer.backward_s for layer in measured.layers],
-            link=measured.link,
-            workers=workers,
-            cores=self._cores,
-        )
+        self.predicted_s = 0.0
         try:
+            profile = observed(
+                [tensor.shape for tensor in manifest.tensors],
+                [layer.forward_s for layer in measured.layers],
+                [layer.backward_s for layer in measured.layers],
+                link=measured.link,
+                workers=workers,
+                cores=self.cores,
+            )
             predicted = await asyncio.to_thread(predict, profile, choice)
             self.predicted_s = predicted.step_s
-            self._metrics.predicted_step_seconds.set(self.predicted_s)
         except ValueError:  # of this mode or compressor nothing is known
-            self.predicted_s = 0.0
+            pass
+        except Exception:  # a figure for people is no reason to end a job
+            log.exception("a step could not be predicted; please report this")
         finally:
             self._predicting = False
+        self._metrics.predicted_step_seconds.set(self.predicted_s)
 
     def measured(self) -> Measured | None:
         """What is known by now; None if that is too little to plan by."""
@@ -97,23 +106,29 @@ class Replanning:
     def published(self, version: int) -> None:
         """A version is there: plan, if one is due and all is known that it takes."""
         planner, shard = self.planner, self._shard
-        if self._planning or shard.manifest is None or not planner.due(version):
+        if self._planning or shard.manifest is None or not (self._norms_asked or planner.due(version)):
             return
         if planner.takes_norms and not self._norms_asked:
             self._norms_asked = True
             shard.measure_norms()
             return
         measured = self.measured()
-        if measured is None or (planner.takes_norms and not shard.square_norms):
+        if measured is None:
+            return
+        if planner.takes_norms and not any(shard.square_norms):  # none of that version, or not yet
+            shard.measure_norms()
             return
         self._norms_asked = False
         self._planning = True
         self._work(self._plan(version, measured))
 
     async def _plan(self, version: int, measured: Measured) -> None:
+        plan: Plan | None = None
         try:
             assert self._shard.manifest is not None
             plan = await asyncio.to_thread(self.planner.plan, version, self._shard.manifest, measured)
+        except Exception:  # the present one serves
+            log.exception("no plan could be made; please report this")
         finally:
             self._planning = False
         if plan is None or alike(plan, self._shard.plan):

@@ -240,6 +240,8 @@ class Service:
             compressor=members[0].compressor,
             fusion=self._options.fusion,
             order=self._options.order,
+            part_bytes=self._options.part_bytes,
+            cores=self._conductor.plans.cores or 0,
         )
 
     async def _exchange(self, requests: AsyncIterator[Any], context: Context) -> None:

@@ -120,3 +120,10 @@ def test_a_thousand_workers_and_eight_servers_take_no_longer_to_plan_for(
 ) -> None:
     what_if = "--model resnet50 --bandwidth 1gbit --server-bandwidth 25gbit --workers 1000 --servers 8"
     assert planned(capsys, what_if)["recommended"]["step_s"] > 0
+
+
+def test_a_step_may_take_as_long_as_it_likes(capsys: pytest.CaptureFixture[str]) -> None:
+    """A thousand workers on a slow link: hours, of which moments of a picosecond are no part."""
+    found = planned(capsys, "--model resnet20 --bandwidth 1mbit --workers 1000 --compressors none 4bit")
+    times = {each["compressor"]: each["step_s"] for each in found["predictions"] if each["mode"] == "sync"}
+    assert times["none"] > 2 * 32 * 269_722 * 1000 / 1e6

@@ -421,7 +421,7 @@ def test_the_compressor_of_who_uploads_the_model_decides_how_large_parts_are_for
             await first.ready(manifest.fingerprint)
             await second.ready(manifest.fingerprint, None)
             plan = await first.receive(m.Plan)
-            assert plan == m.Plan(number=1, tensors=(1,), cuts=(elements // 2,))
+            assert plan == m.Plan(number=1, tensors=(1,), cuts=(elements // 2,), norms=(0.0,))
             await first.send(m.Leave(failed=True, reason="test"))
             assert (await second.receive(m.Assignment)).plan == 1  # it overtakes what is longer
             assert await second.receive(m.Plan) == plan

@@ -117,6 +117,11 @@ def test_what_is_fastest_comes_first_and_what_is_recommended_is_near_it(model: s
     assert chosen.step_s <= (1 + WORTH) * least
 
 
+def test_a_bound_of_staleness_takes_no_time() -> None:
+    bounded, plain = (predict(profile(), Choice(mode=mode)) for mode in ("stale:bound=3", "stale"))
+    assert bounded.step_s == plain.step_s
+
+
 def test_where_the_link_is_no_limit_nothing_is_compressed() -> None:
     known = replace(profile(seconds=1.0, mbit=1e6), costs=NOTHING)
     chosen = recommend(rank(known)).choice
@@ -133,6 +138,9 @@ def test_where_the_link_is_no_limit_nothing_is_compressed() -> None:
         (Choice(mode="coded:redundancy=4"), "R from 1 to 3"),
         (Choice(mode="sync:redundancy=3"), "expected a divisor of 4 workers, got 3"),
         (Choice(mode="sync:redundancy=2", overlap="both"), "without redundancy only; take backward"),
+        (Choice(mode="sync:backup=1"), "nothing is known of what sync:backup=1 takes"),
+        (Choice(mode="sync:redundancy=2,stragglers=1"), "nothing is known of what sync:redundancy=2,stragg"),
+        (Choice(mode="async:compensation=0.1"), "nothing is known of what async:compensation=0.1 takes"),
     ],
 )
 def test_what_does_not_go_together_is_refused(chosen: Choice, words: str) -> None:

@@ -72,7 +72,7 @@ def test_some_plans_need_nothing_measured(fusion: str, expected: list[int]) -> N
     plan = of.first(model)
     assert units(plan) == expected
     assert not plan.merged
-    of.profiled("a", profile(model))
+    of.profiled("a", 1, profile(model))
     assert not of.due(1000)
 
 
@@ -81,7 +81,7 @@ def test_until_something_is_measured_tensors_go_by_size() -> None:
     plan = of.first(model)
     assert (plan.units, plan.merged) == (model.plan().units, False)
     assert not of.due(1)
-    of.profiled("a", profile(model, steps=5))
+    of.profiled("a", 1, profile(model, steps=5))
     assert of.due(1)
 
 
@@ -89,13 +89,13 @@ def test_what_a_message_costs_decides_what_is_merged() -> None:
     model = manifest()
     of = planner()
     of.first(model)
-    of.profiled("a", profile(model))
+    of.profiled("a", 1, profile(model))
     link(of, 1e-6, 1e-9)
     cheap = planned(of, model)
     assert units(cheap) == [1] * LAYERS
     dear = planner()
     dear.first(model)
-    dear.profiled("a", profile(model))
+    dear.profiled("a", 1, profile(model))
     link(dear, 1.0, 1e-9)
     plan = planned(dear, model)
     assert units(plan) == [LAYERS]
@@ -106,7 +106,7 @@ def test_seamgs_leaves_apart_what_would_lose_accuracy() -> None:
     model = manifest([1000, 1000])
     of = planner("seamgs")
     of.first(model)
-    of.profiled("a", replace(profile(model), kept=(10, 20)))
+    of.profiled("a", 1, replace(profile(model), kept=(10, 20)))
     link(of, 1.0, 1e-9)
     # Together less of the larger gradients is left out than if the smaller ones have more elements to send.
     assert units(planned(of, model, (5.0, 1.0))) == [2]
@@ -117,7 +117,7 @@ def test_parameter_groups_are_not_merged() -> None:
     model = manifest(groups=[0] * 5 + [1] * 7)
     of = planner()
     of.first(model)
-    of.profiled("a", profile(model))
+    of.profiled("a", 1, profile(model))
     link(of, 1.0, 1e-9)
     assert units(planned(of, model)) == [7, 5]
 
@@ -126,11 +126,11 @@ def test_plans_come_after_the_first_profile_after_fifty_steps_and_then_every_so_
     of, model = planner(replanning="100"), manifest()
     of.first(model)
     link(of, 1e-3, 1e-9)
-    of.profiled("a", profile(model, steps=5))
+    of.profiled("a", 1, profile(model, steps=5))
     assert of.due(7)
     planned(of, model, version=7)
     assert not of.due(8)
-    of.profiled("a", profile(model))
+    of.profiled("a", 1, profile(model))
     assert of.due(52)
     planned(of, model, version=52)
     assert not of.due(151)
@@ -141,15 +141,15 @@ def test_a_drift_is_a_change_by_a_fifth() -> None:
     of, model = planner(replanning="drift"), manifest()
     of.first(model)
     link(of, 1e-3, 1e-7)
-    of.profiled("a", profile(model))
+    of.profiled("a", 1, profile(model))
     planned(of, model, version=10)
     assert not of.due(59)
     assert of.due(100)
-    of.profiled("a", profile(model, backward_s=1.1e-3))
+    of.profiled("a", 1, profile(model, backward_s=1.1e-3))
     same = of.measured(model)
     assert same is not None
     assert of.plan(100, model, same) is None
-    of.profiled("a", profile(model, backward_s=1.5e-3))
+    of.profiled("a", 1, profile(model, backward_s=1.5e-3))
     slower = of.measured(model)
     assert slower is not None
     assert of.plan(150, model, slower) is not None
@@ -159,9 +159,9 @@ def test_never_is_after_the_first_plans() -> None:
     of, model = planner(replanning="never"), manifest()
     of.first(model)
     link(of, 1e-3, 1e-9)
-    of.profiled("a", profile(model, steps=5))
+    of.profiled("a", 1, profile(model, steps=5))
     planned(of, model, version=7)
-    of.profiled("a", profile(model))
+    of.profiled("a", 1, profile(model))
     assert of.due(60)
     planned(of, model, version=60)
     assert not of.due(10**6)
@@ -171,8 +171,8 @@ def test_several_workers_count_alike_and_who_is_gone_no_more() -> None:
     of, model = planner(), manifest()
     of.first(model)
     link(of, 1e-3, 1e-9)
-    of.profiled("a", profile(model, backward_s=1e-3))
-    of.profiled("b", profile(model, backward_s=3e-3))
+    of.profiled("a", 1, profile(model, backward_s=1e-3))
+    of.profiled("b", 1, profile(model, backward_s=3e-3))
 
     def seconds() -> float:
         found = of.measured(model)
@@ -180,7 +180,7 @@ def test_several_workers_count_alike_and_who_is_gone_no_more() -> None:
         return found.layers[0].backward_s
 
     assert seconds() == pytest.approx(2e-3)
-    of.forget("b")
+    of.keep([("a", 1)])
     assert seconds() == pytest.approx(1e-3)
 
 
@@ -188,7 +188,7 @@ def test_only_parts_that_waited_show_the_link() -> None:
     of, model = planner(), manifest()
     of.first(model)
     assert of.measured(model) is None
-    of.profiled("a", profile(model))
+    of.profiled("a", 1, profile(model))
     for number in range(100):
         of.arrived(Came("a", 1000, float(number), waited=False))
     measured = of.measured(model)
@@ -205,11 +205,33 @@ def test_a_part_takes_the_server_so_long_for_each_worker() -> None:
     of, model = planner(), manifest()
     of.first(model)
     for worker in "abc":
-        of.profiled(worker, profile(model))
+        of.profiled(worker, 1, profile(model))
         link(of, 0.0, 1e-6, worker)
     measured = of.measured(model)
     assert measured is not None
     assert measured.link.start_s == 3 * Costs().part_s
+
+
+def test_who_came_back_counts_as_it_is_now() -> None:
+    of, model = planner(), manifest()
+    of.first(model)
+    of.profiled("a", 1, profile(model, steps=5))
+    of.profiled("a", 2, profile(model, backward_s=3e-3))
+    of.keep([("a", 2)])
+    measured = of.measured(model)
+    assert measured is not None
+    assert measured.steps == FULL
+    assert measured.layers[0].backward_s == pytest.approx(3e-3)
+
+
+def test_what_leaves_after_backward_may_go_together() -> None:
+    model = manifest()
+    at_once = Planner(parse_fusion("mgwfbp"), parse_order("fifo"), parse_replan("100"), at_once=True)
+    for of, expected in ((planner(), LAYERS), (at_once, 1)):
+        of.first(model)
+        of.profiled("a", 1, profile(model))
+        link(of, 1e-6, 1e-9)
+        assert len(units(planned(of, model))) == expected
 
 
 def test_a_credit_is_a_part_of_the_plan() -> None:

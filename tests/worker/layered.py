@@ -103,6 +103,7 @@ class Run:
         self.script.messages.append(self.replica.manifest.plan(4 * ALIGNMENT))
         self.replica.adopt(self.replica.manifest.plan(4 * ALIGNMENT))
         self.first = [value.copy() for value in self.replica.values()]
+        self.still = {"unused"}  # layers that no update moves
         job = job_message(JobTerms(id="j", work="gradients", batch_size=4, epochs=9, overlap=overlap))
         self.trainer = Trainer(
             cast("Connection", self.script),
@@ -129,8 +130,11 @@ class Run:
         return self
 
     def update(self, version: int, plan: Plan | None = None, **changes: Any) -> list[Received]:
-        """Each version is a step away from the one before."""
-        values = [(value.view(np.float32) * (1 + version / 8)).copy() for value in self.first]
+        """Each version is a step away from the one before, in what has a gradient."""
+        names = [tensor.name.partition(".")[0] for tensor in self.replica.manifest.tensors]
+        moving = [name not in self.still for name in names]
+        pairs = zip(self.first, moving, strict=True)
+        values = [(value.view(np.float32) * (1 + moves * version / 8)).copy() for value, moves in pairs]
         found = updates(self.replica, version, values, of=plan, **changes)
         return found[::-1] if self.reversed_parts else found
 

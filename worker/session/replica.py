@@ -143,6 +143,11 @@ class Replica:
             self._version = update.version
             self._early.clear()
 
+    def has_moved(self, place: int) -> bool:
+        """Whether a parameter is another one since its parts were taken in early."""
+        start, end = self.plan.starts[place : place + 2]
+        return self._before is None or not torch.equal(self._flat[start:end], self._before[start:end])
+
     def _keep(self, number: int) -> None:
         """What is there now of a part; and what autograd has kept of it is of no use any more."""
         if self._before is None:

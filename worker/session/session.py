@@ -246,7 +246,7 @@ class Session:
             step: what a compressor's delay counts.
         """
         if self._auto is not None:
-            self._auto.begin(version)
+            self._auto.begin(step)
         compressing = self._compression.begin(
             assignment, samples, rank=rank, version=version, step=step, leaving=self.leaving
         )

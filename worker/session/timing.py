@@ -74,6 +74,14 @@ class StepTimes:
             self._backward_s[place] += now - self._at
         self._at = now
 
+    def gradients(self, sizes: Sequence[int]) -> None:
+        """Backward has all gradients, at one time: the time is divided by elements."""
+        now, elements = self._clock(), sum(sizes)
+        if self._backward_s:
+            for place, size in enumerate(sizes):
+                self._backward_s[place] += (now - self._at) * size / max(1, elements)
+        self._at = now
+
     def handed(self) -> None:
         """The gradient has been compressed and handed over."""
         now = self._clock()

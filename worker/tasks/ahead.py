@@ -152,8 +152,10 @@ def look_ahead(
             raise Stopped
         if _frames_compiled() != frames:
             raise DistrustedError("some of it is compiled")
-        if watch.unseen.keys() & _reached(loss):
-            raise DistrustedError("it uses parameters out of sight")
+        for unseen in watch.unseen.values():  # perhaps used by another name, or on another thread
+            needed(unseen)
+            if replica.has_moved(unseen):
+                raise DistrustedError("it may use parameters out of sight")
     except Stopped:
         kept.put_back()
         if isinstance(failure[0], Stopped):
@@ -177,17 +179,3 @@ def _frames_compiled() -> int:
     """How often torch.compile has looked at a function in this process. Importing it takes long."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     return int(utils.counters["frames"]["total"]) if utils is not None else 0
-
-
-def _reached(loss: torch.Tensor) -> set[int]:
-    """Tensors, by id, that backward from a loss comes to."""
-    found, seen, waiting = set[int](), set[Any](), [loss.grad_fn]
-    while waiting:
-        node: Any = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        waiting += [each for each, _ in node.next_functions]
-    return found

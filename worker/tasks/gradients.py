@@ -170,10 +170,10 @@ class GradientWork(Strategy):
         pushing = self._begin(assignment, samples)
         replica = self._session.replica
         try:
+            self._times.gradients([parameter.numel() for parameter in replica.parameters])
             for place in reversed(range(len(replica.parameters))):
-                self._times.gradient(place)
                 pushing.add(place, replica.gradient(place) if gradients is None else gradients[place])
-                self._times.handed()
+            self._times.handed()
         except NonFiniteGradient as error:
             return self._broken_off(pushing, error, loss)
         return self._commit(pushing, loss)
@@ -188,7 +188,8 @@ class GradientWork(Strategy):
         self._steps += 1
         pushed = self._session.commit(pushing, loss, computing_s=self._computing_s)
         self._times.end()
-        self._session.profile(self._times, pushing)
+        if not self._computing_s:  # of local steps the plan knows nothing
+            self._session.profile(self._times, pushing)
         return pushed
 
     def finish(self) -> None:

@@ -88,6 +88,8 @@ class LocalOptions(ModeOptions):
         _check_steps("most", self.most)
         if self.first > self.most:
             raise ValueError(f"first: expected at most `most`, which is {self.most}, got {self.first}")
+        if self.by != "loss" and self.steps != "adaptive":
+            raise ValueError(f"by: expected steps=adaptive with {self.by}, got steps={self.steps}")
 
     @property
     def work(self) -> str:

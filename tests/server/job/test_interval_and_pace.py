@@ -55,7 +55,12 @@ def test_the_interval_hides_the_exchange(time_ratio: float, by_time: int, by_bot
     assert LocalOptions(by="time").following(1.0, 1.0, time_ratio) == by_time
     assert LocalOptions(by="both").following(1.0, 1.0, time_ratio) == by_both
     assert LocalOptions().following(1.0, 1.0, time_ratio) == 4
-    assert LocalOptions(steps="7", by="time").following(1.0, 1.0, time_ratio) == 7
+    assert LocalOptions(steps="7").following(1.0, 1.0, time_ratio) == 7
+
+
+def test_a_fixed_number_of_steps_follows_nothing() -> None:
+    with pytest.raises(ValueError, match="by: expected steps=adaptive with time, got steps=7"):
+        LocalOptions(steps="7", by="time")
 
 
 def test_times_are_those_of_the_slowest_and_of_the_rest_of_a_round() -> None:

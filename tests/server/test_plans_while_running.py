@@ -1,0 +1,131 @@
+"""What the planner is asked and told while a job runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from test_planner import link, manifest, profile
+
+from gradwire.compressors import Plan
+from gradwire.planning import parse_fusion, parse_order, parse_replan
+from gradwire.planning.job import Choice
+from gradwire.server.metrics import Metrics
+from gradwire.server.planner import FULL, Planner
+from gradwire.server.replanning import Replanning
+
+MODEL = manifest()
+
+
+class Shard:
+    """Measures norms when it is asked to."""
+
+    def __init__(self) -> None:
+        self.manifest, self.version = MODEL, 0
+        self.plan = MODEL.plan()
+        self.square_norms: tuple[float, ...] = ()
+        self.asked = 0
+
+    def measure_norms(self) -> None:
+        self.asked += 1
+
+
+def running(
+    test: Callable[[Replanning, Shard, list[Plan]], Awaitable[None]],
+    fusion: str = "seamgs",
+    replanning: str = "100",
+    choice: Choice | None = None,
+) -> None:
+    async def run() -> None:
+        planner = Planner(parse_fusion(fusion), parse_order("fifo"), parse_replan(replanning))
+        planner.first(MODEL)
+        shard: Any = Shard()
+        plans, tasks = list[Plan](), list[asyncio.Future[None]]()
+
+        def work(what: Awaitable[None]) -> None:
+            tasks.append(asyncio.ensure_future(what))
+
+        found = Replanning(
+            *(planner, shard, Metrics("none")),
+            adopt=plans.append,
+            work=work,
+            chosen=lambda: None if choice is None else (choice, 2),
+        )
+        found.tasks = tasks  # type: ignore[attr-defined]
+        link(planner, 1.0, 1e-9)
+        await test(found, shard, plans)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+
+
+async def settled(job: Any) -> None:
+    await asyncio.gather(*job.tasks)
+
+
+def test_norms_are_measured_in_the_one_version_before_a_plan() -> None:
+    async def test(job: Replanning, shard: Shard, plans: list[Plan]) -> None:
+        job.profiled("a", 1, profile(MODEL))
+        job.published(100)
+        assert (shard.asked, plans) == (1, [])
+        job.published(101)  # no gradient had a part in it
+        shard.square_norms = (0.0,) * len(MODEL.tensors)
+        job.published(102)
+        assert (shard.asked, plans) == (3, [])
+        shard.square_norms = (1.0,) * len(MODEL.tensors)
+        job.published(103)
+        await settled(job)
+        assert [len(plan.units) for plan in plans] == [1]
+        job.published(104)
+        assert (shard.asked, len(plans)) == (3, 1)
+
+    for replanning in ("100", "drift"):
+        running(test, replanning=replanning)
+
+
+def test_a_planner_that_fails_leaves_the_plan_and_the_job(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*given: Any) -> Plan:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Planner, "plan", fails)
+    monkeypatch.setattr("gradwire.server.replanning.predict", fails)
+
+    async def test(job: Replanning, shard: Shard, plans: list[Plan]) -> None:
+        job.profiled("a", 1, profile(MODEL))
+        job.published(5)
+        await settled(job)
+        assert plans == []
+        assert job.predicted_s == 0.0
+
+    running(test, fusion="mgwfbp", choice=Choice())
+    assert "no plan could be made" in caplog.text
+    assert "a step could not be predicted" in caplog.text
+
+
+def test_a_step_is_predicted_once_for_all_that_say_so_at_the_same_time() -> None:
+    async def test(job: Any, shard: Shard, plans: list[Plan]) -> None:
+        for worker in "abc":
+            job.profiled(worker, 1, profile(MODEL))
+        assert len(job.tasks) == 1
+        await settled(job)
+        assert job.predicted_s > 0
+        shard.version = FULL
+        job.profiled("a", 1, profile(MODEL))
+        assert len(job.tasks) == 2
+
+    running(test, choice=Choice())
+
+
+@pytest.mark.parametrize("mode", ["sync:backup=1", "async:rate=inverse"])
+def test_what_nobody_can_predict_has_no_figure(mode: str) -> None:
+    async def test(job: Replanning, shard: Shard, plans: list[Plan]) -> None:
+        job.profiled("a", 1, profile(MODEL))
+        await settled(job)
+        assert job.predicted_s == 0.0
+        assert job.cores is None
+
+    running(test, choice=Choice(mode=mode))
