@@ -230,6 +230,10 @@ def _joined(runs: Sequence[_Run]) -> list[_Run]:
     return joined
 
 
+def _copied(memory: Memory) -> Memory:
+    return {what: None if tensor is None else tensor.clone() for what, tensor in memory.items()}
+
+
 def _present(tensor: torch.Tensor | None) -> torch.Tensor:
     assert tensor is not None
     return tensor
@@ -255,6 +259,14 @@ class Optimizer:
         self._options = options
         self._parameters = list(parameters)
         self._runs = [[_Run(0, each.numel(), options.memory(each))] for each in self._parameters]
+
+    def copy(self) -> Optimizer:
+        """Another one of the same parameters, that goes on from what this one remembers."""
+        other = Optimizer(self._options, (), self.learning_rate)
+        other._parameters = self._parameters
+        for runs in self._runs:
+            other._runs.append([_Run(run.start, run.end, _copied(run.memory)) for run in runs])
+        return other
 
     def step(self, only: int | None = None, ranges: Sequence[tuple[int, int]] | None = None) -> None:
         """Change the parameters in place. One without a gradient stays as it is, and so does what is

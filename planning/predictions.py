@@ -3,7 +3,8 @@
 For sync jobs, with slices (`sync:redundancy=R`) too, a step is simulated (`step`). For what does not go
 through a server part by part there are formulas:
 
-    local:steps=H   H - 1 steps of computation, and one without overlap, divided by H
+    local:steps=H   H - 1 steps of computation, and one without overlap, divided by H; with delayed=on, where
+                    the exchange runs beside the steps, the longer of both
     stale, async    each push is applied by itself. A worker's own step is computation, a push and an update,
                     of one worker alone; all of them take no less than the links do, of which the way down
                     carries each push's update to every worker, or snapshots where these are smaller
@@ -108,15 +109,18 @@ def _payloads(profile: Profile, chosen: Choice) -> tuple[float, float, float]:
 
 
 def _local(profile: Profile, chosen: Choice) -> Prediction:
-    text = chosen.mode.partition("steps=")[2]
-    if not text.isdecimal() or not int(text):
-        raise ValueError(f"mode: expected local:steps=H with a number H, got {chosen.mode!r}")
+    text, _, rest = chosen.mode.partition("steps=")[2].partition(",")
+    if not text.isdecimal() or not int(text) or rest not in ("", "delayed=on"):
+        raise ValueError(
+            f"mode: expected local:steps=H with a number H, or local:steps=H,delayed=on, got {chosen.mode!r}"
+        )
     steps = int(text)
     whole = predict(profile, replace(chosen, mode="sync", overlap="off"))
+    exchange_s = (whole.step_s - profile.computation_s) / steps
     return replace(
         whole,
         choice=replace(chosen, overlap="off"),
-        step_s=profile.computation_s + (whole.step_s - profile.computation_s) / steps,
+        step_s=max(profile.computation_s, exchange_s) if rest else profile.computation_s + exchange_s,
         up_bytes=whole.up_bytes / steps,
         down_bytes=whole.down_bytes / steps,
         busy_s={

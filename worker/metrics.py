@@ -26,6 +26,11 @@ class Metrics(MetricSet, prefix="gradwire_worker"):
         "clipped_elements",
         "coded mode: elements of gradients that were outside of ±10 and were clipped",
     )
+    ahead = counter(
+        "ahead_rounds",
+        "local:delayed=on: rounds computed before their assignment came, `used` or `discarded`",
+        "outcome",
+    )
     reconnects = counter("reconnects", "times the stream was opened again")
     seconds = counter(
         "seconds",

@@ -28,6 +28,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "stale, 0": ("--mode", "stale:bound=0"),
     "async": ("--mode", "async:rate=inverse,compensation=0.1"),
     "local": ("--mode", "local:first=2,most=4"),
+    "local, delayed": ("--mode", "local:first=2,most=4,delayed=on"),
 }
 PACED = "small_tasks:paced"
 # Ten epochs of it last long enough to come and go in, by slow steps and not by many, which would cost CPU.
@@ -90,6 +91,26 @@ def test_local_steps_need_fewer_rounds_and_say_how_many(daemons: Daemons) -> Non
     assert [worker.wait() for worker in workers] == [0, 0]
     # 96 samples: two rounds of 2 workers x 3 steps x 8 samples, in each of two epochs.
     assert (reply.version, reply.local_steps) == (4, 12)
+
+
+def test_steps_that_begin_early_repeat_to_the_bit_and_learn_as_much(daemons: Daemons, tmp_path: Path) -> None:
+    found: list[tuple[float, dict[str, torch.Tensor]]] = []
+    for name, delayed in (("first", "on"), ("second", "on"), ("plain", "off")):
+        output = tmp_path / f"{name}.safetensors"
+        server = daemons.server(
+            *("--task", "digits", "--min-workers", "2", "--epochs", "6", "--batch-size", "8", "--seed", "2"),
+            *("--mode", f"local:steps=8,delayed={delayed}", "--output", str(output)),
+        )
+        workers = daemons.workers(server, 2)
+        reply = finished(server)
+        assert [worker.wait() for worker in workers] == [0, 0]
+        assert reply.repeated_samples == 0
+        found.append((reply.evaluations[-1].metrics["accuracy"], load_file(output)))
+    (accuracy, first), (_, second), (plain, without) = found
+    assert all(torch.equal(parameter, second[name]) for name, parameter in first.items())
+    assert not all(torch.equal(parameter, without[name]) for name, parameter in first.items())
+    assert accuracy > 0.9
+    assert abs(accuracy - plain) < 0.03
 
 
 # ---- slow workers

@@ -81,6 +81,9 @@ def test_local_steps_divide_the_exchange() -> None:
     known = profile(seconds=0.1)
     whole = predict(known, Choice(overlap="off")).step_s
     assert predict(known, Choice(mode="local:steps=8")).step_s == pytest.approx(0.1 + (whole - 0.1) / 8)
+    for steps in (1, 8):
+        delayed = predict(known, Choice(mode=f"local:steps={steps},delayed=on")).step_s
+        assert delayed == pytest.approx(max(0.1, (whole - 0.1) / steps))
 
 
 def test_a_ring_carries_the_model_almost_twice() -> None:
@@ -135,6 +138,7 @@ def test_where_the_link_is_no_limit_nothing_is_compressed() -> None:
         (Choice(fusion="seemgs"), "did you mean 'seamgs'"),
         (Choice(order="p4"), "known orders: "),
         (Choice(mode="local:steps=adaptive"), "expected local:steps=H with a number"),
+        (Choice(mode="local:steps=8,correction=0"), "expected local:steps=H with a number"),
         (Choice(mode="coded:redundancy=4"), "R from 1 to 3"),
         (Choice(mode="sync:redundancy=3"), "expected a divisor of 4 workers, got 3"),
         (Choice(mode="sync:redundancy=2", overlap="both"), "without redundancy only; take backward"),

@@ -99,6 +99,7 @@ class Job:
         to: Assignment | None = None,
         samples: int | None = None,
         computing_s: float = 0.0,
+        loss: float = 1.0,
     ) -> list[Any]:
         """Without other words: the next push, for what it was told last, with all samples of that."""
         if to is None:
@@ -113,7 +114,7 @@ class Job:
                 seq=seq,
                 assignment=to.id,
                 base_version=to.version,
-                loss=1.0,
+                loss=loss,
                 samples=assigned_samples(to) if samples is None else samples,
                 plan=to.plan or self.core.plan,
                 computing_s=computing_s,

@@ -219,7 +219,7 @@ class Oracle:
         assert action.version == self.core.version + 1
         assert self.pending is None
         assert not self.final or (self.store is not None and self.store.version == self.core.version)
-        self.check_expected(action)
+        self.check_expected()
         self.members, self.waited = dict(action.members), set(action.members)
         self.vacant.clear()
         self.has.clear()
@@ -237,12 +237,12 @@ class Oracle:
 
         self.shard.open_round(action, self.sent.append, begun)
 
-    def check_expected(self, action: e.Open) -> None:
+    def check_expected(self) -> None:
         """If nothing has happened, members are given what they were told to expect."""
         round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
         assert round_ is not None
-        members = [self.core.roster.present(place.member) for place in round_.places]
-        told = [member.work.assignment.next if member and member.work else () for member in members]
+        given = [self.assignments.get(place.work) for place in round_.places]
+        told = [assignment.next if assignment else () for assignment in given]
         now = (self.core.version, [place.member for place in round_.places])
         (version, before), expected = self.opened, self.expected_ranges
         self.opened, self.expected_ranges = now, told
@@ -294,6 +294,8 @@ class Oracle:
     def close_round(self, action: e.Apply) -> None:
         """Samples of which nothing more can come; what has gone out early went to those who have it."""
         if not self.in_parts:
+            if isinstance(self.core.mode, Rounds) and self.core.mode.local:
+                self.check_expected()
             return
         pushed = {self.pushes[label(each.key)].assignment for each in action.contributions}
         left = self.members.keys() - pushed

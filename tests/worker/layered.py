@@ -44,6 +44,18 @@ class Layers(nn.Module):
         return cast(torch.Tensor, self.third(hidden))
 
 
+class Normed(Layers):
+    """Has buffers, and draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden = nn.functional.dropout(self.norm(self.first(batch)), 0.3)
+        return cast(torch.Tensor, self.third(torch.tanh(self.second(hidden))))
+
+
 class Tied(Layers):
     def __init__(self) -> None:
         super().__init__()
@@ -75,8 +87,9 @@ class Run:
         loss: Loss = squares,
         compressor: str = "topk:ratio=8",
         reversed_parts: bool = False,
+        **terms: Any,
     ) -> None:
-        """reversed_parts: updates come with the parts of the first layers first."""
+        """reversed_parts: updates come with the parts of the first layers first. terms: of the job."""
         self.reversed_parts = reversed_parts
         self.began: list[int | None] = []  # the replica's version when a forward pass began
         self.measured: list[float] = []  # the sum of the model's buffers when it was evaluated
@@ -104,7 +117,8 @@ class Run:
         self.replica.adopt(self.replica.manifest.plan(4 * ALIGNMENT))
         self.first = [value.copy() for value in self.replica.values()]
         self.still = {"unused"}  # layers that no update moves
-        job = job_message(JobTerms(id="j", work="gradients", batch_size=4, epochs=9, overlap=overlap))
+        terms = {"work": "gradients", "batch_size": 4, "epochs": 9, "overlap": overlap, **terms}
+        job = job_message(JobTerms(id="j", **terms))
         self.trainer = Trainer(
             cast("Connection", self.script),
             dataclasses.replace(REPLY, job=job),

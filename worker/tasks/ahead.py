@@ -95,23 +95,29 @@ class Ahead:
 
     def fits(self, session: Session, assignment: m.Assignment) -> bool:
         """Whether it is what an assignment asks for."""
-        expected = self.assignment
         return (
-            not assignment.finished
-            and not assignment.evaluate_epoch
-            and not assignment.parts
-            and session.is_new(assignment)
+            session.is_new(assignment)
             and session.replica.undone == self.undone
-            and (assignment.version, assignment.epoch, assignment.ranges, assignment.position)
-            == (expected.version, expected.epoch, expected.ranges, expected.position)
-            and (assignment.slice, assignment.slices, assignment.stragglers)
-            == (expected.slice, expected.slices, expected.stragglers)
+            and as_expected(assignment, self.assignment)
         )
 
 
 def expected_after(assignment: m.Assignment) -> m.Assignment:
     """What follows if nothing happens."""
     return replace(assignment, version=assignment.version + 1, ranges=assignment.next, next=())
+
+
+def as_expected(assignment: m.Assignment, expected: m.Assignment) -> bool:
+    """Whether an assignment asks for what was expected, and for nothing else before that."""
+    return (
+        not assignment.finished
+        and not assignment.evaluate_epoch
+        and not assignment.parts
+        and (assignment.version, assignment.epoch, assignment.ranges, assignment.position)
+        == (expected.version, expected.epoch, expected.ranges, expected.position)
+        and (assignment.slice, assignment.slices, assignment.stragglers)
+        == (expected.slice, expected.slices, expected.stragglers)
+    )
 
 
 def look_ahead(

@@ -150,7 +150,6 @@ class GradientWork(Strategy):
         return self._push(pushing.assignment, pushing.samples, loss)
 
     def _one_after_the_other(self, assignment: m.Assignment) -> bool:
-        self._times.begin()
         with self._metrics.during("computing"):
             samples, loss, gradients = self._compute(assignment)
         if not math.isfinite(loss):
@@ -205,6 +204,7 @@ class GradientWork(Strategy):
         the gradients of the replica, and in a list for a tensor that has none."""
         indices = self._computation.indices(assignment)
         if assignment.stragglers:
+            self._times.begin()
             samples, loss = self._computation.combined_loss(assignment, indices)
         else:
             samples, loss = len(indices), self._computation.backward(self._forward(assignment, indices))

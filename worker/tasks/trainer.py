@@ -137,7 +137,7 @@ def _strategy(
             )
         case Local():
             training = LocalTraining(session.replica.parameters, job.optimizer, work.correction)
-            return LocalWork(session, computation, metrics, training, job.batch_size)
+            return LocalWork(session, computation, metrics, training, job.batch_size, delayed=work.delayed)
         case CodedExchange():
             return ExchangeWork(session, computation, job.optimizer, metrics)
 

@@ -21,9 +21,14 @@ class Gradients:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Local:
-    """Local steps, and the change that they make. correction: λ, 0 to 1, how strongly each pulls back."""
+    """Local steps, and the change that they make.
+
+    correction: λ, 0 to 1, how strongly each pulls back. delayed: whether the steps of the next round are
+        begun while the changes of this one are exchanged.
+    """
 
     correction: float = 0.0
+    delayed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

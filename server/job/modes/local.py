@@ -24,6 +24,9 @@ Three things are ours in formula (1). The values of H_0 and H_max, 4 and 16. The
 whatever a warm-up makes of its rate. And nobody knows the loss at the start of a round before workers have
 begun it: F_s is the loss at the start of the last round that has closed, the mean over the first local step
 of each member.
+
+With `delayed=on` workers are told the samples of the round that follows, and begin its steps early
+(`worker/tasks/local`). So its H has to be known by then, and is found one round earlier.
 """
 
 from __future__ import annotations
@@ -82,6 +85,9 @@ class LocalOptions(ModeOptions):
         parse=_parse_outer,
     )
     outer_rate: float = option(1.0, "learning rate of the outer optimizer", least=0)
+    delayed: bool = option(
+        False, "whether workers begin the next round's steps while the changes of this one are exchanged"
+    )
 
     def __post_init__(self) -> None:
         _check_steps("first", self.first)
@@ -90,10 +96,16 @@ class LocalOptions(ModeOptions):
             raise ValueError(f"first: expected at most `most`, which is {self.most}, got {self.first}")
         if self.by != "loss" and self.steps != "adaptive":
             raise ValueError(f"by: expected steps=adaptive with {self.by}, got steps={self.steps}")
+        if self.delayed and self.steps == "adaptive" and self.by != "loss":
+            raise ValueError(
+                f"by: expected loss with delayed=on, got {self.by}: steps that are computed meanwhile hide "
+                "how long the exchange takes; give a number of steps instead"
+            )
 
     @property
     def work(self) -> str:
-        return f"local:correction={self.correction!r}"
+        delayed = "on" if self.delayed else "off"
+        return f"local:correction={self.correction!r},delayed={delayed}"
 
     def following(self, loss_ratio: float, rate_ratio: float, time_ratio: float = math.nan) -> int:
         """H_s, of the next round.

@@ -12,7 +12,8 @@ round after that. Until then it counts among those that `backup` allows to be mi
 straggler code the others have pushed its gradient too: there it is refused as redundant, and its worker
 forgets it; and so it is where its place was given to another member.
 
-In local mode the parts are larger: enough samples for as many local steps as `local` says.
+In local mode the parts are larger: enough samples for as many local steps as `local` says. Who computes
+ahead is told what the next round will give it if nothing happens.
 
 Work that is not late has a place in the round, and the round is open: closing makes late what has not come.
 """
@@ -134,6 +135,7 @@ class Rounds(Mode):
     wanted: SyncOptions = field(metadata=DERIVED)
     local: LocalOptions | None = field(default=None, metadata=DERIVED)
     round: Round | None = None
+    _next_steps: int = 0  # of the round after this one, where workers are told before it opens
     _first_loss: float | None = None  # at the start of the first round
     _loss: float = math.nan  # at the start of the last round that has closed
     _step_s: float = math.nan  # of the slowest member's local steps, mean over rounds
@@ -165,7 +167,7 @@ class Rounds(Mode):
             return self._fill(self.round, idle, now)
         if not idle:
             return []
-        steps = self._steps()
+        steps = self._next_steps or self._steps()
         late = len(ready) - len(idle)
         in_parts = self.local is None and self.wanted.steps_parts(state.rules)
         each = state.rules.batch_size * steps
@@ -182,7 +184,12 @@ class Rounds(Mode):
             division=division,
             parts=in_parts,
         )
-        following = self._following(round_, each, len(idle)) if in_parts and not late else []
+        delayed = self.local is not None and self.local.delayed
+        self._next_steps = self._steps() if delayed else 0
+        following: list[tuple[Range, ...]] = []
+        if (in_parts or delayed) and not late:
+            each = state.rules.batch_size * (self._next_steps or steps)
+            following = self._following(round_, each, len(idle))
         actions: list[e.Action] = []
         for number, (member, part) in enumerate(zip(idle, division.parts, strict=False)):
             due = state.epoch_to_evaluate

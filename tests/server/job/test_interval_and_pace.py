@@ -86,6 +86,20 @@ def test_a_round_whose_members_say_nothing_of_times_changes_nothing() -> None:
     assert job.steps == 3
 
 
+def test_the_steps_of_a_round_are_known_one_round_earlier_where_workers_begin_them_early() -> None:
+    """The losses at the start of rounds call for 4, 4, 2, 4 and 2 steps in the next ones."""
+    losses = (1.0, 1.0, 0.25, 1.0, 0.25)
+    for mode, expected in (("first=4", [4, 4, 4, 2, 4]), ("first=4,delayed=on", [4, 4, 4, 4, 2])):
+        job, found = Rounds(f"local:{mode}"), list[int]()
+        for loss in losses:
+            found.append(job.steps)
+            told = {worker: each.next for worker, each in job.job.told.items()}
+            job.round(0.1, loss=loss)
+            given = {worker: each.ranges for worker, each in job.job.told.items()}
+            assert (told == given) == ("delayed" in mode)
+        assert found == expected
+
+
 class Rounds:
     """Two workers, one twice as fast as the other."""
 
@@ -99,11 +113,11 @@ class Rounds:
     def steps(self) -> int:
         return self.job.core.local_steps
 
-    def round(self, exchange_s: float, *, told: bool = True) -> None:
+    def round(self, exchange_s: float, *, told: bool = True, loss: float = 1.0) -> None:
         steps = self.steps
         self.job.now += 0.2 * steps + exchange_s
-        self.job.push("a", computing_s=0.1 * steps * told)
-        self.job.push("b", computing_s=0.2 * steps * told)
+        self.job.push("a", computing_s=0.1 * steps * told, loss=loss)
+        self.job.push("b", computing_s=0.2 * steps * told, loss=loss)
         self.job.publish()
 
 
@@ -122,6 +136,7 @@ def local_steps(mode: str, exchange_s: float, rounds: int) -> list[int]:
         ("steps=adaptive", LocalOptions(first=4, most=16)),
         ("steps=adaptive,first=8,most=64", LocalOptions(first=8, most=64)),
         ("by=time", LocalOptions(by="time")),
+        ("steps=8,by=time,delayed=on", LocalOptions(steps="8", by="time", delayed=True)),
     ],
 )
 def test_what_can_be_typed(text: str, steps: object) -> None:
@@ -135,7 +150,8 @@ def test_what_can_be_typed(text: str, steps: object) -> None:
         ("by=chance", "expected one of"),
         ("steps=often", "expected a whole number, or adaptive, got 'often'"),
         ("first=9,most=8", "first: expected at most `most`, which is 8, got 9"),
-        ("least=9", "known keys: by, correction, first, most"),
+        ("least=9", "known keys: by, correction, delayed, first, most"),
+        ("by=time,delayed=on", "by: expected loss with delayed=on, got time"),
     ],
 )
 def test_what_cannot_is_refused(text: str, words: str) -> None:

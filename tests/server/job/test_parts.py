@@ -125,6 +125,24 @@ def test_members_are_told_what_the_next_round_will_give_them() -> None:
         job.round(("w0", "w1", "w2"))
 
 
+@pytest.mark.parametrize(
+    ("mode", "rounds"), [("local:steps=1", 4), ("local:steps=2", 2), ("local:first=2", 2)]
+)
+def test_members_whose_steps_may_begin_early_are_told_what_the_next_round_will_give_them(
+    mode: str, rounds: int
+) -> None:
+    job = both(3, f"{mode},delayed=on", overlap="backward")
+    for _ in range(2):
+        for _ in range(rounds - 1):
+            expected = following(job)
+            assert all(expected.values())
+            job.round(("w0", "w1", "w2"))
+            assert {worker: each.ranges for worker, each in job.assignments.items()} == expected
+        assert set(following(job).values()) == {()}, "an evaluation comes between"
+        job.round(("w0", "w1", "w2"))
+    assert not any(following(both(3, mode, overlap="backward")).values())
+
+
 @pytest.mark.parametrize("rules", [{"overlap": "backward"}, {"aggregation": "krum:wrong=1"}])
 def test_nothing_is_said_to_follow_where_versions_come_whole(rules: dict[str, Any]) -> None:
     assert not any(following(both(3, **rules)).values())

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from layered import WIDTH, Layers, Run, Tied, squares
+from layered import Layers, Normed, Run, Tied, squares
 from torch import nn
 
 from gradwire.planning.parts import ALIGNMENT
@@ -21,18 +21,6 @@ from gradwire.worker.tasks.computation import TaskFailedError
 STEPS = 4
 EARLY = [0, *range(STEPS - 1)]  # versions at which passes begin, if each but the first begins early
 Build = Callable[[], nn.Module]
-
-
-class Normed(Layers):
-    """Has buffers, and draws random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        hidden = nn.functional.dropout(self.norm(self.first(batch)), 0.3)
-        return cast(torch.Tensor, self.third(torch.tanh(self.second(hidden))))
 
 
 class Outside(Layers):

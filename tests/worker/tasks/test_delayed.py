@@ -1,0 +1,162 @@
+"""Local steps that are taken while the changes of the round before are exchanged (`local:delayed=on`)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from layered import INPUTS, WIDTH, Layers, Normed, Run, squares
+from torch import nn
+
+from gradwire.proto import messages as m
+from gradwire.worker.tasks.sharding import epoch_order
+
+STEPS = 2  # of a round of 4 samples
+RATE = 0.1
+
+
+def local(
+    delayed: str, build: Any = Normed, loss: Any = squares, correction: float = 0.1, **terms: Any
+) -> Run:
+    work = f"local:correction={correction},delayed={delayed}"
+    return Run("off", build, loss, "none", work=work, batch_size=2, seed=7, **terms)
+
+
+def given(run: Run, version: int, more: bool = True, **changes: Any) -> m.Assignment:
+    return run.given(version, more, learning_rate=RATE, **changes)
+
+
+def rounds(run: Run, count: int, *more: Any) -> Run:
+    for version in range(count):
+        run.script.messages += [*run.update(version), given(run, version, version + 1 < count)]
+    return run.steps(0, *more)
+
+
+def values(run: Run, place: int) -> np.ndarray[Any, Any]:
+    """What a push holds."""
+    return np.concatenate([np.frombuffer(each, np.float32) for each in run.bytes_of(place)])
+
+
+@pytest.mark.parametrize("correction", [0.0, 0.5])
+def test_a_round_begins_at_the_last_global_model_less_ones_own_change(correction: float) -> None:
+    run = rounds(local("on", Layers, correction=correction), 4)
+    assert run.began == [0, 0, 0, 0, 1, 1, 2, 2]
+    model, order = Layers(), epoch_order(7, 0, len(INPUTS))
+    used = [model.first, model.second, model.third]
+    first = [torch.tensor(value.view(np.float32)).view(WIDTH, WIDTH) for value in run.first]
+    first = [first[0], first[1], first[3]]
+    changes = [torch.zeros(WIDTH, WIDTH) for _ in used]
+    for version in range(4):
+        scale = 1 + max(0, version - 1) / 8
+        start = [value * scale - change for value, change in zip(first, changes, strict=True)]
+        for layer, value in zip(used, start, strict=True):
+            layer.weight.data = value.clone()
+        for batch in range(STEPS):
+            model.zero_grad()
+            at = 4 * version + 2 * batch
+            torch.autograd.backward(squares(model, INPUTS[order[at : at + 2]]))
+            for layer, value in zip(used, start, strict=True):
+                assert layer.weight.grad is not None
+                step = RATE * layer.weight.grad + correction * (layer.weight.data - value)
+                layer.weight.data = layer.weight.data - step
+        ends = [layer.weight.data for layer in used]
+        changes = [value - end for value, end in zip(start, ends, strict=True)]
+        unused = torch.zeros(WIDTH, WIDTH)
+        expected = torch.cat([change.reshape(-1) for change in (*changes[:2], unused, changes[2])])
+        torch.testing.assert_close(torch.tensor(values(run, version)), expected, rtol=1e-4, atol=1e-7)
+
+
+def test_the_replica_holds_the_global_model_while_updates_are_taken_in() -> None:
+    run = local("on")
+    seen: list[bool] = []
+
+    def look() -> None:
+        now = run.replica.values()
+        seen.append(all(np.array_equal(*pair) for pair in zip(now, run.first, strict=True)))
+
+    run.script.messages += [*run.update(0), given(run, 0), look, *run.update(1), given(run, 1, more=False)]
+    run.steps(0)
+    assert seen == [True]
+    assert run.began == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "sgd:momentum=0.9", "adam"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ranges": (m.Range(start=40, count=4),)},
+        {"ranges": (m.Range(start=4, count=6),)},
+        {"epoch": 1},
+        {"position": 1},
+        {"evaluate_epoch": 1},
+    ],
+)
+def test_a_round_that_was_begun_in_vain_leaves_nothing(changes: dict[str, Any], optimizer: str) -> None:
+    runs = local("off", optimizer=optimizer), local("on", optimizer=optimizer)
+    for run in runs:
+        second, third = given(run, 1, more=False, **changes), given(run, 2, more=False)
+        messages = [*run.update(0), given(run, 0), *run.update(1), second, *run.update(2), third]
+        run.script.messages += messages
+        run.steps(0)
+    plain, ahead = runs
+    assert ahead.began == [0, 0, *plain.began]
+    assert ahead.pushed == plain.pushed
+    assert ahead.measured == plain.measured
+    assert ahead.script.reports == plain.script.reports
+    for mine, other in zip(ahead.replica.model.buffers(), plain.replica.model.buffers(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_a_version_that_was_passed_over_is_not_what_was_expected() -> None:
+    runs = local("off"), local("on")
+    for run in runs:
+        later = given(run, 2, more=False, ranges=(m.Range(start=4, count=4),))
+        run.script.messages += [*run.update(0), given(run, 0), *run.update(1), *run.update(2), later]
+        run.steps(0)
+    plain, ahead = runs
+    assert ahead.pushed == plain.pushed
+
+
+def test_work_told_again_takes_nothing_away() -> None:
+    """As after a reconnect: the bits are the same with it."""
+    once, again = rounds(local("on"), 2), local("on")
+    first = given(again, 0)
+    again.script.messages += [*again.update(0), first, first, *again.update(1), given(again, 1, more=False)]
+    again.steps(0)
+    assert again.began == once.began == [0, 0, 0, 0]
+    assert again.pushed == once.pushed
+
+
+def test_it_says_how_often_the_next_round_was_begun_in_vain() -> None:
+    run = rounds(local("on"), 3)
+    ahead = run.trainer._metrics.ahead  # pyright: ignore[reportPrivateUsage]
+    found = [ahead.labels(outcome)._value.get() for outcome in ("used", "discarded")]  # pyright: ignore
+    assert found == [2, 0]
+
+
+def test_a_loss_that_is_not_finite_is_of_its_round() -> None:
+    calls: list[int] = []
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return squares(model, batch) * (math.nan if len(calls) == 4 else 1.0)
+
+    run = rounds(local("on", loss=loss, optimizer="sgd:momentum=0.9"), 4)
+    assert [commit.samples for commit, _ in run.script.pushed] == [4, 0, 4, 4]
+    assert run.began == [0, 0, 0, 0, 2, 2, 2, 2], "the round after it begins at the global model"
+    assert all(np.isfinite(values(run, place)).all() for place in (0, 2, 3))
+
+
+def test_who_leaves_does_not_begin_the_next_round() -> None:
+    run = local("on")
+
+    def leave() -> m.Assignment:
+        run.trainer.session.leave()
+        return given(run, 0)
+
+    run.script.messages += [*run.update(0), leave, m.Outcome(seq=1, decision=m.Decision.ACCEPTED, version=1)]
+    assert not run.trainer.run()
+    assert run.began == [0, 0]
