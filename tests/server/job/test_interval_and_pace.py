@@ -136,7 +136,7 @@ def local_steps(mode: str, exchange_s: float, rounds: int) -> list[int]:
         ("steps=adaptive", LocalOptions(first=4, most=16)),
         ("steps=adaptive,first=8,most=64", LocalOptions(first=8, most=64)),
         ("by=time", LocalOptions(by="time")),
-        ("steps=8,by=time,delayed=on", LocalOptions(steps="8", by="time", delayed=True)),
+        ("steps=8,delayed=on", LocalOptions(steps="8", delayed=True)),
     ],
 )
 def test_what_can_be_typed(text: str, steps: object) -> None:
