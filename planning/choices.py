@@ -46,14 +46,10 @@ class Fusion:
     bytes: int = 0
 
     @property
-    def merged(self) -> bool:
-        """Whether sparsifiers choose among all elements of a unit."""
-        return self.merging in (Merging.MG_WFBP, Merging.MGS, Merging.SEAMGS)
-
-    @property
     def measured(self) -> bool:
-        """Whether it takes a profile. Until there is one, units are made by size."""
-        return self.merged
+        """Whether it takes a profile; until there is one, units are made by size. From the units that are
+        made then, sparsifiers choose as a whole."""
+        return self.merging in (Merging.MG_WFBP, Merging.MGS, Merging.SEAMGS)
 
     def groups(self, layers: Sequence[Layer], link: Link) -> list[Group]:
         """In the order of backward. Not for `bytes`, which needs no profile."""

@@ -76,7 +76,7 @@ class Auto:
             unit = plan.units[each]
             if each not in self._whole and elements and all(part in sent for part in unit.parts):
                 self._codec[each] = seconds * (unit.end - unit.start) / elements
-                self._bytes[each] = sum(each.data.size for part in unit.parts for each in sent[part])
+                self._bytes[each] = sum(one.data.size for part in unit.parts for one in sent[part])
 
     def begin(self, version: int) -> None:
         """A step begins; before its gradients come, it may be decided that units go another way."""
@@ -93,18 +93,18 @@ class Auto:
             self._plan = plan.number
             self._codec.clear()
             self._bytes.clear()
-            self._start(version, FIRST)
+            self._start(_border(version, FIRST))
             self._choose()
         if self._until is None:
-            self._start(version, FIRST)
+            self._start(_border(version, FIRST))
         hopeless = self.choice.trial and self._steps and self._steps[-1] > HOPELESS * self.choice.reference_s
         if (hopeless or version >= (self._until or 0)) and self._steps:
             self._decide(version)
 
     # ---- what follows
 
-    def _start(self, version: int, versions: int) -> None:
-        self._until = (version // versions + 1) * versions if versions != TRIAL else version + TRIAL
+    def _start(self, until: int) -> None:
+        self._until = until
         self._steps.clear()
         self._waits.clear()
 
@@ -112,7 +112,7 @@ class Auto:
         self._measure()
         seen, before = self._seen(), self.choice
         self.choice = decide(before, seen)
-        self._start(version, TRIAL if self.choice.trial else WINDOW)
+        self._start(version + TRIAL if self.choice.trial else _border(version, WINDOW))
         self._skip = SWITCHING if self.choice.compressing != before.compressing else 0
         self._choose()
         if before.trial or self.choice.trial:
@@ -165,3 +165,8 @@ class Auto:
                 )
         self._whole = whole
         self._compression.send_whole(whole)
+
+
+def _border(version: int, versions: int) -> int:
+    """The next multiple, which is the same for all workers."""
+    return (version // versions + 1) * versions
