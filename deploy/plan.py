@@ -65,6 +65,12 @@ def computation(text: str) -> Callable[[int], float]:
     return lambda samples: samples / pace
 
 
+def computation_of(model: str, samples: int) -> float:
+    """Seconds of a step of so many samples, where nothing is said of it. Backward takes twice as much as
+    forward. Raises ValueError for a model that is not known."""
+    return 3 * samples * sum(tensor.multiplications for tensor in models.tensors(model)) / MULTIPLICATIONS
+
+
 def at_least_one(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
@@ -134,13 +140,14 @@ def profile_of(given: argparse.Namespace) -> Profile:
     work = sum(tensor.multiplications for tensor in tensors)
     if given.computation is not None:
         total = given.computation(given.batch_size)
-    else:  # backward takes twice as much as forward
-        total = 3 * work * given.batch_size / MULTIPLICATIONS
+    else:
+        total = computation_of(given.model, given.batch_size)
     each = [total * tensor.multiplications / work for tensor in tensors]
     return Profile(
         shapes=[tensor.shape for tensor in tensors],
         forward_s=[FORWARD * seconds for seconds in each],
         backward_s=[(1 - FORWARD) * seconds for seconds in each],
+        square_norms=[tensor.square_norm for tensor in tensors],
         worker_bandwidth=given.bandwidth,
         server_bandwidth=given.server_bandwidth or given.bandwidth,
         workers=given.workers,
@@ -199,6 +206,8 @@ def live_job(server: str) -> LiveJob:
         workers=max(1, len(status.members)),
         rtt_s=rtt_s,
         cores=measured.cores or None,
+        on_cores=measured.processor_share,
+        square_norms=measured.square_norms,
     )
     overlap: Any = job["overlap"]
     choice = Choice(

@@ -21,6 +21,9 @@ from .step import Batch, Overlap, Piece, Place, Work
 # Bytes on a link for each of a payload: headers of gRPC, HTTP/2, TCP, IP and Ethernet, in frames of 1500.
 FRAMING = 1.055
 FASTEST = 1e12  # bytes per second, of a link that takes no time that counts
+# TCP does not share a link equally: the first worker has its update before the last by this share of the way
+# down, and pushes while the others wait. Between 0.1 and 0.5 was measured, of two to eight workers.
+UNEVEN = 0.35
 # Of what a part is announced with, and of each payload in it.
 PART_BYTES, PAYLOAD_BYTES = 60, 20
 
@@ -38,18 +41,20 @@ class Costs:
         server_run_s: the server, for one of a push.
         part_s, byte_s: either end of a connection, for what it sends or receives.
         step_s: all that a step takes whatever it has.
+        early_s: a worker, for a tensor that a forward pass may have to wait for.
     """
 
-    gradient_s: float = 4.0e-9
-    apply_s: float = 0.5e-9
-    reduce_s: float = 0.4e-9
-    update_s: float = 2.5e-9
-    tensor_s: float = 180e-6
-    worker_run_s: float = 350e-6
-    server_run_s: float = 120e-6
-    part_s: float = 200e-6
-    byte_s: float = 2.7e-9
-    step_s: float = 15e-3
+    gradient_s: float = 6.5e-9
+    apply_s: float = 0.015e-9
+    reduce_s: float = 0.06e-9
+    update_s: float = 0.13e-9
+    tensor_s: float = 110e-6
+    worker_run_s: float = 670e-6
+    server_run_s: float = 52e-6
+    part_s: float = 340e-6
+    byte_s: float = 1.35e-9
+    step_s: float = 11.4e-3
+    early_s: float = 200e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +69,7 @@ class Profile:
         start_s: that a part takes of a link, however short it is.
         rtt_s: of a round trip between a worker and a server.
         cores: of the one machine that all processes are on; None for a machine for each.
+        on_cores: the share of the computation that takes them; the rest is a GPU's, or emulated.
     """
 
     shapes: Sequence[tuple[int, ...]]
@@ -76,6 +82,7 @@ class Profile:
     rtt_s: float = 0.0
     start_s: float = 0.2e-3
     cores: int | None = None
+    on_cores: float = 0.0
     square_norms: Sequence[float] = ()
     costs: Costs = field(default_factory=Costs)
 
@@ -105,6 +112,8 @@ def observed(
     workers: int,
     rtt_s: float = 0.0,
     cores: int | None = None,
+    on_cores: float = 0.0,
+    square_norms: Sequence[float] = (),
 ) -> Profile:
     """The profile of a job that runs.
 
@@ -122,6 +131,8 @@ def observed(
         rtt_s=rtt_s,
         start_s=link.start_s,
         cores=cores,
+        on_cores=on_cores,
+        square_norms=square_norms if any(square_norms) else (),
     )
 
 
@@ -150,7 +161,11 @@ def plan_of(profile: Profile, chosen: Choice, sent: Compression) -> Plan:
         parse_fusion(chosen.fusion),
         parse_order(chosen.order),
         layers=_layers(profile, sent),
-        link=Link(start_s=profile.start_s, byte_s=profile.workers * profile.server_byte_s),
+        link=Link(
+            # However fast the link is, the server takes a part in from each worker, one after the other.
+            start_s=max(profile.start_s, profile.workers * profile.costs.part_s),
+            byte_s=profile.workers * profile.server_byte_s,
+        ),
         part_bytes=chosen.part_bytes,
         slices=chosen.redundancy,
         least_bytes=sent.least_part_bytes,
@@ -187,6 +202,7 @@ def work_of(profile: Profile, chosen: Choice) -> tuple[Work, Place]:
     pushes = profile.workers // copies
     down = sent.down(pushes)
     costs = profile.costs
+    early = chosen.overlap == "both"
     servers = _spread([part.elements for part in plan.parts], profile.servers)
     batches, pieces = list[Batch](), list[Piece]()
     for number, unit in enumerate(plan.units):
@@ -198,6 +214,7 @@ def work_of(profile: Profile, chosen: Choice) -> tuple[Work, Place]:
         # What is sparse is stepped and taken in where it holds elements.
         held = sum(math.prod(shape) * (down.density if down.carries(shape) else 1.0) for shape in shapes)
         pushed = pushes * (elements * sent.up.density * costs.reduce_s + runs * costs.server_run_s)
+        taken = held * costs.apply_s + early * len(shapes) * costs.early_s
         encode_s = elements * (costs.gradient_s + sent.element_s)
         encode_s += len(shapes) * costs.tensor_s + runs * costs.worker_run_s
         batches.append(
@@ -217,7 +234,7 @@ def work_of(profile: Profile, chosen: Choice) -> tuple[Work, Place]:
                     down_bytes=PART_BYTES + share * down_bytes,
                     pushes=pushes,
                     server_s=share * (held * costs.update_s + pushed),
-                    apply_s=share * held * costs.apply_s,
+                    apply_s=share * taken,
                     turn=plan.turns[part] if plan.turns else part,
                     server=servers[part],
                 )
@@ -228,8 +245,10 @@ def work_of(profile: Profile, chosen: Choice) -> tuple[Work, Place]:
         workers=profile.workers,
         servers=profile.servers,
         overlap=chosen.overlap,
-        early=chosen.overlap == "both",
+        early=early,
         credit=plan.credit,
+        # It was measured beside as much as that.
+        computing_cores=profile.on_cores * min(profile.workers, profile.cores or profile.workers),
     )
     place = Place(
         server=Link(start_s=profile.start_s, byte_s=profile.server_byte_s),
@@ -239,6 +258,7 @@ def work_of(profile: Profile, chosen: Choice) -> tuple[Work, Place]:
         part_s=costs.part_s,
         step_s=costs.step_s,
         cores=profile.cores,
+        uneven=UNEVEN if profile.workers * profile.server_byte_s > profile.worker_byte_s else 0.0,
     )
     return work, place
 

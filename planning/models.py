@@ -35,6 +35,17 @@ class Tensor:
         return math.prod(self.shape)
 
     @property
+    def spread(self) -> float:
+        """Standard deviation of the values that training begins with (He et al.): by the inputs, 1 of biases
+        and normalization."""
+        return math.sqrt(2 / math.prod(self.shape[1:])) if len(self.shape) > 1 else 1.0
+
+    @property
+    def square_norm(self) -> float:
+        """Of a gradient as large as these values, which is as good a guess as any of its share in all."""
+        return self.elements * self.spread**2
+
+    @property
     def multiplications(self) -> int:
         """Of the forward pass of a sample."""
         return self.elements * self.uses

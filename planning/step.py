@@ -1,16 +1,18 @@
 """A step of a sync job, simulated: when each part is computed, sent, summed, stepped and sent back.
 
-A step is what lies between the beginnings of two backward passes. The model's parts pass through four lanes,
-each of which has one of them at a time:
+A step is what lies between the beginnings of two backward passes. The model's parts pass through lanes, each
+of which has one of them at a time:
 
     computing   of a worker, all of which do the same at the same time: backward, unit by unit from the last
                 tensors to the first; compressing a unit, as soon as backward has all of its gradients; taking
                 updates in; and the next forward pass, from the first tensors to the last
+    network     a worker's network thread, which hands a part to its link, and takes one from it
     up          a link of a server, which carries a part from all workers
+    loop        a server's event loop, which takes a part in from each worker, and hands its update to each
     server      sums the pushes of a part, steps it, and encodes what goes down
     down        the link the other way, which carries the update of a part to all workers
 
-Each server has the last three lanes for itself. Of the parts that wait for a lane the one with the least turn
+Each server has the last four lanes for itself. Of the parts that wait for a lane the one with the least turn
 goes first. What has to be done before what:
 
     off         nothing is compressed before backward is over. Parts go up once they are compressed, and down
@@ -19,8 +21,8 @@ goes first. What has to be done before what:
     both        besides, parts go down once they are there from all workers
     early       besides, forward of a unit begins once its own parts are taken in, and not those of all
 
-Lanes share what they need: the link of a worker, which carries its parts of all servers; the processor of a
-server's event loop; and, where all processes are on one machine, its cores. If the lanes that are busy need
+Lanes share what they need: the link of a worker, which carries its parts of all servers; and, where all
+processes are on one machine, its cores. If the lanes that are busy need
 more of something than there is, each of them gets its share and takes so much longer. Else nothing takes
 longer than what it takes alone.
 
@@ -40,7 +42,7 @@ from typing import Literal
 from .profile import Link
 
 Overlap = Literal["off", "backward", "both"]
-Lane = Literal["computing", "up", "server", "down"]
+Lane = Literal["computing", "network", "up", "loop", "server", "down"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +85,7 @@ class Work:
         batches: by unit, in the order of backward. pieces: by part.
         workers: how many. servers: how many.
         overlap, early, credit: see the head of this file; credit 0 is no limit.
+        computing_cores: that forward and backward of all workers take, while nothing else needs them.
     """
 
     batches: Sequence[Batch]
@@ -92,6 +95,7 @@ class Work:
     overlap: Overlap = "both"
     early: bool = False
     credit: int = 0
+    computing_cores: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +108,7 @@ class Place:
         byte_s, part_s: of a processor, for a byte, and for a part, that it sends or receives.
         step_s: of a step, whatever it has: commits, outcomes, assignments.
         cores: of the one machine that all processes are on; None for a machine for each.
+        uneven: by what share of the way down the first worker has its update before the last.
     """
 
     server: Link
@@ -113,12 +118,13 @@ class Place:
     part_s: float = 0.0
     step_s: float = 0.0
     cores: int | None = None
+    uneven: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something in its lane. what: backward, compress, up, sum, down, apply or forward. number: of its
-    unit or part."""
+    """Something in its lane. what: backward, compress, send, up, receive, sum, hand, down, take, apply or
+    forward. number: of its unit or part."""
 
     lane: Lane
     server: int
@@ -145,8 +151,8 @@ class Timeline:
         return max(found.values(), default=0.0)
 
 
-# Numbers of what lanes share; a server's event loop comes behind them.
-_CORES, _WORKER_UP, _WORKER_DOWN, _LOOPS = 0, 1, 2, 3
+# Numbers of what lanes share.
+_CORES, _WORKER_UP, _WORKER_DOWN = 0, 1, 2
 
 
 class _Job:
@@ -190,15 +196,21 @@ class _Simulation:
         self._now, self._cpu = 0.0, 0.0
         self._spans: list[Span] = []
         self._later: list[tuple[float, int, str]] = []  # when, to which part, what
-        self._limits = [place.cores or math.inf, 1.0, 1.0, *[1.0] * work.servers]
+        self._limits = [place.cores or math.inf, 1.0, 1.0]
         self._computing = _Lane("computing", 0)
+        self._network = _Lane("network", 0)
+        self._loops = [_Lane("loop", server) for server in range(work.servers)]
         self._up = [_Lane("up", server) for server in range(work.servers)]
         self._reducing = [_Lane("server", server) for server in range(work.servers)]
         self._down = [_Lane("down", server) for server in range(work.servers)]
-        self._lanes = [self._computing, *self._up, *self._reducing, *self._down]
+        self._lanes = [
+            *(self._computing, self._network),
+            *(*self._up, *self._loops, *self._reducing, *self._down),
+        ]
         self._held: list[int] = []  # compressed, and not on their way
         self._stored: list[int] = []  # at the server, and not yet to be summed
         self._arrived = self._taken = self._travelling = 0
+        self._computes = ((_CORES, work.computing_cores),) if work.computing_cores else ()
         self._program = self._of_a_worker()
         self._at, self._forward = 0, len(work.batches)  # in the program; the last unit that forward began
         self._missing = [len(batch.parts) for batch in work.batches]  # parts that have not been taken in
@@ -210,7 +222,7 @@ class _Simulation:
         cores = ((_CORES, float(work.workers)),)
         late = list[_Job]()
         for number, batch in enumerate(work.batches):
-            found.append(_Job("backward", number, batch.backward_s))
+            found.append(_Job("backward", number, batch.backward_s, self._computes))
             after = late if work.overlap == "off" else found
             after.append(_Job("compress", number, batch.encode_s, cores))
         return found + late
@@ -225,8 +237,19 @@ class _Simulation:
                 break
             self._advance(busy)
         assert self._over, "a part waits for what never comes"
-        end = self._now + self._place.rtt_s + self._place.step_s
-        return Timeline(tuple(self._spans), end, self._cpu)
+        found = Timeline(tuple(self._spans), 0.0, self._cpu)
+        end = self._now + self._place.rtt_s + self._place.step_s - self._ahead(found)
+        return Timeline(found.spans, end, self._cpu)
+
+    def _ahead(self, found: Timeline) -> float:
+        """Seconds by which the first worker's push precedes that of the last, if all of a push goes up after
+        the update is down: as much of the way up as others wait for."""
+        if self._work.overlap == "both":
+            return 0.0
+        compressed = max((span.end_s for span in found.spans if span.what == "compress"), default=0.0)
+        up = max((span.end_s for span in found.spans if span.what == "up"), default=0.0) - compressed
+        others = 1 - 1 / max(1, self._work.workers)
+        return max(0.0, min(self._place.uneven * found.busy_s("down"), others * up))
 
     @property
     def _over(self) -> bool:
@@ -249,7 +272,7 @@ class _Simulation:
         if not self._forward or self._missing[self._forward - 1]:
             return None
         self._forward -= 1
-        return _Job("forward", self._forward, work.batches[self._forward].forward_s)
+        return _Job("forward", self._forward, work.batches[self._forward].forward_s, self._computes)
 
     def _advance(self, busy: Sequence[tuple[_Lane, _Job]]) -> None:
         """To the next moment at which something ends."""
@@ -267,7 +290,7 @@ class _Simulation:
         until = min([*ends, *(at for at, *_ in self._later[:1])])
         passed, self._now = until - self._now, until
         for (lane, job), pace, end in zip(busy, paces, ends, strict=True):
-            if job.needs and job.needs[0][0] == _CORES:
+            if job.needs and job.needs is not self._computes and job.needs[0][0] == _CORES:
                 self._cpu += pace * passed * job.needs[0][1]
             job.left -= pace * passed
             if end <= until:  # what is left by then may be no more than a rounding error, or less
@@ -285,13 +308,20 @@ class _Simulation:
             case "compress":
                 self._held += work.batches[number].parts
                 self._send()
+            case "send":
+                self._put(self._up, self._carried("up", number))
             case "up":
                 self._when(half, "arrived", number)
+            case "receive":
+                self._stores(number)
             case "sum":
-                piece = work.pieces[number]
-                self._put(self._down[piece.server], self._transfer("down", number))
+                self._put(self._loops, self._handled("hand", number, work.workers))
+            case "hand":
+                self._put(self._down, self._carried("down", number))
             case "down":
                 self._when(half, "update", number)
+            case "take":
+                heapq.heappush(self._updates, (work.pieces[number].turn, number))
             case "apply":
                 self._taken += 1
                 self._missing[work.pieces[number].unit] -= 1
@@ -302,14 +332,18 @@ class _Simulation:
         heapq.heappush(self._later, (self._now + seconds, number, what))
 
     def _happens(self, what: str, number: int) -> None:
+        match what:
+            case "update":
+                self._put([self._network], self._handled("take", number, 1))
+            case "arrived":
+                self._put(self._loops, self._handled("receive", number, self._work.pieces[number].pushes))
+            case _:  # heard
+                self._travelling -= 1
+                self._send()
+
+    def _stores(self, number: int) -> None:
+        """The server has a part from all workers."""
         work = self._work
-        if what == "update":
-            heapq.heappush(self._updates, (work.pieces[number].turn, number))
-            return
-        if what == "heard":
-            self._travelling -= 1
-            self._send()
-            return
         self._arrived += 1
         self._stored.append(number)
         if work.credit:
@@ -317,8 +351,7 @@ class _Simulation:
         if work.overlap == "both" or self._arrived == len(work.pieces):
             for part in self._stored:
                 piece = work.pieces[part]
-                job = _Job("sum", part, piece.server_s, ((_CORES, 1.0),), piece.turn)
-                self._put(self._reducing[piece.server], job)
+                self._put(self._reducing, _Job("sum", part, piece.server_s, ((_CORES, 1.0),), piece.turn))
             self._stored.clear()
 
     def _send(self) -> None:
@@ -328,29 +361,29 @@ class _Simulation:
         while self._held and (not work.credit or self._travelling < work.credit):
             part = self._held.pop(0)
             self._travelling += 1
-            self._put(self._up[work.pieces[part].server], self._transfer("up", part))
+            self._put([self._network], self._handled("send", part, 1))
 
-    def _put(self, lane: _Lane, job: _Job) -> None:
+    def _put(self, lanes: Sequence[_Lane], job: _Job) -> None:
+        """In the lane of the job's server; a worker has one for all."""
+        lane = lanes[self._work.pieces[job.number].server] if len(lanes) > 1 else lanes[0]
         heapq.heappush(lane.ready, (job.turn, job.number, job))
 
-    def _transfer(self, what: Lane, part: int) -> _Job:
-        """A part on a server's link, from or to all workers. It takes as long as what takes longest of link,
-        worker and the server's event loop; the others are busy as far as they have to be."""
+    def _handled(self, what: str, part: int, copies: int) -> _Job:
+        """A part at either end of a connection. copies: one after the other; workers do the same at once."""
+        place, piece = self._place, self._work.pieces[part]
+        size = piece.up_bytes if what in ("send", "receive") else piece.down_bytes
+        at_once = 1.0 if what in ("receive", "hand") else float(self._work.workers)
+        seconds = copies * (place.part_s + size * place.byte_s)
+        return _Job(what, part, seconds, ((_CORES, at_once),), piece.turn)
+
+    def _carried(self, what: Lane, part: int) -> _Job:
+        """A part on a server's link, from or to all workers: as long as what takes longest of that link and a
+        worker's, which is busy as far as it has to be."""
         work, place, piece = self._work, self._place, self._work.pieces[part]
         copies = piece.pushes if what == "up" else work.workers
         size = piece.up_bytes if what == "up" else piece.down_bytes
-        processor = place.part_s + size * place.byte_s
-        link, worker, loop = (
-            place.server.seconds(copies * size),
-            place.worker.seconds(size),
-            copies * processor,
-        )
-        seconds = max(link, worker, loop)
-        if not seconds:
-            return _Job(what, part, 0.0, (), piece.turn)
-        needs = (
-            (_CORES, 2 * copies * processor / seconds),
-            (_WORKER_UP if what == "up" else _WORKER_DOWN, worker / seconds),
-            (_LOOPS + piece.server, loop / seconds),
-        )
+        worker = place.worker.seconds(size)
+        seconds = max(place.server.seconds(copies * size), worker)
+        share = worker / seconds if seconds else 0.0
+        needs = (((_WORKER_UP if what == "up" else _WORKER_DOWN), share),)
         return _Job(what, part, seconds, needs, piece.turn)

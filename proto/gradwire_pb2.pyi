@@ -503,7 +503,7 @@ class Snapshot(_message.Message):
     def __init__(self, version: _Optional[int] = ..., leaving: bool = ...) -> None: ...
 
 class Profile(_message.Message):
-    __slots__ = ("steps", "forward_seconds", "backward_seconds", "kept", "sent_bytes", "compressing_seconds", "step_seconds")
+    __slots__ = ("steps", "forward_seconds", "backward_seconds", "kept", "sent_bytes", "compressing_seconds", "step_seconds", "processor_share", "machine")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -511,6 +511,8 @@ class Profile(_message.Message):
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     COMPRESSING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSOR_SHARE_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     steps: int
     forward_seconds: _containers.RepeatedScalarFieldContainer[float]
     backward_seconds: _containers.RepeatedScalarFieldContainer[float]
@@ -518,7 +520,9 @@ class Profile(_message.Message):
     sent_bytes: int
     compressing_seconds: float
     step_seconds: float
-    def __init__(self, steps: _Optional[int] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., kept: _Optional[_Iterable[int]] = ..., sent_bytes: _Optional[int] = ..., compressing_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ...) -> None: ...
+    processor_share: float
+    machine: str
+    def __init__(self, steps: _Optional[int] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., kept: _Optional[_Iterable[int]] = ..., sent_bytes: _Optional[int] = ..., compressing_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., processor_share: _Optional[float] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("activity",)
@@ -750,7 +754,7 @@ class StatusRequest(_message.Message):
     def __init__(self, measured: bool = ...) -> None: ...
 
 class Measured(_message.Message):
-    __slots__ = ("tensors", "forward_seconds", "backward_seconds", "part_seconds", "byte_seconds", "compressor", "fusion", "order", "part_bytes", "cores")
+    __slots__ = ("tensors", "forward_seconds", "backward_seconds", "part_seconds", "byte_seconds", "compressor", "fusion", "order", "part_bytes", "cores", "processor_share", "square_norms")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -761,6 +765,8 @@ class Measured(_message.Message):
     ORDER_FIELD_NUMBER: _ClassVar[int]
     PART_BYTES_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
+    PROCESSOR_SHARE_FIELD_NUMBER: _ClassVar[int]
+    SQUARE_NORMS_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
     forward_seconds: _containers.RepeatedScalarFieldContainer[float]
     backward_seconds: _containers.RepeatedScalarFieldContainer[float]
@@ -771,7 +777,9 @@ class Measured(_message.Message):
     order: str
     part_bytes: int
     cores: int
-    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., part_seconds: _Optional[float] = ..., byte_seconds: _Optional[float] = ..., compressor: _Optional[str] = ..., fusion: _Optional[str] = ..., order: _Optional[str] = ..., part_bytes: _Optional[int] = ..., cores: _Optional[int] = ...) -> None: ...
+    processor_share: float
+    square_norms: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., part_seconds: _Optional[float] = ..., byte_seconds: _Optional[float] = ..., compressor: _Optional[str] = ..., fusion: _Optional[str] = ..., order: _Optional[str] = ..., part_bytes: _Optional[int] = ..., cores: _Optional[int] = ..., processor_share: _Optional[float] = ..., square_norms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
     __slots__ = ("worker", "rank", "attached", "heard_seconds", "activity", "compressor", "pushes")

@@ -401,6 +401,8 @@ class Profile:
     sent_bytes: int  # of the payloads of a step
     compressing_seconds: float  # per step
     step_seconds: float  # from one step to the next
+    processor_share: float = 0.0  # Of the computation: that took a processor; 0 to 1
+    machine: str = ""  # That the worker is on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -599,6 +601,8 @@ class Measured:
     order: str  # as the server was started with
     part_bytes: int  # as the server was started with
     cores: int  # of the one machine that all are on; 0: a machine for each
+    processor_share: float = 0.0  # Of the computation: that took a processor
+    square_norms: tuple[float, ...] = ()  # By tensor, of the mean gradient; 0 if it was not measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

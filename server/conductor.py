@@ -62,13 +62,11 @@ class Conductor:
         *,
         shard: Shard,
         planner: Planner | None = None,
-        cores: int | None = None,
         output: Path | None = None,
     ) -> None:
         """
         Args:
             planner: says when the model is to be divided otherwise; None for never.
-            cores: of the one machine that all processes are on; None for a machine for each.
             output: where the final parameters go. Those of a job that ends before it is finished go to a file
                 beside it, so that no finished model is lost to them, or mistaken for them.
         """
@@ -84,7 +82,6 @@ class Conductor:
             adopt=self.replan,
             work=self._work,
             chosen=self._chosen,
-            cores=cores,
         )
         self.finished = asyncio.Event()  # and saved, as far as that was possible
         self.unsaved = False  # the final parameters exist here alone

@@ -14,7 +14,7 @@ import grpc.aio
 import torch
 import uvloop
 
-from .. import __version__
+from .. import __version__, machine
 from ..compressors import Plan, set_threads
 from ..configuration import Effective, UsageError
 from ..exits import Exit
@@ -83,11 +83,12 @@ def _conductor(options: ServerSettings, mode: ModeOptions) -> Conductor:
         parse_replan(options.replan),
         options.part_bytes,
         at_once=options.overlap == "off",
+        machine=machine.name(),
+        cores=machine.cores(),
     )
     shard = _shard(options, mode)
-    cores = None if options.insecure else os.cpu_count()  # in protected mode all are on this machine
     core = Core(options, mode)
-    return Conductor(core, metrics, shard=shard, planner=planner, cores=cores, output=output)
+    return Conductor(core, metrics, shard=shard, planner=planner, output=output)
 
 
 async def _serve(effective: Effective[ServerSettings]) -> int:

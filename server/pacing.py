@@ -52,7 +52,7 @@ class Sent(NamedTuple):
     at: float
 
 
-def sendings(came: Sequence[Came], opened_at: float) -> list[Sent]:
+def sendings(came: Iterable[Came], opened_at: float) -> list[Sent]:
     """What is known of when workers were sending. came: in the order in which it came."""
     before: dict[str, Came] = {}
     found: list[Sent] = []
@@ -68,6 +68,15 @@ def sendings(came: Sequence[Came], opened_at: float) -> list[Sent]:
                 found.append(Sent(each.worker, last.size, since, last.at))
         found.append(Sent(each.worker, each.size, last.at, each.at))
     return found
+
+
+def seconds_per_byte(sent: Sequence[Sent]) -> float:
+    """Of the link that all share, while anybody sent."""
+    busy, until = 0.0, -math.inf
+    for each in sorted(sent, key=lambda each: each.since):
+        busy += max(0.0, each.at - max(each.since, until))
+        until = max(until, each.at)
+    return busy / max(1, sum(each.size for each in sent))
 
 
 class Rates(NamedTuple):

@@ -1,12 +1,14 @@
 """Which plan the job should have, from what its workers and its link have shown.
 
 What is measured: each worker says what its steps are made of (`Profile`); how long parts take that came
-behind another one gives the link; the norms of the mean gradient come from the shard. A plan is made as soon
-as the first worker has said something, again after its first `FULL` steps, and then as --replan says.
+behind another one gives the link, of which all workers together had as much as there was; the norms of the
+mean gradient come from the shard. A plan is made as soon as the first worker has said something, again after
+its first `FULL` steps, and then as --replan says.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -17,7 +19,7 @@ from ..planning import Fusion, Layer, Link, Merging, Order, Replan, fit, make_pl
 from ..planning.job import Costs
 from ..proto import messages as m
 from ..proto.manifest import Manifest
-from .pacing import Came
+from .pacing import Came, seconds_per_byte, sendings
 
 FULL = 50  # steps, over which the paper measures
 DRIFT = 0.2  # of what was measured, is another job to plan for
@@ -28,12 +30,15 @@ LEAST_PARTS = 8  # to know the link by
 @dataclass(frozen=True, slots=True)
 class Measured:
     """layers: in forward order. steps: that they were measured over. compressing_share: of the time from
-    step to step."""
+    step to step. processor_share: of the computation, that took a processor. cores: of the one machine that
+    all are on; None for a machine for each."""
 
     layers: tuple[Layer, ...]
     link: Link
     steps: int
     compressing_share: float
+    processor_share: float = 0.0
+    cores: int | None = None
 
     def totals(self) -> tuple[float, ...]:
         """What a drift is seen by."""
@@ -58,14 +63,20 @@ class Planner:
         part_bytes: int = 0,
         *,
         at_once: bool = False,
+        machine: str = "",
+        cores: int = 1,
     ) -> None:
-        """at_once: workers send nothing before they have all gradients."""
+        """
+        Args:
+            at_once: workers send nothing before they have all gradients.
+            machine, cores: that the server is on.
+        """
+        self._machine, self._cores = machine, cores
         self._fusion, self._order, self._replanning = fusion, order, replanning
         self._part_bytes, self._at_once = part_bytes, at_once
         self._slices, self._least_bytes = 1, LEAST_BYTES
         self._profiles: dict[tuple[str, int], m.Profile] = {}  # by worker and incarnation
-        self._came: dict[str, Came] = {}  # the last part of each worker
-        self._parts: deque[tuple[int, float]] = deque(maxlen=PARTS_REMEMBERED)
+        self._came: deque[Came] = deque(maxlen=PARTS_REMEMBERED)
         self._planned: tuple[int, Measured] | None = None  # at which version, by what
 
     @property
@@ -84,10 +95,7 @@ class Planner:
 
     def arrived(self, came: Came) -> None:
         """A part is there."""
-        before = self._came.get(came.worker)
-        self._came[came.worker] = came
-        if came.waited and before is not None and came.at > before.at:
-            self._parts.append((came.size, came.at - before.at))
+        self._came.append(came)
 
     def profiled(self, worker: str, incarnation: int, profile: m.Profile) -> None:
         self._profiles[worker, incarnation] = profile
@@ -96,8 +104,6 @@ class Planner:
         """All others are gone, or not here."""
         for name in self._profiles.keys() - set(members):
             del self._profiles[name]
-        for worker in self._came.keys() - {worker for worker, _ in members}:
-            del self._came[worker]
 
     def due(self, version: int) -> bool:
         """Whether a plan is to be made at a version, if enough is known."""
@@ -119,7 +125,7 @@ class Planner:
         profiles = list(self._profiles.values())
         if not profiles:
             return None
-        link = fit(*zip(*self._parts, strict=True)) if len(self._parts) >= LEAST_PARTS else None
+        link = self._link()
         if link is None:  # where parts do not wait for one another, the link takes no time that counts
             link = Link(start_s=0.0, byte_s=0.0)
         # However fast the link is, the server takes a part in from each worker, one after the other.
@@ -146,7 +152,28 @@ class Planner:
             link,
             min(profile.steps for profile in profiles),
             statistics.fmean(p.compressing_seconds / max(p.step_seconds, 1e-9) for p in profiles),
+            statistics.fmean(profile.processor_share for profile in profiles),
+            self._cores if {profile.machine for profile in profiles} == {self._machine} else None,
         )
+
+    def _link(self) -> Link | None:
+        """While all workers send; None if too little has come."""
+        last: dict[str, Came] = {}
+        pairs: list[tuple[int, float]] = []
+        for each in self._came:
+            before, last[each.worker] = last.get(each.worker), each
+            if each.waited and before is not None and each.at > before.at:
+                pairs.append((each.size, each.at - before.at))
+        link = fit(*zip(*pairs, strict=True)) if len(pairs) >= LEAST_PARTS else None
+        if link is None:
+            return None
+        # Workers do not share a link evenly, and the median is of those that had more of it: how much there
+        # is shows in what came from all of them.
+        workers = len(last.keys() & {worker for worker, _ in self._profiles})
+        sizes = sum(size for size, _ in pairs)
+        taken = max(1, workers) * seconds_per_byte(sendings(self._came, -math.inf)) * sizes
+        scale = taken / (sum(link.seconds(size) for size, _ in pairs) or 1.0)
+        return Link(start_s=scale * link.start_s, byte_s=scale * link.byte_s)
 
     def plan(self, version: int, manifest: Manifest, measured: Measured) -> Plan | None:
         """At a version at which one is due. None if that before may stay."""

@@ -36,19 +36,16 @@ class Replanning:
         adopt: Callable[[Plan], None],
         work: Callable[[Awaitable[None]], None],
         chosen: Callable[[], tuple[Choice, int] | None] = lambda: None,
-        cores: int | None = None,
     ) -> None:
         """
         Args:
             adopt: is given plans that are to come into force.
             work: sees to what takes time.
             chosen: how the job runs, and with how many workers; None if that is not known.
-            cores: of the one machine that all are on; None for a machine for each.
         """
         self.planner = planner
         self._shard, self._metrics = shard, metrics
         self._adopt, self._work, self._chosen = adopt, work, chosen
-        self.cores = cores
         self.predicted_s = 0.0  # of a step, by the last profile; 0 if that is not known
         self._norms_asked = False  # for the next plan
         self._planning = self._predicting = False
@@ -86,7 +83,9 @@ class Replanning:
                 [layer.backward_s for layer in measured.layers],
                 link=measured.link,
                 workers=workers,
-                cores=self.cores,
+                cores=measured.cores,
+                on_cores=measured.processor_share,
+                square_norms=[layer.square_norm for layer in measured.layers],
             )
             predicted = await asyncio.to_thread(predict, profile, choice)
             self.predicted_s = predicted.step_s

@@ -241,7 +241,9 @@ class Service:
             fusion=self._options.fusion,
             order=self._options.order,
             part_bytes=self._options.part_bytes,
-            cores=self._conductor.plans.cores or 0,
+            cores=measured.cores or 0,
+            processor_share=measured.processor_share,
+            square_norms=tuple(layer.square_norm for layer in measured.layers),
         )
 
     async def _exchange(self, requests: AsyncIterator[Any], context: Context) -> None:

@@ -201,6 +201,35 @@ def test_only_parts_that_waited_show_the_link() -> None:
     assert measured.link.byte_s == pytest.approx(1e-6)
 
 
+def test_all_workers_together_have_what_an_uneven_link_has() -> None:
+    of, model = planner(), manifest()
+    of.first(model)
+    for begin in range(0, 100, 10):
+        for first, worker in enumerate("ab"):  # one is through before the other begins: 1 s for 1000 bytes
+            of.profiled(worker, 1, profile(model))
+            for part in range(4):
+                at = begin + 4.0 * first + part + 1
+                of.arrived(Came(worker, 1000, at, waited=part > 0))
+    measured = of.measured(model)
+    assert measured is not None
+    assert measured.link.byte_s == pytest.approx(2e-3)
+
+
+def test_cores_are_shared_where_all_are_on_the_server_s_machine() -> None:
+    model = manifest()
+    of = Planner(parse_fusion("none"), parse_order("fifo"), parse_replan("never"), machine="m", cores=2)
+    of.first(model)
+    for worker, share in (("a", 0.5), ("b", 1.0)):
+        of.profiled(worker, 1, replace(profile(model), machine="m", processor_share=share))
+    measured = of.measured(model)
+    assert measured is not None
+    assert (measured.cores, measured.processor_share) == (2, 0.75)
+    of.profiled("b", 1, replace(profile(model), machine="another"))
+    measured = of.measured(model)
+    assert measured is not None
+    assert measured.cores is None
+
+
 def test_a_part_takes_the_server_so_long_for_each_worker() -> None:
     of, model = planner(), manifest()
     of.first(model)

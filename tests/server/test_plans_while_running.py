@@ -126,6 +126,5 @@ def test_what_nobody_can_predict_has_no_figure(mode: str) -> None:
         job.profiled("a", 1, profile(MODEL))
         await settled(job)
         assert job.predicted_s == 0.0
-        assert job.cores is None
 
     running(test, choice=Choice(mode=mode))

@@ -3,6 +3,9 @@
 Backward produces gradients one after the other: what lies between two of them, without what was done with the
 first, is the time of the second one's layer. Where work is handed to a device and not waited for, this is
 when it was handed over.
+
+Besides, how much of that time a processor of this machine had to do, and not a device, or nobody: workers on
+one machine share its cores.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from ... import machine
 from ...proto import messages as m
 
 FIRST, FULL = 5, 50  # steps before the first profile, and of the others
@@ -20,11 +24,17 @@ class StepTimes:
     end; a step that is broken off does not count. In a forward pass that says so, `used` and `waited` come
     before a tensor is used for the first time."""
 
-    def __init__(self, tensors: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._tensors, self._clock = tensors, clock
+    def __init__(
+        self,
+        tensors: int,
+        clock: Callable[[], float] = time.perf_counter,
+        processor: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """processor: seconds that this thread had one."""
+        self._tensors, self._clock, self._processor = tensors, clock, processor
         self._reported = False
         self._clear()
-        self._began_at = self._at = self._compressing_s = 0.0
+        self._began_at = self._at = self._processor_at = self._compressing_s = self._busy_s = 0.0
         self._last: float | None = None  # when the step before began
         self._using: int | None = None  # the tensor whose layer is being computed
         self._forward_s: list[float] = []  # by tensor, and what is nobody's
@@ -34,12 +44,13 @@ class StepTimes:
         self._steps = 0
         self._forward = [0.0] * (self._tensors + 1)
         self._backward = [0.0] * self._tensors
-        self._compressing = self._whole = 0.0
+        self._compressing = self._whole = self._busy = 0.0
 
     def begin(self) -> None:
         """A step begins with its forward pass."""
-        self._began_at = self._at = self._clock()
-        self._using, self._compressing_s = None, 0.0
+        self._mark()
+        self._began_at = self._at
+        self._using, self._compressing_s, self._busy_s = None, 0.0, 0.0
         self._forward_s = [0.0] * (self._tensors + 1)
         self._backward_s = [0.0] * self._tensors
 
@@ -50,7 +61,7 @@ class StepTimes:
 
     def waited(self) -> None:
         """It is there."""
-        self._at = self._clock()
+        self._mark()
 
     def forward(self) -> None:
         """The forward pass is over."""
@@ -58,35 +69,42 @@ class StepTimes:
 
     def _pass(self) -> None:
         """Time has passed in the forward pass."""
-        now = self._clock()
+        passed = self._computed()
         if self._forward_s:
-            self._forward_s[self._tensors if self._using is None else self._using] += now - self._at
-        self._at = now
+            self._forward_s[self._tensors if self._using is None else self._using] += passed
 
     def backward(self) -> None:
         """The backward pass begins."""
-        self._at = self._clock()
+        self._mark()
 
     def gradient(self, place: int) -> None:
         """Backward has the gradient of a tensor."""
-        now = self._clock()
+        passed = self._computed()
         if self._backward_s:
-            self._backward_s[place] += now - self._at
-        self._at = now
+            self._backward_s[place] += passed
 
     def gradients(self, sizes: Sequence[int]) -> None:
         """Backward has all gradients, at one time: the time is divided by elements."""
-        now, elements = self._clock(), sum(sizes)
+        passed, elements = self._computed(), sum(sizes)
         if self._backward_s:
             for place, size in enumerate(sizes):
-                self._backward_s[place] += (now - self._at) * size / max(1, elements)
-        self._at = now
+                self._backward_s[place] += passed * size / max(1, elements)
 
     def handed(self) -> None:
         """The gradient has been compressed and handed over."""
-        now = self._clock()
-        self._compressing_s += now - self._at
-        self._at = now
+        began = self._at
+        self._mark()
+        self._compressing_s += self._at - began
+
+    def _mark(self) -> None:
+        self._at, self._processor_at = self._clock(), self._processor()
+
+    def _computed(self) -> float:
+        """Seconds since the last mark, all of which went into computing."""
+        at, processor_at = self._at, self._processor_at
+        self._mark()
+        self._busy_s += self._processor_at - processor_at
+        return self._at - at
 
     def end(self) -> None:
         """All of the step has been handed over."""
@@ -98,6 +116,7 @@ class StepTimes:
         self._steps += 1
         self._forward = [sum(each) for each in zip(self._forward, self._forward_s, strict=True)]
         self._compressing += self._compressing_s
+        self._busy += self._busy_s
         self._whole += self._began_at - last
         self._backward = [sum(each) for each in zip(self._backward, self._backward_s, strict=True)]
         self._backward_s = []
@@ -115,6 +134,7 @@ class StepTimes:
         # Where the pass has not said, layers that take long backward are taken to take long forward.
         share = nobodys / (sum(backward) or 1.0)
         forward = [each + share * other for each, other in zip(forward, backward, strict=True)]
+        computing = sum(forward) + sum(backward)
         found = m.Profile(
             steps=steps,
             forward_seconds=tuple(forward),
@@ -123,6 +143,8 @@ class StepTimes:
             sent_bytes=sent_bytes,
             compressing_seconds=self._compressing / steps,
             step_seconds=self._whole / steps,
+            processor_share=min(1.0, self._busy / steps / computing) if computing else 0.0,
+            machine=machine.name(),
         )
         self._reported = True
         if steps >= FULL:

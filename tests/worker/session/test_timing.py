@@ -48,6 +48,23 @@ def test_a_profile_holds_the_means_without_what_lies_between() -> None:
     assert profile.compressing_seconds == pytest.approx(3.0)
 
 
+def test_a_profile_says_how_much_of_the_computation_took_a_processor() -> None:
+    clock, processor = Clock(), Clock()
+    times = StepTimes(1, clock, processor)
+    for _ in range(FIRST + 1):
+        times.begin()
+        clock.now += 3.0  # asleep, or at a device
+        times.forward()
+        clock.now += 1.0
+        processor.now += 1.0
+        times.gradient(0)
+        clock.now += 5.0
+        processor.now += 5.0  # compressing is none of it
+        times.handed()
+        times.end()
+    assert times.profile((1,), 1).processor_share == pytest.approx(0.25)
+
+
 def test_the_next_profiles_are_of_fifty_steps_each() -> None:
     clock = Clock()
     times = StepTimes(1, clock)
