@@ -19,6 +19,9 @@ from .arguments import BenchError
 COMMANDS = {
     "compressors": ("speed, ratio and error of every compressor", "compressors"),
     "step": ("seconds per step on shaped links, beside PyTorch's DDP", "step"),
+    "predicted": ("seconds per step as gc-plan predicts them, beside what they are", "predicted"),
+    "auto": ("what --compressor auto gains where compressing pays, and loses where it does not", "auto"),
+    "fusion": ("greedy merging of the papers beside the best that there is", "fusion"),
     "memory": ("bytes per parameter at server and workers", "memory"),
     "modes": ("speed and accuracy of every mode, also with slow workers and lost ones", "modes"),
     "coded": ("bytes and time of coded exchanges on shaped links, beside what they compete with", "coded"),

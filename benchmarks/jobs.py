@@ -20,7 +20,7 @@ from ..settings import RunSettings
 from .arguments import BenchError
 from .star import Star
 
-PATIENCE_S = 600.0
+PATIENCE_S = 600.0  # with a job that does not move
 DIGITS_SAMPLES = 1408  # in an epoch
 Program = Sequence[str]  # a module, and arguments that come first
 
@@ -67,8 +67,10 @@ def run_job(
         daemon = start("server", server, arguments)
         workers = [start_worker(rank) for rank in range(settings.workers)]
         with asking(f"{host}:{port}") as ask:
-            deadline = time.monotonic() + PATIENCE_S
+            deadline, version = time.monotonic() + PATIENCE_S, 0
             while (status := ask()) is None or status.phase is not Phase.FINISHED:
+                if status is not None and status.version > version:
+                    deadline, version = time.monotonic() + PATIENCE_S, status.version
                 ended = [
                     child
                     for child in (daemon, *workers)

@@ -3,9 +3,9 @@
 The tensors are those of `planning.models`.
 
 `task` computes for so many seconds per step: a third of it forward, the rest backward, divided among the
-tensors by their elements. Weights are as He et al. begin with them. What comes out as a gradient is noise,
-another one in every step, as large as the weights of its tensor, and the loss falls as it is told to. Or it
-computes with the real network (`networks`), on images that are noise.
+tensors by their multiplications. Weights are as He et al. begin with them. What comes out as a gradient is
+noise, another one in every step, as large as the weights of its tensor, and the loss falls as it is told to.
+Or it computes with the real network (`networks`), on images that are noise.
 """
 
 from __future__ import annotations
@@ -75,11 +75,6 @@ class Layer:
         self.steps = 0
 
 
-def _spread(shape: Shape) -> float:
-    """Standard deviation of a tensor's first values: by its inputs, 1 of biases and normalization."""
-    return math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else 1.0
-
-
 def _compute(seconds: float) -> None:
     if seconds > 0:
         time.sleep(seconds)
@@ -91,20 +86,20 @@ class Layers(nn.Module):
     def __init__(self, model: str, seconds: float, loss: float) -> None:
         super().__init__()
         self._loss, self._steps = loss, 0
-        found = shapes(model)
+        found = tensors(model)
         begin = torch.Generator().manual_seed(0)
         self._weights = [
-            nn.Parameter(torch.randn(shape, generator=begin) * _spread(shape)) for shape in found
+            nn.Parameter(torch.randn(each.shape, generator=begin) * each.spread) for each in found
         ]
         for number, weight in enumerate(self._weights):
             self.register_parameter(f"layer{number}", weight)
         generator = torch.Generator().manual_seed(os.getpid())
         largest = max(weight.numel() for weight in self._weights)
         gradients = torch.randn(largest + SLACK, generator=generator) * 1e-2
-        elements = sum(weight.numel() for weight in self._weights)
+        work = sum(each.multiplications for each in found)
         self._layers = [
-            Layer(number, seconds * weight.numel() / elements, gradients, _spread(tuple(weight.shape)))
-            for number, weight in enumerate(self._weights)
+            Layer(number, seconds * each.multiplications / work, gradients, each.spread)
+            for number, each in enumerate(found)
         ]
 
     def forward(self, passed: Tensor) -> Tensor:

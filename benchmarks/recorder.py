@@ -15,6 +15,7 @@ import numpy as np
 from .star import Star
 
 SAMPLE_S = 0.005
+PROCESSES_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,11 @@ class Recorder:
         self._star, self._nodes = star, nodes
         self.samples: list[Sample] = []
         self.taken: list[Taken] = []
+        self._pids: dict[str, list[int]] = {}
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._repeat, args=(self._read_links, SAMPLE_S)),
-            threading.Thread(target=self._repeat, args=(self._read_processes, 0.2)),
+            threading.Thread(target=self._repeat, args=(self._read_processes, PROCESSES_S)),
         ]
 
     def __enter__(self) -> Recorder:
@@ -69,11 +71,13 @@ class Recorder:
     def _read_processes(self) -> None:
         total, peaks = 0.0, dict.fromkeys(self._nodes, 0)
         for node in self._nodes:
-            for pid in self._star.processes(node):
-                taken = memory_and_cpu(pid)
-                if taken is not None:
-                    peaks[node] = max(peaks[node], taken[0])
-                    total += taken[1]
+            found = [memory_and_cpu(pid) for pid in self._pids.get(node, ())]
+            if not found or None in found:  # to ask which there are takes longer than all the rest
+                self._pids[node] = self._star.processes(node)
+                found = [memory_and_cpu(pid) for pid in self._pids[node]]
+            for taken in filter(None, found):
+                peaks[node] = max(peaks[node], taken[0])
+                total += taken[1]
         self.taken.append(Taken(time.monotonic(), total, peaks))
 
     def carried_between(self, node: str, begin: float, end: float) -> tuple[int, int]:

@@ -67,13 +67,15 @@ class Setup:
 @dataclass(frozen=True)
 class Recorded:
     """A run. nodes: of its network. traces: by worker. warm_up: steps that are not counted. parts: that the
-    model was divided in at last; 0 of a peer."""
+    model was divided in at last; predicted_seconds: that a step should take, as the server predicted it last;
+    both 0 of a peer."""
 
     nodes: Sequence[str]
     recorder: Recorder
     traces: Sequence[Trace]
     warm_up: int = WARM_UP
     parts: int = 0
+    predicted_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for trace in self.traces:
@@ -157,25 +159,35 @@ def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> 
             learning_rate=1e-3,
             http_port=METRICS_PORT,
         )
-        asked = _Parts(f"http://{star.address(SERVER)}:{METRICS_PORT}/metrics")
+        asked = _Metrics(f"http://{star.address(SERVER)}:{METRICS_PORT}/metrics")
         with Recorder(star, nodes) as recorder:
             run_job(settings, Path(folder), star=star, watch=asked)
-        return Recorded(nodes, recorder, read(trace), setup.warm_up, asked.parts)
+        return Recorded(
+            nodes,
+            recorder,
+            read(trace),
+            setup.warm_up,
+            int(asked.of("parts")),
+            asked.of("predicted_step_seconds"),
+        )
 
 
-class _Parts:
-    """Asks a server now and then how many parts the plan in force has."""
+class _Metrics:
+    """Asks a server now and then for its metrics."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._at = url, 0.0
-        self.parts = 0
+        self._url, self._at, self._text = url, 0.0, ""
 
     def __call__(self, status: StatusResponse, restart: object) -> None:
         if status.phase is Phase.RUNNING and time.monotonic() > self._at + ASK_EVERY_S:
             self._at = time.monotonic()
             with urllib.request.urlopen(self._url, timeout=PATIENCE_S) as answer:
-                found = re.search(r"^gradwire_server_parts (\S+)$", answer.read().decode(), re.M)
-            self.parts = int(float(found[1])) if found else 0
+                self._text = answer.read().decode()
+
+    def of(self, name: str) -> float:
+        """As it was last; 0 if it was never there."""
+        found = re.search(rf"^gradwire_server_{name} (\S+)$", self._text, re.M)
+        return float(found[1]) if found else 0.0
 
 
 def run_peer(setup: Setup, hook: str) -> Recorded:

@@ -14,10 +14,11 @@ from .plot import panels
 
 WIDTH = 120  # of what goes to a file
 FEW = 2  # compressors of a mode that is not sync
-LANES = ("computing", "up", "server", "down")  # from the top
+LANES = ("computing", "network", "up", "loop", "server", "down")  # from the top
 _COLORS = {
     **{"backward": "#1f6feb", "compress": "#8250df", "apply": "#bf8700", "forward": "#54aeff"},
     **{"up": "#2da44e", "sum": "#cf222e", "down": "#4ac26b"},
+    **{"send": "#6e7781", "receive": "#6e7781", "hand": "#afb8c1", "take": "#afb8c1"},
 }
 
 

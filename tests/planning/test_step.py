@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.benchmarks.bound import step_bound
-from gradwire.planning import Link
+from gradwire.planning import Layer, Link, Schedule, run
 from gradwire.planning.step import Batch, Overlap, Piece, Place, Span, Timeline, Work, simulate
 
 OVERLAPS: tuple[Overlap, ...] = ("off", "backward", "both")
@@ -109,6 +109,38 @@ def test_nothing_begins_before_what_it_needs(work: Work, place: Place) -> None:
             assert found["forward"][number + 1].end_s <= begins + slack
             assert found["backward"][number].end_s <= found["backward"][number + 1].start_s + slack
     assert timeline.step_s >= max(span.end_s for span in timeline.spans) + place.rtt_s - slack
+
+
+@given(
+    st.lists(st.tuples(st.floats(1, 1000), st.floats(0.01, 1), SECONDS), min_size=1, max_size=8),
+    st.booleans(),
+)
+def test_a_step_is_what_the_schedule_says_where_only_the_way_up_takes_time(
+    layers: list[tuple[float, float, float]], first_first: bool
+) -> None:
+    model = [
+        Layer(elements=1, kept=1, sent_bytes=size, backward_s=backward, forward_s=forward)
+        for size, backward, forward in layers
+    ]
+    link = Link(start_s=0.0, byte_s=1e-3)
+    planned = run(model, link, Schedule(name="p3" if first_first else "fifo"))
+    count = len(model)
+    work = Work(
+        batches=[
+            Batch(parts=range(unit, unit + 1), backward_s=layer.backward_s, forward_s=layer.forward_s)
+            for unit, layer in enumerate(reversed(model))
+        ],
+        pieces=[
+            Piece(unit=unit, up_bytes=layer.sent_bytes, down_bytes=0.0, pushes=1, turn=turn)
+            for unit, layer in enumerate(reversed(model))
+            for turn in [count - unit if first_first else unit]
+        ],
+        workers=1,
+        overlap="both",
+        early=True,
+    )
+    found = simulate(work, Place(server=link, worker=FREE))
+    assert found.step_s == pytest.approx(planned.end_s)
 
 
 @given(works(), places)

@@ -1,0 +1,122 @@
+"""`gc-bench auto`: what `--compressor auto` gains where compressing pays, and loses where it does not.
+
+Where it pays: computation is emulated, so long that the uncompressed exchange, which is measured first, takes
+the share --share of computation and exchange. If compressing were free, and its bytes were c times fewer, a
+step would be 1 / (1 - share + share / c) times as fast. c is measured: the bytes of the uncompressed run by
+those of the other.
+
+Where it cannot pay: many small tensors, on links without a limit, and next to no computation.
+
+Real daemons behind links as in `gc-bench step`; this needs root. Nothing overlaps. Mean seconds of the steps
+after the first ones, with all trials of the other way in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from dataclasses import asdict, dataclass, replace
+
+from ..exits import Exit
+from . import output
+from .arguments import BenchError, amount, at_least_one, file_to_write
+from .papers.emulated import Method, computation, exchange_seconds, shares
+from .shaped import Recorded, Setup, run_ours
+from .star import check_network
+
+LOSING = "200x4096"
+WARM_UP = 30  # steps: a window, a trial, and the first steps after it
+NONE = Method(name="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """share: of the exchange; None where compressing cannot pay. fewer: bytes of the uncompressed run by
+    those of the other, into the server."""
+
+    share: float | None
+    none_s: float
+    auto_s: float
+    fewer: float
+
+    @property
+    def speedup(self) -> float:
+        return self.none_s / self.auto_s
+
+    @property
+    def ideal(self) -> float:
+        """Of the speed-up."""
+        return 1.0 if self.share is None else 1 / (1 - self.share + self.share / self.fewer)
+
+
+HEADINGS = ("share", "s per step, `none`", "`auto`", "times fewer bytes", "speed-up", "ideal", "of it")
+
+
+def cells(row: Row) -> list[object]:
+    share = "no limit" if row.share is None else f"{row.share:g}"
+    return [
+        share,
+        *(f"{row.none_s:.4f}", f"{row.auto_s:.4f}", f"{row.fewer:.2f}"),
+        *(f"{row.speedup:.3f}", f"{row.ideal:.3f}", f"{row.speedup / row.ideal:.3f}"),
+    ]
+
+
+def mean_step(recorded: Recorded) -> float:
+    """Over all that are counted."""
+    return statistics.fmean(
+        (trace[-1].began - trace[0].began) / (len(trace) - 1) for trace in recorded.counted
+    )
+
+
+def measured(setup: Setup, compressor: str, share: float | None) -> Row:
+    none, auto = (run_ours(setup, name, "auto", "off") for name in ("none", compressor))
+    return Row(
+        share=share,
+        none_s=mean_step(none),
+        auto_s=mean_step(auto),
+        fewer=none.bytes_in / auto.bytes_in,
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    shown = "(default: %(default)s)"
+    text = "layer table, as of gc-bench step"
+    parser.add_argument("--model", default="4x262144", metavar="NAME", help=f"{text} {shown}")
+    parser.add_argument("--workers", type=at_least_one, default=4, help=shown)
+    parser.add_argument("--compressor", default="auto", metavar="SPEC", help=f"auto, and of what {shown}")
+    text = "of the exchange in a step of the uncompressed run"
+    parser.add_argument(
+        "--share", type=shares, default="0.25,0.5,0.75,0.9", metavar="N,...", help=f"{text} {shown}"
+    )
+    text = "of each link in each direction"
+    parser.add_argument("--mbit", type=amount, default=1000.0, help=f"{text} {shown}")
+    parser.add_argument("--steps", type=at_least_one, default=40, help=f"that are counted {shown}")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="also write the rows here")
+
+
+def run(given: argparse.Namespace) -> int:
+    if given.compressor.partition(":")[0] != "auto":
+        raise BenchError(f"--compressor: expected auto, or auto:compressor=SPEC, got {given.compressor!r}")
+    check_network()
+    setup = Setup(
+        model=given.model,
+        workers=given.workers,
+        mbit=given.mbit,
+        seconds=0.0,
+        real=0,
+        steps=given.steps,
+        part_bytes=0,
+        warm_up=WARM_UP,
+    )
+    print(output.table(HEADINGS, []), flush=True)
+    exchange = exchange_seconds(replace(setup, warm_up=10, steps=12), NONE)
+    rows = list[Row]()
+    for share in [*given.share, None]:
+        if share is None:
+            fitted = replace(setup, model=LOSING, mbit=0.0)
+        else:
+            fitted = replace(setup, seconds=computation(exchange, share))
+        rows.append(measured(fitted, given.compressor, share))
+        print(output.row(cells(rows[-1])), flush=True)
+    output.write_json(given.json, [asdict(row) | {"ideal": row.ideal} for row in rows])
+    return Exit.DONE
