@@ -104,6 +104,9 @@ class Planner:
         """All others are gone, or not here."""
         for name in self._profiles.keys() - set(members):
             del self._profiles[name]
+        here = {worker for worker, _ in members}
+        if any(each.worker not in here for each in self._came):
+            self._came = deque((each for each in self._came if each.worker in here), PARTS_REMEMBERED)
 
     def due(self, version: int) -> bool:
         """Whether a plan is to be made at a version, if enough is known."""
@@ -129,7 +132,8 @@ class Planner:
         if link is None:  # where parts do not wait for one another, the link takes no time that counts
             link = Link(start_s=0.0, byte_s=0.0)
         # However fast the link is, the server takes a part in from each worker, one after the other.
-        link = replace(link, start_s=max(link.start_s, len(profiles) * Costs().part_s))
+        senders = max(len(profiles), len({each.worker for each in self._came}))
+        link = replace(link, start_s=max(link.start_s, senders * Costs().part_s))
         kept = [statistics.median(each) for each in zip(*(p.kept for p in profiles), strict=True)]
         sent = statistics.median(profile.sent_bytes for profile in profiles)
         per_kept = sent / max(1.0, sum(kept))
@@ -169,9 +173,8 @@ class Planner:
             return None
         # Workers do not share a link evenly, and the median is of those that had more of it: how much there
         # is shows in what came from all of them.
-        workers = len(last.keys() & {worker for worker, _ in self._profiles})
         sizes = sum(size for size, _ in pairs)
-        taken = max(1, workers) * seconds_per_byte(sendings(self._came, -math.inf)) * sizes
+        taken = len(last) * seconds_per_byte(sendings(self._came, -math.inf)) * sizes
         scale = taken / (sum(link.seconds(size) for size, _ in pairs) or 1.0)
         return Link(start_s=scale * link.start_s, byte_s=scale * link.byte_s)
 

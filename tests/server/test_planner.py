@@ -206,13 +206,17 @@ def test_all_workers_together_have_what_an_uneven_link_has() -> None:
     of.first(model)
     for begin in range(0, 100, 10):
         for first, worker in enumerate("ab"):  # one is through before the other begins: 1 s for 1000 bytes
-            of.profiled(worker, 1, profile(model))
             for part in range(4):
                 at = begin + 4.0 * first + part + 1
                 of.arrived(Came(worker, 1000, at, waited=part > 0))
+    of.profiled("a", 1, profile(model))  # the other has not said anything yet
     measured = of.measured(model)
     assert measured is not None
     assert measured.link.byte_s == pytest.approx(2e-3)
+    of.keep([("a", 1)])
+    measured = of.measured(model)
+    assert measured is not None
+    assert measured.link.byte_s == pytest.approx(1e-3)
 
 
 def test_cores_are_shared_where_all_are_on_the_server_s_machine() -> None:
