@@ -372,6 +372,12 @@ class WorkerCall:
             ("steps", profile.steps > 0, "at least 1"),
             ("seconds", all(math.isfinite(s) and s >= 0 for each in seconds for s in each), "0 or more"),
             ("kept", all(map(int.__le__, kept, elements)), "no more than the tensor has"),
+            ("processor_share", 0 <= profile.processor_share <= 1, "0 to 1"),
+            (
+                "machine",
+                len(profile.machine) <= MAX_TEXT_CHARACTERS,
+                f"up to {MAX_TEXT_CHARACTERS} characters",
+            ),
         )
         for field, right, limit in checks:
             if not right:

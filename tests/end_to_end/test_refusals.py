@@ -308,6 +308,9 @@ def test_an_evaluation_is_finite_and_of_what_was_asked(address: str) -> None:
         ({"step_seconds": float("nan")}, "profile seconds: expected 0 or more"),
         ({"backward_seconds": -1.0}, "profile seconds: expected 0 or more"),
         ({"kept": 1 << 40}, "profile kept: expected no more than the tensor has"),
+        ({"processor_share": float("nan")}, "profile processor_share: expected 0 to 1"),
+        ({"processor_share": 1.5}, "profile processor_share: expected 0 to 1"),
+        ({"machine": "m" * 10_000}, r"profile machine: expected up to \d+ characters"),
     ],
 )
 def test_a_profile_is_of_the_jobs_tensors(address: str, changes: dict[str, Any], words: str) -> None:
