@@ -114,5 +114,7 @@ class Star:
             os.close(file)
         self._counters.clear()
         for node in self._nodes:
+            # A namespace takes its end of the link along some time later: the next star has the same names.
+            subprocess.run(["ip", "link", "delete", self._link(node)], capture_output=True)
             subprocess.run(["ip", "netns", "delete", self._space(node)], capture_output=True)
         subprocess.run(["ip", "link", "delete", self._bridge], capture_output=True)
