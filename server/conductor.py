@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 import time
-from collections import deque
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,17 +18,17 @@ from typing import TypeVar
 from ..compressors import Plan
 from ..planning.job import Choice
 from ..proto import messages as m
-from ..proto.plans import plan_message
-from ..proto.wire import encode_server
 from .job import events as e
 from .job.core import Core
 from .metrics import Metrics
 from .pacing import Came, Pacing
 from .planner import Planner
+from .publishing import Publishing
 from .replanning import Replanning, fixed
+from .reporting import count_waiting, shortened, update_gauges
 from .shard.inbox import Arrivals
 from .shard.shard import Shard
-from .shard.store import DivergedError, Encoded
+from .shard.store import DivergedError
 from .streams import WorkerStream
 from .updates import Broadcast
 
@@ -38,18 +36,6 @@ log = logging.getLogger("gradwire.server")
 R = TypeVar("R")
 
 TICK_S = 0.25
-LINE_CHARACTERS = 120
-MORE = " and others"
-
-
-def shortened(text: str) -> str:
-    """At most `LINE_CHARACTERS` of it: without what is known of each member, then without the last ones."""
-    if len(text) > LINE_CHARACTERS:
-        text = re.sub(r"\(([^(),]+), [^()]*\)", r"(\1)", text)
-    if len(text) > LINE_CHARACTERS:
-        left = text[: LINE_CHARACTERS - len(MORE)]
-        text = left[: left.rfind(", ")] + MORE if ", " in left else left + MORE
-    return text
 
 
 class Conductor:
@@ -75,6 +61,7 @@ class Conductor:
         self.shard = shard
         self.streams: dict[str, WorkerStream] = {}
         self.pacing = Pacing()
+        self._publishing = Publishing(shard, self.streams, work=self._work)
         self.plans = Replanning(
             planner or fixed(),
             shard,
@@ -91,9 +78,6 @@ class Conductor:
         self.parameters_sha256 = ""  # of the final parameters, once they are saved
         self._arrivals: dict[tuple[str, int], Arrivals] = {}
         self._output = output
-        self._updates: deque[Broadcast] = deque()  # the last
-        self._growing: Broadcast | None = None  # to the version that the open round leads to
-        self._snapshot: Broadcast | None = None  # of the current version
         self._working: set[asyncio.Future[None]] = set()
         self._started_at: float | None = None
         self._ended_at: float | None = None
@@ -209,7 +193,7 @@ class Conductor:
                 case e.TakeCopy():
                     self._work(self._take_copy(action.key))
                 case e.Relabel():
-                    self._snapshot = None
+                    self._publishing.replaced()
                     self._work(self.shard.relabel(action.version))
                 case e.Disconnect():
                     stream = self.streams.get(action.worker)
@@ -248,9 +232,9 @@ class Conductor:
         assignment = replace(action.assignment, parts=self.shard.asked(action.assignment.id))
         if self._started_at is None:
             self._started_at = time.monotonic()
-        self._divide(stream)
+        self._publishing.divide(stream)
         if action.has != assignment.version:
-            self._update(stream, assignment.version, action.has)
+            self._publishing.update(stream, assignment.version, action.has)
         if not assignment.parts:  # nobody else sends what a lost worker left
             assignment = replace(assignment, pace=self.pacing.rate(action.worker))
         stream.outbox.send(assignment)
@@ -266,83 +250,35 @@ class Conductor:
         self.happen(e.Planned())
 
     def _adopt(self, action: e.Adopt) -> None:
-        if self._growing is not None:  # its round was given up before it had any
-            self._growing.finish()
-            self._growing = None
-        streams = [(self.streams.get(worker), has) for worker, has in action.members.items()]
-        for stream, has in streams:
-            if stream is not None and has != action.version:
-                self._update(stream, action.version, has)
+        members = [
+            (stream, has)
+            for worker, has in action.members.items()
+            if (stream := self.streams.get(worker)) is not None
+        ]
+        self._publishing.conclude(action.version, members)
         self.metrics.plans.inc()
-        # What is of the old plan serves nobody any more: who missed it gets a snapshot.
-        self._updates.clear()
-        self._snapshot = None
         for arrivals in self._arrivals.values():
             arrivals.forget_parts()
         self._work(self.shard.adopt(action.plan))
         self.give_up_late()
-        for stream, _ in streams:
-            if stream is not None:
-                self._divide(stream)
-
-    def _divide(self, stream: WorkerStream) -> None:
-        """Send a worker the plan, if it does not have it, before anything that goes by it."""
-        plan = self.shard.plan
-        if stream.plan != plan.number:
-            stream.plan = plan.number
-            stream.outbox.put(encode_server(plan_message(plan)))
-
-    def _update(self, stream: WorkerStream, version: int, has: int | None) -> None:
-        """Send a worker what takes its replica from `has` to `version`."""
-        self._divide(stream)
-        *missed, last = self._broadcasts(version, has)
-        for broadcast in missed:  # uncompressed, the last alone would have done
-            stream.outbox.broadcast(broadcast, counted=False)
-        stream.outbox.broadcast(last)
-
-    def _broadcasts(self, version: int, has: int | None) -> Sequence[Broadcast]:
-        """What takes a replica from `has` to `version`: the updates between, or a snapshot."""
-        updates: list[Broadcast] = []
-        for update in reversed(self._updates):
-            if update.version != version - len(updates):
-                break
-            updates.append(update)
-            if update.whole or update.version - 1 == has:
-                return updates[::-1]
-        if self._snapshot is None:
-            # The shard keeps the order of what it is asked: before the next apply, so it is of this version.
-            self._snapshot = Broadcast(version)
-            self._work(self._take_snapshot(self._snapshot, self.shard.snapshot()))
-        return [self._snapshot]
-
-    async def _take_snapshot(self, snapshot: Broadcast, parts: Awaitable[Sequence[Encoded]]) -> None:
-        snapshot.finish(await parts)
-
-    def _remember(self, update: Broadcast) -> None:
-        """Keep an update for those that missed it, as long as a snapshot would not be smaller."""
-        updates = self._updates
-        if update.whole:
-            updates.clear()
-        updates.append(update)
-        while len(updates) > 1 and sum(each.wire_bytes for each in updates) > update.raw_bytes:
-            updates.popleft()
+        for stream, _ in members:
+            self._publishing.divide(stream)
 
     def _open_round(self, action: e.Open) -> None:
         """Parts of the update go out as soon as they are there."""
-        if self._growing is not None:  # its round was given up before it had any
-            self._growing.finish()
-        self._growing = Broadcast(action.version, last_first=bool(self.shard.plan.turns))
+        listening: list[str] = []  # others may still have to be sent this version
         for worker, incarnation, _ in action.members.values():
             member = self.core.roster.present((worker, incarnation))
-            if member is not None and member.listening:  # others may still have to be sent this version
-                self._follow(worker, self._growing)
+            if member is not None and member.listening:
+                listening.append(worker)
+        growing = self._publishing.open(action.version, listening)
         self.pacing.open((worker for worker, _, _ in action.members.values()), time.monotonic())
         version = action.version
 
         def begun(whole: bool) -> None:
             self.happen(e.Begun(version=version, whole=whole))
 
-        self.shard.open_round(action, self._growing.add, begun)
+        self.shard.open_round(action, growing.add, begun)
 
     def _refill(self, action: e.Refill) -> None:
         self.shard.refill(action.lost, action.assignment, (action.worker, action.incarnation))
@@ -350,20 +286,9 @@ class Conductor:
         if action.assignment != action.lost:
             log.info("%s pushes the %d of %d parts that are missing", action.worker, missing, parts)
 
-    def _follow(self, worker: str, update: Broadcast) -> None:
-        """Have a worker sent an update while it grows."""
-        stream = self.streams.get(worker)
-        if stream is not None and stream.following is not update:
-            stream.following = update
-            self._divide(stream)
-            stream.outbox.broadcast(update)
-
     def _begin_apply(self, action: e.Apply) -> None:
         self.pacing.close()
-        growing, self._growing = self._growing, None
-        broadcast = growing if growing is not None else Broadcast(action.version)
-        for worker in action.members:
-            self._follow(worker, broadcast)
+        broadcast = self._publishing.close(action.version, action.members)
         self._work(self._apply(action, broadcast, self.shard.apply(action, broadcast.add)))
         if action.base_version is None:  # a round has closed
             self.give_up_late()
@@ -381,8 +306,7 @@ class Conductor:
                 passed_over,
             )
         self.metrics.reduce_seconds.observe(self._ended_at - started)
-        self._snapshot = None
-        self._remember(broadcast)
+        self._publishing.published(broadcast)
         samples = sum(each.samples for each in action.contributions)
         loss = sum(each.loss * each.samples for each in action.contributions if each.samples)
         mean_loss = loss / samples if samples else math.nan
@@ -396,7 +320,7 @@ class Conductor:
         if self.shard.manifest is not None:
             self.parameters_sha256 = await self._conclude(finished=True)
         log.info("the job is finished at version %d", self.core.version)
-        self._update_gauges()
+        self._show()
         self.finished.set()
 
     async def _conclude(self, *, finished: bool) -> str:
@@ -431,7 +355,7 @@ class Conductor:
         await self.shard.load(key)
         assert self.shard.manifest is not None
         self.metrics.received_raw(self.shard.manifest.raw_bytes)
-        self._snapshot = None
+        self._publishing.replaced()
         self.happen(e.Copied(version=key.version))
 
     def _work(self, work: Awaitable[None]) -> None:
@@ -452,19 +376,9 @@ class Conductor:
             log.error("%s", self.failure, exc_info=error)
         self.failed.set()
 
-    def _update_gauges(self) -> None:
-        """Once a tick: what they show takes as long to find as there are members, or packets."""
-        core, metrics = self.core, self.metrics
-        metrics.members.set(len(core.roster.members))
-        metrics.version.set(core.version)
-        metrics.epoch.set(core.epoch + core.epoch_progress)
-        metrics.missing.set(len(core.mode.waiting(time.monotonic()).ranks))
-        metrics.local_steps.set(core.local_steps)
-        metrics.parts.set(len(self.shard.plan.parts) if self.shard.manifest is not None else 0)
-        metrics.follow(metrics.repeated_samples, core.repeated_samples)
-        metrics.drifting.set(core.drifting)
-        metrics.follow(metrics.uncoded_exchanges, core.uncoded_exchanges)
-        metrics.set_phase(core.phase)
+    def _show(self) -> None:
+        parts = len(self.shard.plan.parts) if self.shard.manifest is not None else 0
+        update_gauges(self.metrics, self.core, parts, time.monotonic())
 
     def start(self) -> None:
         """Let time pass from now on."""
@@ -477,18 +391,8 @@ class Conductor:
             await asyncio.sleep(TICK_S)
             self.happen(e.Tick())
             self._forget_arrivals()
-            self._update_gauges()
-            self.count_waiting(time.monotonic())
-
-    def count_waiting(self, now: float) -> None:
-        """Count a tick in which a round waits longer than rounds do."""
-        core = self.core
-        waiting = core.waiting(now)
-        if core.phase is not m.Phase.RUNNING or not waiting.text or not waiting.for_others:
-            return
-        since = now if core.waiting_since is None else core.waiting_since
-        if self.metrics.overdue(now - since if waiting.seconds is None else waiting.seconds):
-            self.metrics.waiting_seconds.inc(TICK_S)
+            self._show()
+            count_waiting(self.metrics, self.core, time.monotonic(), TICK_S)
 
     async def stop(self, reason: str) -> None:
         """Finish what is being applied, tell the members, let them go, and save what there is."""

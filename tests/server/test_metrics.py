@@ -11,10 +11,11 @@ import pytest
 from stepping import core_of
 
 from gradwire.proto.messages import Phase
-from gradwire.server.conductor import LINE_CHARACTERS, TICK_S, Conductor, shortened
+from gradwire.server.conductor import TICK_S, Conductor
 from gradwire.server.job import events as e
 from gradwire.server.job.waiting import Awaited
 from gradwire.server.metrics import Metrics
+from gradwire.server.reporting import LINE_CHARACTERS, count_waiting, shortened
 
 
 def conductor(core: Any) -> Conductor:
@@ -64,11 +65,9 @@ def waited(metrics: Metrics, seconds: float) -> float:
         return waiting
 
     core: Any = SimpleNamespace(phase=Phase.RUNNING, waiting_since=since, waiting=waits)
-    shard: Any = None
-    shell = Conductor(core, metrics, shard=shard)
     before = value(metrics, "waiting_seconds_total")
     for tick in range(1, int(seconds / TICK_S) + 1):
-        shell.count_waiting(since + tick * TICK_S)
+        count_waiting(metrics, core, since + tick * TICK_S, TICK_S)
     return value(metrics, "waiting_seconds_total") - before
 
 

@@ -43,6 +43,7 @@ from gradwire.server.exchange import NO_MEMBER, WorkerCall
 from gradwire.server.job import events as e
 from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
 from gradwire.server.metrics import Metrics
+from gradwire.server.publishing import Publishing
 from gradwire.server.shard.inbox import Inbox
 from gradwire.server.shard.store import Store
 from gradwire.server.streams import WorkerStream
@@ -59,11 +60,19 @@ def discard(message: bytes) -> None:
     """Of a plan: the world knows what each worker has."""
 
 
+class Known(Publishing):
+    """Nobody has to be sent what it lacks: the world knows what each worker has."""
+
+    def update(self, stream: WorkerStream, version: int, has: int | None) -> None:
+        pass
+
+
 class Server(Conductor):
     """The shell of a world: control has its oracle, and what is to be done is done there."""
 
     def __init__(self, world: World, shard: Local) -> None:
         super().__init__(world.core, METRICS, shard=shard)
+        self._publishing = Known(shard, self.streams, work=self._work)
         self._world = world
 
     def decide(self, event: e.Event[Any]) -> e.Result[Any]:
@@ -74,9 +83,6 @@ class Server(Conductor):
 
     def _work(self, work: Awaitable[None]) -> None:
         """The shard has no thread: it is done already."""
-
-    def _update(self, stream: WorkerStream, version: int, has: int | None) -> None:
-        """The world knows what each worker has."""
 
 
 class World(Oracle):

@@ -1,0 +1,51 @@
+"""What operators see of a job while it runs: gauges, once a tick, and rounds that wait longer than usual."""
+
+from __future__ import annotations
+
+import re
+
+from ..proto.messages import Phase
+from .job.core import Core
+from .metrics import Metrics
+
+LINE_CHARACTERS = 120
+MORE = " and others"
+
+
+def shortened(text: str) -> str:
+    """At most `LINE_CHARACTERS` of it: without what is known of each member, then without the last ones."""
+    if len(text) > LINE_CHARACTERS:
+        text = re.sub(r"\(([^(),]+), [^()]*\)", r"(\1)", text)
+    if len(text) > LINE_CHARACTERS:
+        left = text[: LINE_CHARACTERS - len(MORE)]
+        text = left[: left.rfind(", ")] + MORE if ", " in left else left + MORE
+    return text
+
+
+def update_gauges(metrics: Metrics, core: Core, parts: int, now: float) -> None:
+    """Once a tick: what they show takes as long to find as there are members, or packets.
+
+    Args:
+        parts: that the model is divided in; 0 as long as there is none.
+        now: seconds of the monotonic clock.
+    """
+    metrics.members.set(len(core.roster.members))
+    metrics.version.set(core.version)
+    metrics.epoch.set(core.epoch + core.epoch_progress)
+    metrics.missing.set(len(core.mode.waiting(now).ranks))
+    metrics.local_steps.set(core.local_steps)
+    metrics.parts.set(parts)
+    metrics.follow(metrics.repeated_samples, core.repeated_samples)
+    metrics.drifting.set(core.drifting)
+    metrics.follow(metrics.uncoded_exchanges, core.uncoded_exchanges)
+    metrics.set_phase(core.phase)
+
+
+def count_waiting(metrics: Metrics, core: Core, now: float, tick_s: float) -> None:
+    """Count a tick in which a round waits longer than rounds do. now: seconds of the monotonic clock."""
+    waiting = core.waiting(now)
+    if core.phase is not Phase.RUNNING or not waiting.text or not waiting.for_others:
+        return
+    since = now if core.waiting_since is None else core.waiting_since
+    if metrics.overdue(now - since if waiting.seconds is None else waiting.seconds):
+        metrics.waiting_seconds.inc(tick_s)
