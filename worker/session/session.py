@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -12,22 +10,22 @@ import numpy.typing as npt
 
 from ...compressors import Compressed, Plan
 from ...proto import messages as m
-from ...proto.refusal import Reason, Refused, sentence
 from ...proto.transfer import digest
 from ..metrics import Metrics
 from .auto import Auto
 from .compression import Compression
 from .connection import Connection
 from .memory import FreeMemory
+from .outcomes import OpenPushes
 from .pushing import Pushing
 from .receiving import Received, ReceivedPacket
 from .replica import Replica
 from .timing import StepTimes
+from .updates import Updates
 from .waiting import WaitingLog
 
 log = logging.getLogger("gradwire.worker")
 
-MAX_RESENDS = 3  # of a push that arrives damaged, or that the server had done without
 RESIDUAL_EVERY = 50  # pushes between measurements of the residual, which reads all of it
 
 
@@ -112,15 +110,10 @@ class Session:
         self._metrics = metrics
         self._initialize = initialize
         self._packets: PacketHandler | None = None
-        self._open: dict[int, Compressed] = {}  # by seq, until the outcome is known
-        self._plans: dict[int, Plan] = {}  # by seq, those of open pushes that have parts
-        self._making: int | None = None  # seq of a push that is neither committed nor abandoned
+        self._pushes = OpenPushes(connection, compression, metrics)
+        self._updates = Updates(replica, connection, metrics)
         self._answered = 0  # id of the last assignment that was
-        self._resends = 0
         self._reconnects = 0
-        self._raw_arrived = 0
-        self._arriving: dict[int, Received] = {}  # parts of the next version
-        self._arriving_version = 0
         self._held: m.Assignment | None = None  # until its version is whole
         self._waiting = WaitingLog()
         self._auto = Auto(compression, auto, lambda: connection.sent) if auto else None
@@ -131,7 +124,7 @@ class Session:
     @property
     def open_pushes(self) -> int:
         """Pushes whose outcome has not come."""
-        return len(self._open)
+        return len(self._pushes)
 
     @property
     def held_back(self) -> float:
@@ -141,7 +134,7 @@ class Session:
     @property
     def finished_leaving(self) -> bool:
         """Whether `leave` was called and everything has been handed over."""
-        return self.leaving and not self._open and self._compression.ledger.empty
+        return self.leaving and not self._pushes and self._compression.ledger.empty
 
     def is_new(self, assignment: m.Assignment) -> bool:
         """Whether it asks for a step; not if it has no samples, or is told again after it was answered."""
@@ -210,16 +203,18 @@ class Session:
         self._reconnects = self._connection.reconnects
         match message:
             case Received():
-                self._apply(message, early=early)
+                self._updates.add(message, early=early)
                 self._let_go()
             case Plan():
-                self._adopt(message)
+                self._updates.adopt(message)
+                if self._packets is None:  # otherwise nothing is pushed in parts
+                    self._compression.adopt(message)
             case m.Assignment():
                 self._waiting.over()
                 if not self._past(message):
                     self._held = message
             case m.Outcome():
-                self._settle(message)
+                self._pushes.settle(message)
             case m.Waiting():
                 self._waiting.say(message.text)
             case m.InitializeRequest():
@@ -253,7 +248,7 @@ class Session:
         if self.leaving:  # all that is owed goes, which is more than what its pace was found for
             self._connection.hurry()
         self.seq += 1
-        self._making = self.seq
+        self._pushes.making = self.seq
         return Pushing(
             self._connection, self._metrics, self.seq, assignment, samples, compressing, self._auto
         )
@@ -267,28 +262,26 @@ class Session:
         Returns:
             Whether something was sent; otherwise the compressor holds all of it back until a later version.
         """
-        self._making = None
+        self._pushes.making = None
         sent = pushing.commit(
             self._compression.ledger.slices, undoable=self._compression.undoable(pushing.assignment)
         )
         # A push without payloads has no samples: the later one speaks for them.
         samples = pushing.samples if sent.payloads else 0
-        if pushing.checksums:
-            self._plans[pushing.seq] = pushing.plan
         self._commit(
             pushing.seq,
             pushing.assignment,
             sent,
             samples,
             loss,
-            checksums=pushing.checksums,
+            pushing=pushing,
             computing_s=computing_s,
         )
         return bool(sent.payloads)
 
     def abandon(self, pushing: Pushing) -> None:
         """Nothing will come of the step; the ledger is as it was before."""
-        self._making = None
+        self._pushes.making = None
         self._connection.abandon(pushing.seq)
 
     def skip(self, assignment: m.Assignment) -> None:
@@ -349,38 +342,6 @@ class Session:
 
     # ---- inside
 
-    def _adopt(self, plan: Plan) -> None:
-        """Have other parts from now on. What has come of an update that is not whole is of no use: the next
-        one is."""
-        self._arriving.clear()
-        self.replica.adopt(plan)
-        if self._packets is None:  # otherwise nothing is pushed in parts
-            self._compression.adopt(plan)
-
-    def _apply(self, received: Received, *, early: bool) -> None:
-        """Keep a part of an update until all of them are here: this worker may still be asked for something
-        at this version. early: apply it nevertheless; the replica can go back."""
-        update = received.update
-        if update.version != self._arriving_version:
-            self._arriving_version = update.version
-            self._arriving.clear()
-        self._arriving[update.part] = received
-        if early and update.version - 1 == self.replica.version:
-            with self._metrics.during("applying"):
-                self.replica.apply(update, received.payloads, early=True)
-        if len(self._arriving) < len(self.replica.plan.parts):
-            return
-        parts = list(self._arriving.values())
-        self._arriving.clear()
-        with self._metrics.during("applying"):
-            for each in parts:
-                self.replica.apply(each.update, each.payloads)
-        # Of several updates in a row, uncompressed, the last alone would have done.
-        self._raw_arrived = self.replica.manifest.raw_bytes
-        if self.replica.version is not None:
-            self._connection.stepped(self.replica.version)
-            self._metrics.version.set(self.replica.version)
-
     def _let_go(self) -> None:
         """An assignment whose version was lost when the stream broke, and that the server has given up."""
         held, version = self._held, self.replica.version
@@ -407,8 +368,7 @@ class Session:
             if self.replica.plan_number < assignment.plan:
                 return None
             self._at(assignment.version, "told to work at")
-            self._metrics.raw_down.inc(self._raw_arrived)
-            self._raw_arrived = 0
+            self._updates.count()
             self._metrics.epoch.set(assignment.epoch)
         self.replica.go_back()
         self._held = None
@@ -426,10 +386,12 @@ class Session:
         samples: int,
         loss: float,
         *,
-        checksums: Mapping[int, int] = MappingProxyType({}),
+        pushing: Pushing | None = None,
         exchanged: m.Exchanged | None = None,
         computing_s: float = 0.0,
     ) -> None:
+        checksums = dict[int, int]() if pushing is None else pushing.checksums
+        plan = pushing.plan if pushing is not None and checksums else None
         commit = m.Commit(
             seq=seq,
             assignment=assignment.id,
@@ -439,66 +401,12 @@ class Session:
             digest=digest(checksums),
             loss=loss,
             exchanged=exchanged,
-            plan=self._plans[seq].number if seq in self._plans else 0,
+            plan=0 if plan is None else plan.number,
             computing_seconds=computing_s,
         )
-        self._open[seq] = sent
+        self._pushes.commit(commit, sent, plan)
         self._answered = assignment.id
-        self._connection.commit(commit)
         self._free.limit()
         self._metrics.loss.set(loss)
         if seq % RESIDUAL_EVERY == 1:
             self._metrics.residual_norm.set(self.held_back)
-
-    def _refused_early(self, outcome: m.Outcome, refusal: m.Refusal) -> None:
-        """A part was refused of a push that is still being made: only damage can be mended."""
-        log.warning("push %d was refused: %s", outcome.seq, sentence(refusal))
-        if refusal.reason not in (Reason.CHECKSUM, Reason.CHUNK) or self._resends >= MAX_RESENDS:
-            raise Refused(refusal)
-        self._resends += 1
-        self._connection.resend(outcome.seq, outcome.part)
-
-    def _settle(self, outcome: m.Outcome) -> None:
-        """A push is decided on. Its outcome may come while later pushes are open, or more than once."""
-        sent = self._open.get(outcome.seq)
-        if sent is None:
-            if outcome.seq == self._making and outcome.refusal is not None:
-                self._refused_early(outcome, outcome.refusal)
-            return
-        if outcome.decision is m.Decision.ACCEPTED:
-            self._forget(outcome.seq)
-            self._resends = 0
-            self._metrics.pushes.labels("accepted").inc()
-            self._metrics.raw_up.inc(sum(payload.elements for payload in sent.payloads) * 4)
-            self._compression.ledger.keep(sent)
-            return
-        assert outcome.refusal is not None
-        reason = outcome.refusal.reason
-        parts = [self._plans[outcome.seq].parts[part] for part in outcome.counted]
-        counted = [(part.start, part.end) for part in parts]
-        self._metrics.pushes.labels("refused").inc()
-        self._metrics.refusals.labels(reason.label).inc()
-        match reason:
-            case Reason.STALE if sent.payloads:
-                log.info("push %d came too late; its gradient goes out with the next push", outcome.seq)
-                self._compression.ledger.put_back(sent, counted)
-            case Reason.STALE:
-                log.info("push %d came too late, and had nothing in it", outcome.seq)
-            case Reason.REDUNDANT:
-                log.info("push %d was not needed: others have pushed its gradient", outcome.seq)
-                self._compression.ledger.forget(sent, counted)
-            case Reason.CHECKSUM | Reason.CHUNK if self._resends < MAX_RESENDS:  # damaged on its way
-                log.warning("push %d was refused: %s", outcome.seq, sentence(outcome.refusal))
-                self._resends += 1
-                self._connection.resend(outcome.seq, outcome.part)
-                return
-            case _:
-                log.warning("push %d was refused: %s", outcome.seq, sentence(outcome.refusal))
-                raise Refused(outcome.refusal)
-        self._connection.settle(outcome.seq)
-        self._resends = 0
-        self._forget(outcome.seq)
-
-    def _forget(self, seq: int) -> None:
-        del self._open[seq]
-        self._plans.pop(seq, None)

@@ -25,10 +25,11 @@ from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.worker.metrics import Metrics
 from gradwire.worker.session.compression import Compression
 from gradwire.worker.session.connection import Connection
+from gradwire.worker.session.outcomes import MAX_RESENDS
 from gradwire.worker.session.pushing import Pushing
 from gradwire.worker.session.receiving import Received, ReceivedPacket
 from gradwire.worker.session.replica import Replica
-from gradwire.worker.session.session import MAX_RESENDS, Session
+from gradwire.worker.session.session import Session
 
 ELEMENTS = 35
 

@@ -18,9 +18,9 @@ from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.settings import JobTerms
 from gradwire.worker.metrics import Metrics
 from gradwire.worker.session.connection import Connection
+from gradwire.worker.session.outcomes import MAX_RESENDS
 from gradwire.worker.session.receiving import Received
 from gradwire.worker.session.replica import Replica
-from gradwire.worker.session.session import MAX_RESENDS
 from gradwire.worker.tasks import Task
 from gradwire.worker.tasks.computation import TaskFailedError
 from gradwire.worker.tasks.trainer import Trainer

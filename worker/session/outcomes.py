@@ -1,0 +1,99 @@
+"""Pushes whose outcome has not come, and what becomes of each when it comes."""
+
+from __future__ import annotations
+
+import logging
+
+from ...compressors import Compressed, Plan
+from ...proto import messages as m
+from ...proto.refusal import Reason, Refused, sentence
+from ..metrics import Metrics
+from .compression import Compression
+from .connection import Connection
+
+log = logging.getLogger("gradwire.worker")
+
+MAX_RESENDS = 3  # of a push that arrives damaged, or that the server had done without
+
+
+class OpenPushes:
+    """Any number of them; outcomes come in whichever order, and may come more than once.
+
+    Attributes:
+        making: seq of a push that is neither committed nor abandoned; None if there is none.
+    """
+
+    def __init__(self, connection: Connection, compression: Compression, metrics: Metrics) -> None:
+        self.making: int | None = None
+        self._connection = connection
+        self._compression = compression
+        self._metrics = metrics
+        self._open: dict[int, Compressed] = {}  # by seq
+        self._plans: dict[int, Plan] = {}  # by seq, of those that have parts
+        self._resends = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def commit(self, commit: m.Commit, sent: Compressed, plan: Plan | None) -> None:
+        """Send a commit. sent: what the ledger gave. plan: that its parts are of; None if it has none."""
+        self._open[commit.seq] = sent
+        if plan is not None:
+            self._plans[commit.seq] = plan
+        self._connection.commit(commit)
+
+    def settle(self, outcome: m.Outcome) -> None:
+        """A push is decided on: have the ledger do what follows.
+
+        Raises Refused for a reason that a worker does not get over.
+        """
+        sent = self._open.get(outcome.seq)
+        if sent is None:
+            if outcome.seq == self.making and outcome.refusal is not None:
+                self._refused_early(outcome, outcome.refusal)
+            return
+        if outcome.decision is m.Decision.ACCEPTED:
+            self._forget(outcome.seq)
+            self._resends = 0
+            self._metrics.pushes.labels("accepted").inc()
+            self._metrics.raw_up.inc(sum(payload.elements for payload in sent.payloads) * 4)
+            self._compression.ledger.keep(sent)
+            return
+        assert outcome.refusal is not None
+        reason = outcome.refusal.reason
+        parts = [self._plans[outcome.seq].parts[part] for part in outcome.counted]
+        counted = [(part.start, part.end) for part in parts]
+        self._metrics.pushes.labels("refused").inc()
+        self._metrics.refusals.labels(reason.label).inc()
+        match reason:
+            case Reason.STALE if sent.payloads:
+                log.info("push %d came too late; its gradient goes out with the next push", outcome.seq)
+                self._compression.ledger.put_back(sent, counted)
+            case Reason.STALE:
+                log.info("push %d came too late, and had nothing in it", outcome.seq)
+            case Reason.REDUNDANT:
+                log.info("push %d was not needed: others have pushed its gradient", outcome.seq)
+                self._compression.ledger.forget(sent, counted)
+            case Reason.CHECKSUM | Reason.CHUNK if self._resends < MAX_RESENDS:  # damaged on its way
+                log.warning("push %d was refused: %s", outcome.seq, sentence(outcome.refusal))
+                self._resends += 1
+                self._connection.resend(outcome.seq, outcome.part)
+                return
+            case _:
+                log.warning("push %d was refused: %s", outcome.seq, sentence(outcome.refusal))
+                raise Refused(outcome.refusal)
+        self._connection.settle(outcome.seq)
+        self._resends = 0
+        self._forget(outcome.seq)
+
+    def _refused_early(self, outcome: m.Outcome, refusal: m.Refusal) -> None:
+        """A part was refused of a push that is still being made: only damage can be mended."""
+        log.warning("push %d was refused: %s", outcome.seq, sentence(refusal))
+        if refusal.reason not in (Reason.CHECKSUM, Reason.CHUNK) or self._resends >= MAX_RESENDS:
+            raise Refused(refusal)
+        self._resends += 1
+        self._connection.resend(outcome.seq, outcome.part)
+
+    def _forget(self, seq: int) -> None:
+        del self._open[seq]
+        self._plans.pop(seq, None)
