@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pushes import MANIFEST, cut_plan, dense
+from wired import Message, Wired, accepted, both, reasons, wired
 
 from gradwire.compressors import arrange
 from gradwire.proto import messages as m
@@ -15,8 +16,6 @@ from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.transfer import digest, encode_chunks, part_transfer, payload_header
 from gradwire.proto.wire import crc32c, decode_envelope
 from gradwire.server.job import events as e
-
-from .test_conductor import Message, Wired, accepted, both, reasons, wired
 
 WHOLE = arrange([3], [1], [])  # one part, where there were three
 
