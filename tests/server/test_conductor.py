@@ -15,6 +15,7 @@ from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.transfer import part_transfer
 from gradwire.server.job import events as e
+from gradwire.server.pushes import Pushes
 
 
 def test_a_duplicate_that_arrives_as_its_round_closes_takes_nothing_away() -> None:
@@ -159,7 +160,7 @@ def test_a_worker_whose_lease_is_over_comes_back_to_what_it_had_sent() -> None:
         inbox = stream.inbox
         inbox.begin(header, MANIFEST, PLAN)
         with pytest.raises(Refused) as caught:
-            await job.call._take(stream, last)  # type: ignore[arg-type]
+            await Pushes(job.conductor, stream).take(last)  # type: ignore[arg-type]
         assert caught.value.refusal.reason is Reason.NOT_A_MEMBER
         job.attach("a")
         job.conductor.happen(e.Prepared("a", 1, fingerprint=b"m", version=0, assigned=commit.assignment))

@@ -16,6 +16,7 @@ from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.transfer import digest, encode_chunks, part_transfer, payload_header
 from gradwire.proto.wire import crc32c, decode_envelope
 from gradwire.server.job import events as e
+from gradwire.server.pushes import Pushes
 
 WHOLE = arrange([3], [1], [])  # one part, where there were three
 
@@ -120,7 +121,7 @@ def test_a_part_that_is_being_looked_at_as_the_plan_changes_is_not_stored() -> N
         def finish() -> Any:
             raise AssertionError("it does not matter what it holds")
 
-        job.call._store(job.conductor.streams["a"], header, 0, finish)  # pyright: ignore[reportPrivateUsage]
+        Pushes(job.conductor, job.conductor.streams["a"])._store(header, 0, finish)  # pyright: ignore[reportPrivateUsage]
         assert job.shard.stored == 0
         assert job.conductor.arrivals("a", 1).stored == (m.Stored(seq=1, parts=()),)
         job.arrive("a", [m.Abandon(seq=1)])

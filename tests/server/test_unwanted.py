@@ -7,6 +7,7 @@ from wired import Message, Wired, accepted, hints, reasons, wired
 
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason
+from gradwire.server.pushes import Pushes
 
 
 def late(job: Wired) -> tuple[list[Message], int]:
@@ -60,13 +61,14 @@ def test_a_part_that_is_being_scanned_when_its_push_is_unwanted_is_not_stored() 
         assert isinstance(header, m.Part)
         assert isinstance(chunk, m.Chunk)
         stream = job.conductor.streams["c"]
-        job.call._begin(stream, header)  # pyright: ignore[reportPrivateUsage]
+        pushes = Pushes(job.conductor, stream)
+        pushes._begin(header)  # pyright: ignore[reportPrivateUsage]
         stream.inbox.add(chunk)
         complete = stream.inbox.take()
         assert complete is not None
         job.arrive("a", job.push("a"))
         job.arrive("b", job.push("b"))
-        await job.call._scan(stream, *complete)  # pyright: ignore[reportPrivateUsage]
+        await pushes._scan(*complete)  # pyright: ignore[reportPrivateUsage]
         assert await job.reach(1) == [-1, -1, -1]
 
     wired("sync:backup=1", "abc", test)

@@ -39,11 +39,11 @@ from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.proto.transfer import Assembly, digest, part_transfer
 from gradwire.proto.wire import crc32c
 from gradwire.server.conductor import Conductor
-from gradwire.server.exchange import NO_MEMBER, WorkerCall
 from gradwire.server.job import events as e
 from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
 from gradwire.server.metrics import Metrics
 from gradwire.server.publishing import Publishing
+from gradwire.server.pushes import NO_MEMBER, Pushes
 from gradwire.server.shard.inbox import Inbox
 from gradwire.server.shard.store import Store
 from gradwire.server.streams import WorkerStream
@@ -103,7 +103,6 @@ class World(Oracle):
         self.incarnations: Counter[str] = Counter()
         self.shard = Local(self)
         self.server = Server(self, self.shard)
-        self.call = WorkerCall(self.server)
         self.scans: list[tuple[WorkerStream, Part, Assembly]] = []  # of parts that have come, while they run
         self.growing: list[tuple[Sim, WorkerStream | None]] = []  # whose update is on its way already
 
@@ -113,7 +112,6 @@ class World(Oracle):
         """One of the things below, each with its own likelihood; sometimes a copy of the core goes on."""
         if self.pick(50) == 0:
             self.core = self.server.core = copied(self.core, self.given_mode)
-            self.call = WorkerCall(self.server)
         choices: list[tuple[int, Callable[[], None]]] = [
             (9, self.deliver), (6, self.compute), (5, self.publish), (3, self.come), (4, self.beat),
             (2, self.wait), (1, self.repeat), (1, self.damage), (1, self.break_stream), (2, self.evaluate),
@@ -255,7 +253,7 @@ class World(Oracle):
             if sim is not None and sim.stream is not stream:
                 self.end(stream)
             finish = (part, assembly.checksum, assembly.finish)
-            self.arrive(stream, part, lambda: self.call._store(stream, *finish))  # pyright: ignore[reportPrivateUsage]
+            self.arrive(stream, part, lambda: Pushes(self.server, stream)._store(*finish))  # pyright: ignore[reportPrivateUsage]
 
     def leave(self) -> None:
         if sim := self.any_sim():
@@ -502,13 +500,14 @@ class World(Oracle):
 
     def hand_over(self, stream: WorkerStream, message: Message) -> None:
         """As the reader of a stream does. Nothing so small is waited for."""
+        pushes = Pushes(self.server, stream)
         if isinstance(message, Commit):
-            self.call._committed(stream, message)  # pyright: ignore[reportPrivateUsage]
+            pushes.committed(message)
         elif isinstance(message, Abandon):
-            self.call._abandoned(stream, message)  # pyright: ignore[reportPrivateUsage]
+            pushes.abandoned(message)
         elif self.pick(6) == 0 and not message.damaged:  # as if it were large
             header, *chunks = message.messages()
-            self.call._begin(stream, header)  # pyright: ignore[reportPrivateUsage]
+            pushes._begin(header)  # pyright: ignore[reportPrivateUsage]
             if stream.inbox.arriving(part_transfer(header.seq, header.part)) is header:
                 for chunk in chunks:
                     stream.inbox.add(chunk)
@@ -517,7 +516,7 @@ class World(Oracle):
                 self.scans.append((stream, *complete))
         else:
             for each in message.messages():
-                taking = self.call._take(stream, each)  # pyright: ignore[reportPrivateUsage]
+                taking = pushes.take(each)
                 try:
                     taking.send(None)
                 except StopIteration:
