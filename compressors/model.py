@@ -9,6 +9,7 @@ import torch
 
 from ..planning.parts import Plan, divide
 from .base import TensorSpec, is_choosing, is_model_wide
+from .draft import LOSSLESS
 from .feedback import ErrorFeedback, without_feedback
 from .layers import LayerRule
 from .ledger import Ledger
@@ -16,7 +17,7 @@ from .payload import Payload
 from .registry import create, wrapping_of
 from .runs import checks, runs_of
 from .sparse import Sparse
-from .step import LOSSLESS, Step
+from .step import Step
 from .wrapping import Wrapping
 
 

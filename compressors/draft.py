@@ -1,0 +1,395 @@
+"""What one step makes of its gradients, a tensor by itself or neighbours in one call: payloads, and what they
+leave in the ledger's draft."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence, Set
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ..planning.parts import Unit
+from .base import (
+    Neighbours,
+    NonFiniteGradient,
+    Random,
+    StepContext,
+    is_choosing,
+    is_in_blocks,
+    is_model_wide,
+    takes_gpu,
+)
+from .cutting import join
+from .dense import Dense, dense_payload
+from .feedback import ErrorFeedback, FeedbackState, without_feedback
+from .kernels import Magnitudes, devices
+from .ledger import norm
+from .merging import compress_together, shares
+from .payload import AbsentPayload, DenseFormat, DensePayload, Payload
+from .runs import Run, checks_alone, present, spanning
+
+if TYPE_CHECKING:
+    from .model import ModelCompressor
+
+LOSSLESS = Dense(format=DenseFormat.FLOAT32)
+
+
+class Draft:
+    """The tensors of one step: gradients come in, units whose gradients are all there are compressed.
+
+    Attributes:
+        sends: whether there will be payloads.
+        whole: whether all gradients have to be there before any is compressed, see `prepare`.
+        owing: whether the ledger has or gets something that outlasts the step.
+        states: by tensor, what its compressor remembers after the step.
+        absent: tensors without a gradient.
+    """
+
+    def __init__(
+        self,
+        model: ModelCompressor,
+        samples: int,
+        version: int,
+        epoch: float,
+        *,
+        sends: bool,
+        flush: bool,
+    ) -> None:
+        self.sends = sends
+        self.states = list(model.ledger.states)
+        self.absent: set[int] = set()
+        # Clipping, and plans for the whole model, take all gradients before any is compressed.
+        self.whole = bool(model.wrapping.clip or (model.planned and not flush))
+        self.owing = any(model.feedback) or flush or not model.ledger.unused
+        self._model, self._ledger, self._plan = model, model.ledger, model.plan
+        self._samples, self._version, self._epoch, self._flush = samples, version, epoch, flush
+        self._gradients: dict[int, torch.Tensor] = {}
+        self._magnitudes: dict[int, Magnitudes] = {}
+        self._keep: dict[int, int] = {}
+        self._in_runs = sends and not self.whole and not flush
+
+    def add(self, place: int, gradient: torch.Tensor | None) -> None:
+        """The gradient of a tensor; None: it does not exist. Raises as `Step.add`."""
+        assert place not in self._gradients, "each gradient comes once"
+        assert place not in self.absent, "each gradient comes once"
+        if gradient is None:
+            self.absent.add(place)
+        else:
+            self._gradients[place] = self._checked(place, gradient)
+
+    def _checked(self, place: int, gradient: torch.Tensor) -> torch.Tensor:
+        """As shape (elements,), contiguous, where its compressor takes it; a view where possible."""
+        spec = self._model.specs[place]
+        if gradient.dtype != torch.float32:
+            raise ValueError(f"gradient of {spec.name!r}: expected torch.float32, got {gradient.dtype}")
+        if gradient.numel() != spec.elements:
+            got = f"shape {tuple(gradient.shape)}"
+            raise ValueError(f"gradient of {spec.name!r}: expected shape {spec.shape}, got {got}")
+        gradient = gradient.detach().reshape(-1)
+        on_host = gradient.device.type == "cpu" and not devices.on_gpu(gradient)
+        if self._in_runs and self._model.checks[place] and on_host:
+            return gradient.contiguous()
+        if not (takes_gpu(self._model.compressors[place]) and devices.can_stay(gradient)):
+            gradient = gradient.cpu()
+        gradient = gradient.contiguous()
+        if gradient.device.type != "cpu":  # where one is compressed there, the ledger lies there
+            self._ledger.to(gradient.device)
+        self._measure(place, gradient)
+        return gradient
+
+    def _measure(self, place: int, gradient: torch.Tensor) -> None:
+        """One read pass serves twice: as the check for infinities and NaNs, and for the magnitudes by which
+        thresholds are chosen. Raises NonFiniteGradient."""
+        self._magnitudes[place] = devices.magnitudes(gradient)
+        if not math.isfinite(self._magnitudes[place].total):
+            raise NonFiniteGradient(self._model.specs[place].name)
+
+    def prepare(self, workers: int) -> None:
+        """All gradients are there: clip them, and let the compressor see what all tensors have to send."""
+        model = self._model
+        if model.wrapping.clip:
+            length = math.hypot(*(norm(self._gradients[place]) for place in sorted(self._gradients)))
+            largest = model.wrapping.clip / math.sqrt(workers)
+            factor = largest / length if length > largest else 1.0
+            for place, gradient in self._gradients.items():
+                self._gradients[place] = gradient * factor
+                self._magnitudes[place] = devices.magnitudes(self._gradients[place])
+        if not (model.planned and self.sends and not self._flush):
+            return
+        planned = [place for place in model.planned if place in self._gradients]
+        if not planned:
+            return
+        totals: list[torch.Tensor] = []
+        for place in planned:
+            compressor, gradient = model.compressors[place], self._gradients[place]
+            if not isinstance(compressor, ErrorFeedback):
+                gradient = self._with_owed(place)
+            else:
+                state = self._state(place, gradient.device)
+                added = compressor.accumulate(gradient, state)
+                if added is not gradient:  # the velocity
+                    self._magnitudes[place] = devices.magnitudes(added)
+                self._keep_state(place, state)
+                gradient = state.residual
+            totals.append(gradient)
+        planner = without_feedback(model.compressors[planned[0]])
+        assert is_model_wide(planner)
+        specs = [model.specs[place] for place in planned]
+        found = planner.plan(totals, specs, self._context(planned[0]))
+        self._keep = dict(zip(planned, found, strict=True))
+
+    def compress(self, number: int) -> list[Payload]:
+        """What is sent of a unit, end to end; its gradients are all there."""
+        runs = present(self._model.runs[number], self.absent)
+        merged = self._merged(runs) if self._plan.merged and self.sends and not self._flush else {}
+        return [
+            payload
+            for run in runs
+            for payload in (merged[run.first] if run.first in merged else self._run(run))
+        ]
+
+    def release(self, unit: Unit) -> None:
+        """Keep no gradient of a unit."""
+        for place in range(unit.first, unit.last):
+            self._gradients.pop(place, None)
+
+    def restore(self, unit: Unit) -> None:
+        """Leave all of a unit as it was before the step."""
+        self.leave(unit.start, unit.end)
+        for place in range(unit.first, unit.last):
+            self.states[place] = self._ledger.states[place]
+
+    def leave(self, start: int, end: int) -> None:
+        """What the ledger holds of a range stays there."""
+        if self.owing:
+            self._ledger.draft[start:end].copy_(self._ledger.residual[start:end])
+            if self._ledger.velocity is not None and self._ledger.draft_velocity is not None:
+                self._ledger.draft_velocity[start:end].copy_(self._ledger.velocity[start:end])
+
+    def _merged(self, runs: Sequence[Run]) -> dict[int, list[Payload]]:
+        """What is sent of a unit's tensors that are chosen from as a whole, by the first of each stretch."""
+        stretches = [run for run in runs if run.how == "merged" and run.first not in self.absent]
+        if not stretches:
+            return {}
+        inner = without_feedback(self._model.compressors[stretches[0].first])
+        assert is_choosing(inner)
+        keep = sum(
+            inner.keep(self._model.specs[place].elements, self._context(place))
+            for run in stretches
+            for place in range(run.first, run.last)
+        )
+        if not inner.seeded:
+            return self._chosen(stretches, keep)
+        starts, found = self._plan.starts, dict[int, list[Payload]]()
+        sizes = [starts[run.last] - starts[run.first] for run in stretches]
+        for run, share in zip(stretches, shares(keep, sizes), strict=True):
+            found.update(self._chosen([run], share))
+        return found
+
+    def _chosen(self, stretches: Sequence[Run], keep: int) -> dict[int, list[Payload]]:
+        """So many elements of stretches as of one tensor, with state and random numbers of the first."""
+        first, starts = stretches[0].first, self._plan.starts
+        places = [place for run in stretches for place in range(run.first, run.last)]
+        compressor, device = self._model.compressors[first], self._gradients[first].device
+        given = [self._gradients[place].to(device) for place in places]
+        gradient = given[0] if len(given) == 1 else torch.cat(given)
+        known = checks_alone(compressor) or all(place in self._magnitudes for place in places)
+        try:
+            if not (known or devices.finite(gradient)):
+                raise FloatingPointError
+            payloads, self.states[first] = compress_together(
+                compressor,
+                gradient,
+                self._ledger,
+                [(starts[run.first], starts[run.last]) for run in stretches],
+                self.states[first],
+                replace(self._context(first), keep=keep, magnitudes=None),
+                owing=self.owing,
+            )
+        except FloatingPointError:
+            for place in places:
+                self._measure(place, self._gradients[place])
+            raise
+        return {run.first: each for run, each in zip(stretches, payloads, strict=True)}
+
+    def _run(self, run: Run) -> list[Payload]:
+        """Compress neighbours together if they came so, otherwise one by one."""
+        places = range(run.first, run.last)
+        if run.first in self.absent:
+            start, end = self._plan.starts[run.first], self._plan.starts[run.last]
+            self.leave(start, end)
+            return [AbsentPayload(elements=end - start)]
+        if self._one_by_one(run):
+            for place in places:
+                if place not in self._magnitudes and not checks_alone(self._model.compressors[place]):
+                    self._measure(place, self._gradients[place])
+            return [payload for place in places for payload in self._tensor(place)]
+        start, end = self._plan.starts[run.first], self._plan.starts[run.last]
+        if run.how == "blocks":
+            return [self._blocks(run, start, end)]
+        return [self._elements(run, start, end)]
+
+    def _one_by_one(self, run: Run) -> bool:
+        """Whether its tensors take a call each: where the ledger is not beside them or nothing is sent, and
+        where a tensor by itself is gone through faster. What is merged comes here if nothing is sent."""
+        if run.how in (None, "merged") or devices.on_gpu(self._ledger.device):
+            return True
+        if run.how == "neighbours":
+            return not self.sends or self._flush or run.last - run.first == 1
+        return any(place in self._magnitudes for place in range(run.first, run.last))
+
+    def _blocks(self, run: Run, start: int, end: int) -> Payload:
+        """One pass for all: levels are known before, and what is not finite shows in the sums."""
+        compressor = without_feedback(self._model.compressors[run.first])
+        assert is_in_blocks(compressor)
+        payload, states, totals = compressor.compress_blocks(
+            [self._gradients[place] for place in range(run.first, run.last)],
+            self._ledger.residual[start:end],
+            self._ledger.draft[start:end],
+            self.states[run.first : run.last],
+            self._samples,
+        )
+        finite = np.isfinite(totals)
+        if not finite.all():
+            raise NonFiniteGradient(self._model.specs[run.first + int(np.argmin(finite))].name)
+        self.states[run.first : run.last] = states
+        return payload
+
+    def _elements(self, run: Run, start: int, end: int) -> Payload:
+        """As if they were one tensor."""
+        places = range(run.first, run.last)
+        gradient = torch.cat([self._gradients[place] for place in places])
+        if not devices.finite(gradient):
+            for place in places:
+                self._measure(place, self._gradients[place])
+        sizes = np.array([self._model.specs[place].elements for place in places], np.int64)
+        tensors = Neighbours(sizes, lambda place: self._context(run.first + place))
+        compressor = spanning(self._model.compressors[run.first], tensors)
+        if isinstance(compressor, ErrorFeedback):
+            state = self._feedback(run.first, start, end, gradient.device, begun=False)
+            payload, _ = compressor.compress(gradient, state, self._context(run.first))
+            return payload
+        if self.owing:
+            devices.add_to(gradient, self._ledger.residual[start:end])
+            self._ledger.draft[start:end].zero_()
+        if compressor == LOSSLESS:  # the copy of the gradients is the payload
+            return DensePayload(
+                format=DenseFormat.FLOAT32, elements=end - start, data=gradient.numpy().view(np.uint8)
+            )
+        payload, _ = compressor.compress(gradient, None, self._context(run.first))
+        return payload
+
+    def _tensor(self, place: int) -> list[Payload]:
+        """Compress one tensor, or take it into the draft."""
+        compressor, gradient = self._model.compressors[place], self._gradients[place]
+        if not isinstance(compressor, ErrorFeedback):
+            return self._without_feedback(place)
+        state = self._state(place, gradient.device)
+        payload: Payload | None = None
+        if place in self._keep:
+            payload, state = compressor.send(state, self._context(place))
+        elif self.sends and not self._flush:
+            try:
+                payload, state = compressor.compress(gradient, state, self._context(place))
+            except FloatingPointError:
+                raise NonFiniteGradient(self._model.specs[place].name) from None
+        else:
+            compressor.accumulate(gradient, state)
+        self._keep_state(place, state)
+        return [] if payload is None else [payload]
+
+    def _with_owed(self, place: int) -> torch.Tensor:
+        """The gradient for a compressor that keeps nothing: what was put back goes out with it."""
+        gradient, (start, end) = self._gradients[place], self._plan.starts[place : place + 2]
+        if self.owing:
+            owed = self._ledger.residual[start:end].to(gradient.device)
+            gradient = self._gradients[place] = devices.saturate(gradient + owed)
+            self._magnitudes[place] = devices.magnitudes(gradient)
+        return gradient
+
+    def _without_feedback(self, place: int) -> list[Payload]:
+        start, end = self._plan.starts[place : place + 2]
+        gradient = self._gradients[place] if place in self._keep else self._with_owed(place)
+        if self.owing:
+            self._ledger.draft[start:end].zero_()
+        if self._flush:
+            self._ledger.draft[start:end].copy_(gradient)
+            return []
+        payload, state = self._model.compressors[place].compress(
+            gradient, self.states[place], self._context(place)
+        )
+        self.states[place] = state
+        return [payload]
+
+    def flushed(self, unit: Unit, unwanted: Sequence[int]) -> dict[int, list[Payload]]:
+        """All that the draft holds of a unit, by part, of whole tensors, so that the cuts have no say in it;
+        nothing is left. unwanted: parts that go only as far as something is owed of them."""
+        starts, before = self._plan.starts, self._ledger.residual
+        tensors = range(unit.first, unit.last)
+        owed = {place for place in tensors if before[starts[place] : starts[place + 1]].any()}
+        there = owed | (set(tensors) - self.absent)
+        return {
+            part: self._flushed_part(unit, part, owed if part in unwanted else there) for part in unit.parts
+        }
+
+    def _flushed_part(self, unit: Unit, part: int, sent: Set[int]) -> list[Payload]:
+        """What the draft holds of a part; nothing is left. sent: the tensors that are not absent."""
+        bounds, payloads = self._plan.parts[part], list[Payload]()
+        for place in range(unit.first, unit.last):
+            start = max(bounds.start, self._plan.starts[place])
+            end = min(bounds.end, self._plan.starts[place + 1])
+            values = self._ledger.draft[start:end].cpu().numpy()
+            if place in sent:
+                payloads.append(dense_payload(DenseFormat.FLOAT32, values))
+            else:
+                payloads.append(AbsentPayload(elements=values.size))
+        self._ledger.draft[bounds.start : bounds.end].zero_()
+        return join(each for each in payloads if each.elements)
+
+    def _state(self, place: int, device: torch.device) -> FeedbackState:
+        """What a compressor works on. The first time in a step it holds what the ledger does."""
+        start, end = self._plan.starts[place : place + 2]
+        return self._feedback(place, start, end, device, begun=place in self._keep)
+
+    def _feedback(
+        self, place: int, start: int, end: int, device: torch.device, *, begun: bool
+    ) -> FeedbackState:
+        """Views of the draft, copies only where it is worked on at the host and the ledger lies on a GPU."""
+        ledger = self._ledger
+        residual, velocity = ledger.draft[start:end], ledger.draft_velocity
+        before = None if begun else ledger.residual[start:end]
+        if before is not None and residual.device != device:
+            residual.copy_(before)
+            before = None
+        if velocity is not None:
+            velocity = velocity[start:end]
+            if not begun and ledger.velocity is not None:
+                velocity.copy_(ledger.velocity[start:end])
+            velocity = velocity.to(device)
+        inner = self.states[place]
+        return FeedbackState(residual=residual.to(device), velocity=velocity, inner=inner, before=before)
+
+    def _keep_state(self, place: int, state: FeedbackState) -> None:
+        """Note what a compressor leaves."""
+        self.states[place] = state.inner
+        if state.residual.device != self._ledger.device:
+            start, end = self._plan.starts[place : place + 2]
+            self._ledger.draft[start:end].copy_(state.residual)
+            if state.velocity is not None and self._ledger.draft_velocity is not None:
+                self._ledger.draft_velocity[start:end].copy_(state.velocity)
+
+    def _context(self, place: int) -> StepContext:
+        model = self._model
+        return StepContext(
+            samples=self._samples,
+            version=self._version,
+            epoch=self._epoch,
+            random=Random((model.seed, model.rank, self._version, place)),
+            shared=Random((model.seed, self._version, place)),
+            magnitudes=self._magnitudes.get(place),
+            density=model.densities.get(place),
+            keep=self._keep.get(place),
+        )
