@@ -34,7 +34,8 @@ from gradwire.server.conductor import Conductor
 from gradwire.server.job import events as e
 from gradwire.server.job.modes.arrivals import Arrivals
 from gradwire.server.job.modes.registry import parse
-from gradwire.server.job.modes.rounds import RoundLife, Rounds
+from gradwire.server.job.modes.round import RoundLife
+from gradwire.server.job.modes.rounds import Rounds
 from gradwire.server.job.modes.stale import StaleOptions
 from gradwire.server.shard.mean import Push, Share
 from gradwire.server.shard.shard import Shard

@@ -16,7 +16,7 @@ from gradwire.proto.messages import Outcome
 from gradwire.server.job.events import Apply
 from gradwire.server.job.modes import registry
 from gradwire.server.job.modes.division import Division, Sliced, StragglerCoded
-from gradwire.server.job.modes.rounds import Round
+from gradwire.server.job.modes.round import Round
 from gradwire.server.job.modes.stale import StaleOptions
 from gradwire.server.job.roster import Member, Work
 from gradwire.server.job.samples import Samples
