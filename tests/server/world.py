@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from oracle import LEASE_S, Local, Oracle
+from network import MODEL, Network, Pick
+from oracle import LEASE_S
 from pushes import bits, replica_bits, take
 from simulated import (
     DIVIDED,
@@ -18,14 +17,12 @@ from simulated import (
     MANIFEST_OF,
     PLANS,
     RATE,
-    Message,
     Piece,
     Sending,
     Sim,
     computed,
     label,
     parts_of,
-    samples_of,
     seq_of,
     values,
 )
@@ -34,58 +31,18 @@ from stepping import Refuse, copied, step
 from gradwire.compressors import arrange
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
-from gradwire.proto.messages import Abandon, Commit, Decision, Outcome, Part, Phase, Unwanted
-from gradwire.proto.refusal import Reason, Refusal, Refused
-from gradwire.proto.transfer import Assembly, digest, part_transfer
+from gradwire.proto.messages import Abandon, Commit, Decision, Phase
+from gradwire.proto.transfer import digest
 from gradwire.proto.wire import crc32c
-from gradwire.server.conductor import Conductor
 from gradwire.server.job import events as e
-from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
-from gradwire.server.metrics import Metrics
-from gradwire.server.publishing import Publishing
-from gradwire.server.pushes import NO_MEMBER, Pushes
-from gradwire.server.shard.inbox import Inbox
+from gradwire.server.pushes import Pushes
 from gradwire.server.shard.store import Store
-from gradwire.server.streams import WorkerStream
 from gradwire.server.updates import Broadcast
 
-MODEL = b"model"
-METRICS = Metrics("none")
-DAMAGED = (Reason.CHECKSUM, Reason.CHUNK)
 NAMES = ("a", "b", "c", "d")
-Pick = Callable[[int], int]  # a number below the given one
 
 
-def discard(message: bytes) -> None:
-    """Of a plan: the world knows what each worker has."""
-
-
-class Known(Publishing):
-    """Nobody has to be sent what it lacks: the world knows what each worker has."""
-
-    def update(self, stream: WorkerStream, version: int, has: int | None) -> None:
-        pass
-
-
-class Server(Conductor):
-    """The shell of a world: control has its oracle, and what is to be done is done there."""
-
-    def __init__(self, world: World, shard: Local) -> None:
-        super().__init__(world.core, METRICS, shard=shard)
-        self._publishing = Known(shard, self.streams, work=self._work)
-        self._world = world
-
-    def decide(self, event: e.Event[Any]) -> e.Result[Any]:
-        return self._world.decide(event)
-
-    def perform(self, actions: Sequence[e.Action]) -> None:
-        self._world.take_in(actions)
-
-    def _work(self, work: Awaitable[None]) -> None:
-        """The shard has no thread: it is done already."""
-
-
-class World(Oracle):
+class World(Network):
     """One job. Every method is something that may happen; `act` chooses one by itself."""
 
     def __init__(
@@ -98,13 +55,8 @@ class World(Oracle):
         batch: int = 4,
         **rules: Any,
     ) -> None:
-        super().__init__(mode_of(mode), epochs=epochs, samples=samples, batch=batch, **rules)
-        self.pick = pick
+        super().__init__(pick, mode_of(mode), epochs=epochs, samples=samples, batch=batch, **rules)
         self.incarnations: Counter[str] = Counter()
-        self.shard = Local(self)
-        self.server = Server(self, self.shard)
-        self.scans: list[tuple[WorkerStream, Part, Assembly]] = []  # of parts that have come, while they run
-        self.growing: list[tuple[Sim, WorkerStream | None]] = []  # whose update is on its way already
 
     # ---- what may happen
 
@@ -167,55 +119,6 @@ class World(Oracle):
             )
         )
         sim.version = 0
-
-    def attach(self, sim: Sim) -> None:
-        actions = self.step(e.Attached(worker=sim.name, incarnation=sim.incarnation))
-        sim.attached = not any(isinstance(action, Refuse) for action in actions)
-        sim.ready = False
-        if sim.attached:
-            if sim.stream is not None and sim.stream.outbox.ended_with is None:
-                self.end(sim.stream)
-            outbox: Any = SimpleNamespace(sent=[], ended_with=None, put=discard)
-            stream = WorkerStream(sim.name, sim.incarnation, outbox, Inbox(sim.name))
-            outbox.send = partial(self.say, stream)
-            sim.stream = self.server.streams[sim.name] = stream
-
-    def say(self, stream: WorkerStream, message: Any) -> None:
-        """The server says something; that a push is unwanted may come when all of it has been sent."""
-        outbox: Any = stream.outbox
-        if not isinstance(message, Unwanted):
-            outbox.sent.append(message)
-            return
-        self.hints += 1
-        sim = self.sims.get(stream.worker)
-        if sim is not None and sim.stream is stream and self.pick(4):
-            unwanted = [each for each in sim.queue if isinstance(each, Piece) and each.seq == message.seq]
-            sim.queue = [each for each in sim.queue if each not in unwanted]
-
-    def end(self, stream: WorkerStream) -> None:
-        """What comes on it from now on can only be parts that were being scanned."""
-        stream.outbox.ended_with = Refusal(reason=Reason.FENCED, message="another stream")
-
-    def prepare(self, sim: Sim) -> None:
-        """Say that it is ready, and send again what has no outcome, but for what the server has of it."""
-        if not sim.attached:
-            return
-        sim.ready = True
-        stored = {each.seq: each.parts for each in self.server.arrivals(sim.name, sim.incarnation).stored}
-        sim.queue = [Abandon(seq=seq) for seq in stored.keys() - sim.open.keys()]
-        for seq, sending in sorted(sim.open.items()):
-            told = self.plan.number if self.pick(4) else None  # or there is a new one right after it is told
-            sim.queue += sending.messages(stored.get(seq, ()), told)
-        self.step(
-            e.Prepared(
-                worker=sim.name,
-                incarnation=sim.incarnation,
-                fingerprint=MODEL,
-                version=sim.version,
-                assigned=sim.assigned,
-            )
-        )
-        self.tell_evaluation(sim)
 
     def reconnect(self) -> None:
         away = [sim for sim in self.sims.values() if not sim.attached]
@@ -420,20 +323,6 @@ class World(Oracle):
             sim.report, sim.evaluation = sim.evaluation, None
             self.tell_evaluation(sim)
 
-    def tell_evaluation(self, sim: Sim) -> None:
-        """Once; if its stream is broken then, the next one begins with it."""
-        if sim.report is None or not sim.attached:
-            return
-        self.step(
-            e.Evaluated(
-                worker=sim.name,
-                incarnation=sim.incarnation,
-                version=sim.report.version,
-                epoch=sim.report.evaluate_epoch,
-                metrics={"accuracy": 0.5},
-            )
-        )
-
     def beat(self) -> None:
         for sim in list(self.sims.values()):
             if sim.attached:
@@ -463,181 +352,6 @@ class World(Oracle):
             version = self.core.version + 1
             if sim.ready and sim.stream is stream and not sim.assignments and sim.version == version - 1:
                 sim.version = version
-
-    # ---- the server, and what it sends
-
-    def receive(self, stream: WorkerStream, message: Message) -> None:
-        self.arrive(stream, message, lambda: self.hand_over(stream, message))
-
-    def arrive(self, stream: WorkerStream, message: Message | Part, taking: Callable[[], None]) -> None:
-        """Have the server take in a message, and the worker its answers."""
-        identity = (*stream.id, seq_of(message))
-        before = self.state() if self.pick(16) == 0 else None  # which takes longer than all else
-        known, decided, begun = self.outcomes.get(identity), self.decided, self.begun
-        member = self.core.roster.members.get(stream.worker)
-        live = member is not None and member.incarnation == stream.incarnation
-        remembered = member is not None and identity[2] > member.last_seq - OUTCOMES_PER_MEMBER
-        outbox: Any = stream.outbox
-        outbox.sent.clear()
-        try:
-            taking()
-        except Refused as refused:
-            if refused.refusal.reason not in NO_MEMBER:
-                raise AssertionError(f"the stream ends: {refused}") from None
-            self.end(stream)
-            sim = self.sims.get(stream.worker)
-            if sim is not None and sim.stream is stream:
-                sim.attached = sim.ready = False
-        if (self.decided, self.begun) == (decided, begun):
-            self.unchanged(before)
-        answers = [self.check_counted(stream, outcome) for outcome in outbox.sent]
-        if isinstance(message, Commit) and known is not None and live and remembered:
-            assert answers == [known], f"E: {identity} got {answers}, and first {known}"
-        for outcome in answers:
-            assert outcome.refusal is None or outcome.refusal.message, "a refusal says why"
-            self.hear(stream, outcome)
-        self.check_stored()
-
-    def hand_over(self, stream: WorkerStream, message: Message) -> None:
-        """As the reader of a stream does. Nothing so small is waited for."""
-        pushes = Pushes(self.server, stream)
-        if isinstance(message, Commit):
-            pushes.committed(message)
-        elif isinstance(message, Abandon):
-            pushes.abandoned(message)
-        elif self.pick(6) == 0 and not message.damaged:  # as if it were large
-            header, *chunks = message.messages()
-            pushes._begin(header)  # pyright: ignore[reportPrivateUsage]
-            if stream.inbox.arriving(part_transfer(header.seq, header.part)) is header:
-                for chunk in chunks:
-                    stream.inbox.add(chunk)
-                complete = stream.inbox.take()
-                assert complete is not None
-                self.scans.append((stream, *complete))
-        else:
-            for each in message.messages():
-                taking = pushes.take(each)
-                try:
-                    taking.send(None)
-                except StopIteration:
-                    continue
-                raise AssertionError("a small part was waited for")
-
-    def hear(self, stream: WorkerStream, outcome: Outcome) -> None:
-        """A worker gets an answer, unless it is lost on its way."""
-        sim = self.sims.get(stream.worker)
-        if sim is None or sim.stream is not stream or not sim.attached or self.pick(10) == 0:
-            return
-        sending = sim.open.get(outcome.seq)
-        if sending is None:
-            return
-        if outcome.refusal is None or outcome.refusal.reason in (Reason.STALE, Reason.REDUNDANT):
-            del sim.open[outcome.seq]
-        elif outcome.refusal.reason in DAMAGED:
-            sim.queue += sending.messages() if outcome.part is None else [sending.parts[outcome.part]]
-        else:
-            assert outcome.refusal.reason is Reason.NON_FINITE, outcome
-            del sim.open[outcome.seq]
-            if self.in_parts:  # as a worker of ours does: parts of it may be final
-                del self.sims[sim.name]
-                self.step(e.Left(worker=sim.name, incarnation=sim.incarnation, failed=True, reason="refused"))
-                return
-            sim.assignments.insert(0, sending.assignment)
-
-    def step(self, event: e.Event[Any]) -> list[Any]:
-        try:
-            result = self.decide(event)
-        except Refused as refused:
-            return [Refuse(refused.refusal)]
-        self.take_in(result.actions)
-        answer: Any = result.reply
-        return [*([] if answer is None else [answer]), *result.actions]
-
-    def take_in(self, actions: Sequence[Any]) -> None:
-        self.perform(actions)
-        if self.core.phase is Phase.RUNNING:
-            # What is computed for rounds that have closed, when the last version is complete.
-            works = [each.work for each in self.core.roster.members.values()]
-            late = [work for work in works if work is not None and work.late]
-            self.late = {sample for work in late for sample in samples_of(work.assignment)}
-        for each in self.core.roster.members.values():
-            assert len(each.outcomes) <= OUTCOMES_PER_MEMBER, "M"
-
-    def perform(self, actions: Sequence[Any]) -> None:
-        for action in actions:
-            match action:
-                case e.Adopt():
-                    self.adopt(action)
-                    self.tell_plan(action)
-                case e.Open():
-                    self.open_round(action)
-                case e.Vacate() | e.Refill() | e.Without():
-                    self.tell_shard(action)
-                case e.Apply():
-                    self.close_round(action)
-                    assert self.pending is None, "applied two at a time"
-                    ranks = [each.rank for each in action.contributions]
-                    assert ranks == sorted(set(ranks)), "rank order"
-                    self.pending = action, self.shard.take(action)
-                    members = [sim for name in action.members if (sim := self.sims.get(name)) is not None]
-                    self.growing = [(sim, sim.stream) for sim in members if sim.ready]
-                    self.server.give_up_late()
-                case e.Drop():
-                    self.shard.drop(action.key)
-                case e.Assign():
-                    self.assign(action)
-                case e.Lost():
-                    worker = action.name[-2]
-                    self.gone.add((self.core.version, worker))
-                    self.given.get(self.core.version, set()).discard(worker)
-                case e.Disconnect():
-                    sim = self.sims.get(action.worker)
-                    if sim is not None and sim.incarnation == action.incarnation:
-                        sim.attached = sim.ready = False
-                        if action.final:
-                            del self.sims[action.worker]
-                case _:
-                    pass
-
-    def assign(self, action: e.Assign) -> None:
-        assignment = replace(action.assignment, parts=self.shard.asked(action.assignment.id))
-        assert assignment.version == self.core.version, "work is for the version that there is"
-        self.ranges[assignment.id] = samples_of(assignment)
-        self.assignments[assignment.id] = assignment
-        if assignment.ranges and (assignment.version, action.worker) not in self.gone:
-            self.given.setdefault(assignment.version, set()).add(action.worker)
-        sim = self.sims.get(action.worker)
-        if sim is None or not sim.ready:
-            return
-        if self.pick(12) == 0:  # lost: its stream breaks
-            sim.attached = sim.ready = False
-            self.step(e.Detached(worker=sim.name, incarnation=sim.incarnation))
-            return
-        assert action.has == sim.version, "what it was sent is what it has"
-        sim.version, sim.finished = assignment.version, sim.finished or assignment.finished
-        assert assignment.plan == self.plan.number, "D: work is for the plan that there is"
-        sim.plan = self.plan
-        if assignment.evaluate_epoch:
-            if sim.report is not None and assignment.evaluate_epoch <= sim.report.evaluate_epoch:
-                self.tell_evaluation(sim)
-            elif sim.evaluation is None or assignment.evaluate_epoch > sim.evaluation.evaluate_epoch:
-                sim.evaluation = assignment
-        if assignment.id > sim.assigned and assignment.ranges:
-            sim.assignments.append(assignment)
-        sim.assigned = max(sim.assigned, assignment.id)
-
-    def tell_plan(self, action: e.Adopt) -> None:
-        """To those who can hear it, unless it is lost: then their streams break."""
-        for worker, has in action.members.items():
-            sim = self.sims.get(worker)
-            if sim is None or not sim.ready:
-                continue
-            if self.pick(12) == 0:
-                sim.attached = sim.ready = False
-                self.step(e.Detached(worker=sim.name, incarnation=sim.incarnation))
-                continue
-            assert has == sim.version, "D: what it was sent is what it has"
-            sim.version, sim.plan = action.version, self.plan
 
     def finish(self) -> None:
         """No more faults: the job has to come to its end, with every sample accounted for."""
