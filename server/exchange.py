@@ -209,14 +209,25 @@ class WorkerCall:
             return
         try:
             payloads = finish()
+            self._rate(stream, part)
         except Refused as error:
             self._refuse(stream, part.seq, error)
             return
         if arrivals.store(part.seq, part.part, checksum):
             key = e.PushKey(*stream.id, part.seq)
-            shard.put(key, part.part, payloads, part.assignment)
+            shard.put(key, part.part, payloads, part.assignment, part.learning_rates)
             self._deliver(stream)
         self._say_stored(stream, part)
+
+    def _rate(self, stream: WorkerStream, part: m.Part) -> None:
+        """Have control look at the learning rates that come with a push. Raises Refused."""
+        arrivals, manifest = self._conductor.arrivals(*stream.id), self._conductor.shard.manifest
+        assert manifest is not None
+        arrivals.check_rates(part, max(1, len(manifest.groups)))
+        rates = part.learning_rates
+        self._conductor.happen(
+            e.Rated(*stream.id, seq=part.seq, assignment=part.assignment, learning_rates=rates)
+        )
 
     def _say_stored(self, stream: WorkerStream, part: m.Part) -> None:
         """To a worker that waits for that before it sends another part."""

@@ -27,7 +27,9 @@ from enum import Enum
 from typing import Any
 
 from ....proto.messages import Range
+from ....proto.refusal import Refused
 from .. import events as e
+from .. import refusals
 from ..lives import move
 from ..roster import Member, Name, Work, WorkLife
 from ..samples import Drawn
@@ -64,6 +66,8 @@ class Round:
     """Places are in rank order. contributions, answered, with the samples behind each, and computing, with
     seconds and samples of local steps, are by place.
 
+    rates: learning rates of the step, by parameter group, as the worker `rated_by` was the first to say; none
+    for those of the job.
     open: places that have neither answered nor been lost. lost: places whose member is, or was. parts:
     whether the shard may step parts before the round closes. begun: whether it has. unfilled: whether lost
     members' places stay empty, because it has stepped all parts, or nobody is left who could take them.
@@ -77,6 +81,8 @@ class Round:
     parts: bool = False
     begun: bool = False
     unfilled: bool = False
+    rates: tuple[float, ...] = ()
+    rated_by: str = ""
     life: RoundLife = RoundLife.OPEN
     places: list[Place] = field(default_factory=list[Place])
     place_of: dict[int, int] = field(default_factory=dict[int, int])  # by id of the work
@@ -350,6 +356,17 @@ class Rounds(Mode):
         if self.local is not None and math.isfinite(event.computing_s):
             round_.computing[number] = event.computing_s, event.samples
         return round_.version + 1
+
+    def rate(self, member: Member, work: Work, event: e.Rated) -> None:
+        round_, rates = self.round, event.learning_rates
+        assert round_ is not None
+        if self.local is not None and rates:
+            raise Refused(refusals.rates_of_workers(member.worker, event.seq))
+        if not round_.rated_by:
+            round_.rates, round_.rated_by = rates, member.worker
+        elif rates != round_.rates:
+            others = round_.rated_by, round_.rates
+            raise Refused(refusals.learning_rates(member.worker, event.seq, rates, *others))
 
     def holds(self, key: e.PushKey) -> bool:
         if self.round is None or self.round.life is not RoundLife.OPEN:
