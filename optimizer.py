@@ -4,17 +4,20 @@ Its steps are torch's own, so momentum, weight decay and the rest are applied ex
 the aggregated gradient, or in local mode on each worker, to its own. The steps are taken through torch's
 functional interface, because making a `torch.optim.Optimizer` imports the whole of torch.compile: more than a
 second of CPU at the start of every daemon. This module imports torch only when an optimizer is built.
+
+A model's parameters may be in several *groups*, as in torch's `param_groups`: each with hyperparameters and a
+learning rate of its own (`Group`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from .spec import parse_one_of
+from .spec import did_you_mean, known, option_types, parse_one_of
 
 if TYPE_CHECKING:
     import torch
@@ -153,6 +156,60 @@ def parse_optimizer(text: str) -> OptimizerOptions:
     return parse_one_of("optimizer", text, OPTIMIZERS)
 
 
+def optimizer_spec(options: OptimizerOptions) -> str:
+    """The text that `parse_optimizer` makes the same options of, with all of them."""
+    (name,) = (name for name, kind in OPTIMIZERS.items() if kind is type(options))
+    texts: list[str] = []
+    for field in fields(options):
+        value: float | bool = getattr(options, field.name)
+        texts.append(f"{field.name}={('on' if value else 'off') if isinstance(value, bool) else repr(value)}")
+    return f"{name}:{','.join(texts)}"
+
+
+def overridden(options: OptimizerOptions, overrides: Mapping[str, object]) -> OptimizerOptions:
+    """The options with some of them given anew, by their names here or as torch has them (`betas`).
+
+    Raises ValueError for an unknown name or a value that cannot be.
+    """
+    types, changes = option_types(cast(Any, type(options))), dict[str, Any](overrides)
+    if "betas" in changes and "beta1" in types:
+        betas: Any = changes.pop("betas")
+        if not isinstance(betas, tuple | list) or len(cast(Sequence[object], betas)) != 2:
+            raise ValueError(f"betas: expected two numbers, got {betas!r}")
+        changes["beta1"], changes["beta2"] = betas
+    for key, value in changes.items():
+        if key not in types:
+            names = [*types, "lr", *(["betas"] if "beta1" in types else [])]
+            hint = f"{did_you_mean(key, names)}; known options: {known(names)}"
+            raise ValueError(f"unknown option {key!r}{hint}")
+        if types[key] is not bool:
+            changes[key] = number(key, value)
+        elif not isinstance(value, bool):
+            raise ValueError(f"{key}: expected True or False, got {value!r}")
+    return replace(options, **changes)
+
+
+def number(name: str, value: object) -> float:
+    """Raises ValueError for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name}: expected a number, got {value!r}")
+    return float(value)
+
+
+def check_learning_rate(value: float, name: str = "learning rate") -> None:
+    """Raises ValueError for what cannot be one."""
+    _check_not_negative(name, value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """How the parameters of one group are stepped. learning_rate: the group's own, which a schedule's factor
+    is multiplied with."""
+
+    options: OptimizerOptions
+    learning_rate: float
+
+
 @dataclass(slots=True, eq=False)
 class _Run:
     """Elements of a parameter that have taken all of their steps together: torch sees them as one.
@@ -244,29 +301,60 @@ class Optimizer:
 
     A parameter of one dimension may be several tensors that lie end to end. They are stepped as one for as
     long as they have a gradient at the same steps. From the first step on at which only some have one, each
-    stretch of them has a count of its own.
+    stretch of them has a count of its own. All of them are of one group.
 
     Attributes:
-        learning_rate: of the next step.
-        leaves_zeros: as the options say.
+        learning_rates: of the next step, by group.
+        leaves_zeros: whether the options of all groups say so.
     """
 
     def __init__(
         self, options: OptimizerOptions, parameters: Sequence[torch.Tensor], learning_rate: float
     ) -> None:
-        self.learning_rate = learning_rate
-        self.leaves_zeros = options.leaves_zeros
-        self._options = options
+        """Of parameters that are all in one group."""
+        self._group([Group(options=options, learning_rate=learning_rate)], parameters, [0] * len(parameters))
+
+    @classmethod
+    def of_groups(
+        cls, groups: Sequence[Group], parameters: Sequence[torch.Tensor], group_of: Sequence[int]
+    ) -> Optimizer:
+        """group_of: by parameter, the number of its group."""
+        made = cls.__new__(cls)
+        made._group(groups, parameters, group_of)
+        return made
+
+    def _group(
+        self, groups: Sequence[Group], parameters: Sequence[torch.Tensor], group_of: Sequence[int]
+    ) -> None:
+        self._groups = list(groups)
+        self._group_of = list(group_of)
+        self.follow(1.0)
+        self.leaves_zeros = all(group.options.leaves_zeros for group in groups)
         self._parameters = list(parameters)
-        self._runs = [[_Run(0, each.numel(), options.memory(each))] for each in self._parameters]
+        self._runs = [
+            [_Run(0, each.numel(), self._options(place).memory(each))]
+            for place, each in enumerate(self._parameters)
+        ]
+
+    def _options(self, place: int) -> OptimizerOptions:
+        return self._groups[self._group_of[place]].options
+
+    def follow(self, factor: float) -> None:
+        """Have the next step of each group at its own learning rate times this."""
+        self.learning_rates = [group.learning_rate * factor for group in self._groups]
 
     def copy(self) -> Optimizer:
         """Another one of the same parameters, that goes on from what this one remembers."""
-        other = Optimizer(self._options, (), self.learning_rate)
+        other = Optimizer.of_groups(self._groups, (), self._group_of)
+        other.learning_rates = list(self.learning_rates)
         other._parameters = self._parameters
         for runs in self._runs:
             other._runs.append([_Run(run.start, run.end, _copied(run.memory)) for run in runs])
         return other
+
+    def anew(self) -> Optimizer:
+        """Another one of the same parameters, that remembers nothing."""
+        return Optimizer.of_groups(self._groups, self._parameters, self._group_of)
 
     def step(self, only: int | None = None, ranges: Sequence[tuple[int, int]] | None = None) -> None:
         """Change the parameters in place. One without a gradient stays as it is, and so does what is
@@ -277,13 +365,22 @@ class Optimizer:
             ranges: start and end of the elements of it that have a gradient, ascending and apart; all if
                 None.
         """
+        if only is not None:
+            self._step_group(self._group_of[only], (only,), ranges)
+            return
+        for group in range(len(self._groups)):
+            places = [place for place, number in enumerate(self._group_of) if number == group]
+            self._step_group(group, places, ranges)
+
+    def _step_group(
+        self, group: int, places: Sequence[int], ranges: Sequence[tuple[int, int]] | None
+    ) -> None:
         import torch
 
-        among = range(len(self._parameters)) if only is None else (only,)
         parameters: Tensors = []
         gradients: Tensors = []
         runs: list[_Run] = []
-        for place in among:
+        for place in places:
             parameter = self._parameters[place]
             if parameter.grad is None:
                 continue
@@ -294,15 +391,16 @@ class Optimizer:
         if not runs:
             return
         memories = {what: [run.memory[what] for run in runs] for what in runs[0].memory}
+        options, learning_rate = self._groups[group].options, self.learning_rates[group]
         with torch.no_grad():
-            self._options.step(parameters, gradients, memories, self.learning_rate)
+            options.step(parameters, gradients, memories, learning_rate)
         for what, tensors in memories.items():
             for run, tensor in zip(runs, tensors, strict=True):
                 run.memory[what] = tensor
 
-    def divide(self, parameters: Sequence[torch.Tensor]) -> None:
+    def divide(self, parameters: Sequence[torch.Tensor], group_of: Sequence[int] = ()) -> None:
         """Go on with the same elements in other parameters. All of both are of one dimension, and ranges of
-        one buffer."""
+        one buffer. No element comes into another group; group_of: as before, all in the first if empty."""
         known: list[_Run] = []
         for each, runs in zip(self._parameters, self._runs, strict=True):
             at = int(each.storage_offset())
@@ -310,22 +408,24 @@ class Optimizer:
         known.sort(key=lambda run: run.start)
         ends = [run.end for run in known]
         self._parameters, self._runs = list(parameters), []
-        for each in self._parameters:
+        self._group_of = list(group_of) or [0] * len(self._parameters)
+        for place, each in enumerate(self._parameters):
             start = int(each.storage_offset())
             borders = (start, start + each.numel())
             among = known[bisect_right(ends, borders[0]) : bisect_left(ends, borders[1]) + 1]
             pieces = [piece for run in among for piece in run.cut(borders) if piece.within(*borders)]
             joined = [run.alone() for run in _joined(pieces)]
             moved = [_Run(run.start - start, run.end - start, run.memory) for run in joined]
-            self._runs.append(moved or [_Run(0, 0, self._options.memory(each))])
+            self._runs.append(moved or [_Run(0, 0, self._options(place).memory(each))])
 
-    def step_apart(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Step elements of any parameters, copied out of them. Only where nothing is remembered of any: see
-        `leaves_zeros`."""
+    def step_apart(self, place: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Step elements of the parameter with that number, copied out of it. Only where nothing is remembered
+        of any: see `leaves_zeros`."""
         import torch
 
+        learning_rate = self.learning_rates[self._group_of[place]]
         with torch.no_grad():
-            self._options.step([parameter], [gradient], {}, self.learning_rate)
+            self._options(place).step([parameter], [gradient], {}, learning_rate)
 
     def _within(self, place: int, ranges: Sequence[tuple[int, int]]) -> list[_Run]:
         """The runs of a parameter that are within the ranges; at their borders runs are cut."""

@@ -124,6 +124,12 @@ class JobSettings:
         "schedule of the learning rate: constant, cosine, step or exponential, such as cosine:warmup=5",
         metavar=_SPEC,
     )
+    clip_norm: float = training(
+        0.0,
+        "largest norm of the mean gradient of the whole model; a longer one is scaled down to it before the "
+        "optimizer's step, which then waits for all of the gradient; 0 for no limit",
+        least=0,
+    )
     overlap: Literal["off", "backward", "both"] = connection(
         "backward",
         "what travels while workers compute: nothing, gradients during the backward pass, or with both also "

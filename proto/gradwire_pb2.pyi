@@ -35,6 +35,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_PACKET: _ClassVar[Reason]
     REASON_PLAN: _ClassVar[Reason]
     REASON_REDUNDANT: _ClassVar[Reason]
+    REASON_GROUP: _ClassVar[Reason]
 
 class DenseFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -107,6 +108,7 @@ REASON_STOPPING: Reason
 REASON_PACKET: Reason
 REASON_PLAN: Reason
 REASON_REDUNDANT: Reason
+REASON_GROUP: Reason
 DENSE_FORMAT_UNSPECIFIED: DenseFormat
 DENSE_FORMAT_FLOAT32: DenseFormat
 DENSE_FORMAT_BFLOAT16: DenseFormat
@@ -192,15 +194,25 @@ class Tensor(_message.Message):
     group: int
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., state: bool = ..., group: _Optional[int] = ...) -> None: ...
 
+class Group(_message.Message):
+    __slots__ = ("optimizer", "learning_rate")
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    optimizer: str
+    learning_rate: float
+    def __init__(self, optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+
 class Manifest(_message.Message):
-    __slots__ = ("tensors", "train_samples", "fingerprint")
+    __slots__ = ("tensors", "train_samples", "fingerprint", "groups")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     TRAIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
     train_samples: int
     fingerprint: bytes
-    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., train_samples: _Optional[int] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[Group]
+    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., train_samples: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "software", "compressors", "compressor")
@@ -427,20 +439,22 @@ class Ready(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ..., assigned: _Optional[int] = ..., plan: _Optional[int] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("seq", "assignment", "part", "plan", "payloads", "waited")
+    __slots__ = ("seq", "assignment", "part", "plan", "payloads", "waited", "learning_rates")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     WAITED_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATES_FIELD_NUMBER: _ClassVar[int]
     seq: int
     assignment: int
     part: int
     plan: int
     payloads: _containers.RepeatedCompositeFieldContainer[PayloadHeader]
     waited: bool
-    def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., part: _Optional[int] = ..., plan: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[PayloadHeader, _Mapping]]] = ..., waited: bool = ...) -> None: ...
+    learning_rates: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., part: _Optional[int] = ..., plan: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[PayloadHeader, _Mapping]]] = ..., waited: bool = ..., learning_rates: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("seq", "assignment", "base_version", "samples", "parts", "digest", "loss", "exchanged", "plan", "computing_seconds")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
 from ..compressors import LEAST_BYTES, Plan, TensorSpec, divide
+from ..optimizer import Group, check_learning_rate, parse_optimizer
 from . import messages as m
 from .messages import Tensor
 from .refusal import Reason, Refused, refused
@@ -17,6 +19,8 @@ from .refusal import Reason, Refused, refused
 DTYPE = "float32"
 MAX_ELEMENTS = 1 << 40  # far above any model; keeps products of hostile shapes out of the arithmetic
 MAX_DIMENSIONS = 16
+MAX_GROUPS = 1024
+MAX_SPEC_CHARACTERS = 256
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Manifest:
 
     tensors: tuple[Tensor, ...]
     train_samples: int
+    groups: tuple[m.Group, ...] = ()
 
     @cached_property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -36,8 +41,28 @@ class Manifest:
 
     def plan(self, part_bytes: int = 0, slices: int = 1, least_bytes: int = LEAST_BYTES) -> Plan:
         """How the model is divided at first: see `compressors.divide`."""
-        groups = [tensor.group for tensor in self.tensors]
-        return divide([spec.elements for spec in self.specs], part_bytes, slices, groups, least_bytes)
+        sizes = [spec.elements for spec in self.specs]
+        return divide(sizes, part_bytes, slices, self.group_of, least_bytes)
+
+    @cached_property
+    def group_of(self) -> tuple[int, ...]:
+        """By tensor, the number of its parameter group."""
+        return tuple(tensor.group for tensor in self.tensors)
+
+    def stepped_by(self, job: Group) -> tuple[Group, ...]:
+        """By number, how each parameter group is stepped. job: the optimizer and learning rate of the job."""
+        groups = [
+            Group(
+                options=parse_optimizer(each.optimizer),
+                learning_rate=job.learning_rate if each.learning_rate is None else each.learning_rate,
+            )
+            for each in self.groups
+        ]
+        return tuple(groups) or (job,)
+
+    def groups_of_parts(self, plan: Plan) -> list[int]:
+        """By part of a plan, the number of its parameter group."""
+        return [self.group_of[unit.first] for unit in plan.units for _ in unit.parts]
 
     @cached_property
     def parameters(self) -> int:
@@ -72,17 +97,23 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """SHA-256 over names, shapes, dtypes, kinds, groups and the number of training samples."""
+        """SHA-256 over names, shapes, dtypes, kinds, groups with their hyperparameters, and the number of
+        training samples."""
         digest = hashlib.sha256(f"gradwire manifest 1;{self.train_samples}".encode())
         for tensor in self.tensors:
             kind = ":state" if tensor.state else ""
             kind += f":group={tensor.group}" if tensor.group else ""
             digest.update(f";{tensor.name!r}:{tensor.dtype}:{tensor.shape}{kind}".encode())
+        for group in self.groups:
+            digest.update(f";group:{group.optimizer}:{group.learning_rate!r}".encode())
         return digest.digest()
 
     def to_message(self) -> m.Manifest:
         return m.Manifest(
-            tensors=self.tensors, train_samples=self.train_samples, fingerprint=self.fingerprint
+            tensors=self.tensors,
+            train_samples=self.train_samples,
+            fingerprint=self.fingerprint,
+            groups=self.groups,
         )
 
     @staticmethod
@@ -90,7 +121,7 @@ class Manifest:
         """Check a manifest that came over the wire, before anything is allocated for it.
 
         Raises:
-            Refused: SHAPE, DTYPE, TENSOR, SIZE or MODEL, naming the tensor.
+            Refused: SHAPE, DTYPE, TENSOR, SIZE, MODEL or GROUP, naming the tensor or parameter group.
         """
 
         def refuse(reason: Reason, field: str, limit: str, value: str, remedy: str = "") -> Refused:
@@ -100,6 +131,8 @@ class Manifest:
             raise refuse(Reason.TENSOR, "manifest", "at least one parameter tensor", "none")
         if message.train_samples < 1:
             raise refuse(Reason.SIZE, "train_samples", "at least 1", str(message.train_samples))
+        _check_groups(message.groups, worker)
+        groups = max(1, len(message.groups))
         names: set[str] = set()
         total = 0
         for tensor in message.tensors:
@@ -110,9 +143,9 @@ class Manifest:
             if tensor.dtype != DTYPE:
                 remedy = "convert the model with .float()"
                 raise refuse(Reason.DTYPE, where, DTYPE, tensor.dtype or "no dtype", remedy)
-            if tensor.group >= len(message.tensors):
-                limit = f"a parameter group below {len(message.tensors)}, the number of tensors"
-                raise refuse(Reason.TENSOR, where, limit, str(tensor.group))
+            if tensor.group >= groups:
+                limit = f"a parameter group below {groups}, the number of groups"
+                raise refuse(Reason.GROUP, where, limit, str(tensor.group))
             # An empty dimension is fine; a hostile product is stopped before it is formed in full.
             if len(tensor.shape) > MAX_DIMENSIONS or any(size > MAX_ELEMENTS for size in tensor.shape):
                 limit = f"up to {MAX_DIMENSIONS} dimensions of up to {MAX_ELEMENTS}"
@@ -123,9 +156,35 @@ class Manifest:
                 raise refuse(
                     Reason.SIZE, f"manifest up to {where}", f"{max_bytes} bytes", f"{total} bytes", remedy
                 )
-        manifest = Manifest(message.tensors, message.train_samples)
+        manifest = Manifest(message.tensors, message.train_samples, message.groups)
         if message.fingerprint != manifest.fingerprint:
             raise refuse(
                 Reason.MODEL, "fingerprint", manifest.fingerprint.hex()[:16], message.fingerprint.hex()[:16]
             )
         return manifest
+
+
+def _check_groups(groups: Sequence[m.Group], worker: str) -> None:
+    """Raises Refused: SIZE or GROUP, naming the parameter group."""
+    if len(groups) > MAX_GROUPS:
+        limit, value = f"at most {MAX_GROUPS}", str(len(groups))
+        raise refused(Reason.SIZE, worker=worker, field="parameter groups", limit=limit, value=value)
+    for number, group in enumerate(groups):
+        where, remedy = f"parameter group {number}", "install the same release of gradwire on both sides"
+        if len(group.optimizer) > MAX_SPEC_CHARACTERS:
+            limit = f"an optimizer of at most {MAX_SPEC_CHARACTERS} characters"
+            value = str(len(group.optimizer))
+            raise refused(Reason.SIZE, worker=worker, field=where, limit=limit, value=value)
+        try:
+            parse_optimizer(group.optimizer)
+            if group.learning_rate is not None:
+                check_learning_rate(group.learning_rate)
+        except ValueError as error:
+            raise refused(
+                Reason.GROUP,
+                worker=worker,
+                field=where,
+                limit="an optimizer and a learning rate that there can be",
+                value=str(error),
+                remedy=remedy,
+            ) from None

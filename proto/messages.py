@@ -50,6 +50,7 @@ class Reason(_Enum):
     PACKET = 24  # a coded packet that is not this worker's to send
     PLAN = 26  # a part that the job's plan does not have, or a plan that the model cannot have
     REDUNDANT = 25  # the round was complete without it: nothing of it is to be sent again
+    GROUP = 27  # a parameter group that cannot be, or learning rates that members disagree on
 
 
 class DenseFormat(_Enum):
@@ -148,7 +149,15 @@ class Tensor:
     shape: tuple[int, ...]  # elements in each dimension; none for a scalar
     dtype: str  # "float32"
     state: bool = False  # Not a parameter: what the optimizer remembers, where workers run it
-    group: int = 0  # Number of its parameter group, below the number of tensors
+    group: int = 0  # Number of its parameter group
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Parameters that are stepped alike, as in torch's param_groups. Parts hold tensors of one group."""
+
+    optimizer: str  # with its hyperparameters, as a spec: "adamw:weight_decay=0.1"
+    learning_rate: float | None = None  # that the job's schedule goes by; if absent, the job's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,6 +167,7 @@ class Manifest:
     tensors: tuple[Tensor, ...]  # parameters first
     train_samples: int  # samples in one epoch
     fingerprint: bytes  # SHA-256 over names, shapes, dtypes, groups and train_samples
+    groups: tuple[Group, ...] = ()  # By number; none: one group, with the job's optimizer and learning rate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,6 +336,10 @@ class Part:
     plan: int  # number of the plan that it is a part of
     payloads: tuple[PayloadHeader, ...]  # end to end over the elements of the part
     waited: bool = False  # Behind another part, until all of that was sent
+    # Of the step that the push is for, by parameter group, where the worker has a scheduler of its own; the
+    # same with each part of a push, and of all pushes that are applied together. None: the job's schedule has
+    # a say.
+    learning_rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

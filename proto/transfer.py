@@ -96,10 +96,28 @@ def part_transfer(number: int, part: int) -> int:
     return (number << 16) + part
 
 
-def part_header(seq: int, assignment: int, plan: int, part: int, payloads: Sequence[Payload]) -> m.Part:
-    """The header of a part of a push, whose payloads lie end to end. plan, part: their numbers."""
-    headers = tuple(map(payload_header, payloads))
-    return m.Part(seq=seq, assignment=assignment, part=part, plan=plan, payloads=headers)
+def part_header(
+    seq: int,
+    assignment: int,
+    plan: int,
+    part: int,
+    payloads: Sequence[Payload],
+    learning_rates: Sequence[float] = (),
+) -> m.Part:
+    """The header of a part of a push, whose payloads lie end to end.
+
+    Args:
+        plan, part: their numbers.
+        learning_rates: of the step that it is for, by parameter group; none for those of the job.
+    """
+    return m.Part(
+        seq=seq,
+        assignment=assignment,
+        part=part,
+        plan=plan,
+        payloads=tuple(map(payload_header, payloads)),
+        learning_rates=tuple(learning_rates),
+    )
 
 
 def digest(checksums: Mapping[int, int]) -> int:

@@ -36,6 +36,9 @@ def check(settings: ServerSettings) -> None:
     """Raise UsageError for options that do not go together."""
     mode = registry.parse(settings.mode)
     mode.check(settings)
+    if settings.clip_norm and mode.workers_step:
+        why = "workers take the steps there, and the server has no gradient"
+        raise UsageError(f"--clip-norm {settings.clip_norm:g}: not with --mode {settings.mode}: {why}; use 0")
     if settings.fusion.partition("=")[0] != "bytes" and (mode.slices > 1 or mode.work == "exchange"):
         why = "members of a group push slices of the parts" if mode.slices > 1 else "no gradient is pushed"
         raise UsageError(f"--fusion {settings.fusion}: expected bytes with --mode {settings.mode}: {why}")

@@ -305,6 +305,7 @@ class Conductor:
                 action.version,
                 passed_over,
             )
+        self.metrics.gradient_norm.set(self.shard.gradient_norm)
         self.metrics.reduce_seconds.observe(self._ended_at - started)
         self._publishing.published(broadcast)
         samples = sum(each.samples for each in action.contributions)

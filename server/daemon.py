@@ -18,7 +18,7 @@ from .. import __version__, machine
 from ..compressors import Plan, set_threads
 from ..configuration import Effective, UsageError
 from ..exits import Exit
-from ..optimizer import Optimizer
+from ..optimizer import Group, Optimizer
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..proto.channel import SERVER_OPTIONS
 from ..proto.manifest import Manifest
@@ -54,18 +54,23 @@ def run(effective: Effective[ServerSettings]) -> int:
 
 def _shard(options: ServerSettings, mode: ModeOptions) -> Shard:
     optimizer, rate = mode.optimizer(options)
+    job = Group(options=optimizer, learning_rate=rate)
 
     def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
+        groups, group_of = manifest.stepped_by(job), manifest.groups_of_parts(plan)
+        if mode.workers_step:  # what is stepped here is no gradient
+            groups = (job,) * len(groups)
         return Store(
             manifest,
             values,
             options.downlink,
-            lambda parameters: Optimizer(optimizer, parameters, rate),
+            lambda parameters: Optimizer.of_groups(groups, parameters, group_of),
             options.seed,
             parse_aggregation(options.aggregation),
             mode.delay_compensation,
             keep_last=bool(options.output),
             plan=plan,
+            clip_norm=options.clip_norm,
         )
 
     return Shard(build)

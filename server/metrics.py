@@ -125,6 +125,11 @@ class Metrics(MetricSet, prefix="gradwire_server"):
     version = gauge("version", "parameter version")
     epoch = gauge("epoch", "epochs completed, with the part of the running one")
     phase = gauge("phase", "1 for the phase that the job is in, 0 for the others", "phase")
+    gradient_norm = gauge(
+        "gradient_norm",
+        "Euclidean norm of the mean gradient of the last version, before `--clip-norm` has scaled it; NaN "
+        "without that",
+    )
     loss = gauge("train_loss", "sample-weighted mean training loss of the last round")
     validation = gauge("validation", "last `accuracy` and `loss` that an evaluation reported", "metric")
 
@@ -140,6 +145,7 @@ class Metrics(MetricSet, prefix="gradwire_server"):
         self.accepted = self.refused = 0
         self.train_loss = float("nan")
         self.staleness_bound.set(float("nan"))
+        self.gradient_norm.set(float("nan"))
         for direction in ("up", "down"):
             self._wire_bytes.labels(direction, "unattributed" if direction == "up" else downlink)
 

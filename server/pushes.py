@@ -107,14 +107,23 @@ class Pushes:
             return
         try:
             payloads = finish()
+            self._rate(part)
         except Refused as error:
             self._refuse(part.seq, error)
             return
         if arrivals.store(part.seq, part.part, checksum):
             key = e.PushKey(*self._stream.id, part.seq)
-            shard.put(key, part.part, payloads, part.assignment)
+            shard.put(key, part.part, payloads, part.assignment, part.learning_rates)
             self._deliver()
         self._say_stored(part)
+
+    def _rate(self, part: m.Part) -> None:
+        """Have control look at the learning rates that come with a push. Raises Refused."""
+        manifest, rates = self._conductor.shard.manifest, part.learning_rates
+        assert manifest is not None
+        self._arrivals.check_rates(part, max(1, len(manifest.groups)))
+        rated = e.Rated(*self._stream.id, seq=part.seq, assignment=part.assignment, learning_rates=rates)
+        self._conductor.happen(rated)
 
     def _say_stored(self, part: m.Part) -> None:
         """To a worker that waits for that before it sends another part."""

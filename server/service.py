@@ -47,8 +47,9 @@ class Service:
         told = options
         if options.overlap == "both" and not mode.steps_parts(options):
             told = replace(options, overlap="backward")
-            text = "--overlap both: with mode %s and aggregation %s it is backward, updates need whole pushes"
-            log.warning(text, options.mode, options.aggregation)
+            clipped = " and --clip-norm" if options.clip_norm else ""
+            text = "--overlap both: with mode %s, aggregation %s%s it is backward, updates need whole pushes"
+            log.warning(text, options.mode, options.aggregation, clipped)
         self.job = JobTerms(id=uuid.uuid4().hex[:12], work=mode.work, **shared(JobSettings, told))
         self._conductor = conductor
         self._core = conductor.core

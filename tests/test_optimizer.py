@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.optimizer import Optimizer, parse_optimizer
+from gradwire.optimizer import Group, Optimizer, optimizer_spec, overridden, parse_optimizer
 
 Make = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
 RATES = (0.1, 0.1, 0.03, 0.0, 0.5)
@@ -60,7 +60,7 @@ def test_steps_are_torchs_to_the_bit(spec: str, make: Make, remembered: bool) ->
     for step, rate in enumerate(RATES * 4):
         give_gradients(step, ours)
         give_gradients(step, theirs)
-        optimizer.learning_rate = rate
+        optimizer.learning_rates = [rate]
         for group in reference.param_groups:
             group["lr"] = rate
         optimizer.step()
@@ -129,7 +129,7 @@ def test_a_step_imports_no_compiler() -> None:
     """Building any torch.optim optimizer imports torch._dynamo: more than a second of each daemon's start."""
     program = """
 import sys, torch
-from gradwire.optimizer import Optimizer, parse_optimizer
+from gradwire.optimizer import Group, Optimizer, optimizer_spec, overridden, parse_optimizer
 for spec in ("sgd:momentum=0.9", "adam", "adamw"):
     parameter = torch.zeros(3)
     parameter.grad = torch.ones(3)
@@ -161,3 +161,118 @@ def test_what_is_divided_anew_keeps_no_memory_of_what_it_was_cut_from() -> None:
         for _, _, tensor in ours.state()
     }
     assert sum(storages.values()) == 4 * elements
+
+
+# ---- parameter groups
+
+GROUP_OF = (0, 1, 1, 0)
+OF_TORCH: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+GROUPS: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
+    ("sgd:weight_decay=0.1", {"weight_decay": 0.1}, "sgd:momentum=0.9", {"momentum": 0.9}),
+    (
+        "sgd:momentum=0.9,nesterov=on",
+        {"momentum": 0.9, "nesterov": True},
+        "sgd:momentum=0.5,weight_decay=0.01",
+        {"momentum": 0.5, "weight_decay": 0.01},
+    ),
+    ("adam:beta1=0.8", {"betas": (0.8, 0.999)}, "adam:eps=1e-4", {"eps": 1e-4}),
+    ("adamw:weight_decay=0.1", {"weight_decay": 0.1}, "adamw:weight_decay=0.0", {"weight_decay": 0.0}),
+]
+
+
+def halving(step: int) -> float:
+    return float(0.5 ** (step // 2))
+
+
+@pytest.mark.parametrize("given", ["factor", "rates"])
+@pytest.mark.parametrize(("first", "of_first", "second", "of_second"), GROUPS, ids=[g[0] for g in GROUPS])
+def test_groups_are_stepped_as_torch_steps_them_to_the_bit(
+    first: str, of_first: dict[str, Any], second: str, of_second: dict[str, Any], given: str
+) -> None:
+    """With a scheduler, whose factor is the job's, or whose rates come with the pushes."""
+    ours, theirs = parameters(), parameters()
+    groups = [
+        Group(options=parse_optimizer(first), learning_rate=0.1),
+        Group(options=parse_optimizer(second), learning_rate=0.03),
+    ]
+    optimizer = Optimizer.of_groups(groups, ours, GROUP_OF)
+    of_group = [[each for each, of in zip(theirs, GROUP_OF, strict=True) if of == n] for n in range(2)]
+    reference = OF_TORCH[first.partition(":")[0]](
+        [{"params": of_group[0], **of_first}, {"params": of_group[1], **of_second, "lr": 0.03}], lr=0.1
+    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(reference, halving)
+    for step in range(10):
+        give_gradients(step, ours)
+        give_gradients(step, theirs)
+        optimizer.follow(halving(step))
+        rates = [group["lr"] for group in reference.param_groups]
+        assert optimizer.learning_rates == rates
+        if given == "rates":
+            optimizer.follow(7.0)
+            optimizer.learning_rates = rates
+        optimizer.step()
+        reference.step()
+        scheduler.step()
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.detach().numpy().tobytes() == other.detach().numpy().tobytes()
+        optimizer = optimizer.copy() if step == 5 else optimizer
+
+
+def test_groups_are_kept_when_parameters_are_divided_otherwise() -> None:
+    flat, gradient = torch.ones(40), torch.ones(40)
+
+    def between(borders: list[int]) -> list[torch.Tensor]:
+        parameters = [flat[start:end] for start, end in pairwise(borders)]
+        for parameter, (start, end) in zip(parameters, pairwise(borders), strict=True):
+            parameter.grad = gradient[start:end]
+        return parameters
+
+    decays = [Group(options=parse_optimizer(f"sgd:weight_decay={d}"), learning_rate=1.0) for d in (0, 0.5)]
+    ours = Optimizer.of_groups(decays, between([0, 10, 40]), [1, 0])
+    ours.divide(between([0, 5, 10, 20, 40]), [1, 1, 0, 0])
+    for number in range(4):
+        ours.step(number)
+    assert flat.tolist() == [-0.5] * 10 + [0.0] * 30
+    apart = torch.ones(2)
+    ours.step_apart(1, apart, torch.ones(2))
+    assert apart.tolist() == [-0.5] * 2
+    assert not ours.leaves_zeros
+    assert Optimizer.of_groups(decays[:1], (), ()).leaves_zeros
+
+
+@pytest.mark.parametrize("spec", [spec for spec, _ in OPTIMIZERS])
+def test_the_text_of_an_optimizer_says_all_of_it(spec: str) -> None:
+    options = parse_optimizer(spec)
+    assert parse_optimizer(optimizer_spec(options)) == options
+    assert type(parse_optimizer(optimizer_spec(options))) is type(options)
+
+
+def test_options_are_overridden_by_torchs_names_and_by_ours() -> None:
+    adamw = parse_optimizer("adamw:weight_decay=0.1")
+    assert overridden(adamw, {"betas": (0.8, 0.9), "eps": 1, "weight_decay": 0}) == parse_optimizer(
+        "adamw:beta1=0.8,beta2=0.9,eps=1.0,weight_decay=0.0"
+    )
+    assert overridden(adamw, {"beta1": 0.5}) == parse_optimizer("adamw:beta1=0.5,weight_decay=0.1")
+    nesterov = overridden(parse_optimizer("sgd"), {"momentum": 0.9, "nesterov": True})
+    assert nesterov == parse_optimizer("sgd:momentum=0.9,nesterov=on")
+
+
+@pytest.mark.parametrize(
+    ("spec", "overrides", "words"),
+    [
+        (
+            "sgd",
+            {"momentun": 0.9},
+            r"unknown option 'momentun' \(did you mean 'momentum'\?\); known options: lr, ",
+        ),
+        ("sgd", {"betas": (0.9, 0.99)}, "unknown option 'betas'"),
+        ("adam", {"betas": 0.9}, "betas: expected two numbers, got 0.9"),
+        ("adam", {"betas": (0.9, "x")}, "beta2: expected a number, got 'x'"),
+        ("adam", {"betas": (0.9, 1.0)}, "beta2: expected at least 0 and below 1, got 1"),
+        ("sgd", {"momentum": 0.9, "nesterov": 1}, "nesterov: expected True or False, got 1"),
+        ("sgd", {"weight_decay": True}, "weight_decay: expected a number, got True"),
+    ],
+)
+def test_overrides_that_cannot_be_are_refused(spec: str, overrides: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        overridden(parse_optimizer(spec), overrides)

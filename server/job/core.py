@@ -48,6 +48,7 @@ class Core(JobState):
         self._handlers: dict[type[Any], Callable[[Any, float], e.Result[Any] | list[e.Action]]] = {
             e.Joined: self._joined,
             e.Attached: self._attached,
+            e.Rated: self._rated,
             e.Pushed: self._pushed,
             e.PacketBegun: self._packet_begun,
             e.Initialized: self._initialized,
@@ -293,6 +294,18 @@ class Core(JobState):
             outcome = Outcome(seq=event.seq, decision=Decision.ACCEPTED, version=version)
         member.remember(outcome)
         return e.Result(reply=e.Decided(outcome=outcome), actions=actions + self._advance(now))
+
+    def _rated(self, event: e.Rated, now: float) -> list[e.Action]:
+        member = self.roster.present((event.worker, event.incarnation))
+        work = member.work if member is not None else None
+        if (
+            member is not None
+            and work is not None
+            and work.assignment.id == event.assignment
+            and not work.late
+        ):
+            self.mode.rate(member, work, event)
+        return []
 
     def unwanted(self, worker: str, incarnation: int, assignment: int) -> bool:
         """Whether a push for this assignment would be too late, or not needed, if it were committed now."""

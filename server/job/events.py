@@ -118,6 +118,16 @@ class Heard(FromWorker[None]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Rated(FromWorker[None]):
+    """A part of a push for this assignment has come, for a step at these learning rates, by parameter group;
+    none: at those of the job. Of who is no member, or has other work, nothing is said before the commit."""
+
+    seq: int
+    assignment: int
+    learning_rates: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Pushed(FromWorker[Decided]):
     """A push is committed, and the shard has all of its parts, which are valid.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 from ...proto.messages import Assignment
 from ...proto.refusal import Reason, Refusal, refusal
 
@@ -107,6 +109,34 @@ def plan(worker: str, seq: int, given: int, expected: int) -> Refusal:
         limit=str(expected),
         value=str(given),
         remedy="divide the model as the last plan that came before the assignment says",
+    )
+
+
+def learning_rates(
+    worker: str, seq: int, given: tuple[float, ...], other: str, expected: tuple[float, ...]
+) -> Refusal:
+    """given, expected: by parameter group, or none. other: the worker that was the first to say them."""
+    pairs = enumerate(zip_longest(given, expected))
+    group, (got, said) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
+    of_job = "that of the job"
+    return refusal(
+        Reason.GROUP,
+        worker=worker,
+        field=f"push {seq} learning rate of parameter group {group}",
+        limit=f"{of_job if said is None else repr(said)}, as worker {other!r} has it in this round",
+        value=of_job if got is None else repr(got),
+        remedy="run the same scheduler on every worker, and step it once for each step",
+    )
+
+
+def rates_of_workers(worker: str, seq: int) -> Refusal:
+    return refusal(
+        Reason.GROUP,
+        worker=worker,
+        field=f"push {seq} learning_rates",
+        limit="none in local mode, where workers take the steps",
+        value="some",
+        remedy="leave the rate to the job's --learning-rate and --schedule, or use another mode",
     )
 
 

@@ -8,6 +8,7 @@ sent again, so a push is handed on once both are there, and after those before i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -116,9 +117,11 @@ class Inbox:
 @dataclass(slots=True)
 class _Push:
     """assignment: that it answers, 0 before a part has come. checksums: of its stored parts, by part.
-    unwanted: its parts are of no use any more."""
+    unwanted: its parts are of no use any more. rates: learning rates of its parts; None before one has
+    come."""
 
     assignment: int = 0
+    rates: tuple[float, ...] | None = None
     checksums: dict[int, int] = field(default_factory=dict[int, int])
     commit: Commit | None = None
     unwanted: bool = False
@@ -162,6 +165,24 @@ class Arrivals:
         push = self._push(seq)
         push.assignment = assignment
         return part not in push.checksums and not push.unwanted
+
+    def check_rates(self, part: Part, groups: int) -> None:
+        """Raise Refused for learning rates of a part that there cannot be, or others than the first part of
+        its push had. groups: of parameters, in the model."""
+        push, rates = self._open.get(part.seq), part.learning_rates
+        if push is None or rates == push.rates:
+            return
+        field = f"push {part.seq}, part {part.part} learning_rates"
+        limit, value = "", str(rates)
+        if push.rates is not None:
+            limit = f"those of the push's other parts, {push.rates}"
+        elif rates and len(rates) != groups:
+            limit, value = f"{groups}, one for each parameter group, or none", str(len(rates))
+        elif not all(0 <= rate < math.inf for rate in rates):
+            limit = "finite numbers of at least 0"
+        if limit:
+            raise refused(Reason.GROUP, worker=self.worker, field=field, limit=limit, value=value)
+        push.rates = rates
 
     def store(self, seq: int, part: int, checksum: int) -> bool:
         """A part is valid and stored. Returns False if it is not needed any more."""

@@ -10,7 +10,7 @@ one of the two.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -93,6 +93,7 @@ class Shard:
         self._plan: Plan | None = None
         self._next: Plan | None = None
         self._pushes: dict[PushKey, dict[int, Sequence[Payload]]] = {}
+        self._rates: dict[PushKey, Sequence[float]] = {}  # of those that come with learning rates
         self._copies: dict[CopyKey, Assembly] = {}
         self._round: _Round | None = None
         self._counted: dict[PushKey, set[int]] = {}  # of pushes that are not applied, or not yet
@@ -162,14 +163,27 @@ class Shard:
         assert self._round is None or not self._round.final, "a part of the old plan is stepped"
         self._plan, self._next, self._round = self._next, None, None
         self._pushes.clear()
+        self._rates.clear()
         return self._run(self._opened.adopt, self._plan)
 
-    def put(self, key: PushKey, part: int, payloads: Sequence[Payload], assignment: int = 0) -> None:
+    def put(
+        self,
+        key: PushKey,
+        part: int,
+        payloads: Sequence[Payload],
+        assignment: int = 0,
+        learning_rates: Sequence[float] = (),
+    ) -> None:
         """Store a part of a push: valid payloads, end to end, or none at all where it contributes nothing.
 
-        assignment: that the push answers; of a round that is open, the part may be stepped at once.
+        Args:
+            assignment: that the push answers; of a round that is open, the part may be stepped at once.
+            learning_rates: of the step that the push is for, by parameter group; none for those of the job.
+                Pushes that are applied together have the same ones.
         """
         self._pushes.setdefault(key, {}).setdefault(part, payloads)
+        if learning_rates:
+            self._rates[key] = learning_rates
         if self._round is not None and assignment in self._round.awaited:
             self._round.stored.setdefault(part, {}).setdefault(assignment, key)
             self._step_if_final(self._round, part)
@@ -240,7 +254,8 @@ class Shard:
         if first or whole:
             round_.begun(whole)
         if first:
-            self._submit(self._opened.begin, round_.order.version, round_.order.rate_factor)
+            rates = self._rates_of(stored.values())
+            self._submit(self._opened.begin, round_.order.version, round_.order.rate_factor, rates)
         round_.final.add(part)
         shares: list[Share] = []
         for rank, (assignment, (_, _, samples)) in enumerate(round_.members.items()):
@@ -255,6 +270,10 @@ class Shard:
 
     def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
         self._reducer.submit(function, *arguments)
+
+    def _rates_of(self, keys: Iterable[PushKey]) -> Sequence[float]:
+        """That came with the first of these that has any."""
+        return next((self._rates[key] for key in keys if key in self._rates), ())
 
     def counted(self, key: PushKey) -> frozenset[int]:
         """Parts of a push that are in a version although the push as a whole was never applied."""
@@ -272,6 +291,7 @@ class Shard:
         """Forget what will not be applied."""
         if isinstance(key, PushKey):
             self._pushes.pop(key, None)
+            self._rates.pop(key, None)
             for stored in self._round.stored.values() if self._round is not None else ():
                 for assignment in [each for each, other in stored.items() if other == key]:
                     del stored[assignment]
@@ -290,7 +310,8 @@ class Shard:
         Returns how many gradients had no effect, because they were too few to be aggregated. Raises
         DivergedError.
         """
-        return self._run(self._opened.apply, order, self._taken(order), self._on_loop(send))
+        rates = self._rates_of(each.key for each in order.contributions if each.samples)
+        return self._run(self._opened.apply, order, self._taken(order), self._on_loop(send), rates)
 
     def _taken(self, order: Apply) -> list[Push]:
         """The pushes that an order names, which are stored no longer; its round is closed."""
@@ -298,6 +319,7 @@ class Shard:
         pushes: list[Push] = [self._pushes.pop(each.key) if each.samples else {} for each in named]
         for each in order.contributions:
             self._counted.pop(each.key, None)
+            self._rates.pop(each.key, None)
         while len(self._counted) > COUNTED_REMEMBERED:
             del self._counted[next(iter(self._counted))]
         if self._round is not None:
@@ -327,6 +349,11 @@ class Shard:
         """Of the mean gradient of each tensor, at the last version at which they were measured; empty before
         that."""
         return self._opened.square_norms
+
+    @property
+    def gradient_norm(self) -> float:
+        """Of the mean gradient of the last version, before it was clipped; NaN if it never is."""
+        return self._opened.gradient_norm
 
     def relabel(self, version: int) -> Awaitable[None]:
         """Call what is here another version."""

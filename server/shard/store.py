@@ -8,8 +8,9 @@ Nothing here knows of sockets or clocks. One thread at a time may use a store.
 from __future__ import annotations
 
 import hashlib
+import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,7 @@ from ...proto.transfer import encode_chunks, part_transfer, payload_header
 from ...proto.wire import encode_server
 from ..job.events import Apply, Contribution
 from .aggregation import Aggregation, Krum, Mean, combine, least_far
+from .clipping import clip
 from .downlink import Downlink, PartUpdate
 from .mean import Push, Share, add_up, weights
 from .presence import Stretch, absent, filled, ranges, stretches
@@ -63,6 +65,7 @@ class Step:
     before: the parameters of the version before, or what every worker has. taken: parts that need nothing
     more.
     piecewise: by unit, whether its parts go one by one. waiting: by unit and part, what waits for the others.
+    summed: by part, what there is of it, where all parts are summed before the first is stepped.
     failure: of a part. The rest is as in `Apply`.
     """
 
@@ -73,6 +76,7 @@ class Step:
     waiting: dict[int, dict[int, Sequence[Share]]] = field(
         default_factory=dict[int, dict[int, Sequence[Share]]]
     )
+    summed: dict[int, list[Stretch]] = field(default_factory=dict[int, list[Stretch]])
     failure: Exception | None = None
     weight: float = 1.0
     base_version: int | None = None
@@ -95,10 +99,12 @@ class Store:
         delay_compensation: float = 0.0,
         keep_last: bool = False,
         plan: Plan | None = None,
+        clip_norm: float = 0.0,
     ) -> None:
         """
         Args:
             values: initial parameters, a flat float32 array per tensor of the manifest; copied.
+            build_optimizer: of the parts of the plan, with the groups of the manifest.
             downlink: compressor of the updates, or `auto`; see `downlink`.
             seed: of the job, for compressors that draw.
             aggregation: how a round's gradients become one.
@@ -108,9 +114,13 @@ class Store:
                 Descent with Delay Compensation" (ICML 2017).
             plan: how the model is divided; the default one if None.
             keep_last: keep a copy of what every worker has before each step, to go back to if it fails.
+            clip_norm: largest Euclidean norm of the gradient of the whole model that a step is taken with, 0
+                for no limit. Then no part is stepped before all are summed.
         """
         self._aggregation = aggregation
         self._compensation = delay_compensation
+        self._clip_norm = clip_norm
+        self.gradient_norm = math.nan  # before it is clipped, of the last version; NaN if it never is
         self.manifest = manifest
         self.plan = plan or manifest.plan()
         self.version = 0
@@ -118,7 +128,6 @@ class Store:
         self._gradient = torch.zeros_like(self._flat)
         self.parameters = self._by_tensor(self._flat)
         self._optimizer = build_optimizer(self._stepped())
-        self._base_rate = self._optimizer.learning_rate
         self._downlink = Downlink(
             *(manifest, self.plan, self._flat, downlink, seed),
             scratch=self._gradient,  # which nobody needs after the step
@@ -150,15 +159,20 @@ class Store:
     def adopt(self, plan: Plan) -> None:
         """Divide the model otherwise, between two versions. No bit of any changes by that."""
         self.plan, self._step = plan, None
-        self._optimizer.divide(self._stepped())
+        self._optimizer.divide(self._stepped(), self.manifest.groups_of_parts(plan))
         self._downlink.adopt(plan)
         self._unit_of = _unit_of(plan)
 
-    def begin(self, version: int, rate_factor: float) -> None:
-        """The parts of another version are to come."""
+    def begin(self, version: int, rate_factor: float, learning_rates: Sequence[float] = ()) -> None:
+        """The parts of another version are to come.
+
+        learning_rates: of its step, by parameter group, instead of what the factor makes of their own.
+        """
         self._step = Step(version)
         self._norms = [0.0] * len(self.manifest.tensors) if self.measures_norms else None
-        self._optimizer.learning_rate = self._base_rate * rate_factor
+        self._optimizer.follow(rate_factor)
+        if learning_rates:
+            self._optimizer.learning_rates = list(learning_rates)
         self._step.before = self._before()
 
     def add(self, part: int, shares: Sequence[Share], send: Send) -> None:
@@ -172,8 +186,11 @@ class Store:
         except Exception as failure:
             step.failure = failure
 
-    def apply(self, order: Apply, pushes: Sequence[Push], send: Send) -> int:
+    def apply(
+        self, order: Apply, pushes: Sequence[Push], send: Send, learning_rates: Sequence[float] = ()
+    ) -> int:
         """Take one optimizer step, and encode what the workers need for it. pushes: of the contributions.
+        learning_rates: as in `begin`.
 
         send: takes each part of the update as soon as it is encoded. Parts that were added before are not
         done again. The mean is one over all samples, summed in the order given (`mean`). Without samples, and
@@ -186,7 +203,7 @@ class Store:
             DivergedError: the parameters are no longer finite.
         """
         if self._step is None or self._step.version != order.version:
-            self.begin(order.version, order.rate_factor)
+            self.begin(order.version, order.rate_factor, learning_rates)
         step, self._step = self._step, None
         assert step is not None
         step.weight, step.base_version = order.weight, order.base_version
@@ -204,10 +221,15 @@ class Store:
                 everyone = [push for _, push in pairs]
                 chosen, push = pairs[least_far(self._aggregation, [_in_order(push) for push in everyone])]
                 pairs = [(chosen, filled(push, everyone))]
-            for number in range(len(self.plan.parts)):
-                if number not in step.taken:
-                    shares = [(each, push[number]) for each, push in pairs if push.get(number)]
-                    self._add(step, number, shares if enough else [], send)
+            shares: dict[int, Sequence[Share]] = {
+                number: [(each, push[number]) for each, push in pairs if enough and push.get(number)]
+                for number in range(len(self.plan.parts))
+                if number not in step.taken
+            }
+            if self._clip_norm and enough and pairs:
+                self._clip(step, shares)
+            for number, of_part in shares.items():
+                self._add(step, number, of_part, send)
         except Exception:
             self._flat.copy_(step.before)
             raise
@@ -256,6 +278,8 @@ class Store:
         held = [way.held.astype(np.int64) + way.start for way in ways if way.held is not None]
         if not held or len(held) < len(ways) or self._compensation or not isinstance(self._aggregation, Mean):
             return None
+        if self._clip_norm:  # it needs all elements
+            return None
         return np.concatenate(held)
 
     def _step_part(
@@ -263,46 +287,76 @@ class Store:
     ) -> bool:
         """Sum a part and take the optimizer's step with what there is of it. Returns whether there was enough
         for one. touched: as `_touched` says; the others are not looked at."""
-        fewest = 1 if isinstance(self._aggregation, Krum) else self._aggregation.fewest
-        found = stretches([each for _, each in shares]) if len(shares) >= fewest else []
+        found = step.summed[number] if number in step.summed else self._stretches(shares)
         if not found:
             return False
-        sliced = any(each.slice for each in step.contributions)
-        among = step.contributions if sliced else None
-        factors = weights([each for each, _ in shares], step.weight, among)
         part = self.plan.parts[number]
         if touched is not None:
             first, last = np.searchsorted(touched, (part.start, part.end))
-            self._step_elements(part, touched[first:last] - part.start, found, factors, step.version)
+            self._step_elements(number, touched[first:last] - part.start, shares, found, step)
             return True
+        if number not in step.summed:
+            self._sum_part(part, shares, found, step)
+        self._optimizer.step(number, ranges(found))
+        if not finite(self._flat[part.start : part.end]):
+            self._refuse(step.version)
+        return True
+
+    def _stretches(self, shares: Sequence[Share]) -> list[Stretch]:
+        """What there is of a part; nothing if it is not enough for a step."""
+        fewest = 1 if isinstance(self._aggregation, Krum) else self._aggregation.fewest
+        return stretches([each for _, each in shares]) if len(shares) >= fewest else []
+
+    @staticmethod
+    def _factors(shares: Sequence[Share], step: Step) -> list[float]:
+        """Weights of a part's pushes in their mean."""
+        sliced = any(each.slice for each in step.contributions)
+        among = step.contributions if sliced else None
+        return weights([each for each, _ in shares], step.weight, among)
+
+    def _sum_part(self, part: Part, shares: Sequence[Share], found: Sequence[Stretch], step: Step) -> None:
+        """Have the gradient of a part, as far as there is one."""
+        factors = self._factors(shares, step)
         for stretch in found:
             here = slice(part.start + stretch.start, part.start + stretch.end)
             self._sum(stretch, factors, self._gradient[here].numpy())
             if self._compensation and step.base_version is not None:
                 self._compensate(here, step.base_version, step.weight)
             self._add_norms(here.start, self._gradient[here].numpy())
-        self._optimizer.step(number, ranges(found))
-        if not finite(self._flat[part.start : part.end]):
-            self._refuse(step.version)
-        return True
+
+    def _clip(self, step: Step, shares: Mapping[int, Sequence[Share]]) -> None:
+        """Sum all parts, and clip the gradient of the whole model."""
+        for number, of_part in shares.items():
+            part, found = self.plan.parts[number], self._stretches(of_part)
+            if sum(each.end - each.start for each in found) < part.elements:
+                self._gradient[part.start : part.end] = 0.0
+            self._sum_part(part, of_part, found, step)
+            step.summed[number] = found
+        self.gradient_norm = clip(self._gradient, self.plan.starts, self._clip_norm, step.weight)
 
     def _step_elements(
-        self, part: Part, places: Int64, found: Sequence[Stretch], factors: Sequence[float], version: int
+        self,
+        number: int,
+        places: Int64,
+        shares: Sequence[Share],
+        found: Sequence[Stretch],
+        step: Step,
     ) -> None:
-        """Sum and step what sparse pushes hold, to the bits that a step of the whole part would leave.
+        """Sum and step what sparse pushes hold of a part, to the bits that a step of all of it would leave.
 
         places: of the elements, counted from the beginning of the part.
         """
+        part, factors = self.plan.parts[number], self._factors(shares, step)
         gradient, values = (flat[part.start : part.end].numpy() for flat in (self._gradient, self._flat))
         gradient[places] = 0.0
         for stretch in found:
             self._sum(stretch, factors, gradient[stretch.start : stretch.end], keep=True)
         stepped = torch.from_numpy(values[places])
         self._add_norms(part.start, gradient[places], places)
-        self._optimizer.step_apart(stepped, torch.from_numpy(gradient[places]))
+        self._optimizer.step_apart(number, stepped, torch.from_numpy(gradient[places]))
         values[places] = stepped.numpy()
         if not finite(stepped):
-            self._refuse(version)
+            self._refuse(step.version)
 
     def _sum(self, stretch: Stretch, factors: Sequence[float], out: Float32, *, keep: bool = False) -> None:
         """factors: weights in a mean; what a push has nothing of counts as zeros. keep: add it to `out`."""

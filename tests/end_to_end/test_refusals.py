@@ -108,6 +108,14 @@ def another_part(payloads: list[Any], fields: dict[str, Any]) -> None:
     fields["part"] = 1
 
 
+def rates_of_more_groups(payloads: list[Any], fields: dict[str, Any]) -> None:
+    fields["learning_rates"] = (0.1, 0.1)
+
+
+def infinite_rate(payloads: list[Any], fields: dict[str, Any]) -> None:
+    fields["learning_rates"] = (float("inf"),)
+
+
 def another_plan(payloads: list[Any], fields: dict[str, Any]) -> None:
     fields["plan"] = 2
 
@@ -135,6 +143,8 @@ BAD_PUSHES: list[tuple[Any, Reason, str]] = [
     (empty_payload, Reason.ELEMENTS, "none empty"),
     (another_part, Reason.PLAN, "part 1: expected a part below 1"),
     (another_plan, Reason.PLAN, "expected plan 1, got 2"),
+    (rates_of_more_groups, Reason.GROUP, "expected 1, one for each parameter group, or none, got 2"),
+    (infinite_rate, Reason.GROUP, "learning_rates: expected finite numbers of at least 0"),
     (infinite_loss, Reason.NON_FINITE, "loss"),
     (samples_without_parts, Reason.TENSOR, "expected some, with samples, got 0"),
     (parts_without_samples, Reason.TENSOR, "none where samples is 0"),
@@ -154,6 +164,36 @@ def test_bad_pushes_are_refused_and_a_good_one_after_them_is_accepted(
             for message in await raw.push(gradient(), seq=99):
                 await raw.send(message)
             assert (await outcome_of(raw, 99)).decision is m.Decision.ACCEPTED
+
+    asyncio.run(run())
+
+
+def test_members_of_a_round_that_disagree_on_a_learning_rate_are_told_apart(daemons: Daemons) -> None:
+    server = daemons.server("--min-workers", "2", "--task", "digits")
+
+    async def run() -> None:
+        async with talk(server.address) as make:
+            first, second = make("first"), make("second")
+            given: list[m.Assignment] = []
+            for raw in (first, second):
+                await raw.train()
+            for raw in (first, second):
+                given.append(await raw.receive(m.Assignment))
+            for message in await first.push(gradient(), assignment=given[0].id, learning_rates=(0.1,)):
+                await first.send(message)
+            assert (await outcome_of(first, 1)).decision is m.Decision.ACCEPTED
+            before = state_of(await status(first))
+            for message in await second.push(gradient(), assignment=given[1].id, learning_rates=(0.2,)):
+                await second.send(message)
+            refusal = (await outcome_of(second, 1)).refusal
+            assert refusal is not None
+            assert (refusal.reason, refusal.worker) == (Reason.GROUP, "second")
+            assert "group 0: expected 0.1, as worker 'first' has it in this round, got 0.2" in refusal.message
+            assert state_of(await status(first)) == before
+            again = {"seq": 2, "assignment": given[1].id, "learning_rates": (0.1,)}
+            for message in await second.push(gradient(), **again):
+                await second.send(message)
+            assert (await outcome_of(second, 2)).decision is m.Decision.ACCEPTED
 
     asyncio.run(run())
 
@@ -368,6 +408,16 @@ BAD_MANIFESTS = [
     (Manifest((m.Tensor(name="w", shape=(2,), dtype="float16"),), 64), Reason.DTYPE, "got float16"),
     (Manifest((m.Tensor(name="w", shape=(2**38,), dtype="float32"),), 64), Reason.SIZE, "bytes"),
     (Manifest((m.Tensor(name="w", shape=(2**62, 4), dtype="float32"),), 64), Reason.SHAPE, "dimensions"),
+    (
+        Manifest((m.Tensor(name="w", shape=(2,), dtype="float32", group=1),), 64),
+        Reason.GROUP,
+        "'w': expected a parameter group below 1",
+    ),
+    (
+        Manifest((m.Tensor(name="w", shape=(2,), dtype="float32"),), 64, (m.Group(optimizer="sgd:a=1"),)),
+        Reason.GROUP,
+        "unknown key 'a'",
+    ),
 ]
 
 

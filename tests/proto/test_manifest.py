@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from gradwire.compressors import divide
+from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.proto.refusal import Reason, Refused
@@ -42,8 +43,8 @@ def test_a_good_one_comes_back() -> None:
         ((Tensor(name="a", shape=(251,), dtype="float32"),), Reason.SIZE, "got 1004 bytes"),
         (
             (Tensor(name="a", shape=(1,), dtype="float32", group=1),),
-            Reason.TENSOR,
-            "tensor 'a': expected a parameter group below 1, the number of tensors, got 1",
+            Reason.GROUP,
+            "tensor 'a': expected a parameter group below 1, the number of groups, got 1",
         ),
     ],
 )
@@ -71,8 +72,33 @@ def test_the_fingerprint_tells_models_apart() -> None:
         Manifest((Tensor(name="a", shape=(3, 2), dtype="float32"), GOOD.tensors[1]), 10),
         Manifest((Tensor(name="c", shape=(2, 3), dtype="float32"), GOOD.tensors[1]), 10),
         Manifest((dataclasses.replace(GOOD.tensors[0], group=1), GOOD.tensors[1]), 10),
+        Manifest(GOOD.tensors, 10, (m.Group(optimizer="sgd"),)),
+        Manifest(GOOD.tensors, 10, (m.Group(optimizer="sgd:momentum=0.9"),)),
+        Manifest(GOOD.tensors, 10, (m.Group(optimizer="sgd", learning_rate=0.1),)),
     ]
-    assert len({manifest.fingerprint for manifest in (GOOD, *others)}) == 6
+    assert len({manifest.fingerprint for manifest in (GOOD, *others)}) == 9
+
+
+@pytest.mark.parametrize(
+    ("group", "reason", "words"),
+    [
+        (m.Group(optimizer="lion"), Reason.GROUP, "parameter group 1: expected an optimizer"),
+        (m.Group(optimizer="sgd:momentum=1.5"), Reason.GROUP, "momentum: expected at least 0 and below 1"),
+        (m.Group(optimizer="sgd", learning_rate=float("nan")), Reason.GROUP, "learning rate: expected"),
+        (m.Group(optimizer="sgd", learning_rate=-0.1), Reason.GROUP, "got -0.1"),
+        (m.Group(optimizer="s" * 257), Reason.SIZE, "at most 256 characters, got 257"),
+    ],
+)
+def test_a_bad_group_is_refused(group: m.Group, reason: Reason, words: str) -> None:
+    with pytest.raises(Refused) as caught:
+        check(Manifest(GOOD.tensors, 10, (m.Group(optimizer="sgd"), group)).to_message())
+    assert caught.value.refusal.reason is reason
+    assert words in caught.value.refusal.message
+
+
+def test_too_many_groups_are_refused() -> None:
+    with pytest.raises(Refused, match="parameter groups: expected at most 1024, got 1025"):
+        check(Manifest(GOOD.tensors, 10, (m.Group(optimizer="sgd"),) * 1025).to_message())
 
 
 def test_a_plan_keeps_parameter_groups_apart() -> None:
@@ -81,7 +107,7 @@ def test_a_plan_keeps_parameter_groups_apart() -> None:
         Tensor(name=str(place), shape=(3,), dtype="float32", group=group)
         for place, group in enumerate(groups)
     )
-    manifest = Manifest(tensors, 10)
+    manifest = Manifest(tensors, 10, (m.Group(optimizer="sgd"), m.Group(optimizer="sgd:momentum=0.9")))
     assert check(manifest.to_message()) == manifest
     assert [(part.start, part.end) for part in manifest.plan().parts] == [(9, 12), (6, 9), (0, 6)]
     assert Manifest(tensors[:2], 10).plan() == divide([3, 3])

@@ -145,7 +145,7 @@ class Network(Oracle):
         """Have the server take in a message, and the worker its answers."""
         identity = (*stream.id, seq_of(message))
         before = self.state() if self.pick(16) == 0 else None  # which takes longer than all else
-        known, decided, begun = self.outcomes.get(identity), self.decided, self.begun
+        known, done = self.outcomes.get(identity), (self.decided, self.begun, self.rated)
         member = self.core.roster.members.get(stream.worker)
         live = member is not None and member.incarnation == stream.incarnation
         remembered = member is not None and identity[2] > member.last_seq - OUTCOMES_PER_MEMBER
@@ -160,7 +160,7 @@ class Network(Oracle):
             sim = self.sims.get(stream.worker)
             if sim is not None and sim.stream is stream:
                 sim.attached = sim.ready = False
-        if (self.decided, self.begun) == (decided, begun):
+        if (self.decided, self.begun, self.rated) == done:
             self.unchanged(before)
         answers = [self.check_counted(stream, outcome) for outcome in outbox.sent]
         if isinstance(message, Commit) and known is not None and live and remembered:

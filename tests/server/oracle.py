@@ -73,16 +73,23 @@ class Local(Shard):
         return send
 
     def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
-        if len(arguments) == 3:
+        if function.__name__ == "add":
             self._oracle.check_final(*arguments[:2])
         function(*arguments)
 
     def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         function(*arguments)
 
-    def put(self, key: e.PushKey, part: int, payloads: Sequence[Payload], assignment: int = 0) -> None:
+    def put(
+        self,
+        key: e.PushKey,
+        part: int,
+        payloads: Sequence[Payload],
+        assignment: int = 0,
+        learning_rates: Sequence[float] = (),
+    ) -> None:
         self._oracle.storing(key, part, assignment)
-        super().put(key, part, payloads, assignment)
+        super().put(key, part, payloads, assignment, learning_rates)
         self._oracle.check_prompt()
 
     def drop(self, key: Any) -> None:
@@ -129,6 +136,7 @@ class Oracle:
         self.gone: set[tuple[int, str]] = set()  # (version, worker) of those that have
         self.late: set[tuple[int, int]] = set()
         self.decided = 0
+        self.rated = 0  # pushes of which a part was stored, whose learning rates control has noted
         self.hints = 0  # that a push is unwanted
         self.newest_clock = -1
         self.steps = 0
@@ -173,6 +181,7 @@ class Oracle:
         result = self.core.step(event, self.now)
         if isinstance(event, e.Begun):
             self.check_begun(event)
+        self.rated += isinstance(event, e.Rated)
         if push is not None and self.core.accepted_pushes + self.core.stale_pushes > before:
             self.decided += 1
             self.pushes[label(push.key)] = push

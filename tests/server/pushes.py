@@ -72,12 +72,19 @@ def pushed(samples: int, payloads: Payloads | Push, **part: Any) -> Share:
     return Contribution(key=key, rank=0, samples=samples, loss=0.0, **part), push
 
 
-def apply(store: Store, *, version: int, shares: Sequence[Share], **order: Any) -> Applied:
-    """order: other fields of the `Apply`."""
+def apply(
+    store: Store,
+    *,
+    version: int,
+    shares: Sequence[Share],
+    learning_rates: Sequence[float] = (),
+    **order: Any,
+) -> Applied:
+    """learning_rates: that came with the pushes. order: other fields of the `Apply`."""
     contributions = tuple(part for part, _ in shares)
     fields: dict[str, Any] = {"rate_factor": 1.0, "opened_at": 0.0, **order}
     given, update = Apply(version=version, contributions=contributions, **fields), Applied(version)
-    update.passed_over = store.apply(given, [push for _, push in shares], update.add)
+    update.passed_over = store.apply(given, [push for _, push in shares], update.add, learning_rates)
     update.finish()
     return update
 

@@ -34,7 +34,9 @@ class Pushing:
         samples: int,
         compressing: Step,
         auto: Auto | None = None,
+        learning_rates: Sequence[float] = (),
     ) -> None:
+        """learning_rates: as in `Session.begin_step`. The rest is as there."""
         self.seq = seq
         self.assignment = assignment
         self.samples = samples
@@ -45,6 +47,7 @@ class Pushing:
         self._metrics = metrics
         self._compressing = compressing
         self._auto = auto
+        self._learning_rates = tuple(learning_rates)
 
     def add(self, place: int, gradient: torch.Tensor | None) -> None:
         """The gradient of the tensor with this number, None if it does not exist. Each comes once; nobody may
@@ -67,7 +70,8 @@ class Pushing:
     def _send(self, part: int, payloads: Sequence[Payload]) -> None:
         self.checksums[part] = crc32c(payload.data for payload in payloads)
         self.sent_bytes += sum(payload.data.nbytes for payload in payloads)
-        header = part_header(self.seq, self.assignment.id, self.plan.number, part, payloads)
+        numbers = (self.seq, self.assignment.id, self.plan.number, part)
+        header = part_header(*numbers, payloads, self._learning_rates)
         self._connection.part(header, payloads)
 
     def cease(self) -> None:

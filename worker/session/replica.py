@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 from ...compressors import Payload, Plan, add_update, put_update
 from ...proto.manifest import DTYPE, Manifest
 from ...proto.messages import Content, Tensor, Update
+from .groups import ONE_GROUP, ParameterGroups
 from .hooks import as_dense
 
 
@@ -38,8 +40,14 @@ class Replica:
     _before: torch.Tensor | None = None  # what was where parts are that were taken in early
     undone = 0
 
-    def __init__(self, model: nn.Module, train_samples: int) -> None:
-        """Raises ModelError for parameters that are not float32, or none at all."""
+    def __init__(self, model: nn.Module, train_samples: int, groups: ParameterGroups = ONE_GROUP) -> None:
+        """
+        Args:
+            groups: of the parameters.
+
+        Raises:
+            ModelError: for parameters that are not float32, or none at all.
+        """
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ModelError("the model has no parameter that requires a gradient")
@@ -52,9 +60,11 @@ class Replica:
         self.model = model
         self.parameters = [parameter for _, parameter in named]
         self._tensors: list[torch.Tensor] = [*self.parameters]
-        self.manifest = Manifest(
-            tuple(Tensor(name=name, shape=tuple(p.shape), dtype=DTYPE) for name, p in named), train_samples
-        )
+        tensors = [
+            Tensor(name=name, shape=tuple(p.shape), dtype=DTYPE, group=groups.number_of.get(name, 0))
+            for name, p in named
+        ]
+        self.manifest = Manifest(tuple(tensors), train_samples, groups.groups)
         self._versions: list[int | None] = []
         self._early: set[int] = set()
         self._parts_of: list[list[int]] = []  # by tensor, the parts that it lies in
@@ -65,7 +75,7 @@ class Replica:
         """Make named tensors that are no parameters a part of the replica and its manifest."""
         self._tensors += [tensor for _, tensor in state]
         added = [Tensor(name=name, shape=tuple(t.shape), dtype=DTYPE, state=True) for name, t in state]
-        self.manifest = Manifest((*self.manifest.tensors, *added), self.manifest.train_samples)
+        self.manifest = replace(self.manifest, tensors=(*self.manifest.tensors, *added))
         self._arrange()
 
     def _arrange(self) -> None:

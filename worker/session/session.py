@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -232,13 +233,22 @@ class Session:
                 raise RuntimeError(f"the server sent a {type(message).__name__} in a job without packets")
 
     def begin_step(
-        self, assignment: m.Assignment, samples: int, *, rank: int, version: int, step: int
+        self,
+        assignment: m.Assignment,
+        samples: int,
+        *,
+        rank: int,
+        version: int,
+        step: int,
+        learning_rates: Sequence[float] = (),
     ) -> Pushing:
         """Begin to push mean gradients over `samples` samples; all of the ledger too when leaving.
 
         Args:
             rank, version: what random numbers depend on, besides the job's seed.
             step: what a compressor's delay counts.
+            learning_rates: of the server's step, by parameter group of the manifest, where the owner has a
+                scheduler; none for what the job's schedule says. All workers have the same ones at a version.
         """
         if self._auto is not None:
             self._auto.begin(step)
@@ -250,7 +260,14 @@ class Session:
         self.seq += 1
         self._pushes.making = self.seq
         return Pushing(
-            self._connection, self._metrics, self.seq, assignment, samples, compressing, self._auto
+            self._connection,
+            self._metrics,
+            self.seq,
+            assignment,
+            samples,
+            compressing,
+            self._auto,
+            learning_rates,
         )
 
     def commit(self, pushing: Pushing, loss: float, *, computing_s: float = 0.0) -> bool:

@@ -26,7 +26,7 @@ from ...coding import (
     resent,
     to_fixed_point,
 )
-from ...optimizer import Optimizer, parse_optimizer
+from ...optimizer import Optimizer
 from ...proto import messages as m
 from ...proto.shares import assigned_samples, share
 from ...proto.wire import crc32c
@@ -71,11 +71,16 @@ def _key(assignment: m.Assignment) -> tuple[object, ...]:
 class ExchangeWork(Strategy):
     """Work `exchange`; the `PacketHandler` of its session."""
 
-    def __init__(self, session: Session, computation: Computation, optimizer: str, metrics: Metrics) -> None:
-        """Makes what the optimizer remembers a part of the replica, so that a snapshot has it too."""
+    def __init__(
+        self, session: Session, computation: Computation, optimizer: Optimizer, metrics: Metrics
+    ) -> None:
+        """Makes what the optimizer remembers a part of the replica, so that a snapshot has it too.
+
+        optimizer: of the replica's parameters; it follows the learning rates of assignments.
+        """
         super().__init__(session, computation, metrics)
         self._replica = replica = session.replica
-        self._optimizer = Optimizer(parse_optimizer(optimizer), replica.parameters, 0.0)
+        self._optimizer = optimizer
         *self._cuts, self._elements = accumulate(parameter.numel() for parameter in replica.parameters)
         names = [tensor.name for tensor in replica.manifest.tensors]
         replica.include(
@@ -223,7 +228,7 @@ class ExchangeWork(Strategy):
         from_fixed_point(step.exchange.sums(), mean, 1.0 / samples if samples else 0.0)
         for parameter, values in zip(replica.parameters, np.split(mean, self._cuts), strict=True):
             parameter.grad = torch.from_numpy(values).view(parameter.shape).to(parameter.device)
-        self._optimizer.learning_rate = step.assignment.learning_rate
+        self._optimizer.follow(step.assignment.learning_rate)
         self._optimizer.step()
         self._step = None
         self._session.stepped(version)

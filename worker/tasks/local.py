@@ -39,7 +39,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...optimizer import Optimizer, parse_optimizer
+from ...optimizer import Optimizer
 from ...proto import messages as m
 from ..metrics import Metrics
 from ..session.session import Session
@@ -158,19 +158,19 @@ class LocalTraining:
         optimizer: of the local steps.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], optimizer: str, correction: float) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], optimizer: Optimizer, correction: float) -> None:
         """
-        optimizer: spec as the server gives it. correction: λ, 0 to 1.
-        Raises SpecError for an optimizer that this version does not know.
+        Args:
+            optimizer: of the parameters; it follows the learning rates of assignments.
+            correction: λ, 0 to 1.
         """
         self._parameters = parameters
-        self._options = parse_optimizer(optimizer)
         self._correction = correction
-        self.optimizer = Optimizer(self._options, parameters, 0.0)
+        self.optimizer = optimizer
 
     def reset(self) -> None:
         """Forget the optimizer's state, after a step that was not finite."""
-        self.optimizer = Optimizer(self._options, self._parameters, 0.0)
+        self.optimizer = self.optimizer.anew()
 
     def change(
         self,
@@ -195,7 +195,7 @@ class LocalTraining:
                     parameter.sub_(each)
             if less:
                 start = [parameter.detach().clone() for parameter in self._parameters]
-        self.optimizer.learning_rate = learning_rate
+        self.optimizer.follow(learning_rate)
         reached: set[int] = set()
         for step, batch in enumerate(batches):
             losses.append(compute_gradients(step, batch))

@@ -1,8 +1,8 @@
-"""What a task is to the worker: five things to know about a workload."""
+"""What a task is to the worker: five things to know about a workload, and one that some have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,9 @@ class Task:
     evaluate: measures the model on the validation data; finite numbers by name. "loss" and "accuracy" are
         shown by gc-run, others are only passed on. The model is in evaluation mode, gradients are off, and
         it may be on any device: move the data there.
+    groups: the model's parameter groups, as torch's optimizers take them: each a mapping with `params` and
+        what is to be another than the optimizer says: `{"params": biases, "weight_decay": 0.0}`. `lr` is
+        the group's learning rate before the job's schedule. Parameters in no group are as the job says.
 
     Raise `TaskError` when made with something that no job can train on.
     """
@@ -48,12 +51,13 @@ class Task:
     batch: Callable[[npt.NDArray[np.int64]], Any]
     loss: Callable[[nn.Module, Any], Tensor]
     evaluate: Callable[[nn.Module], Mapping[str, float]]
+    groups: Callable[[nn.Module], Iterable[Mapping[str, Any]]] | None = None
 
     def __post_init__(self) -> None:
         if self.train_samples < 1:
             got = self.train_samples
             raise TaskError(f"task {self.name!r}: train_samples: expected at least 1, got {got}")
-        for part in ("model", "batch", "loss", "evaluate"):
+        for part in ("model", "batch", "loss", "evaluate", *(["groups"] if self.groups is not None else [])):
             if not callable(getattr(self, part)):
                 kind = type(getattr(self, part)).__name__
                 remedy = "; pass a function that makes the model" if part == "model" else ""

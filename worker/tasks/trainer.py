@@ -28,6 +28,7 @@ from .coded import ExchangeWork
 from .computation import Computation, guarded
 from .flops import layer_flops
 from .gradients import GradientWork
+from .groups import workers_optimizer
 from .local import LocalTraining, LocalWork
 from .strategy import Strategy
 from .work import CodedExchange, Gradients, Local, Work, parse_work
@@ -136,10 +137,11 @@ def _strategy(
                 final=job.overlap == "both",
             )
         case Local():
-            training = LocalTraining(session.replica.parameters, job.optimizer, work.correction)
+            optimizer = workers_optimizer(session.replica, job)
+            training = LocalTraining(session.replica.parameters, optimizer, work.correction)
             return LocalWork(session, computation, metrics, training, job.batch_size, delayed=work.delayed)
         case CodedExchange():
-            return ExchangeWork(session, computation, job.optimizer, metrics)
+            return ExchangeWork(session, computation, workers_optimizer(session.replica, job), metrics)
 
 
 def _measured(computation: Computation, replica: Replica, task: str) -> Sequence[TensorSpec]:

@@ -28,6 +28,10 @@ class CodedOptions(ModeOptions):
     )
 
     @property
+    def workers_step(self) -> bool:
+        return True
+
+    @property
     def work(self) -> str:
         return "exchange"
 

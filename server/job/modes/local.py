@@ -103,6 +103,10 @@ class LocalOptions(ModeOptions):
             )
 
     @property
+    def workers_step(self) -> bool:
+        return True
+
+    @property
     def work(self) -> str:
         delayed = "on" if self.delayed else "off"
         return f"local:correction={self.correction!r},delayed={delayed}"

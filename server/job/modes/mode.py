@@ -30,6 +30,11 @@ class Mode(ABC):
             The version that it will be part of, None if it comes too late.
         """
 
+    def rate(self, member: Member, work: Work, event: e.Rated) -> None:
+        """A push for `work` begins to come, for a step at learning rates of its own, or at those of the job.
+        Raises Refused for what cannot be applied together with others."""
+        return
+
     @abstractmethod
     def too_late(self, work: Work) -> bool:
         """Whether a push for work that was taken from its member could no longer be part of a version."""

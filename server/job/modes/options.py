@@ -44,6 +44,11 @@ class ModeOptions(ABC):
         return parse_optimizer(settings.optimizer), settings.learning_rate
 
     @property
+    def workers_step(self) -> bool:
+        """Whether workers take the steps of the job's optimizer, and the server has no gradient."""
+        return False
+
+    @property
     def delay_compensation(self) -> float:
         """λ of the correction for versions applied since a gradient's base."""
         return 0.0

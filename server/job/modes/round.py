@@ -33,6 +33,8 @@ class Round:
     """Places are in rank order. contributions, answered, with the samples behind each, and computing, with
     seconds and samples of local steps, are by place.
 
+    rates: learning rates of the step, by parameter group, as the worker `rated_by` was the first to say; none
+    for those of the job.
     open: places that have neither answered nor been lost. lost: places whose member is, or was. parts:
     whether the shard may step parts before the round closes. begun: whether it has. unfilled: whether lost
     members' places stay empty, because it has stepped all parts, or nobody is left who could take them.
@@ -46,6 +48,8 @@ class Round:
     parts: bool = False
     begun: bool = False
     unfilled: bool = False
+    rates: tuple[float, ...] = ()
+    rated_by: str = ""
     life: RoundLife = RoundLife.OPEN
     places: list[Place] = field(default_factory=list[Place])
     place_of: dict[int, int] = field(default_factory=dict[int, int])  # by id of the work

@@ -26,7 +26,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ....proto.messages import Range
+from ....proto.refusal import Refused
 from .. import events as e
+from .. import refusals
 from ..roster import Member, Name, Work, WorkLife
 from ..samples import Drawn
 from ..saving import DERIVED
@@ -264,6 +266,17 @@ class Rounds(Mode):
         if self.local is not None and math.isfinite(event.computing_s):
             round_.computing[number] = event.computing_s, event.samples
         return round_.version + 1
+
+    def rate(self, member: Member, work: Work, event: e.Rated) -> None:
+        round_, rates = self.round, event.learning_rates
+        assert round_ is not None
+        if self.local is not None and rates:
+            raise Refused(refusals.rates_of_workers(member.worker, event.seq))
+        if not round_.rated_by:
+            round_.rates, round_.rated_by = rates, member.worker
+        elif rates != round_.rates:
+            others = round_.rated_by, round_.rates
+            raise Refused(refusals.learning_rates(member.worker, event.seq, rates, *others))
 
     def holds(self, key: e.PushKey) -> bool:
         if self.round is None or self.round.life is not RoundLife.OPEN:

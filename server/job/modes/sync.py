@@ -56,7 +56,7 @@ class SyncOptions(ModeOptions):
 
     def steps_parts(self, settings: ServerSettings) -> bool:
         plain = not self.backup and self.redundancy == 1 and not self.stragglers
-        wanted = settings.overlap == "both" and plain
+        wanted = settings.overlap == "both" and plain and not settings.clip_norm
         return wanted and parse_aggregation(settings.aggregation).by_coordinate
 
     @property

@@ -39,11 +39,17 @@ def record(path: str) -> None:
         build(self, *arguments, **named)
         write([value.detach().numpy().copy().reshape(-1) for value in self.parameters])
 
-    def recorded_apply(self: store.Store, order: Apply, pushes: Sequence[Push], send: store.Send) -> int:
+    def recorded_apply(
+        self: store.Store,
+        order: Apply,
+        pushes: Sequence[Push],
+        send: store.Send,
+        learning_rates: Sequence[float] = (),
+    ) -> int:
         given = zip(order.contributions, pushes, strict=True)
         shares = [(each.samples, gradients(self, push)) for each, push in given]
         write((order.version, order.rate_factor, shares))
-        return apply(self, order, pushes, send)
+        return apply(self, order, pushes, send, learning_rates)
 
     store.Store.__init__ = recorded_build  # type: ignore[method-assign]
     store.Store.apply = recorded_apply  # type: ignore[method-assign]

@@ -57,6 +57,17 @@ def regression(
     )
 
 
+def grouped() -> Task:
+    """The noisy linear problem without dropout, in three groups: biases, the last weight, the rest."""
+
+    def groups(model: nn.Module) -> list[dict[str, Any]]:
+        named = dict(model.named_parameters())
+        biases = [named[name] for name in ("0.bias", "3.bias")]
+        return [{"params": biases, "weight_decay": 0.0}, {"params": named["3.weight"], "lr": 0.02}]
+
+    return dataclasses.replace(regression(dropout=0.0), groups=groups)
+
+
 def unseeded(nan: float = 0.0) -> Task:
     """The noisy linear problem, with a loss that comes out differently wherever it is computed.
 

@@ -87,6 +87,7 @@ def test_a_round_says_to_the_shard_who_is_in_it_behind_the_assignments() -> None
         ("sync", {"aggregation": "krum:wrong=1"}, False),
         ("sync", {"overlap": "backward"}, False),
         ("sync", {"overlap": "off"}, False),
+        ("sync", {"clip_norm": 1.0}, False),
         ("sync:backup=1", {}, False),
         ("sync:redundancy=2", {}, False),
         ("sync:redundancy=4", {}, False),

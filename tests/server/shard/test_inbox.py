@@ -344,3 +344,31 @@ def test_the_digest_depends_on_which_part_has_which_checksum() -> None:
     checksums = {part: int(value) for part, value in enumerate(np.random.default_rng(1).integers(0, 99, 5))}
     assert digest(checksums) == digest(dict(reversed(checksums.items())))
     assert digest(checksums) != digest({**checksums, 0: checksums[1], 1: checksums[0]})
+
+
+# ---- learning rates of pushes
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ((0.1,), "expected 2, one for each parameter group, or none, got 1"),
+        ((0.1, 0.1, 0.1), "got 3"),
+        ((0.1, float("nan")), "expected finite numbers of at least 0"),
+        ((0.1, float("inf")), "expected finite numbers of at least 0"),
+        ((-0.1, 0.1), "expected finite numbers of at least 0"),
+    ],
+)
+def test_learning_rates_that_there_cannot_be_are_refused(rates: tuple[float, ...], words: str) -> None:
+    arrivals = Arrivals("w", 0)
+    for seq in (1, 2):
+        assert arrivals.wants(seq, 0, 3)
+    with pytest.raises(Refused, match=words) as caught:
+        arrivals.check_rates(header(0, [], learning_rates=rates), 2)
+    assert caught.value.refusal.reason is Reason.GROUP
+    for part in range(2):
+        arrivals.check_rates(header(part, [], learning_rates=(0.1, 0.0)), 2)
+        arrivals.check_rates(header(part, [], seq=2), 2)
+    for others in ((0.1, 0.3), ()):
+        with pytest.raises(Refused, match="part 1 learning_rates: expected those of the push's other parts"):
+            arrivals.check_rates(header(1, [], learning_rates=others), 2)

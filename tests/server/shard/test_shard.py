@@ -506,3 +506,35 @@ def test_plans_say_the_norms_of_the_first_parameters() -> None:
         asyncio.run(test())
     finally:
         local.close()
+
+
+# ---- learning rates that come with pushes
+
+
+def test_a_version_is_stepped_at_the_rates_of_its_pushes() -> None:
+    async def test(shard: Shard) -> None:
+        for version, rates in enumerate([(0.5,), (), (0.25,)], start=1):
+            key = PushKey("w", 1, version)
+            shard.put(key, 0, [dense(4, 4, 4)], 0, rates)
+            await shard.apply(order(version, key, rate_factor=2.0), lambda part: None)
+        assert await parameters(shard) == [-4 * (0.5 + 2.0 + 0.25)] * 3
+        dropped, other = PushKey("w", 1, 8), PushKey("v", 1, 1)
+        shard.put(dropped, 0, [dense(4, 4, 4)], 0, (0.5,))
+        shard.drop(dropped)
+        shard.put(dropped, 0, [dense(4, 4, 4)])  # the same again, without
+        shard.put(other, 0, [dense(4, 4, 4)])
+        await shard.apply(order(4, dropped, other), lambda part: None)
+        assert await parameters(shard) == [-4 * (0.5 + 2.0 + 0.25 + 1.0)] * 3
+
+    opened(test)
+
+
+def test_parts_are_stepped_at_the_rates_of_their_pushes() -> None:
+    async def test(steps: Steps) -> None:
+        for part in (2, 0, 1):
+            for assignment, key in steps.keys.items():
+                steps.shard.put(key, part, [dense(8)], assignment, (0.5,))
+        assert await steps.settled() == [2, 0, 1]
+        assert await steps.close(1, 2, 3) == [4, 4, 4]
+
+    in_parts(test)

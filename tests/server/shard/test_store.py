@@ -16,7 +16,7 @@ import torch
 from pushes import Applied, Share, apply, bits, cut_plan, dense, pushed, replica_bits, snapshot, take
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
-from gradwire.compressors import LayerRule, ModelCompressor, Part, Plan, divide
+from gradwire.compressors import LayerRule, ModelCompressor, Plan, divide
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
@@ -477,11 +477,12 @@ def test_a_step_of_what_sparse_pushes_hold_leaves_the_bits_of_one_of_everything(
     store: Any = Store
     step = store._step_elements
 
-    def counted(ours: Any, part: Part, places: npt.NDArray[np.int64], *more: Any) -> None:
+    def counted(ours: Any, number: int, places: npt.NDArray[np.int64], *more: Any) -> None:
+        part = ours.plan.parts[number]
         assert places.size < part.elements / 2
         calls.append(places.size)
         ours._gradient[part.start : part.end] = np.nan  # of what is not held, nothing is read
-        step(ours, part, places, *more)
+        step(ours, number, places, *more)
 
     monkeypatch.setattr(store, "_step_elements", counted)
     assert trained(PART_BYTES[0], KINDS[kind])[0] == expected[0]

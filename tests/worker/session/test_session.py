@@ -428,3 +428,18 @@ def test_an_assignment_is_let_go_if_its_version_was_lost_with_the_stream_that_it
     given = subject.next(0)
     assert given is not None
     assert given.id == 2
+
+
+def test_learning_rates_go_with_every_part_of_their_push() -> None:
+    script = Script()
+    subject = session(script, "none", model=nn.Linear(100, 100))
+    torch.manual_seed(1)
+    given = [torch.randn(100, 100), torch.randn(100)]
+    for id, rates in ((1, (0.1, 0.2)), (2, ())):
+        pushing = subject.begin_step(assignment(id), 4, rank=0, version=0, step=0, learning_rates=list(rates))
+        for place in (1, 0):
+            pushing.add(place, given[place])
+        subject.commit(pushing, 0.5)
+    found = {(seq, header.learning_rates) for (seq, _), (header, _) in script.parts.items()}
+    assert found == {(1, (0.1, 0.2)), (2, ())}
+    assert sum(seq == 1 for seq, _ in script.parts) > 2

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.worker.tasks.local import LocalTraining
 from gradwire.worker.tasks.sharding import Indices
 
@@ -24,6 +26,10 @@ def network() -> nn.Linear:
 
 def loss_of(model: nn.Module, batch: Indices) -> torch.Tensor:
     return nn.functional.mse_loss(model(INPUTS[batch]), TARGETS[batch])
+
+
+def training(parameters: Sequence[torch.Tensor], optimizer: str, correction: float) -> LocalTraining:
+    return LocalTraining(parameters, Optimizer(parse_optimizer(optimizer), parameters, 1.0), correction)
 
 
 def train(
@@ -58,7 +64,7 @@ def test_it_is_descent_with_a_pull_to_where_it_began(steps: int, correction: flo
             for parameter, before in zip(plain.parameters(), start, strict=True):
                 assert parameter.grad is not None
                 parameter.sub_(0.1 * parameter.grad + correction * (parameter - before))
-    local = LocalTraining(list(model.parameters()), "sgd", correction)
+    local = training(list(model.parameters()), "sgd", correction)
     loss_found, changes = train(model, local, BATCHES[:steps])
     assert loss_found == pytest.approx(losses[0])
     for change, parameter, before in zip(changes, plain.parameters(), start, strict=True):
@@ -70,7 +76,7 @@ def test_it_is_descent_with_a_pull_to_where_it_began(steps: int, correction: flo
 def test_a_parameter_that_no_step_reaches_has_no_change() -> None:
     """One that some steps reach has: the optimizer counts its own steps."""
     parameters = [torch.ones(2), torch.ones(3), torch.ones(4)]
-    local = LocalTraining(parameters, "sgd", 0.5)
+    local = training(parameters, "sgd", 0.5)
 
     def gradients(step: int, batch: Indices) -> float:
         parameters[0].grad = torch.ones(2)
@@ -87,7 +93,7 @@ def test_a_parameter_that_no_step_reaches_has_no_change() -> None:
 
 def test_the_optimizers_state_stays_from_round_to_round_until_it_is_reset() -> None:
     model = network()
-    local = LocalTraining(list(model.parameters()), "sgd:momentum=0.9", 0.0)
+    local = training(list(model.parameters()), "sgd:momentum=0.9", 0.0)
     (_, first), (_, second) = train(model, local, BATCHES[:1]), train(model, local, BATCHES[:1])
     torch.testing.assert_close(second[0], 1.9 * first[0])
     local.reset()
@@ -97,7 +103,7 @@ def test_the_optimizers_state_stays_from_round_to_round_until_it_is_reset() -> N
 
 def test_the_loss_is_that_of_the_model_that_the_round_began_with() -> None:
     model = network()
-    local = LocalTraining(list(model.parameters()), "sgd", 0.0)
+    local = training(list(model.parameters()), "sgd", 0.0)
     at_the_start = float(loss_of(model, BATCHES[0]).detach())
     loss, _ = train(model, local, BATCHES)
     assert loss == pytest.approx(at_the_start)
@@ -108,6 +114,6 @@ def test_a_loss_that_is_not_finite_is_told_whichever_step_it_comes_in(bad: float
     model = network()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    local = LocalTraining(list(model.parameters()), "sgd", 0.0)
+    local = training(list(model.parameters()), "sgd", 0.0)
     loss, _ = local.change(BATCHES, 0.1, lambda step, batch: bad if step == 2 else 1.0)
     assert not math.isfinite(loss)
