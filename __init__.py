@@ -5,10 +5,27 @@ ARCHITECTURE.md. Importing this module is cheap: it imports neither torch nor gr
 """
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 try:
     __version__ = version("gradwire")
 except PackageNotFoundError:  # a bare checkout on sys.path, never installed
     __version__ = "0+unknown"
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from .worker.script import Job, ScriptError, connect
+
+__all__ = ["Job", "ScriptError", "__version__", "connect"]
+
+
+def __getattr__(name: str) -> Any:
+    """The public API, which imports torch and grpc, when it is asked for."""
+    if name not in ("Job", "ScriptError", "connect"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import os
+
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # a DataLoader's workers are forked
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in our own messages
+    from .worker import script
+
+    return getattr(script, name)

@@ -104,6 +104,9 @@ class JobSettings:
         metavar=_TASK,
         parse=parse_task,
     )
+    script: bool = training(
+        False, "no task: the workers are scripts of your own, which call gradwire.connect"
+    )
     mode: str = training(
         "sync", "mode, which says how pushes become versions; all of them are listed below", metavar=_SPEC
     )

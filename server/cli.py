@@ -27,6 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             epilog=registry.describe(),
         )
         checks.check(effective.settings)
+        if effective.settings.script and effective.chosen("task"):
+            raise UsageError(
+                f"--task {effective.settings.task}: not with --script, where scripts bring the model"
+            )
         if effective.print_config:
             checks.check_compressor(effective.settings)
             print(effective.describe())

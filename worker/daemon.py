@@ -158,6 +158,11 @@ def _train(
         job = job_terms(reply.job)
         known: dict[str, object] = {"job": job.id, "worker": connection.worker, "rank": reply.rank}
         add_log_fields(lambda: known)  # the version as soon as there is one
+        if job.script:
+            raise UsageError(
+                f"job {job.id} is one of scripts, without a task: run your script, which calls "
+                "gradwire.connect()"
+            )
         log.info(
             "joined job %s as %s, rank %d: %s, mode %s, %d epochs",
             *(job.id, connection.worker, reply.rank, job.task, job.mode, job.epochs),

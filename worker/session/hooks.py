@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,12 +23,23 @@ class GradientHooks:
     good.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], times: StepTimes) -> None:
-        """times: of the steps that are pushed."""
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        times: StepTimes,
+        checksum: Callable[[torch.Tensor], int] | None = None,
+    ) -> None:
+        """
+        Args:
+            times: of the steps that are pushed.
+            checksum: of a gradient, for `changed`.
+        """
         self._parameters = parameters
         self._times = times
         self._pushing: Pushing | None = None
         self._added: set[int] = set()
+        self._checksum = checksum
+        self._checksums: dict[int, int] = {}  # by place, of what was handed on
         self.error: Exception | None = None  # what a hook met; raised in autograd it would lose its type
         self.repeated = False  # whether a gradient came twice
         for place, parameter in enumerate(parameters):
@@ -39,11 +50,20 @@ class GradientHooks:
         """Hand what comes from now on to a push."""
         self._pushing, self.error, self.repeated = pushing, None, False
         self._added.clear()
+        self._checksums.clear()
 
     def let_go(self) -> list[int]:
         """The pass is over, or has failed. Returns the tensors whose gradients have not come."""
         self._pushing = None
         return [place for place in reversed(range(len(self._parameters))) if place not in self._added]
+
+    def changed(self) -> list[int]:
+        """The tensors whose gradients are not what was handed on any more."""
+        return [place for place, was in self._checksums.items() if self._now(place) != was]
+
+    def _now(self, place: int) -> int | None:
+        gradient = self._parameters[place].grad
+        return None if gradient is None or self._checksum is None else self._checksum(gradient)
 
     def _came(self, place: int, parameter: torch.Tensor) -> None:
         if self._pushing is None or self.error is not None:
@@ -56,6 +76,8 @@ class GradientHooks:
         self._added.add(place)
         self._times.gradient(place)
         try:
+            if self._checksum is not None:
+                self._checksums[place] = self._checksum(parameter.grad)
             self._pushing.add(place, as_dense(parameter.grad))
         except Exception as error:
             self.error = error

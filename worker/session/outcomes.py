@@ -21,10 +21,12 @@ class OpenPushes:
 
     Attributes:
         making: seq of a push that is neither committed nor abandoned; None if there is none.
+        last_accepted: seq of the last push that counts; 0 before the first.
     """
 
     def __init__(self, connection: Connection, compression: Compression, metrics: Metrics) -> None:
         self.making: int | None = None
+        self.last_accepted = 0
         self._connection = connection
         self._compression = compression
         self._metrics = metrics
@@ -54,6 +56,7 @@ class OpenPushes:
             return
         if outcome.decision is m.Decision.ACCEPTED:
             self._forget(outcome.seq)
+            self.last_accepted = max(outcome.seq, self.last_accepted)
             self._resends = 0
             self._metrics.pushes.labels("accepted").inc()
             self._metrics.raw_up.inc(sum(payload.elements for payload in sent.payloads) * 4)

@@ -128,6 +128,11 @@ class Session:
         return len(self._pushes)
 
     @property
+    def last_accepted(self) -> int:
+        """Number of the last push that counts; 0 before the first."""
+        return self._pushes.last_accepted
+
+    @property
     def held_back(self) -> float:
         """Euclidean norm of what this worker has computed and the server has not got."""
         return self._compression.ledger.norm()

@@ -1,0 +1,216 @@
+"""One assignment, answered by a script's own backward passes and its call of `optimizer.step()`.
+
+Gradients go to the push as backward makes them, where the job overlaps the two, or all of them at the step.
+What the script does to a gradient in between, such as clipping or unscaling, would be missed by a push that
+has begun: checksums find it at the step. Then the push is abandoned, the gradients go out as they are now,
+and from then on they leave at the step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+
+from ...compressors import NonFiniteGradient
+from ...proto import messages as m
+from ..session.hooks import GradientHooks
+from ..session.pushing import Pushing
+from ..session.session import Session
+from ..session.timing import StepTimes
+
+log = logging.getLogger("gradwire.worker")
+
+MAX_SKIPPED = 10  # steps in a row
+
+
+class ScriptError(RuntimeError):
+    """The script asks for what its job cannot do; the message says what to change."""
+
+
+class Turns:
+    """The turns of one script, one after the other: `begin`, then `push` or `skip`.
+
+    Attributes:
+        loss: that the next push reports.
+    """
+
+    def __init__(self, session: Session, *, single: bool, overlap: bool) -> None:
+        """
+        Args:
+            single: whether gradients become versions one at a time.
+            overlap: push parts during the backward pass.
+        """
+        self._session = session
+        self._single = single
+        self._steps = 0
+        self._skipped = 0
+        self._times = StepTimes(len(session.replica.parameters))
+        self._hooks: GradientHooks | None = None
+        if overlap:
+            self._hooks = GradientHooks(session.replica.parameters, self._times, checksum=checksum)
+            session.replica.model.register_forward_hook(self._passed)
+        self._assignment: m.Assignment | None = None
+        self._samples = 0
+        self._pushing: Pushing | None = None  # if hooks follow it
+        self.loss = 0.0
+
+    @property
+    def open(self) -> bool:
+        """Whether there is an assignment to answer."""
+        return self._assignment is not None
+
+    def begin(self, assignment: m.Assignment, samples: int) -> None:
+        """An assignment has come, for so many samples."""
+        self._assignment, self._samples = assignment, samples
+        self._session.doing("computing")
+        self._times.begin()
+        if self._hooks is not None:
+            self._pushing = self._begun()
+            self._hooks.follow(self._pushing)
+
+    @contextmanager
+    def apart(self) -> Generator[None]:
+        """Backward passes in it only add to the gradients: another one follows before the step."""
+        hooks, pushing = self._hooks, self._pushing
+        if hooks is None or pushing is None:
+            yield
+            return
+        hooks.let_go()
+        try:
+            yield
+        finally:
+            if self._pushing is pushing:
+                hooks.follow(pushing)
+
+    def push(self, scale: float = 1.0) -> bool:
+        """Push the gradients, which are `scale` times what they should be. Returns whether they can be used.
+
+        Raises:
+            ScriptError: gradients have been unusable in too many steps in a row.
+        """
+        assignment = self._take()
+        pushing, self._pushing = self._pushing, None
+        try:
+            if not math.isfinite(self.loss):
+                raise NonFiniteGradient(f"the loss is {self.loss}")
+            if pushing is not None:
+                pushing = self._completed(pushing, scale)
+            if pushing is None:
+                pushing = self._whole(assignment, scale)
+        except NonFiniteGradient as error:
+            if pushing is not None:
+                self._session.abandon(pushing)
+            self._unusable(assignment, str(error))
+            return False
+        self._skipped = 0
+        self._steps += 1
+        self._session.commit(pushing, self.loss)
+        self._times.end()
+        self._session.profile(self._times, pushing)
+        return True
+
+    def skip(self, why: str) -> None:
+        """Answer without a gradient."""
+        assignment = self._take()
+        pushing, self._pushing = self._pushing, None
+        if pushing is not None:
+            assert self._hooks is not None
+            self._hooks.let_go()
+            self._session.abandon(pushing)
+        log.info("version %d: %s; this step contributes nothing", assignment.version, why)
+        self._session.skip(assignment)
+
+    # ---- inside
+
+    def _take(self) -> m.Assignment:
+        if self._assignment is None:
+            raise ScriptError(
+                "optimizer.step(): there is no work to answer; call it once for each batch, in the loop over "
+                "job.batches(...)"
+            )
+        assignment, self._assignment = self._assignment, None
+        return assignment
+
+    def _passed(self, *_: object) -> None:
+        """The model's forward pass is over."""
+        self._times.forward()
+        self._times.backward()
+
+    def _begun(self) -> Pushing:
+        assignment = self._assignment
+        assert assignment is not None
+        version, rank = assignment.version, assignment.position
+        if self._single:
+            version, rank = assignment.id, 0
+        step = self._steps if self._single else assignment.version
+        return self._session.begin_step(assignment, self._samples, rank=rank, version=version, step=step)
+
+    def _completed(self, pushing: Pushing, scale: float) -> Pushing | None:
+        """The push that the hooks have followed, with what they have not seen; None if it is abandoned: its
+        gradients are not those of this step."""
+        hooks, replica = self._hooks, self._session.replica
+        assert hooks is not None
+        missing = hooks.let_go()
+        if isinstance(hooks.error, NonFiniteGradient) and scale == 1.0:
+            raise hooks.error
+        why = ""
+        if hooks.repeated:
+            why = "a gradient came twice in one step; put all but the last backward pass under job.no_sync()"
+        elif scale != 1.0:
+            why = "a GradScaler scales the gradients, which is undone at the step"
+        elif hooks.error is not None:
+            raise hooks.error
+        else:
+            changed = hooks.changed()
+            if changed:
+                names = ", ".join(repr(replica.manifest.specs[place].name) for place in changed[:3])
+                why = (
+                    f"the script changes gradients between backward() and step() ({names}); where it clips "
+                    "them, it clips those of one worker: job.attach(..., clip_norm=) clips the mean"
+                )
+        if not why:
+            for place in missing:  # the loss does not reach them, or another way led to them
+                pushing.add(place, replica.gradient(place))
+            return pushing
+        log.warning("from now on gradients leave at step(), not during backward(): %s", why)
+        self._session.abandon(pushing)
+        self._hooks = None
+        return None
+
+    def _whole(self, assignment: m.Assignment, scale: float) -> Pushing:
+        """All gradients, as they are now."""
+        self._assignment = assignment
+        pushing = self._begun()
+        self._assignment = None
+        replica = self._session.replica
+        try:
+            self._times.gradients([parameter.numel() for parameter in replica.parameters])
+            for place in reversed(range(len(replica.parameters))):
+                gradient = replica.gradient(place)
+                if gradient is not None and scale != 1.0:
+                    gradient = gradient / scale
+                pushing.add(place, gradient)
+            self._times.handed()
+        except NonFiniteGradient:
+            self._session.abandon(pushing)
+            raise
+        return pushing
+
+    def _unusable(self, assignment: m.Assignment, why: str) -> None:
+        log.warning("version %d: %s; this step contributes nothing", assignment.version, why)
+        self._session.skip(assignment)
+        self._skipped += 1
+        if self._skipped >= MAX_SKIPPED:
+            raise ScriptError(
+                f"{why} in {self._skipped} steps in a row: lower the learning rate, or check the data"
+            )
+
+
+def checksum(gradient: torch.Tensor) -> int:
+    """Of its bits; another one after almost any change."""
+    bits = gradient.detach().to_dense().reshape(-1).to(torch.float32).view(torch.int32)
+    return int(bits.sum(dtype=torch.int64))
