@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+
+from ...optimizer import Adam, AdamW, OptimizerOptions, Sgd, optimizer_spec
+from ...proto import messages as m
+
+# Options of torch's that the server has not, with the only value that means nothing.
+_WITHOUT = {"dampening": 0, "maximize": False, "amsgrad": False, "differentiable": False}
+
+
+class OptimizerError(ValueError):
+    """An optimizer, or a parameter in it, that the server cannot run; the message says what to change."""
 
 
 class JobOptimizer(torch.optim.Optimizer):
@@ -56,3 +68,75 @@ class JobOptimizer(torch.optim.Optimizer):
         """Take over rates and other options of groups."""
         self._of.load_state_dict(state_dict)
         self.param_groups = self._of.param_groups
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """The groups of an optimizer, as the server steps them.
+
+    groups: their hyperparameters, without learning rates, which go with each push. group_of: number of the
+        group, by name of the parameter.
+    """
+
+    groups: tuple[m.Group, ...]
+    group_of: dict[str, int]
+
+
+def grouped(optimizer: torch.optim.Optimizer, model: nn.Module) -> Grouped:
+    """Raises OptimizerError for what the server cannot run as torch would."""
+    groups = tuple(
+        m.Group(optimizer=optimizer_spec(_options(optimizer, number, group)))
+        for number, group in enumerate(optimizer.param_groups)
+    )
+    number_of = {
+        id(parameter): number
+        for number, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+    group_of: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        number = number_of.pop(id(parameter), None)
+        if number is not None:
+            group_of[name] = number
+        elif parameter.requires_grad:
+            raise OptimizerError(
+                f"parameter {name!r} requires a gradient, and the optimizer has not got it: give it to the "
+                "optimizer, or call requires_grad_(False) on it"
+            )
+    if number_of:
+        raise OptimizerError(
+            f"the optimizer has {len(number_of)} parameters that the model has not: make it of "
+            "model.parameters()"
+        )
+    return Grouped(groups, group_of)
+
+
+def learning_rates(groups: Sequence[dict[str, Any]]) -> tuple[float, ...]:
+    """By group, as a scheduler has left them."""
+    return tuple(float(group["lr"]) for group in groups)
+
+
+def _options(optimizer: torch.optim.Optimizer, number: int, group: dict[str, Any]) -> OptimizerOptions:
+    """The hyperparameters of one group."""
+    kind, values = type(optimizer), {key: group[key] for key in group if key not in ("params", "lr")}
+    for key, nothing in _WITHOUT.items():
+        if values.pop(key, nothing) != nothing:
+            raise OptimizerError(
+                f"{kind.__name__}, group {number}: {key}={group[key]!r}: the server's has no {key}; leave it out"
+            )
+    try:
+        if kind is torch.optim.SGD:
+            return Sgd(
+                momentum=values["momentum"], weight_decay=values["weight_decay"], nesterov=values["nesterov"]
+            )
+        if kind in (torch.optim.Adam, torch.optim.AdamW):
+            decoupled = values.get("decoupled_weight_decay", kind is torch.optim.AdamW)
+            beta1, beta2 = values["betas"]
+            return (AdamW if decoupled else Adam)(
+                beta1=beta1, beta2=beta2, eps=values["eps"], weight_decay=values["weight_decay"]
+            )
+    except ValueError as error:
+        raise OptimizerError(f"{kind.__name__}, group {number}: {error}") from None
+    raise OptimizerError(
+        f"{kind.__module__}.{kind.__name__}: the server steps SGD, Adam and AdamW of torch.optim; use one of them"
+    )

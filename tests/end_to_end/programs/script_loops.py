@@ -1,0 +1,197 @@
+"""Scripts of users: `script_loops LOOP ...`, where the rest is options of gradwire.connect.
+
+All train the same small model on the same data, each in a loop such as a person would write, and say in the
+end which parameters they have.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+import gradwire
+from gradwire.proto.refusal import Refused
+
+SAMPLES = 96
+Optimizer = torch.optim.Optimizer
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(SAMPLES, 12, generator=generator)
+    return TensorDataset(inputs, inputs @ torch.randn(12, 4, generator=generator))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def sgd(model: nn.Module) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def adamw(model: nn.Module) -> Optimizer:
+    """Two groups: biases do not decay, and have a rate of their own."""
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    biases = [p for p in model.parameters() if p.dim() == 1]
+    groups: list[Any] = [{"params": weights}, {"params": biases, "weight_decay": 0.0, "lr": 0.02}]
+    return torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
+
+
+def warm_up(optimizer: Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 4))
+
+
+def trained(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    model, step = job.attach(model, optimizer)
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            loss = mse_loss(model(inputs), targets)
+            job.log(loss=loss)
+            loss.backward()
+            step.step()
+            step.zero_grad()
+
+
+def scheduled(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    model, step = job.attach(model, optimizer)
+    schedule = warm_up(step)
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            mse_loss(model(inputs), targets).backward()
+            step.step()
+            step.zero_grad()
+            schedule.step()
+
+
+def accumulated(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Each batch in two halves."""
+    model, step = job.attach(model, optimizer)
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            half = len(inputs) // 2
+            with job.no_sync():
+                (mse_loss(model(inputs[:half]), targets[:half]) / 2).backward()
+            (mse_loss(model(inputs[half:]), targets[half:]) / 2).backward()
+            step.step()
+            step.zero_grad(set_to_none=False)
+
+
+def twice(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """The same without telling anybody."""
+    model, step = job.attach(model, optimizer)
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            step.zero_grad()
+            half = len(inputs) // 2
+            (mse_loss(model(inputs[:half]), targets[:half]) / 2).backward()
+            (mse_loss(model(inputs[half:]), targets[half:]) / 2).backward()
+            step.step()
+
+
+def doubled(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Half of the loss, and gradients that are doubled by hand, past autograd's counters."""
+    model, step = job.attach(model, optimizer)
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            (mse_loss(model(inputs), targets) / 2).backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.data.mul_(2)
+            step.step()
+            step.zero_grad()
+
+
+def scaled(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """With a GradScaler, whose third step of this worker overflows."""
+    model, step = job.attach(model, optimizer)
+    scaler: Any = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    steps = 0
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            steps += 1
+            loss = mse_loss(model(inputs), targets) * (float("inf") if steps == 3 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(step)
+            scaler.update()
+            say(f"step {steps}: {'applied' if job.applied else 'not applied'}")
+            step.zero_grad()
+
+
+def logged(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Metrics of its own, and a batch that it does without."""
+    model, step = job.attach(model, optimizer)
+    for epoch in job.epochs():
+        for number, (inputs, targets) in enumerate(job.batches(data(), batch_size=8)):
+            if number == 1:
+                continue
+            loss = mse_loss(model(inputs), targets)
+            loss.backward()
+            step.step()
+            job.log(loss=loss, batch=len(inputs))
+            step.zero_grad()
+        if job.evaluating:
+            job.log(error=mse_loss(model(data().tensors[0]), data().tensors[1]), epoch=epoch)
+
+
+def other_batches(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Another batch size than the job's."""
+    job.attach(model, optimizer)
+    for _ in job.epochs():
+        next(job.batches(data(), batch_size=64))
+
+
+def careless(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Steps outside of the loop."""
+    _, step = job.attach(model, optimizer)
+    step.step()
+
+
+Loop = Callable[[gradwire.Job, nn.Module, Optimizer], None]
+LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
+    "trained": (trained, sgd),
+    "groups": (scheduled, adamw),
+    "accumulated": (accumulated, sgd),
+    "twice": (twice, sgd),
+    "doubled": (doubled, sgd),
+    "scaled": (scaled, sgd),
+    "logged": (logged, sgd),
+    "careless": (careless, sgd),
+    "other_batches": (other_batches, sgd),
+    "lbfgs": (trained, lambda model: torch.optim.LBFGS(model.parameters())),
+    "amsgrad": (trained, lambda model: torch.optim.Adam(model.parameters(), amsgrad=True)),
+    "forgetful": (trained, lambda model: torch.optim.SGD(list(model.parameters())[1:], lr=0.1)),
+}
+
+
+def say(message: str, **more: Any) -> None:
+    print(json.dumps({"message": message, **more}), file=sys.stderr, flush=True)
+
+
+def main(name: str, *options: str) -> int:
+    torch.set_num_threads(1)
+    loop, optimizer = LOOPS[name]
+    given = dict(zip((each[2:].replace("-", "_") for each in options[::2]), options[1::2], strict=True))
+    try:
+        with gradwire.connect(**given) as job:
+            model = network()
+            loop(job, model, optimizer(model))
+            values = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+            say("trained", parameters=values.tolist(), version=job.version)
+    except (gradwire.ScriptError, Refused) as error:
+        say(f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,141 @@
+"""Scripts of users, as processes of their own, beside the same loops in plain torch."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from daemons import TASKS, Daemon, Daemons, Server
+from test_training import finished
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from gradwire.worker.tasks.sharding import epoch_order
+
+sys.path.append(str(TASKS))
+import script_loops as loops
+
+EPOCHS, BATCH, SEED = 2, 8, 3
+
+
+def job(daemons: Daemons, workers: int, *more: str) -> Server:
+    return daemons.server(
+        *("--script", "--min-workers", str(workers), "--epochs", str(EPOCHS), "--batch-size", str(BATCH)),
+        *("--seed", str(SEED), "--part-bytes", "256", "--downlink", "none", *more),
+    )
+
+
+def scripts(daemons: Daemons, server: Server, loop: str, count: int, *more: str) -> list[Daemon]:
+    options = ("--compressor", "none", *more)
+    return [
+        daemons.program("script_loops", loop, server.address, "--worker-id", f"w{number}", *options)
+        for number in range(count)
+    ]
+
+
+def parameters(scripts: list[Daemon]) -> torch.Tensor:
+    """What all of them have in the end."""
+    assert [script.wait() for script in scripts] == [0] * len(scripts)
+    first, *others = [script.fields("^trained$")["parameters"] for script in scripts]
+    assert all(other == first for other in others)
+    return torch.tensor(first)
+
+
+def plain(workers: int, optimizer_of: str = "sgd", *, clip_norm: float = 0.0) -> torch.Tensor:
+    """The same without Gradwire, at the batch of all workers together."""
+    model: nn.Module = loops.network()
+    optimizer = getattr(loops, optimizer_of)(model)
+    schedule = loops.warm_up(optimizer) if optimizer_of == "adamw" else None
+    inputs, targets = loops.data().tensors
+    for epoch in range(EPOCHS):
+        for indices in torch.as_tensor(epoch_order(SEED, epoch, len(inputs))).split(BATCH * workers):
+            optimizer.zero_grad()
+            mse_loss(model(inputs[indices]), targets[indices]).backward()
+            if clip_norm:
+                nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("loop", "optimizer"),
+    [
+        *(("trained", "sgd"), ("groups", "adamw"), ("accumulated", "sgd"), ("twice", "sgd")),
+        ("doubled", "sgd"),
+    ],
+)
+def test_a_script_trains_as_it_would_alone_at_the_batch_of_all(
+    daemons: Daemons, loop: str, optimizer: str
+) -> None:
+    server = job(daemons, 3)
+    found = parameters(scripts(daemons, server, loop, 3))
+    torch.testing.assert_close(found, plain(3, optimizer), rtol=1e-4, atol=1e-5)
+    assert finished(server).version == EPOCHS * 96 // (3 * BATCH)
+
+
+def test_parts_leave_during_backward_until_the_script_changes_gradients(daemons: Daemons) -> None:
+    logs: dict[str, str] = {}
+    for loop in ("trained", "twice", "doubled"):
+        server = job(daemons, 1)
+        (script,) = scripts(daemons, server, loop, 1)
+        parameters([script])
+        logs[loop] = script.log
+    said = "from now on gradients leave at step()"
+    assert said not in logs["trained"]
+    assert "a gradient came twice in one step" in logs["twice"]
+    assert "changes gradients between backward() and step() ('0.weight'" in logs["doubled"]
+    assert [logs[loop].count(said) for loop in ("twice", "doubled")] == [1, 1]
+
+
+@pytest.mark.parametrize("mode", ["sync", "stale:bound=2", "async"])
+def test_a_step_that_overflows_is_left_out_and_nobody_waits(daemons: Daemons, mode: str) -> None:
+    server = job(daemons, 2, "--mode", mode)
+    workers = scripts(daemons, server, "scaled", 2)
+    assert [worker.wait() for worker in workers] == [0, 0]
+    for worker in workers:
+        worker.wait_for("step 3: not applied")
+        worker.wait_for("step 2: applied")
+    status = finished(server)
+    assert status.refused_pushes == 0
+
+
+def test_what_a_script_logs_is_the_jobs(daemons: Daemons) -> None:
+    server = job(daemons, 2)
+    workers = scripts(daemons, server, "logged", 2)
+    assert [worker.wait() for worker in workers] == [0, 0]
+    status = finished(server)
+    assert [each.epoch for each in status.epochs] == [1, 2]
+    for each in status.epochs:
+        assert set(each.metrics) == {"loss", "batch", "error", "epoch"}
+        assert (each.metrics["batch"], each.metrics["epoch"]) == (BATCH, each.epoch - 1)
+    assert workers[0].log.count("without optimizer.step()") == EPOCHS
+
+
+@pytest.mark.parametrize(
+    ("loop", "message"),
+    [
+        ("careless", r"call it in the loop over job\.batches"),
+        ("other_batches", r"the job has 8; start gc-server with --batch-size 64"),
+        ("lbfgs", r"LBFGS: the server steps SGD, Adam and AdamW"),
+        ("amsgrad", r"Adam, group 0: amsgrad=True: the server's has no amsgrad"),
+        ("forgetful", r"parameter '0\.weight' requires a gradient, and the optimizer has not got it"),
+    ],
+)
+def test_what_cannot_be_is_said_by_name(daemons: Daemons, loop: str, message: str) -> None:
+    server = job(daemons, 1)
+    (script,) = scripts(daemons, server, loop, 1)
+    assert script.wait() == 1
+    script.wait_for(message)
+
+
+def test_scripts_and_tasks_do_not_mix(daemons: Daemons) -> None:
+    worker = daemons.worker(job(daemons, 1).address)
+    assert worker.wait() == 2
+    worker.wait_for("is one of scripts.*gradwire.connect")
+    server = daemons.server("--task", "small_tasks:regression", "--epochs", "1")
+    script = daemons.program("script_loops", "trained", server.address)
+    assert script.wait() == 1
+    script.wait_for("the server trains the task 'small_tasks:regression'.*gc-server --script")
