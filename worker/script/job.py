@@ -7,7 +7,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
@@ -28,11 +28,12 @@ from ...telemetry import HttpEndpoint
 from ..metrics import Metrics
 from ..session.compression import Compression
 from ..session.connection import Connection
+from ..session.groups import ONE_GROUP
 from ..session.replica import Replica
 from ..session.session import Session
 from ..tasks.sharding import Indices, epoch_order, shard
 from ..tasks.work import Gradients, parse_work
-from .optimizer import JobOptimizer, check_optimizer
+from .optimizer import JobOptimizer, parameter_groups
 from .turn import ScriptError, Turns
 
 log = logging.getLogger("gradwire.worker")
@@ -77,6 +78,8 @@ class Job:
         self._metrics = Metrics(settings.compressor.partition(":")[0])
         self._compressor, self._auto = _compressor(settings.compressor)
         self._model: nn.Module | None = None
+        self._optimizer: JobOptimizer | None = None
+        self._groups = ONE_GROUP
         self._session: Session | None = None
         self._turns: Turns | None = None
         self._next: m.Assignment | None = None  # that came last, until it is answered
@@ -98,7 +101,7 @@ class Job:
             self._http = HttpEndpoint(effective, "0.0.0.0", registry, lambda: self.done, lambda: "running")
             self._reply = self._connection.join(__version__, self._compressor, names())
             self._terms = job_terms(self._reply.job)
-            self._work = _work(self._terms)
+            self._gradients = _gradients(self._terms)
         except BaseException as error:
             self._end(f"failed: {error}", failed=True)
             raise
@@ -146,21 +149,34 @@ class Job:
 
     # ---- model and optimizer
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, JobOptimizer]:
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0
+    ) -> tuple[nn.Module, JobOptimizer]:
         """Have the job train a model. Its first worker's parameters become everybody's when batches begin.
+
+        Args:
+            optimizer: SGD, Adam or AdamW of torch.optim. The server runs it, with the options of its
+                parameter groups; their learning rates, which a scheduler may change, go with each step.
+            clip_norm: largest norm of the mean gradient of all workers, as the job has it
+                (`gc-server --clip-norm`); 0 for no limit.
 
         Returns:
             The model, and an optimizer for the loop and for schedulers: its `step()` pushes the gradients and
             waits for the parameters that the server makes of all workers' gradients.
 
         Raises:
-            ScriptError: an optimizer that the server does not run.
+            ScriptError: an optimizer that the server does not run, or another `clip_norm` than the job's.
         """
         if self._model is not None:
             raise ScriptError("job.attach: this job has its model already; connect once for each model")
-        check_optimizer(optimizer, model, self._terms)
-        self._model = model
-        return model, JobOptimizer(optimizer, self._step)
+        if clip_norm != self._terms.clip_norm:
+            raise ScriptError(
+                f"job.attach(clip_norm={clip_norm:g}): the job has {self._terms.clip_norm:g}; start "
+                f"gc-server with --clip-norm {clip_norm:g}"
+            )
+        self._groups = parameter_groups(optimizer, model)
+        self._model, self._optimizer = model, JobOptimizer(optimizer, self._step)
+        return model, self._optimizer
 
     def _begin(self, train_samples: int) -> tuple[Session, Turns]:
         """Join in with a data set."""
@@ -172,10 +188,10 @@ class Job:
                     "connect once for each data set"
                 )
             return self._session, self._turns
-        if self._model is None:
+        if self._model is None or self._optimizer is None:
             raise ScriptError("job.batches: call job.attach(model, optimizer) first")
         settings, terms = self._settings, self._terms
-        replica = Replica(self._model, train_samples)
+        replica = Replica(self._model, train_samples, self._groups)
         rule = LayerRule(
             dense=names_in(settings.dense_layers), compressed=names_in(settings.compressed_layers)
         )
@@ -191,7 +207,8 @@ class Job:
             auto=self._compressor if self._auto else "",
         )
         # With `both` parts count when they arrive: a step that the script gives up could not be taken back.
-        turns = Turns(session, single=self._work.single, overlap=terms.overlap == "backward")
+        overlap = terms.overlap == "backward"
+        turns = Turns(session, self._optimizer.rates, single=self._gradients.single, overlap=overlap)
         self._session, self._turns = session, turns
         session.begin()
         return session, turns
@@ -232,7 +249,42 @@ class Job:
                 f"job.batches(batch_size={batch_size}): the job has {self._terms.batch_size}; start "
                 f"gc-server with --batch-size {batch_size}, or leave batch_size out"
             )
-        session, turns = self._begin(len(dataset))
+        for assignment in self._work(len(dataset)):
+            indices = self._indices(assignment, len(dataset))
+            yield collate_fn([dataset[int(index)] for index in indices])
+
+    def steps(self, loader: Iterable[Any], *, per_epoch: int | None = None) -> Generator[Any]:
+        """Batches of a loader of one's own, for as long as the epoch lasts. Which samples they hold is the
+        script's affair; each counts as much as any other.
+
+        Args:
+            loader: gives batches; it is begun anew if it ends before the epoch does.
+            per_epoch: batches of all workers together that make an epoch; as many as the loader has if None.
+
+        Raises:
+            ScriptError: a loader that does not know its length, without `per_epoch`.
+            The rest is as in `batches`.
+        """
+        if per_epoch is None:
+            sized: Any = loader
+            try:
+                per_epoch = len(sized)
+            except TypeError:
+                raise ScriptError(
+                    "job.steps: the loader does not know how many batches it has; say with per_epoch= how "
+                    "many make an epoch"
+                ) from None
+        batches = iter(loader)
+        for _ in self._work(per_epoch * self._terms.batch_size):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return  # the assignment stays, for when `epochs` comes back
+            yield batch
+
+    def _work(self, train_samples: int) -> Generator[m.Assignment]:
+        """The assignments of this epoch. Whoever takes one answers it by `optimizer.step()`."""
+        session, turns = self._begin(train_samples)
         while True:
             assignment = self._next or self._await(session)
             if assignment.finished or not assignment.ranges or assignment.epoch != self._epoch:
@@ -241,11 +293,10 @@ class Job:
             if not turns.open and not session.is_new(assignment):  # told again after it was answered
                 self._await(session)
                 continue
-            indices = self._indices(assignment, len(dataset))
             if not turns.open:
                 self._metrics.step()
-                turns.begin(assignment, len(indices))
-            yield collate_fn([dataset[int(index)] for index in indices])
+                turns.begin(assignment, sum(each.count for each in assignment.ranges))
+            yield assignment
             if turns.open:
                 turns.skip("the script went on to the next batch without optimizer.step()")
                 self._settle(session)
@@ -342,7 +393,7 @@ def _compressor(spec: str) -> tuple[str, bool]:
     return compressor, auto
 
 
-def _work(terms: JobTerms) -> Gradients:
+def _gradients(terms: JobTerms) -> Gradients:
     """Raises ScriptError."""
     if not terms.script:
         raise ScriptError(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,13 +10,11 @@ from torch import nn
 
 from ...optimizer import Adam, AdamW, OptimizerOptions, Sgd, optimizer_spec
 from ...proto import messages as m
+from ..session.groups import ParameterGroups
+from .turn import ScriptError
 
 # Options of torch's that the server has not, with the only value that means nothing.
 _WITHOUT = {"dampening": 0, "maximize": False, "amsgrad": False, "differentiable": False}
-
-
-class OptimizerError(ValueError):
-    """An optimizer, or a parameter in it, that the server cannot run; the message says what to change."""
 
 
 class JobOptimizer(torch.optim.Optimizer):
@@ -30,10 +27,14 @@ class JobOptimizer(torch.optim.Optimizer):
     found_inf: torch.Tensor | None = None
 
     def __init__(self, optimizer: torch.optim.Optimizer, step: Callable[[float, bool], None]) -> None:
-        """step: is given by how much gradients are too large, and whether they have overflown."""
+        """step: is told by what factor gradients are too large, and whether they have overflown."""
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._of = optimizer
         self._step_of_job = step
+
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates by group, as a scheduler has left them."""
+        return tuple(float(group["lr"]) for group in self.param_groups)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Push the gradients, and wait for the parameters that come of everybody's.
@@ -70,20 +71,11 @@ class JobOptimizer(torch.optim.Optimizer):
         self.param_groups = self._of.param_groups
 
 
-@dataclass(frozen=True, slots=True)
-class Grouped:
-    """The groups of an optimizer, as the server steps them.
+def parameter_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> ParameterGroups:
+    """The groups of an optimizer, as the server steps them. Learning rates go with each push instead.
 
-    groups: their hyperparameters, without learning rates, which go with each push. group_of: number of the
-        group, by name of the parameter.
+    Raises ScriptError for what the server cannot run as torch would.
     """
-
-    groups: tuple[m.Group, ...]
-    group_of: dict[str, int]
-
-
-def grouped(optimizer: torch.optim.Optimizer, model: nn.Module) -> Grouped:
-    """Raises OptimizerError for what the server cannot run as torch would."""
     groups = tuple(
         m.Group(optimizer=optimizer_spec(_options(optimizer, number, group)))
         for number, group in enumerate(optimizer.param_groups)
@@ -99,21 +91,16 @@ def grouped(optimizer: torch.optim.Optimizer, model: nn.Module) -> Grouped:
         if number is not None:
             group_of[name] = number
         elif parameter.requires_grad:
-            raise OptimizerError(
+            raise ScriptError(
                 f"parameter {name!r} requires a gradient, and the optimizer has not got it: give it to the "
                 "optimizer, or call requires_grad_(False) on it"
             )
     if number_of:
-        raise OptimizerError(
+        raise ScriptError(
             f"the optimizer has {len(number_of)} parameters that the model has not: make it of "
             "model.parameters()"
         )
-    return Grouped(groups, group_of)
-
-
-def learning_rates(groups: Sequence[dict[str, Any]]) -> tuple[float, ...]:
-    """By group, as a scheduler has left them."""
-    return tuple(float(group["lr"]) for group in groups)
+    return ParameterGroups(groups=groups, number_of=group_of)
 
 
 def _options(optimizer: torch.optim.Optimizer, number: int, group: dict[str, Any]) -> OptimizerOptions:
@@ -121,8 +108,8 @@ def _options(optimizer: torch.optim.Optimizer, number: int, group: dict[str, Any
     kind, values = type(optimizer), {key: group[key] for key in group if key not in ("params", "lr")}
     for key, nothing in _WITHOUT.items():
         if values.pop(key, nothing) != nothing:
-            raise OptimizerError(
-                f"{kind.__name__}, group {number}: {key}={group[key]!r}: the server's has no {key}; leave it out"
+            raise ScriptError(
+                f"{kind.__name__}, group {number}: {key}={group[key]!r}: the server has no {key}"
             )
     try:
         if kind is torch.optim.SGD:
@@ -136,7 +123,7 @@ def _options(optimizer: torch.optim.Optimizer, number: int, group: dict[str, Any
                 beta1=beta1, beta2=beta2, eps=values["eps"], weight_decay=values["weight_decay"]
             )
     except ValueError as error:
-        raise OptimizerError(f"{kind.__name__}, group {number}: {error}") from None
-    raise OptimizerError(
-        f"{kind.__module__}.{kind.__name__}: the server steps SGD, Adam and AdamW of torch.optim; use one of them"
+        raise ScriptError(f"{kind.__name__}, group {number}: {error}") from None
+    raise ScriptError(
+        f"{kind.__module__}.{kind.__name__}: the server steps SGD, Adam and AdamW of torch.optim"
     )

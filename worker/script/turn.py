@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import torch
@@ -38,13 +38,17 @@ class Turns:
         loss: that the next push reports.
     """
 
-    def __init__(self, session: Session, *, single: bool, overlap: bool) -> None:
+    def __init__(
+        self, session: Session, rates: Callable[[], tuple[float, ...]], *, single: bool, overlap: bool
+    ) -> None:
         """
         Args:
+            rates: the script's learning rates as they are now, by parameter group.
             single: whether gradients become versions one at a time.
             overlap: push parts during the backward pass.
         """
         self._session = session
+        self._rates = rates
         self._single = single
         self._steps = 0
         self._skipped = 0
@@ -55,7 +59,9 @@ class Turns:
             session.replica.model.register_forward_hook(self._passed)
         self._assignment: m.Assignment | None = None
         self._samples = 0
-        self._pushing: Pushing | None = None  # if hooks follow it
+        self._apart = False
+        self._pushing: Pushing | None = None  # that hooks follow
+        self._begun_at: tuple[float, ...] = ()  # its learning rates
         self.loss = 0.0
 
     @property
@@ -68,23 +74,16 @@ class Turns:
         self._assignment, self._samples = assignment, samples
         self._session.doing("computing")
         self._times.begin()
-        if self._hooks is not None:
-            self._pushing = self._begun()
-            self._hooks.follow(self._pushing)
 
     @contextmanager
     def apart(self) -> Generator[None]:
         """Backward passes in it only add to the gradients: another one follows before the step."""
-        hooks, pushing = self._hooks, self._pushing
-        if hooks is None or pushing is None:
-            yield
-            return
-        hooks.let_go()
+        self._give_up()
+        self._apart = True
         try:
             yield
         finally:
-            if self._pushing is pushing:
-                hooks.follow(pushing)
+            self._apart = False
 
     def push(self, scale: float = 1.0) -> bool:
         """Push the gradients, which are `scale` times what they should be. Returns whether they can be used.
@@ -93,17 +92,12 @@ class Turns:
             ScriptError: gradients have been unusable in too many steps in a row.
         """
         assignment = self._take()
-        pushing, self._pushing = self._pushing, None
         try:
             if not math.isfinite(self.loss):
                 raise NonFiniteGradient(f"the loss is {self.loss}")
-            if pushing is not None:
-                pushing = self._completed(pushing, scale)
-            if pushing is None:
-                pushing = self._whole(assignment, scale)
+            pushing = self._followed(scale) or self._whole(assignment, scale)
         except NonFiniteGradient as error:
-            if pushing is not None:
-                self._session.abandon(pushing)
+            self._give_up()
             self._unusable(assignment, str(error))
             return False
         self._skipped = 0
@@ -116,11 +110,7 @@ class Turns:
     def skip(self, why: str) -> None:
         """Answer without a gradient."""
         assignment = self._take()
-        pushing, self._pushing = self._pushing, None
-        if pushing is not None:
-            assert self._hooks is not None
-            self._hooks.let_go()
-            self._session.abandon(pushing)
+        self._give_up()
         log.info("version %d: %s; this step contributes nothing", assignment.version, why)
         self._session.skip(assignment)
 
@@ -135,28 +125,41 @@ class Turns:
         assignment, self._assignment = self._assignment, None
         return assignment
 
+    def _give_up(self) -> None:
+        """Abandon what hooks follow, if they do."""
+        pushing, self._pushing = self._pushing, None
+        if pushing is not None and self._hooks is not None:
+            self._hooks.let_go()
+            self._session.abandon(pushing)
+
     def _passed(self, *_: object) -> None:
-        """The model's forward pass is over."""
+        """The model's forward pass is over: gradients may come, and a script has set its rates by now."""
+        assignment = self._assignment
+        if assignment is None or self._apart or not torch.is_grad_enabled():
+            return
         self._times.forward()
         self._times.backward()
+        if self._pushing is None and self._hooks is not None:
+            self._pushing = self._begun(assignment)
+            self._hooks.follow(self._pushing)
 
-    def _begun(self) -> Pushing:
-        assignment = self._assignment
-        assert assignment is not None
+    def _begun(self, assignment: m.Assignment) -> Pushing:
         version, rank = assignment.version, assignment.position
         if self._single:
             version, rank = assignment.id, 0
         step = self._steps if self._single else assignment.version
-        return self._session.begin_step(assignment, self._samples, rank=rank, version=version, step=step)
+        self._begun_at = self._rates()
+        return self._session.begin_step(
+            assignment, self._samples, rank=rank, version=version, step=step, learning_rates=self._begun_at
+        )
 
-    def _completed(self, pushing: Pushing, scale: float) -> Pushing | None:
-        """The push that the hooks have followed, with what they have not seen; None if it is abandoned: its
-        gradients are not those of this step."""
+    def _followed(self, scale: float) -> Pushing | None:
+        """The push that hooks have followed, with what they have not seen. None if there is none, or what it
+        holds are not the gradients of this step."""
         hooks, replica = self._hooks, self._session.replica
-        assert hooks is not None
+        if hooks is None or self._pushing is None:
+            return None
         missing = hooks.let_go()
-        if isinstance(hooks.error, NonFiniteGradient) and scale == 1.0:
-            raise hooks.error
         why = ""
         if hooks.repeated:
             why = "a gradient came twice in one step; put all but the last backward pass under job.no_sync()"
@@ -164,28 +167,28 @@ class Turns:
             why = "a GradScaler scales the gradients, which is undone at the step"
         elif hooks.error is not None:
             raise hooks.error
-        else:
-            changed = hooks.changed()
-            if changed:
-                names = ", ".join(repr(replica.manifest.specs[place].name) for place in changed[:3])
-                why = (
-                    f"the script changes gradients between backward() and step() ({names}); where it clips "
-                    "them, it clips those of one worker: job.attach(..., clip_norm=) clips the mean"
-                )
-        if not why:
-            for place in missing:  # the loss does not reach them, or another way led to them
-                pushing.add(place, replica.gradient(place))
-            return pushing
-        log.warning("from now on gradients leave at step(), not during backward(): %s", why)
-        self._session.abandon(pushing)
-        self._hooks = None
-        return None
+        elif self._rates() != self._begun_at:
+            why = "the script changes learning rates between the forward pass and step()"
+        elif changed := hooks.changed():
+            names = ", ".join(repr(replica.manifest.specs[place].name) for place in changed[:3])
+            why = (
+                f"the script changes gradients between backward() and step() ({names}); where it clips them, "
+                "it clips those of one worker: job.attach(..., clip_norm=) clips the mean"
+            )
+        if why:
+            log.warning("from now on gradients leave at step(), not during backward(): %s", why)
+            self._give_up()
+            self._hooks = None
+            return None
+        pushing = self._pushing
+        for place in missing:  # the loss does not reach them, or hooks do not see it
+            pushing.add(place, replica.gradient(place))
+        self._pushing = None
+        return pushing
 
     def _whole(self, assignment: m.Assignment, scale: float) -> Pushing:
         """All gradients, as they are now."""
-        self._assignment = assignment
-        pushing = self._begun()
-        self._assignment = None
+        pushing = self._begun(assignment)
         replica = self._session.replica
         try:
             self._times.gradients([parameter.numel() for parameter in replica.parameters])
