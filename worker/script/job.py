@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
@@ -85,6 +86,7 @@ class Job:
         self._next: m.Assignment | None = None  # that came last, until it is answered
         self._order: tuple[int, Indices] | None = None  # of the last epoch asked for
         self._logged: dict[str, list[float]] = {}  # by name, sum and number of what was logged in this epoch
+        self._left = False
         self._reported = 0  # the last epoch whose metrics the server has been told
         self._connection = Connection(
             parse_address(settings.server),
@@ -105,6 +107,7 @@ class Job:
         except BaseException as error:
             self._end(f"failed: {error}", failed=True)
             raise
+        atexit.register(self.leave)
         self._epoch = self._reply.epoch
         self._metrics.info.labels(__version__, self._terms.mode, self._terms.id).set(1)
 
@@ -117,15 +120,23 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         failed = kind is not None and issubclass(kind, Exception)
-        reason = "done" if self.done else "the script has ended"
+        reason = ""
         if kind is not None:
             reason = f"the script failed: {error!r}" if failed else f"stopped by {kind.__name__}"
+        self.leave(reason, failed=failed)
+
+    def leave(self, reason: str = "", *, failed: bool = False) -> None:
+        """Say goodbye to the server, once; the end of the process does so too. failed: it counts as lost."""
+        if self._left:
+            return
         held = 0.0 if self.done or self._session is None else self._session.held_back
         if held:
             log.warning("leaving with gradients of norm %.3g that the server has not got", held)
-        self._end(reason, failed=failed)
+        self._end(reason or ("done" if self.done else "the script has ended"), failed=failed)
 
     def _end(self, reason: str, *, failed: bool) -> None:
+        self._left = True
+        atexit.unregister(self.leave)
         self._connection.leave(reason, failed=failed)
         self._connection.close()
         if self._http is not None:
