@@ -13,7 +13,7 @@ except PackageNotFoundError:  # a bare checkout on sys.path, never installed
     __version__ = "0+unknown"
 
 if TYPE_CHECKING:
-    from .worker.script import Job, ScriptError, connect
+    from .worker.script.api import Job, ScriptError, connect
 
 __all__ = ["Job", "ScriptError", "__version__", "connect"]
 
@@ -22,10 +22,6 @@ def __getattr__(name: str) -> Any:
     """The public API, which imports torch and grpc, when it is asked for."""
     if name not in ("Job", "ScriptError", "connect"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import os
+    from .worker.script import api
 
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # a DataLoader's workers are forked
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in our own messages
-    from .worker import script
-
-    return getattr(script, name)
+    return getattr(api, name)

@@ -116,6 +116,7 @@ class Service:
             rank=admission.rank,
             version=admission.version,
             initialize=admission.initialize,
+            epoch=admission.epoch,
             software=__version__,
         )
 

@@ -103,7 +103,7 @@ class Core(JobState):
         if self.phase is Phase.EMPTY and self.initializer is None:
             self.initializer = member.id
         asked = self.phase is Phase.EMPTY and self.initializer == member.id
-        admission = e.Admission(rank=member.rank, version=self.version, initialize=asked)
+        admission = e.Admission(rank=member.rank, version=self.version, initialize=asked, epoch=self.epoch)
         return e.Result(reply=admission, actions=actions)
 
     def _attached(self, event: e.Attached, now: float) -> e.Result[Welcome]:

@@ -41,11 +41,13 @@ class CopyKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """Answers `Joined`. initialize: the worker has to upload the initial parameters."""
+    """Answers `Joined`. initialize: the worker has to upload the initial parameters. epoch: that samples are
+    given out of, from 0."""
 
     rank: int
     version: int
     initialize: bool
+    epoch: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""`gradwire.connect`: a script's membership of a job, and the loops in which it trains."""
+"""A script's membership of a job, and the loops in which it trains."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from torch.utils.data import default_collate
 from ... import __version__
 from ...compressors import LayerRule, ModelCompressor, compressor_of, model_wide
 from ...compressors.registry import names
-from ...configuration import Effective, UsageError, read
+from ...configuration import Effective, UsageError
 from ...proto import messages as m
 from ...proto.job import job_terms
-from ...settings import COMMANDS, JobTerms, WorkerSettings, names_in, parse_address
+from ...settings import JobTerms, WorkerSettings, names_in, parse_address
 from ...spec import SpecError
 from ...telemetry import HttpEndpoint
 from ..metrics import Metrics
@@ -42,29 +42,8 @@ log = logging.getLogger("gradwire.worker")
 POLL_S = 1.0
 
 
-def connect(**options: Any) -> Job:
-    """Become a worker of a job: of a server that was started with `gc-server --script`.
-
-    Args:
-        options: those of gc-worker by name, such as server="host:50051" or compressor="topk:ratio=100". What
-            is not given comes from `GC_` variables, and the server's address then from torchrun's
-            MASTER_ADDR. There are no metrics over HTTP unless `http_port` says where.
-
-    Raises:
-        UsageError: an option that there is not, or a value that it does not take.
-        Refused: the server does not want this worker; the message says why.
-        UnreachableError: no server has answered for `connect_seconds`.
-        ScriptError: the job is not one of scripts, or its mode cannot be driven by one.
-    """
-    environ = {"GC_HTTP_PORT": "-1", **os.environ}
-    if "MASTER_ADDR" in environ:
-        environ.setdefault("GC_SERVER", environ["MASTER_ADDR"])
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    return Job(read(WorkerSettings, COMMANDS, argv=given, environ=environ))
-
-
 class Job:
-    """A script's part in a job, on one thread. Made by `connect`; a context manager, which leaves the job.
+    """A script's part in a job, on one thread. Made by `gradwire.connect`. As a context it leaves the job.
 
     Attributes:
         applied: whether the last `optimizer.step()` counts: not if its gradients could not be used, or came

@@ -19,9 +19,9 @@ from gradwire.server.job import events as e
 def test_the_first_worker_to_join_initialises_the_parameters() -> None:
     job = Job()
     job.join("a")
-    assert job.one(e.Admission) == e.Admission(rank=0, version=0, initialize=True)
+    assert job.one(e.Admission) == e.Admission(rank=0, version=0, initialize=True, epoch=0)
     job.join("b")
-    assert job.one(e.Admission) == e.Admission(rank=1, version=0, initialize=False)
+    assert job.one(e.Admission) == e.Admission(rank=1, version=0, initialize=False, epoch=0)
 
 
 def test_a_repeated_join_gets_the_same_answer() -> None:
