@@ -229,20 +229,22 @@ class JoinRequest(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., software: _Optional[str] = ..., compressors: _Optional[_Iterable[str]] = ..., compressor: _Optional[str] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("job", "limits", "rank", "version", "initialize", "software")
+    __slots__ = ("job", "limits", "rank", "version", "initialize", "software", "epoch")
     JOB_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INITIALIZE_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     job: Job
     limits: Limits
     rank: int
     version: int
     initialize: bool
     software: str
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., rank: _Optional[int] = ..., version: _Optional[int] = ..., initialize: bool = ..., software: _Optional[str] = ...) -> None: ...
+    epoch: int
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., rank: _Optional[int] = ..., version: _Optional[int] = ..., initialize: bool = ..., software: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class InitializeMessage(_message.Message):
     __slots__ = ("chunk", "header", "crc32c")

@@ -191,6 +191,7 @@ class JoinResponse:
     version: int  # current parameter version
     initialize: bool  # this worker must call Initialize
     software: str = ""  # Version of the server, for messages
+    epoch: int = 0  # That samples are given out of, from 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,7 +30,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-PRELOADED = ("grpc.aio", "uvloop", "gradwire.server.daemon", "gradwire.worker.daemon")
+PRELOADED = (
+    "grpc.aio",
+    "uvloop",
+    "gradwire.server.daemon",
+    "gradwire.worker.daemon",
+    "gradwire.worker.script.api",
+)
 NUMBER = struct.Struct("=q")  # of a report: first the process id, then the exit code
 REQUEST_BYTES = 1 << 17
 POLL_S = 0.005

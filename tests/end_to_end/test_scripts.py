@@ -86,7 +86,7 @@ def test_parts_leave_during_backward_until_the_script_changes_gradients(daemons:
     said = "from now on gradients leave at step()"
     assert said not in logs["trained"]
     assert "a gradient came twice in one step" in logs["twice"]
-    assert "changes gradients between backward() and step() ('0.weight'" in logs["doubled"]
+    assert "changes gradients between backward() and step() (" in logs["doubled"]
     assert [logs[loop].count(said) for loop in ("twice", "doubled")] == [1, 1]
 
 

@@ -301,7 +301,7 @@ class Job:
         """Note numbers by name. The server shows their means over the epoch, of the worker that it asks; and
         `loss`, if it comes before `optimizer.step()`, as the step's."""
         for name, value in metrics.items():
-            number = float(value)
+            number = float(value.detach() if isinstance(value, torch.Tensor) else value)
             total = self._logged.setdefault(name, [0.0, 0])
             total[0] += number
             total[1] += 1

@@ -21,10 +21,9 @@ class JobOptimizer(torch.optim.Optimizer):
     """Shares its parameter groups with the optimizer that it was made of, so that either may have a
     scheduler. What an optimizer remembers, such as momentum, is the server's."""
 
-    # GradScaler then leaves unscaling, and steps that must not be taken, to `step`.
+    # GradScaler then leaves unscaling, and steps that must not be taken, to `step`, for the time of which it
+    # sets `grad_scale` and `found_inf`.
     _step_supports_amp_scaling = True
-    grad_scale: torch.Tensor | None = None
-    found_inf: torch.Tensor | None = None
 
     def __init__(self, optimizer: torch.optim.Optimizer, step: Callable[[float, bool], None]) -> None:
         """step: is told by what factor gradients are too large, and whether they have overflown."""
@@ -47,9 +46,9 @@ class JobOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 found = closure()
-        scale = 1.0 if self.grad_scale is None else float(self.grad_scale)
-        overflow = self.found_inf is not None and bool(self.found_inf)
-        self._step_of_job(scale, overflow)
+        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        scale = 1.0 if grad_scale is None else float(grad_scale)
+        self._step_of_job(scale, found_inf is not None and bool(found_inf))
         any_optimizer: Any = self._of
         any_optimizer._opt_called = True  # a scheduler of the script's own optimizer asks for it
         return found
