@@ -49,7 +49,9 @@ def plain(workers: int, optimizer_of: str = "sgd", *, clip_norm: float = 0.0) ->
     schedule = loops.warm_up(optimizer) if optimizer_of == "adamw" else None
     inputs, targets = loops.data().tensors
     for epoch in range(EPOCHS):
-        for indices in torch.as_tensor(epoch_order(SEED, epoch, len(inputs))).split(BATCH * workers):
+        order = epoch_order(SEED, epoch, len(inputs))
+        for start in range(0, len(order), BATCH * workers):
+            indices = order[start : start + BATCH * workers]
             optimizer.zero_grad()
             mse_loss(model(inputs[indices]), targets[indices]).backward()
             if clip_norm:
@@ -107,11 +109,10 @@ def test_what_a_script_logs_is_the_jobs(daemons: Daemons) -> None:
     workers = scripts(daemons, server, "logged", 2)
     assert [worker.wait() for worker in workers] == [0, 0]
     status = finished(server)
-    assert [each.epoch for each in status.epochs] == [1, 2]
-    for each in status.epochs:
+    assert [each.epoch for each in status.evaluations] == [1, 2]
+    for each in status.evaluations:
         assert set(each.metrics) == {"loss", "batch", "error", "epoch"}
         assert (each.metrics["batch"], each.metrics["epoch"]) == (BATCH, each.epoch - 1)
-    assert workers[0].log.count("without optimizer.step()") == EPOCHS
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_what_a_script_logs_is_the_jobs(daemons: Daemons) -> None:
         ("careless", r"call it in the loop over job\.batches"),
         ("other_batches", r"the job has 8; start gc-server with --batch-size 64"),
         ("lbfgs", r"LBFGS: the server steps SGD, Adam and AdamW"),
-        ("amsgrad", r"Adam, group 0: amsgrad=True: the server's has no amsgrad"),
+        ("amsgrad", r"Adam, group 0: amsgrad=True: the server has no amsgrad"),
         ("forgetful", r"parameter '0\.weight' requires a gradient, and the optimizer has not got it"),
     ],
 )

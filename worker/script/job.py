@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]
 
 from ... import __version__
 from ...compressors import LayerRule, ModelCompressor, compressor_of, model_wide

@@ -35,7 +35,7 @@ class JobOptimizer(torch.optim.Optimizer):
         """The learning rates by group, as a scheduler has left them."""
         return tuple(float(group["lr"]) for group in self.param_groups)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Push the gradients, and wait for the parameters that come of everybody's.
 
         Raises:

@@ -45,7 +45,7 @@ def train(task: Task, *, epochs: int, batch: int, rate: float, seed: int) -> flo
         order = rng.permutation(task.train_samples)
         for start in range(0, len(order), batch):
             optimizer.zero_grad()
-            task.loss(model, task.batch(order[start : start + batch])).backward()  # type: ignore[no-untyped-call]
+            task.loss(model, task.batch(order[start : start + batch])).backward()
             optimizer.step()  # pyright: ignore[reportUnknownMemberType]
     model.eval()
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_loss_is_a_mean_with_a_gradient(spec: str) -> None:
     parts = 5 * task.loss(model, task.batch(first)) + 15 * task.loss(model, task.batch(second))
     assert loss.shape == ()
     torch.testing.assert_close(loss, parts / 20)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
