@@ -27,7 +27,7 @@ from .optimizer import parse_optimizer
 from .spec import Spec, SpecError, parse_spec, unknown
 
 DEFAULT_PORT = 50051
-BUILT_IN_TASKS = ("digits",)
+BUILT_IN_TASKS = ("digits", "characters")
 
 # An option of each group of --help.
 training = partial(option, group="training")

@@ -22,6 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             environ=os.environ,
         )
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in our own messages
+        # A task may fork, as a DataLoader with workers does. gRPC's handlers for that would kill the child
+        # while a stream is open; without them it is safe as long as the child does not use gRPC.
+        os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
         from .daemon import check, run  # only now: it imports torch and grpc
 
         check(effective.settings)

@@ -56,6 +56,7 @@ class _Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGALRM, self._on_alarm)
+        os.register_at_fork(after_in_child=_in_child)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         for again in (signal.SIGTERM, signal.SIGINT):
@@ -73,6 +74,14 @@ class _Signals:
     def settled(self) -> None:
         """Nothing is to be interrupted any more."""
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _in_child() -> None:
+    """In a process that a task has forked, such as a DataLoader's: whoever started it ends it, and Ctrl-C is
+    for the worker, which still needs its data to hand over what it holds."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def check(settings: WorkerSettings) -> None:

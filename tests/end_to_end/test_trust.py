@@ -34,6 +34,8 @@ def test_a_task_that_the_worker_was_not_told_of_is_not_imported(daemons: Daemons
         ),
         # It trusts a task, and no other of the same module.
         ("trusting:make:mark={mark}", ("--task", "trusting:other"), Exit.USAGE, "--task trusting:other"),
+        # It reads no file for a server either, whose content gradients would tell.
+        ("characters:data=/etc/passwd", (), Exit.USAGE, "--task characters:data=/etc/passwd"),
         (".digits:digits", (), Exit.REFUSED, "unknown task '.digits:digits'"),
         ("..daemon:run", (), Exit.REFUSED, "unknown task '..daemon:run'"),
     ],

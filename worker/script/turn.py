@@ -92,6 +92,7 @@ class Turns:
             ScriptError: gradients have been unusable in too many steps in a row.
         """
         assignment = self._take()
+        self._session.replica.check_complete()
         try:
             if not math.isfinite(self.loss):
                 raise NonFiniteGradient(f"the loss is {self.loss}")

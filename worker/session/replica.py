@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ...compressors import Payload, Plan, add_update, put_update
 from ...proto.manifest import DTYPE, Manifest
@@ -38,6 +39,7 @@ class Replica:
     _version: int | None = None
     _plan: Plan | None = None
     _before: torch.Tensor | None = None  # what was where parts are that were taken in early
+    _others: Sequence[tuple[str, nn.Parameter]] | None = None  # that are not in it, after the first step
     undone = 0
 
     def __init__(self, model: nn.Module, train_samples: int, groups: ParameterGroups = ONE_GROUP) -> None:
@@ -46,8 +48,14 @@ class Replica:
             groups: of the parameters.
 
         Raises:
-            ModelError: for parameters that are not float32, or none at all.
+            ModelError: for parameters that are not float32 or have no shape yet, or none at all.
         """
+        for name, each in (*model.named_parameters(), *model.named_buffers()):
+            if is_lazy(each):
+                raise ModelError(
+                    f"{name!r} has no shape yet, because its module is lazy; run one batch through the model "
+                    "where it is made, or give the module its sizes"
+                )
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ModelError("the model has no parameter that requires a gradient")
@@ -70,6 +78,25 @@ class Replica:
         self._parts_of: list[list[int]] = []  # by tensor, the parts that it lies in
         self._tensors_in: list[list[int]] = []  # by part
         self._arrange()
+
+    def check_complete(self) -> None:
+        """After a backward pass: whether the model still trains what the job began with. Parameters that the
+        first pass has made count, too; later ones are not looked for.
+
+        Raises:
+            ModelError: a parameter now requires a gradient, and is not part of the replica. The server has
+                none of it, so that it would stay as it is.
+        """
+        if self._others is None:
+            ours = {id(parameter) for parameter in self.parameters}
+            self._others = [each for each in self.model.named_parameters() if id(each[1]) not in ours]
+        for name, parameter in self._others:
+            if parameter.requires_grad:
+                raise ModelError(
+                    f"parameter {name!r} requires a gradient now and did not when the job began, whose "
+                    "parameters are fixed by then; let it require one when the model is made, and freeze it "
+                    "until its turn comes"
+                )
 
     def include(self, state: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Make named tensors that are no parameters a part of the replica and its manifest."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -105,13 +107,19 @@ class Computation:
         return found
 
     def backward(self, loss: torch.Tensor, *, weight: float | None = None) -> float:
-        """Add the gradients of a loss to those that are there; returns the loss. weight: of them."""
+        """Add the gradients of a loss to those that are there; returns the loss. weight: of them.
+
+        Raises:
+            ModelError: they are of other parameters than those that the job began with.
+        """
 
         def compute() -> float:
             torch.autograd.backward(loss, None if weight is None else torch.full_like(loss, weight))
             return float(loss.detach())
 
-        return float(guarded(f"task {self._task.name!r}", compute))
+        value = float(guarded(f"task {self._task.name!r}", compute))
+        self._replica.check_complete()
+        return value
 
     def probe(self) -> None:
         """The loss of one sample, to see which operations it takes."""
@@ -171,12 +179,44 @@ def guarded(what: str, compute: Callable[[], Any]) -> Any:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Move every tensor in a nest of tuples, lists and dicts."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device)
-    if isinstance(batch, dict):
-        return {key: to_device(batch[key], device) for key in batch}  # pyright: ignore
-    if isinstance(batch, tuple | list):
-        moved = [to_device(value, device) for value in batch]  # pyright: ignore
-        return tuple(moved) if isinstance(batch, tuple) else moved
-    return batch
+    """Move every tensor in a nest of tuples, lists, mappings and dataclasses, each of which keeps its type;
+    what has a method `to` of its own, such as a `PackedSequence`, moves itself. Nothing is changed in place,
+    and what has nothing to move is handed back as it is."""
+    move: Any = getattr(batch, "to", None)
+    if callable(move):
+        return move(device)
+    members = _members(batch)
+    moved = {key: to_device(value, device) for key, value in members.items()}
+    if all(moved[key] is value for key, value in members.items()):
+        return batch
+    return _with_members(batch, moved)
+
+
+def _members(nest: Any) -> dict[Any, Any]:
+    """By key, place or field; of what is no nest, none."""
+    found: Any = {}
+    if isinstance(nest, Mapping):
+        found = nest  # pyright: ignore[reportUnknownVariableType]
+    elif isinstance(nest, list | tuple):
+        found = enumerate(nest)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    elif dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        names = [field.name for field in dataclasses.fields(nest)]
+        found = {name: getattr(nest, name) for name in names if hasattr(nest, name)}
+    return dict(found)
+
+
+def _with_members(nest: Any, members: dict[Any, Any]) -> Any:
+    """The same kind of nest with other members."""
+    make: Any = getattr(nest, "_make", nest.__class__)  # of a namedtuple
+    if isinstance(nest, tuple):
+        return make(list(members.values()))
+    has_items = isinstance(nest, MutableMapping | list)
+    if isinstance(nest, Mapping) and not has_items:
+        return members
+    other: Any = copy.copy(nest)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    for key, value in members.items():
+        if has_items:
+            other[key] = value
+        else:
+            object.__setattr__(other, key, value)  # it may be frozen
+    return other

@@ -54,7 +54,8 @@ def check_task(spec: str) -> None:
 
 def load_allowed(spec: str, *, own: str, modules: Sequence[str]) -> Task:
     """Make the task that the server names, if this worker was told to run it: a server, or whoever imitates
-    one, must not choose among all functions that Python can import.
+    one, must not choose among all functions that Python can import, nor which files are read: what a file
+    holds can be learned from gradients.
 
     Args:
         own: the task that this worker was told to train, and no other; empty for none.
@@ -73,7 +74,14 @@ def load_allowed(spec: str, *, own: str, modules: Sequence[str]) -> Task:
             )
         return load(spec)
     if module.startswith("."):
-        return load(spec)
+        function = _find(spec, module, name)
+        for key, value in _arguments(spec, function, options).items():
+            if isinstance(value, Path):
+                raise UsageError(
+                    f"the server asks for the task {spec!r}, and this worker reads no {key} that the server "
+                    f"alone names; if you trust it, start the worker with --task {spec}"
+                )
+        return _make(spec, function, name, options)
     remedy = f"if you trust it, start the worker with --allow-task {module}, or with --task {spec}"
     if module not in modules:
         raise UsageError(f"the server asks for the task {spec!r}, which this worker may not run; {remedy}")
@@ -176,13 +184,16 @@ def _signature(spec: str, function: Callable[..., object]) -> inspect.Signature:
 
 
 def _convert(hint: Any, text: str) -> Any:
-    """Read the text as the annotation says: a str, int, float, bool (on, off) or Literal; else leave it."""
+    """Read the text as the annotation says: a str, int, float, bool (on, off), Path or Literal; else leave
+    it."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):  # X | None counts as X
         hint = next(member for member in typing.get_args(hint) if member is not types.NoneType)
     if typing.get_origin(hint) is typing.Literal:
         choices = {str(choice): choice for choice in typing.get_args(hint)}
     elif hint is bool:
         return parse_switch(text)
+    elif hint is Path:
+        return Path(text)
     elif hint is int or hint is float:
         try:
             return hint(text)

@@ -42,6 +42,7 @@ import torch
 from ...optimizer import Optimizer
 from ...proto import messages as m
 from ..metrics import Metrics
+from ..session.hooks import as_dense
 from ..session.session import Session
 from .ahead import as_expected, expected_after
 from .computation import Computation, Kept
@@ -199,7 +200,10 @@ class LocalTraining:
         reached: set[int] = set()
         for step, batch in enumerate(batches):
             losses.append(compute_gradients(step, batch))
-            reached.update(place for place, each in enumerate(self._parameters) if each.grad is not None)
+            for place, parameter in enumerate(self._parameters):
+                if parameter.grad is not None:
+                    parameter.grad = as_dense(parameter.grad)
+                    reached.add(place)
             pulls = self._pulls(start) if step and self._correction else ()
             self.optimizer.step()
             with torch.no_grad():

@@ -2,17 +2,21 @@
 
 import dataclasses
 import itertools
+import multiprocessing
 import os
 import random
 import signal
 import time
+from collections import UserDict
 from collections.abc import Mapping
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from gradwire.worker.tasks import Task, load
 
@@ -240,3 +244,88 @@ def shared(seconds: float = 0.001, samples: int = 192, width: int = 96) -> Task:
         return {}
 
     return dataclasses.replace(task, model=lambda: Shared(width), batch=batch, evaluate=evaluate)
+
+
+class Encoding(UserDict[str, torch.Tensor]):
+    """A mapping that is no dict, as tokenizers return them."""
+
+
+class Sentences(Dataset[Encoding]):
+    """Some words, and what they come to."""
+
+    def __init__(self, samples: int) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.words = torch.randint(50, (samples, 6), generator=generator)
+        self.targets = torch.randn(samples, 4, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, place: Any) -> Encoding:
+        return Encoding(words=self.words[place], targets=self.targets[place])
+
+
+class Words(nn.Module):
+    """An embedding with sparse gradients, and a layer that stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 8, sparse=True)
+        self.still = nn.Linear(8, 8).requires_grad_(False)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.last(torch.tanh(self.still(self.embedding(words).mean(dim=1))))
+        return outputs
+
+
+def _collated(sentences: list[Encoding]) -> Encoding:
+    return Encoding({key: torch.stack([each[key] for each in sentences]) for key in sentences[0]})
+
+
+def everyday(processes: int = 0, samples: int = 24) -> Task:
+    """What scripts have: batches of a class of their own, sparse gradients, a frozen layer.
+
+    Args:
+        processes: that load the data of each step. If any do, each step starts another one, too, and ends it.
+    """
+    data, forks = Sentences(samples), multiprocessing.get_context("fork")
+
+    def batch(indices: npt.NDArray[np.int64]) -> Encoding:
+        if not processes:
+            return data[indices]
+        begun = forks.Event()
+        child = forks.Process(target=_stay, args=(begun,), daemon=True)
+        child.start()
+        assert begun.wait(20)
+        child.terminate()
+        child.join(10)
+        assert child.exitcode == -signal.SIGTERM
+        loader = DataLoader(
+            data,
+            sampler=indices.tolist(),
+            batch_size=len(indices),
+            num_workers=processes,
+            collate_fn=_collated,
+            multiprocessing_context=forks,
+        )
+        found: Encoding
+        (found,) = loader
+        return found
+
+    def loss(model: nn.Module, found: Encoding) -> torch.Tensor:
+        return nn.functional.mse_loss(model(found["words"]), found["targets"])
+
+    return Task(
+        name="everyday",
+        train_samples=samples,
+        model=Words,
+        batch=batch,
+        loss=loss,
+        evaluate=lambda model: {"loss": float(loss(model, data[np.arange(samples)]))},
+    )
+
+
+def _stay(begun: Event) -> None:
+    begun.set()
+    time.sleep(60)

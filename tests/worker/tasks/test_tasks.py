@@ -90,8 +90,8 @@ def test_options_reach_the_function_as_it_annotates_them(spec: str, name: str) -
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("digit", ["unknown task 'digit'", "known tasks: digits", "module:function"]),
-        ("digit:model=cnn", ["unknown task", "known tasks: digits"]),
+        ("digit", ["unknown task 'digit'", "known tasks: characters, digits", "module:function"]),
+        ("digit:model=cnn", ["unknown task", "did you mean 'digits'?"]),
         ("", ["task ''", "name[:key=value,...]"]),
         (":make", ["unknown task ':make'"]),
         ("..task:make", ["unknown task"]),
@@ -201,6 +201,8 @@ def test_built_in_names_are_importable(name: str) -> None:
         ),
         ("own_tasks:make:width=4", "own_tasks:make", (), "was started with --task own_tasks:make"),
         ("digits", "digits:model=cnn", (), "was started with --task digits:model=cnn"),
+        ("characters:data=/secret", "", ("characters",), "with --task characters:data=/secret"),
+        ("characters:data=/secret", "characters:data=/own", (), "started with --task characters:data=/own"),
         (
             "own_tasks:Task:name=x",
             "",
@@ -227,6 +229,8 @@ def test_nothing_is_imported_for_a_task_that_is_refused() -> None:
     [
         ("digits", "", ()),
         ("digits:model=mlp", "digits:model=mlp", ()),
+        ("characters:characters=5000", "", ()),
+        (f"characters:data={__file__}", f"characters:data={__file__}", ()),
         ("own_tasks:make:width=4,deep=on", "", ("other", "own_tasks")),
         ("own_tasks:make:width=4,deep=on", "own_tasks:make:deep=on,width=4", ()),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +16,13 @@ from torch import Tensor, nn
 from gradwire.worker.tasks import Task, load
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-SPECS = ["digits", "digits:model=cnn", "spirals:task", "spirals:task:points=500,noise=0.1,width=16"]
+SPECS = [
+    "digits",
+    "digits:model=cnn",
+    "characters:characters=20000,context=16,layers=1,width=32",
+    "spirals:task",
+    "spirals:task:points=500,noise=0.1,width=16",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +116,35 @@ def test_digits_are_scaled_and_no_validation_image_is_trained_on() -> None:
 
 def test_digits_are_learned_with_a_margin() -> None:
     assert train(load("digits"), epochs=30, batch=128, rate=0.1, seed=1) >= 0.94
+
+
+def test_characters_are_learned_with_a_margin() -> None:
+    """Every letter by itself would take a loss of about 3.1."""
+    task = load("characters:characters=100000,context=32,layers=1,width=64")
+    model, rng = seeded(task, 1), np.random.default_rng(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = task.loss(model, task.batch(rng.integers(task.train_samples, size=32)))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()  # pyright: ignore[reportUnknownMemberType]
+    with torch.no_grad():
+        metrics = task.evaluate(model.eval())
+    assert metrics["loss"] < 2.8
+    assert metrics["accuracy"] > 0.2
+
+
+def test_the_plain_script_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text("to be, or not to be: that is the question\n" * 100)
+    arguments = ["--data", str(tmp_path / "text"), "--steps", "12", "--batch-size", "8"]
+    monkeypatch.setattr(sys, "argv", ["plain_gpt.py", *arguments])
+    runpy.run_path(str(EXAMPLES / "plain_gpt.py"), run_name="__main__")
+    (line,) = capsys.readouterr().out.splitlines()
+    found = re.fullmatch(r"step 12: loss ([\d.]+), validation loss ([\d.]+)", line)
+    assert found is not None
+    assert max(map(float, found.groups())) < 4.5, "it begins at ln 256 = 5.5"
 
 
 def test_the_example_is_learned() -> None:

@@ -1,0 +1,189 @@
+"""Characters: a small GPT that predicts the next character of a text.
+
+By default the text is the Python standard library's own sources, so nothing is downloaded: the first million
+characters of its top-level modules, in the order of their names, without those that begin with an underscore
+(some of which are made when Python is built). All workers need the same release of Python then.
+
+A character is a byte: any file will do, and the model does not depend on what is in it.
+
+The model is GPT-2's, smaller: learned positions, blocks with LayerNorm before attention and before a layer of
+four times the width with GELU, and an embedding that is also the last layer. Source: A. Radford et al.,
+"Language Models are Unsupervised Multitask Learners", 2019.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .task import Task, TaskSpecError
+
+ALPHABET = 256
+HEAD_WIDTH = 32
+HELD_OUT = 20  # one character in so many validates: the last ones
+EVALUATED_AT_ONCE = 64  # samples, so that their scores take a few megabytes
+
+
+def characters(
+    data: Path | None = None,
+    characters: int = 1_000_000,
+    context: int = 64,
+    layers: int = 2,
+    width: int = 128,
+) -> Task:
+    """The task. A sample is `context` characters and the one that follows each of them.
+
+    Args:
+        data: a file, or a folder of which all files count, in the order of their paths, except hidden ones;
+            the standard library if None.
+        characters: that are read at most. The last twentieth validates and the rest trains.
+        context: characters that the model sees.
+        layers: blocks of the model.
+        width: of the embedding, a multiple of 32; there is an attention head for each 32.
+
+    Raises:
+        TaskSpecError: no such data, too little of it, or sizes that make no model.
+    """
+    for option, value, most in (
+        ("characters", characters, 1 << 30),
+        ("context", context, 4096),
+        ("layers", layers, 64),
+        ("width", width, 4096),
+    ):
+        _expect(1 <= value <= most, f"option {option}: expected 1 to {most}, got {value}")
+    _expect(width % HEAD_WIDTH == 0, f"option width: expected a multiple of {HEAD_WIDTH}, got {width}")
+    text = _read(data, characters)
+    held_out = len(text) // HELD_OUT
+    _expect(
+        held_out > context,
+        f"expected at least {HELD_OUT * (context + 1)} characters for context={context}, got {len(text)}"
+        f"{f' in {data}' if data is not None else ''}; give it more, or a smaller context",
+    )
+    train, validation = text[:-held_out], text[-held_out:]
+
+    def batch(indices: npt.NDArray[np.int64]) -> Tensor:
+        return _windows(train, torch.as_tensor(indices), context)
+
+    def loss(network: nn.Module, windows: Tensor) -> Tensor:
+        scores, following = _predicted(network, windows)
+        return functional.cross_entropy(scores, following)
+
+    def evaluate(network: nn.Module) -> Mapping[str, float]:
+        device = next(network.parameters()).device
+        windows = _windows(validation, torch.arange(_samples(validation, context)), context)
+        total, right = 0.0, 0
+        for first in range(0, len(windows), EVALUATED_AT_ONCE):
+            some = windows[first : first + EVALUATED_AT_ONCE].to(device)
+            scores, following = _predicted(network, some)
+            total += functional.cross_entropy(scores, following, reduction="sum").item()
+            right += int((scores.argmax(dim=1) == following).sum().item())
+        predictions = len(windows) * context
+        return {"loss": total / predictions, "accuracy": right / predictions}
+
+    return Task(
+        name=f"characters of {data if data is not None else 'the standard library'}",
+        train_samples=_samples(train, context),
+        model=lambda: Gpt(context, layers, width),
+        batch=batch,
+        loss=loss,
+        evaluate=evaluate,
+    )
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise TaskSpecError(f"task 'characters': {otherwise}")
+
+
+def _read(data: Path | None, most: int) -> Tensor:
+    """The first characters of all files: uint8, shape (characters,)."""
+    text = bytearray()
+    try:
+        for path in _files(data):
+            with path.open("rb") as file:
+                text += file.read(most - len(text))
+            if len(text) == most:
+                break
+    except OSError as error:
+        raise TaskSpecError(f"task 'characters': option data: {error}; every worker reads it") from None
+    return torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
+
+
+def _files(data: Path | None) -> Iterator[Path]:
+    if data is None:
+        yield from sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py"))
+    elif data.is_dir():
+        for path in sorted(data.rglob("*")):
+            hidden = any(part.startswith(".") for part in path.relative_to(data).parts)
+            if path.is_file() and not hidden:
+                yield path
+    else:
+        yield data
+
+
+def _samples(text: Tensor, context: int) -> int:
+    """How many windows lie end to end in a text; what remains is left out."""
+    return (len(text) - 1) // context
+
+
+def _windows(text: Tensor, numbers: Tensor, context: int) -> Tensor:
+    """Each with the character after it: int64, shape (samples, context + 1)."""
+    return text[numbers[:, None] * context + torch.arange(context + 1)].long()
+
+
+def _predicted(network: nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores, shape (predictions, ALPHABET), and the characters that follow, shape (predictions,)."""
+    scores: Tensor = network(windows[:, :-1])
+    return scores.flatten(0, 1), windows[:, 1:].flatten()
+
+
+class Gpt(nn.Module):
+    """Scores of what follows each character: int64 (samples, length) to float32 (samples, length, ALPHABET).
+    length: at most `context`."""
+
+    def __init__(self, context: int, layers: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(ALPHABET, width)
+        self.positions = nn.Parameter(torch.empty(context, width))
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+        for block in cast("list[Block]", list(self.blocks)):  # what each adds, so that the sum stays as large
+            for last in (block.joined, block.narrow):
+                nn.init.normal_(last.weight, std=0.02 / (2 * layers) ** 0.5)
+
+    def forward(self, text: Tensor) -> Tensor:
+        values = self.embedding(text) + self.positions[: text.shape[1]]
+        return functional.linear(self.norm(self.blocks(values)), self.embedding.weight)
+
+
+class Block(nn.Module):
+    """Attention and a layer for each position, (samples, length, width) to the same."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before_attention = nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)
+        self.joined = nn.Linear(width, width)
+        self.before_wide = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+
+    def forward(self, values: Tensor) -> Tensor:
+        attention: Any = self.attention(self.before_attention(values))
+        query, key, value = attention.unflatten(-1, (3, -1, HEAD_WIDTH)).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        values = values + self.joined(attended.transpose(1, 2).flatten(2))
+        wide = functional.gelu(self.wide(self.before_wide(values)))
+        narrow: Tensor = self.narrow(wide)
+        return values + narrow
