@@ -38,7 +38,7 @@ def check_together(settings: RunSettings) -> None:
     """Raise UsageError for options that do not go together, by the server's rules and for so many workers."""
     if settings.script:
         raise UsageError(
-            "--script: gc-run trains a task; start gc-server --script, and your script as workers"
+            "--script: gc-run trains a task; start gc-server --script and your scripts"
         )
     mode, compressor = registry.parse(settings.mode), settings.compressor
     why = ""
