@@ -4,6 +4,7 @@ The rooms of the package and the direction in which they may import each other a
 ARCHITECTURE.md. Importing this module is cheap: it imports neither torch nor grpc.
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ __all__ = ["Job", "ScriptError", "__version__", "connect"]
 
 def __getattr__(name: str) -> Any:
     """The public API, which imports torch and grpc, when it is asked for."""
+    if name == "ddp":
+        return import_module(".ddp", __name__)
     if name not in ("Job", "ScriptError", "connect"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .worker.script import api

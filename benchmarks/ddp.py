@@ -2,7 +2,8 @@
 
     python -m gradwire.benchmarks.ddp MODEL SECONDS REAL TRACE STEPS RANK WORLD ADDRESS HOOK
 
-HOOK is `fp32`, `fp16` or `powersgd` (rank 4, everything in one bucket: with several it deadlocks under gloo).
+HOOK is `fp32`, `fp16`, `powersgd` (rank 4, everything in one bucket: with several it deadlocks under gloo),
+or `gradwire:` and a compressor for `gradwire.ddp`.
 SECONDS, REAL and TRACE are those of `layers.task`.
 """
 
@@ -16,11 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
+from .. import ddp
 from .layers import task
 
 RANK = 4
 LEARNING_RATE = 1e-3
 WHOLE_MODEL_MB = 1 << 20
+OURS = "gradwire:"
 
 
 def main(arguments: list[str]) -> int:
@@ -37,10 +40,13 @@ def main(arguments: list[str]) -> int:
     if hook == "fp16":
         wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
     if hook == "powersgd":
-        state = powerSGD_hook.PowerSGDState(
+        low_rank = powerSGD_hook.PowerSGDState(
             process_group=None, matrix_approximation_rank=RANK, start_powerSGD_iter=2
         )
-        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        wrapped.register_comm_hook(low_rank, powerSGD_hook.powerSGD_hook)
+    if hook.startswith(OURS):
+        state = ddp.state(hook.removeprefix(OURS), named_parameters=network.named_parameters())
+        wrapped.register_comm_hook(state, ddp.hook)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=LEARNING_RATE)
     for _ in range(int(steps)):
         optimizer.zero_grad()

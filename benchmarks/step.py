@@ -7,7 +7,7 @@ computation is emulated, because workers that share this machine's cores would s
 
 A run is COMPRESSOR[/DOWNLINK], such as `4bit` or `topk:ratio=100/topk:ratio=20`; the downlink is `auto` if
 none is given. A peer is torch's DistributedDataParallel over gloo: `fp32`, `fp16` (its hook) or `powersgd`
-(its hook, rank 4).
+(its hook, rank 4); --hooks puts compressors of ours into it (`gradwire.ddp`), which needs no server.
 
 Printed per step, without the first few: median seconds, also in those of DDP fp32, and in the time that the
 busiest link needs for the bytes that it carried; MB into and out of the node behind it, and how much of the
@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import get_args
 
+from .. import ddp
 from ..compressors import check_downlink, create
 from ..deploy.plot import panels
 from ..exits import Exit
@@ -34,6 +35,7 @@ from ..worker.tasks.task import TaskSpecError
 from . import output
 from .arguments import BenchError, amount, at_least_one, file_to_write, plot_to_write, some_of
 from .bound import Overlap
+from .ddp import OURS
 from .layers import task
 from .shaped import SERVER, Alone, Recorded, Setup, measure_alone, run_ours, run_peer
 from .star import check_network
@@ -175,6 +177,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     peers = some_of(PEERS)
     parser.add_argument("--peers", type=peers, default=",".join(PEERS), metavar="NAME,...", help=shown)
     parser.add_argument("--no-peers", dest="peers", action="store_const", const=[], help="none of them")
+    text = "compressors in DDP, as a hook of gradwire.ddp"
+    parser.add_argument("--hooks", nargs="*", default=(), metavar="SPEC", help=text)
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help="every row")
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help="a step of the last run over time")
 
@@ -189,6 +193,8 @@ def check(given: argparse.Namespace) -> None:
         compressor, downlink = specs(name)
         create(compressor)
         check_downlink(downlink)
+    for compressor in given.hooks:
+        ddp.state(compressor)
     for fusion, order in itertools.product(given.fusion, given.order):
         parse_fusion(fusion)
         parse_order(order)
@@ -225,7 +231,7 @@ def run(given: argparse.Namespace) -> int:
         fp32 = next((each.step_seconds for each in rows if each.name == FP32), None)
         print(output.row(cells(row, fp32)), flush=True)
 
-    for hook in given.peers:
+    for hook in [*given.peers, *(f"{OURS}{compressor}" for compressor in given.hooks)]:
         recorded = run_peer(setup, hook)
         add(summarize(f"DDP {hook}", None, recorded, given.mbit))
     for name in given.runs:

@@ -44,6 +44,7 @@ from .ledger import Compressed as Compressed
 from .ledger import Ledger as Ledger
 from .ledger import norm as norm
 from .model import ModelCompressor as ModelCompressor
+from .model import chooses_by_norm as chooses_by_norm
 from .model import model_wide as model_wide
 from .payload import AbsentPayload as AbsentPayload
 from .payload import CodeFormat as CodeFormat

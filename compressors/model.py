@@ -37,6 +37,7 @@ class ModelCompressor:
         rank: int,
         *,
         plan: Plan | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         """
         Args:
@@ -47,6 +48,7 @@ class ModelCompressor:
             rank: of this worker, at least 0; it may be changed between steps. No two workers of a round may
                 have the same.
             plan: how the model is divided; the default one if None.
+            numbers: by tensor, what goes into its random numbers: at least 0, each once; its place if None.
 
         Raises:
             SpecError: there is no such compressor.
@@ -56,6 +58,7 @@ class ModelCompressor:
         self.seed = seed
         self.rank = rank
         self.specs = specs
+        self.numbers = range(len(specs)) if numbers is None else numbers
         chosen = [rule.choose(spec, compressor_spec) for spec in specs]
         made = {each: create(each) for each in set(chosen)}  # once: their state is kept apart from them
         self._chosen = self.compressors = [made[each] for each in chosen]
@@ -175,3 +178,9 @@ class ModelCompressor:
 def model_wide(compressor_spec: str) -> bool:
     """Whether the compressor divides what is sent among all tensors, and wants to know their FLOPs for it."""
     return is_model_wide(without_feedback(create(compressor_spec)))
+
+
+def chooses_by_norm(compressor_spec: str) -> bool:
+    """Whether how much of each tensor is sent follows from the norms of all parameters (`Plan.norms`)."""
+    compressor = without_feedback(create(compressor_spec))
+    return is_choosing(compressor) and compressor.densities([1.0]) is not None

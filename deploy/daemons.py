@@ -37,9 +37,7 @@ def worker_arguments(settings: RunSettings, port: int, index: int) -> list[str]:
 def check_together(settings: RunSettings) -> None:
     """Raise UsageError for options that do not go together, by the server's rules and for so many workers."""
     if settings.script:
-        raise UsageError(
-            "--script: gc-run trains a task; start gc-server --script and your scripts"
-        )
+        raise UsageError("--script: gc-run trains a task; start gc-server --script and your scripts")
     mode, compressor = registry.parse(settings.mode), settings.compressor
     why = ""
     if mode.work == "exchange" and compressor != "none":

@@ -240,9 +240,47 @@ def part_assembly(
 ) -> Assembly:
     """For the bytes of a part. Raises Refused, before anything is allocated."""
     payloads = announced_payloads(headers, part, manifest, worker=worker)
-    starts = accumulate((payload.elements for payload in payloads), initial=part.start)
-    names = [manifest.tensor_at(at) for at, _ in zip(starts, payloads, strict=False)]
+    names = _names(payloads, part, manifest)
     return Assembly(transfer, payloads, chunk_bytes=CHUNK_BYTES, worker=worker, names=names)
+
+
+def received_payloads(
+    headers: Sequence[PayloadHeader], data: Bytes, part: Part, manifest: Manifest, *, worker: str
+) -> list[Payload]:
+    """The payloads of a part whose bytes came in one piece, checked; they share its memory.
+
+    Raises:
+        Refused: ELEMENTS, PAYLOAD or NON_FINITE, naming the tensor; CHUNK if `data` has not as many bytes as
+            the headers say.
+    """
+    payloads = announced_payloads(headers, part, manifest, worker=worker)
+    size = sum(map(payload_bytes, payloads))
+    if data.size != size:
+        limit, value = f"{size} bytes", f"{data.size} bytes"
+        raise refused(Reason.CHUNK, worker=worker, field="payloads", limit=limit, value=value)
+    return _checked(payloads, data, _names(payloads, part, manifest), worker)
+
+
+def _names(payloads: Sequence[Payload], part: Part, manifest: Manifest) -> list[str]:
+    """Of the tensor that each begins in."""
+    starts = accumulate((payload.elements for payload in payloads), initial=part.start)
+    return [manifest.tensor_at(at) for at, _ in zip(starts, payloads, strict=False)]
+
+
+def _checked(announced: Sequence[Payload], data: Bytes, names: Sequence[str], worker: str) -> list[Payload]:
+    """The payloads with their bytes, which lie end to end. Raises Refused."""
+    whole: list[Payload] = []
+    at = 0
+    for name, payload in zip(names, announced, strict=True):
+        end = at + payload_bytes(payload)
+        filled = dataclasses.replace(payload, data=data[at:end])
+        at = end
+        try:
+            validate(filled)
+        except PayloadError as error:
+            raise _refused(error, worker, name) from None
+        whole.append(filled)
+    return whole
 
 
 def values_assembly(transfer: int, manifest: Manifest, *, worker: str) -> Assembly:
@@ -338,8 +376,8 @@ class Assembly(Collection):
             payloads: as announced, without bytes.
             worker, names: whom to name in a refusal, and where each payload begins.
         """
-        self._sizes = [payload_bytes(payload) for payload in payloads]
-        super().__init__(transfer, sum(self._sizes), chunk_bytes=chunk_bytes, worker=worker)
+        size = sum(map(payload_bytes, payloads))
+        super().__init__(transfer, size, chunk_bytes=chunk_bytes, worker=worker)
         self._payloads = payloads
         self._names = names
 
@@ -352,14 +390,4 @@ class Assembly(Collection):
             Refused: PAYLOAD or NON_FINITE, naming the tensor.
         """
         assert self.complete
-        whole: list[Payload] = []
-        at = 0
-        for name, payload, size in zip(self._names, self._payloads, self._sizes, strict=True):
-            filled = dataclasses.replace(payload, data=self.data[at : at + size])
-            at += size
-            try:
-                validate(filled)
-            except PayloadError as error:
-                raise _refused(error, self.worker, name) from None
-            whole.append(filled)
-        return whole
+        return _checked(self._payloads, self.data, self._names, self.worker)

@@ -149,6 +149,7 @@ def test_too_few_steps_are_refused() -> None:
         (["--real", "4"], "--real: expected a model that is one of"),
         (["--model", "alexnet"], "--model: expected one of"),
         (["--overlap", "off,on"], "expected some of off,backward,both"),
+        (["--hooks", "5bit"], "unknown compressor '5bit'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

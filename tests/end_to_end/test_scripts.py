@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from gradwire.worker.tasks.sharding import epoch_order
 sys.path.append(str(TASKS))
 import script_loops as loops
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 EPOCHS, BATCH, SEED = 2, 8, 3
 
 
@@ -42,12 +46,15 @@ def parameters(scripts: list[Daemon]) -> torch.Tensor:
     return torch.tensor(first)
 
 
-def plain(workers: int, optimizer_of: str = "sgd", *, clip_norm: float = 0.0) -> torch.Tensor:
-    """The same without Gradwire, at the batch of all workers together."""
+def plain(
+    workers: int, optimizer_of: str = "sgd", *, clip_norm: float = 0.0, without: int = 0
+) -> torch.Tensor:
+    """The same without Gradwire, at the batch of all workers together. without: a step that is not taken."""
     model: nn.Module = loops.network()
     optimizer = getattr(loops, optimizer_of)(model)
     schedule = loops.warm_up(optimizer) if optimizer_of == "adamw" else None
     inputs, targets = loops.data().tensors
+    steps = 0
     for epoch in range(EPOCHS):
         order = epoch_order(SEED, epoch, len(inputs))
         for start in range(0, len(order), BATCH * workers):
@@ -56,7 +63,9 @@ def plain(workers: int, optimizer_of: str = "sgd", *, clip_norm: float = 0.0) ->
             mse_loss(model(inputs[indices]), targets[indices]).backward()
             if clip_norm:
                 nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-            optimizer.step()
+            steps += 1
+            if steps != without:
+                optimizer.step()
             if schedule is not None:
                 schedule.step()
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
@@ -80,16 +89,27 @@ def test_a_script_trains_as_it_would_alone_at_the_batch_of_all(
 
 def test_parts_leave_during_backward_until_the_script_changes_gradients(daemons: Daemons) -> None:
     logs: dict[str, str] = {}
-    for loop in ("trained", "twice", "doubled"):
+    for loop in ("trained", "accumulated", "twice", "doubled"):
         server = job(daemons, 1)
         (script,) = scripts(daemons, server, loop, 1)
         parameters([script])
         logs[loop] = script.log
     said = "from now on gradients leave at step()"
-    assert said not in logs["trained"]
+    assert said not in logs["trained"] + logs["accumulated"]
     assert "a gradient came twice in one step" in logs["twice"]
     assert "changes gradients between backward() and step() (" in logs["doubled"]
     assert [logs[loop].count(said) for loop in ("twice", "doubled")] == [1, 1]
+
+
+def test_a_scaler_trains_as_alone(daemons: Daemons) -> None:
+    found = parameters(scripts(daemons, job(daemons, 1), "scaled", 1))
+    torch.testing.assert_close(found, plain(1, without=3), rtol=1e-4, atol=1e-5)
+
+
+def test_the_mean_gradient_is_clipped_as_alone(daemons: Daemons) -> None:
+    server = job(daemons, 2, "--clip-norm", "0.5")
+    found = parameters(scripts(daemons, server, "clipped", 2))
+    torch.testing.assert_close(found, plain(2, clip_norm=0.5), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["sync", "stale:bound=2", "async"])
@@ -140,3 +160,19 @@ def test_scripts_and_tasks_do_not_mix(daemons: Daemons) -> None:
     script = daemons.program("script_loops", "trained", server.address)
     assert script.wait() == 1
     script.wait_for("the server trains the task 'small_tasks:regression'.*gc-server --script")
+
+
+def test_the_example_trains(daemons: Daemons, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("All work and no play makes Jack a dull boy.\n" * 200)
+    server = daemons.server(*("--script", "--batch-size", "32", "--clip-norm", "1", "--epochs", "2"))
+    run = subprocess.run(
+        [sys.executable, str(EXAMPLES / "gradwire_gpt.py"), "--data", str(text), "--steps", "6"],
+        env={**os.environ, "GC_SERVER": server.address, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "step 6: loss" in run.stdout
+    server.wait_for("left: the script has ended")

@@ -17,11 +17,13 @@ ARROWS = {
     "planning": {"", "planning"},
     "compressors": {"", "planning", "compressors"},
     "proto": {"", "planning", "compressors", "proto"},
+    "ddp": {"", "planning", "compressors", "proto", "ddp"},
     "server": {"", "coding", "planning", "compressors", "proto", "server"},
     "worker": {"", "coding", "planning", "compressors", "proto", "worker"},
     "deploy": {"", "coding", "planning", "compressors", "proto", "server", "worker", "deploy"},
     "benchmarks": {
-        *("", "coding", "planning", "compressors", "proto", "server", "worker", "deploy", "benchmarks"),
+        *("", "coding", "planning", "compressors", "proto", "ddp"),
+        *("server", "worker", "deploy", "benchmarks"),
     },
 }
 
@@ -133,6 +135,8 @@ def test_file_keeps_to_its_room(path: str) -> None:
     [
         ("server/core.py", "from ..worker.tasks import digits"),
         ("server/core.py", "from .. import worker"),
+        ("server/core.py", "from ..ddp import bundle"),
+        ("ddp/hook.py", "from ..worker import session"),
         ("worker/tasks/digits.py", "def load():\n    from ...server import core"),
         ("settings.py", "from .server import core"),
         ("compressors/kernels/codes.py", "from ...proto import wire"),

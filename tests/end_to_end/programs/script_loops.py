@@ -62,6 +62,15 @@ def trained(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
             step.zero_grad()
 
 
+def clipped(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    model, step = job.attach(model, optimizer, clip_norm=0.5)
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            step.zero_grad()
+            mse_loss(model(inputs), targets).backward()
+            step.step()
+
+
 def scheduled(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
     model, step = job.attach(model, optimizer)
     schedule = warm_up(step)
@@ -160,6 +169,7 @@ Loop = Callable[[gradwire.Job, nn.Module, Optimizer], None]
 LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "trained": (trained, sgd),
     "groups": (scheduled, adamw),
+    "clipped": (clipped, sgd),
     "accumulated": (accumulated, sgd),
     "twice": (twice, sgd),
     "doubled": (doubled, sgd),

@@ -1,0 +1,163 @@
+"""What ranks send each other: frames, and the all-gather that carries them.
+
+A frame is what one rank sends of a bundle in a step, in little-endian order:
+
+    uint32  checksum of what all ranks have to agree on: terms, tensors, step
+    uint32  1 + the place of the tensor whose gradient is not finite; 0 if all are
+    uint32  bytes of the header
+    header  the message `Part` that describes payloads to a server, here to the other ranks
+    data    of the payloads, end to end; nothing where a gradient is not finite
+
+Frames of ranks differ in size, and an all-gather takes equal ones. Each travels behind its length in a slot
+of as many bytes as frames of its bundle took before, which all ranks know. What does not fit is gathered
+again afterwards, which also tells the size of the next slot. So a step takes one collective for each bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..compressors import Part, Payload
+from ..compressors.payload import Bytes
+from ..proto.convert import MalformedError, decode, encode
+from ..proto.manifest import Manifest
+from ..proto.messages import Part as PartHeader
+from ..proto.transfer import part_header, received_payloads
+from ..proto.wire import crc32c
+
+HEAD = Struct("<III")
+LENGTH = Struct("<Q")
+# A slot that was too small, or larger than need be by a quarter, gets so much more than the frame took.
+SPARE = 1 / 32
+WASTED = 1 / 4
+
+
+class RanksDisagree(RuntimeError):
+    """A rank is at another step than this one, or has another compressor, seed or model."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """payloads: end to end. not_finite: the place of a tensor, None if all are finite."""
+
+    payloads: Sequence[Payload]
+    not_finite: int | None = None
+
+
+def checksum(terms: object, manifest: Manifest, step: int) -> int:
+    """Of what has to be the same on all ranks."""
+    text = f"{terms};{step}".encode()
+    return crc32c((np.frombuffer(text + manifest.fingerprint, np.uint8),))
+
+
+def to_bytes(frame: Frame, agreed: int) -> Bytes:
+    """uint8, in memory of its own. agreed: the checksum."""
+    header = b""
+    if frame.not_finite is None:
+        header = encode(part_header(0, 0, 0, 0, frame.payloads))
+    place = 0 if frame.not_finite is None else 1 + frame.not_finite
+    head = HEAD.pack(agreed, place, len(header)) + header
+    pieces = [np.frombuffer(head, np.uint8), *(payload.data for payload in frame.payloads)]
+    return np.concatenate(pieces)
+
+
+def from_bytes(data: Bytes, agreed: int, part: Part, manifest: Manifest, *, rank: int) -> Frame:
+    """What `rank` sent, checked; payloads share the memory of `data`.
+
+    Raises:
+        RanksDisagree: it was sent under other terms.
+        Refused: its payloads are not what they say, naming rank and tensor.
+    """
+    found, place, size = HEAD.unpack(data[: HEAD.size].tobytes())
+    if found != agreed:
+        same = "the same compressor, seed, layer rule and model on every rank, at the same step"
+        raise RanksDisagree(
+            f"rank {rank}: expected {same}, got others; give every rank the same arguments of "
+            "gradwire.ddp.state, and load the state of the same step on all ranks or on none"
+        )
+    if place:
+        return Frame((), place - 1)
+    start = HEAD.size + size
+    try:
+        header = decode(data[HEAD.size : start].tobytes(), PartHeader)
+    except MalformedError as error:
+        raise RanksDisagree(f"rank {rank}: expected the header of payloads, got {error}") from None
+    return Frame(received_payloads(header.payloads, data[start:], part, manifest, worker=f"rank {rank}"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """A gather that is on its way. kept: what must not be freed until it has ended."""
+
+    bundle: str
+    frame: Bytes
+    slot: int
+    wait: Callable[[], object]
+    gathered: Sequence[torch.Tensor]
+    kept: torch.Tensor
+
+
+class Gather:
+    """All-gathers of frames, which all ranks begin and end in the same order.
+
+    Attributes:
+        sent: bytes that this rank has put into them, with lengths and what fills slots up.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.sent = 0
+        self._slots: dict[str, int] = {}
+        # Payloads are made on the host: they leave from there where the backend can do that.
+        on_host = "cpu:" in dist.get_backend_config(group)  # such as `cpu:gloo,cuda:nccl`
+        self._device = torch.device("cpu" if on_host else "cuda")
+
+    def begin(self, bundle: str, frame: Bytes) -> Flight:
+        """Send as much of a frame as fits its slot. bundle: a name, which all ranks know it by."""
+        slot = self._slots.get(bundle, 0)
+        row = np.zeros(LENGTH.size + slot, np.uint8)
+        row[: LENGTH.size] = np.frombuffer(LENGTH.pack(frame.size), np.uint8)
+        head = frame[:slot]
+        row[LENGTH.size : LENGTH.size + head.size] = head
+        return self._gather(bundle, frame, slot, row)
+
+    def end(self, flight: Flight) -> list[Bytes]:
+        """Wait for the frames of all ranks, and return them in rank order."""
+        rows = self._rows(flight)
+        lengths = [int(LENGTH.unpack(row[: LENGTH.size].tobytes())[0]) for row in rows]
+        slot, most = flight.slot, max(lengths)
+        frames = [row[LENGTH.size : LENGTH.size + length] for row, length in zip(rows, lengths, strict=True)]
+        if most > slot:
+            rest = np.zeros(most - slot, np.uint8)
+            tail = flight.frame[slot:]
+            rest[: tail.size] = tail
+            tails = self._rows(self._gather(flight.bundle, flight.frame, slot, rest))
+            frames = [
+                np.concatenate([head, tail])[:length]
+                for head, tail, length in zip(frames, tails, lengths, strict=True)
+            ]
+        if not slot:
+            self._slots[flight.bundle] = most
+        elif not slot * (1 - WASTED) <= most <= slot:
+            self._slots[flight.bundle] = most + int(most * SPARE)
+        return frames
+
+    def _gather(self, bundle: str, frame: Bytes, slot: int, row: Bytes) -> Flight:
+        sent = torch.from_numpy(row).to(self._device)
+        gathered = [torch.empty_like(sent) for _ in range(self.ranks)]
+        torch_distributed: Any = dist  # annotates only in part
+        work = torch_distributed.all_gather(gathered, sent, group=self._group, async_op=True)
+        self.sent += row.size
+        return Flight(bundle, frame, slot, work.wait, gathered, sent)
+
+    def _rows(self, flight: Flight) -> list[Bytes]:
+        flight.wait()
+        return [row.cpu().numpy() for row in flight.gathered]

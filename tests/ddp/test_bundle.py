@@ -1,0 +1,206 @@
+"""Tensors that are compressed at once: which others are there has no say, and what is owed moves along."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from gradwire.compressors import (
+    AbsentPayload,
+    LayerRule,
+    LinearPayload,
+    NonFiniteGradient,
+    Payload,
+    decode,
+    dense_payload,
+)
+from gradwire.compressors.payload import DenseFormat
+from gradwire.compressors.registry import BUILT_IN
+from gradwire.ddp.bundle import Bundle, Owed, Parameter, SavedState, Terms, mean, plain
+from gradwire.ddp.exchange import Frame, RanksDisagree, checksum, from_bytes, to_bytes
+from gradwire.proto.refusal import Refused
+
+SHAPES = [(64, 64), (7,), (3, 11), (129, 2)]
+PARAMETERS = [
+    Parameter(name=f"tensor {place}", number=place, shape=shape) for place, shape in enumerate(SHAPES)
+]
+# krngc divides what is sent among all of the model: it always sees all of it.
+BY_TENSOR = sorted({*BUILT_IN} - {"krngc"})
+
+
+def terms(compressor: str) -> Terms:
+    return Terms(compressor=compressor, rule=LayerRule(), seed=1)
+
+
+def bundle(compressor: str, places: Sequence[int], owed: dict[str, Owed] | None = None) -> Bundle:
+    return Bundle(terms(compressor), [PARAMETERS[place] for place in places], owed or {}, rank=1)
+
+
+def gradients(places: Sequence[int], step: int) -> torch.Tensor:
+    def of(place: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(10 * step + place)
+        return torch.randn(SHAPES[place], generator=generator).flatten()
+
+    return torch.cat([of(place) for place in places])
+
+
+def compressed(made: Bundle, places: Sequence[int], step: int) -> dict[int, list[float]]:
+    """By tensor, what the payloads of a step decode to."""
+    payloads = made.compress(gradients(places, step), 1, step, float("inf"), ranks=2)
+    made.commit()
+    flat = np.concatenate([decode(payload) for payload in payloads])
+    sizes = np.cumsum([int(np.prod(SHAPES[place])) for place in places])
+    return {place: piece.tolist() for place, piece in zip(places, np.split(flat, sizes[:-1]), strict=True)}
+
+
+@pytest.mark.parametrize("compressor", BY_TENSOR)
+def test_tensors_are_compressed_alike_in_whichever_bundle(compressor: str) -> None:
+    alone, together = [bundle(compressor, [place]) for place in range(4)], bundle(compressor, [3, 0, 2, 1])
+    for step in range(3):
+        expected = {
+            place: values
+            for each in range(4)
+            for place, values in compressed(alone[each], [each], step).items()
+        }
+        assert compressed(together, [3, 0, 2, 1], step) == expected
+
+
+@pytest.mark.parametrize("compressor", BY_TENSOR)
+def test_what_is_owed_moves_to_other_bundles(compressor: str) -> None:
+    stays = bundle(compressor, [0, 1, 2, 3])
+    first = [bundle(compressor, [0, 1]), bundle(compressor, [2, 3])]
+    expected = [compressed(stays, [0, 1, 2, 3], step) for step in range(3)]
+    for step in range(2):
+        assert compressed(first[0], [0, 1], step) | compressed(first[1], [2, 3], step) == expected[step]
+    moved = first[0].owed() | first[1].owed()
+    then = [bundle(compressor, [3, 1], moved), bundle(compressor, [0, 2], moved)]
+    assert compressed(then[0], [3, 1], 2) | compressed(then[1], [0, 2], 2) == expected[2]
+
+
+def test_what_is_not_used_is_absent_and_keeps_its_residual() -> None:
+    made = bundle("topk:ratio=10", [0, 2])
+    compressed(made, [0, 2], 0)
+    before = made.owed()["tensor 0"].residual
+    given = gradients([0, 2], 1)
+    given[: 64 * 64] = 0.0
+    payloads = made.compress(given, 1, 1, 0.0, ranks=2)
+    made.commit()
+    assert isinstance(payloads[0], AbsentPayload)
+    assert payloads[0].elements == 64 * 64
+    after = made.owed()["tensor 0"].residual
+    assert before is not None
+    assert after is not None
+    assert before.any()
+    assert torch.equal(before, after)
+
+
+def test_a_tensor_with_anything_late_in_it_is_used() -> None:
+    made = bundle("none", [0])
+    given = torch.zeros(64 * 64)
+    given[-1] = 1.0
+    (payload,) = made.compress(given, 1, 0, 0.0, ranks=2)
+    assert decode(payload)[-1] == 1.0
+
+
+def test_a_step_that_is_abandoned_has_changed_nothing() -> None:
+    made = bundle("dgc:ratio=10", [0, 1])
+    compressed(made, [0, 1], 0)
+    before = made.owed()
+    made.compress(gradients([0, 1], 1), 1, 1, 0.0, ranks=2)
+    made.abandon()
+    with pytest.raises(NonFiniteGradient, match="'tensor 1'"):
+        made.compress(torch.cat([gradients([0], 1), torch.full((7,), torch.nan)]), 1, 1, 0.0, ranks=2)
+    made.abandon()
+    for name, after in made.owed().items():
+        for one, other in ((before[name].residual, after.residual), (before[name].velocity, after.velocity)):
+            assert one is not None
+            assert other is not None
+            assert torch.equal(one, other)
+
+
+def test_a_saved_state_goes_on_as_plain_values() -> None:
+    made = bundle("4bit", [0, 2])
+    compressed(made, [0, 2], 0)
+    owed = made.owed()
+    saved = {n: Owed(residual=each.residual, state=SavedState(plain(each.state))) for n, each in owed.items()}
+    again = bundle("4bit", [2, 0], saved)
+    expected = compressed(made, [0, 2], 1)
+    assert compressed(again, [2, 0], 1) == expected
+
+
+def test_what_does_not_fit_a_tensor_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"residual of 'tensor 1': expected shape \(7,\), got shape \(8,\)"):
+        bundle("4bit", [0, 1], {"tensor 1": Owed(residual=torch.zeros(8))})
+
+
+def test_a_state_that_needs_pickle_is_not_saved() -> None:
+    with pytest.raises(TypeError, match="expected a dataclass of numbers, texts and tensors"):
+        plain(object())
+
+
+def float32(values: list[float]) -> Payload:
+    return dense_payload(DenseFormat.FLOAT32, np.array(values, np.float32))
+
+
+def test_ranks_may_send_other_payloads_of_the_same_elements() -> None:
+    out = np.full(5, 9.0, np.float32)
+    mean([[float32([2, 4, 6, 8, 10])], [float32([2, 2]), AbsentPayload(elements=3)]], out)
+    assert out.tolist() == [2, 3, 3, 4, 5]
+
+
+def test_cuts_within_buckets_of_linear_codes_find_an_end() -> None:
+    def linear(elements: int) -> Payload:
+        scale = np.ones(-(-elements // 32), np.float32).view(np.uint8)
+        codes = np.full(-(-elements // 4) * 4, 1, np.uint8)
+        codes[elements:] = 0
+        return LinearPayload(elements=elements, bits=8, bucket=32, data=np.concatenate([scale, codes]))
+
+    out = np.empty(100, np.float32)
+    mean([[linear(100)], [linear(7), AbsentPayload(elements=50), linear(43)]], out)
+    assert out.tolist() == [1.0] * 7 + [0.5] * 50 + [1.0] * 43
+
+
+def test_the_mean_is_added_in_rank_order() -> None:
+    out = np.empty(1, np.float32)
+    one, large = float32([1.0]), float32([1e8])
+    minus = float32([-1e8])
+    mean([[large], [minus], [one], [one]], out)
+    assert out[0] == 0.5
+    mean([[one], [large], [minus], [one]], out)
+    assert out[0] == 0.25
+
+
+@pytest.mark.parametrize("compressor", sorted(BUILT_IN))
+def test_a_frame_says_what_its_payloads_are(compressor: str) -> None:
+    made = bundle(compressor, [0, 1, 2, 3])
+    payloads = made.compress(gradients([0, 1, 2, 3], 0), 1, 0, float("inf"), ranks=2)
+    data = to_bytes(Frame(payloads), 7)
+    again = from_bytes(data, 7, made.part, made.manifest, rank=1)
+    for one, other in zip(payloads, again.payloads, strict=True):
+        assert np.array_equal(decode(one), decode(other))
+    damaged = data[:-1]
+    with pytest.raises(Refused, match=r"worker 'rank 1', payloads: expected .* bytes, got"):
+        from_bytes(damaged, 7, made.part, made.manifest, rank=1)
+
+
+def test_a_frame_of_other_terms_is_refused_with_the_rank() -> None:
+    made = bundle("4bit", [0, 1])
+    agreed = checksum(terms("4bit"), made.manifest, 4)
+    others = {
+        checksum(terms("2bit"), made.manifest, 4),
+        checksum(terms("4bit"), made.manifest, 5),
+        checksum(terms("4bit"), bundle("4bit", [1, 0]).manifest, 4),
+    }
+    assert agreed not in others
+    for other in others:
+        with pytest.raises(RanksDisagree, match="rank 3: expected the same compressor, seed"):
+            from_bytes(to_bytes(Frame(()), other), agreed, made.part, made.manifest, rank=3)
+
+
+def test_a_frame_names_a_tensor_that_is_not_finite() -> None:
+    made = bundle("4bit", [0, 1])
+    found = from_bytes(to_bytes(Frame((), 1), 7), 7, made.part, made.manifest, rank=0)
+    assert found.not_finite == 1

@@ -1,0 +1,53 @@
+"""Gathers: frames of any sizes arrive whole, and slots follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from gradwire.ddp.exchange import LENGTH, Gather
+
+
+@pytest.fixture
+def gather() -> Iterator[Gather]:
+    """Of one rank."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield Gather(None)
+    finally:
+        dist.destroy_process_group()
+
+
+def sent(gather: Gather, size: int, bundle: str = "one") -> int:
+    """Bytes that a frame of that size takes, which arrives as it left."""
+    frame, before = np.random.default_rng(size).integers(256, size=size).astype(np.uint8), gather.sent
+    (arrived,) = gather.end(gather.begin(bundle, frame))
+    assert np.array_equal(arrived, frame)
+    return gather.sent - before - LENGTH.size
+
+
+def test_a_slot_is_as_large_as_the_frame_before(gather: Gather) -> None:
+    assert [sent(gather, size) for size in (320, 320, 300)] == [320, 320, 320]
+
+
+def test_what_does_not_fit_a_slot_is_sent_afterwards_and_the_slot_grows(gather: Gather) -> None:
+    assert [sent(gather, size) for size in (320, 640, 650, 660)] == [320, 640, 660, 660]
+
+
+def test_a_slot_that_is_mostly_empty_shrinks(gather: Gather) -> None:
+    assert [sent(gather, size) for size in (640, 64, 64)] == [640, 640, 66]
+
+
+def test_each_bundle_has_a_slot(gather: Gather) -> None:
+    assert [sent(gather, 640), sent(gather, 64, "other"), sent(gather, 64, "other")] == [640, 64, 64]
+
+
+def test_gathers_may_be_on_their_way_together(gather: Gather) -> None:
+    frames = [np.full(size, size, np.uint8) for size in (3, 200, 0, 17)]
+    flights = [gather.begin(str(place), frame) for place, frame in enumerate(frames)]
+    for flight, frame in zip(flights, frames, strict=True):
+        assert np.array_equal(gather.end(flight)[0], frame)

@@ -1,0 +1,294 @@
+"""gradwire.ddp under torchrun, with two ranks over gloo, beside a plain reference of what it computes."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire.ddp
+from gradwire.compressors import (
+    LayerRule,
+    ModelCompressor,
+    Payload,
+    Random,
+    StepContext,
+    TensorSpec,
+    create,
+    decode,
+    norm,
+    reduce_payloads,
+)
+from gradwire.compressors.registry import BUILT_IN
+from gradwire.spec import SpecError
+
+PROGRAM = Path(__file__).parent / "programs" / "ranks.py"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ddp_digits.py"
+RANKS, SEED = 2, 3
+# Each compressor with what leaves something to do in tensors of these sizes.
+OPTIONS = {
+    "2bit": "threshold=0.02",
+    "dgc": "ratio=10",
+    "gcac": "ratio=10",
+    "krngc": "ratio=10",
+    "l1": "ratio=10",
+    "randk": "ratio=10",
+    "threshold": "tau=0.02",
+    "topk": "ratio=10",
+}
+COMPRESSORS = [
+    *(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in BUILT_IN),
+    "topk:ratio=10,values=4bit",
+    "randk:density=norm",
+    "4bit:clip=0.05",
+]
+
+_spec = importlib.util.spec_from_file_location("ranks", PROGRAM)
+assert _spec is not None
+assert _spec.loader is not None
+ranks: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(ranks)
+SPECS = [TensorSpec(name=name, shape=shape) for name, shape in ranks.SHAPES.items()]
+
+
+def torchrun(program: Path, *arguments: str) -> str:
+    """What it prints."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run(
+        [*command, str(program), *arguments],
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=240,
+        env=environment,
+        text=True,
+    )
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """By rank, what each scenario of the program found. Nothing in it needs pickle."""
+    folder = tmp_path_factory.mktemp("ranks")
+    torchrun(PROGRAM, str(folder), *COMPRESSORS)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+
+
+class Tensorwise:
+    """A rank, compressing tensor by tensor with what `create` makes."""
+
+    def __init__(self, compressor: str, rank: int) -> None:
+        self._made = [create(LayerRule().choose(spec, compressor)) for spec in SPECS]
+        self._states = [each.init(spec) for each, spec in zip(self._made, SPECS, strict=True)]
+        self._rank = rank
+
+    def step(self, version: int, given: dict[str, Tensor | None]) -> list[Payload | None]:
+        sent: list[Payload | None] = []
+        for place, (spec, compressor) in enumerate(zip(SPECS, self._made, strict=True)):
+            gradient = given[spec.name]
+            payload: Payload | None = None
+            if gradient is not None:
+                context = StepContext(
+                    samples=1,
+                    version=version,
+                    epoch=float("inf"),
+                    random=Random((SEED, self._rank, version, place)),
+                    shared=Random((SEED, version, place)),
+                )
+                payload, self._states[place] = compressor.compress(
+                    gradient.reshape(-1), self._states[place], context
+                )
+            sent.append(payload)
+        return sent
+
+
+def mean_of(pushes: Sequence[Sequence[Payload | None]]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for spec, *payloads in zip(SPECS, *pushes, strict=True):
+        out = np.zeros(spec.elements, np.float32)
+        there = [payload for payload in payloads if payload is not None]
+        reduce_payloads(there, [0.5] * len(there), out)
+        found[spec.name] = torch.from_numpy(out).view(spec.shape)
+    return found
+
+
+@functools.cache
+def expected(compressor: str, steps: int = ranks.STEPS) -> list[dict[str, Tensor]]:
+    """The mean of decode(compress(gradient + residual)) over ranks, with the residual of each carried on."""
+    each = [Tensorwise(compressor, rank) for rank in range(RANKS)]
+    return [
+        mean_of(
+            [
+                of.step(step, {name: ranks.gradient(name, rank, step) for name in ranks.SHAPES})
+                for rank, of in enumerate(each)
+            ]
+        )
+        for step in range(steps)
+    ]
+
+
+def expected_of_the_whole(compressor: str) -> list[dict[str, Tensor]]:
+    """As `expected`, of a compressor that sees the whole model."""
+    norms = tuple(norm(torch.full((spec.elements,), 0.5)) for spec in SPECS)
+    models = [ModelCompressor(SPECS, compressor, LayerRule(), SEED, rank) for rank in range(RANKS)]
+    for model in models:
+        model.adopt(replace(model.plan, norms=norms))
+    found: list[dict[str, Tensor]] = []
+    for step in range(ranks.STEPS):
+        flats: list[Any] = []
+        for rank, model in enumerate(models):
+            given = [ranks.gradient(name, rank, step) for name in ranks.SHAPES]
+            payloads = model.compress(given, 1, version=step, epoch=float("inf"), workers=RANKS)
+            flats.append(np.concatenate([decode(payload) for payload in payloads]))
+        flat = torch.from_numpy(np.float32(0.5) * flats[0] + np.float32(0.5) * flats[1])
+        pieces = torch.split(flat, [spec.elements for spec in SPECS])
+        found.append({s.name: piece.view(s.shape) for s, piece in zip(SPECS, pieces, strict=True)})
+    return found
+
+
+def assert_equal(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> None:
+    """To the bit."""
+    assert len(found) == len(expected)
+    for step, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert {*one} == {*other}
+        for name in one:
+            assert torch.equal(one[name], other[name]), (step, name)
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_every_rank_has_the_mean_of_what_was_sent(ran: list[dict[str, Any]], compressor: str) -> None:
+    whole = compressor.startswith("krngc") or "norm" in compressor or "clip" in compressor
+    reference = expected_of_the_whole if whole else expected
+    for found in ran:
+        assert_equal(found[compressor]["gradients"], reference(compressor))
+
+
+def test_without_compression_it_is_the_mean_of_the_gradients(ran: list[dict[str, Any]]) -> None:
+    for step, found in enumerate(ran[0]["none"]["gradients"]):
+        for name, mean in found.items():
+            assert torch.equal(mean, (ranks.gradient(name, 0, step) + ranks.gradient(name, 1, step)) / 2)
+
+
+@pytest.mark.parametrize("scenario", ["one_bucket", "static", "views", "nameless"])
+def test_buckets_have_no_say_in_the_bits(ran: list[dict[str, Any]], scenario: str) -> None:
+    for found in ran:
+        assert_equal(found[scenario], expected("4bit"))
+
+
+def test_bfloat16_comes_back_as_bfloat16(ran: list[dict[str, Any]]) -> None:
+    each = [Tensorwise("4bit", rank) for rank in range(RANKS)]
+    for step, found in enumerate(ran[0]["half"]):
+        given = [
+            {n: ranks.gradient(n, rank, step).bfloat16().float() for n in ranks.SHAPES} for rank in (0, 1)
+        ]
+        mean = mean_of([of.step(step, gradients) for of, gradients in zip(each, given, strict=True)])
+        assert_equal([found], [{name: value.bfloat16() for name, value in mean.items()}])
+    assert_equal(ran[1]["half"], ran[0]["half"])
+
+
+def test_a_gradient_that_is_not_finite_voids_the_step_on_every_rank(ran: list[dict[str, Any]]) -> None:
+    each = [Tensorwise("topk:ratio=10", rank) for rank in range(RANKS)]
+    for found in ran:
+        assert (found["not_finite"]["voided"], found["not_finite"]["steps"]) == (1, 3)
+        assert all(value.isnan().all() for value in found["not_finite"]["gradients"][1].values())
+    for step in (0, 2):
+        pushes = [
+            of.step(step, {name: ranks.gradient(name, rank, step) for name in ranks.SHAPES})
+            for rank, of in enumerate(each)
+        ]
+        for found in ran:
+            assert_equal([found["not_finite"]["gradients"][step]], [mean_of(pushes)])
+
+
+def test_what_a_step_does_not_use_keeps_its_residual(ran: list[dict[str, Any]]) -> None:
+    each = [Tensorwise("topk:ratio=10", rank) for rank in range(RANKS)]
+    for step in range(ranks.STEPS):
+        pushes = [
+            of.step(
+                step,
+                {
+                    name: None if (name, step) == ("wide", 1) else ranks.gradient(name, rank, step)
+                    for name in ranks.SHAPES
+                },
+            )
+            for rank, of in enumerate(each)
+        ]
+        for found in ran:
+            mean, got = mean_of(pushes), found["unused"][step]
+            assert_equal([got], [{name: mean[name] for name in got}])
+
+
+def test_a_state_that_is_loaded_goes_on(ran: list[dict[str, Any]]) -> None:
+    for found in ran:
+        assert_equal(found["interrupted"], [expected("4bit")[2], expected("dgc:ratio=10")[2]])
+
+
+def test_bytes_are_counted_both_ways(ran: list[dict[str, Any]]) -> None:
+    elements = sum(spec.elements for spec in SPECS)
+    for found in ran:
+        assert found["none"]["raw"] == found["4bit"]["raw"] == 4 * elements * ranks.STEPS
+        assert found["none"]["sent"] > found["none"]["raw"]
+        assert found["1bit"]["sent"] < found["4bit"]["sent"] < found["none"]["sent"] / 4
+
+
+def test_what_is_saved_is_of_this_rank(ran: list[dict[str, Any]]) -> None:
+    one, other = (found["4bit"]["saved"] for found in ran)
+    assert one["compressor"] == "4bit"
+    assert (one["seed"], one["steps"]) == (SEED, ranks.STEPS)
+    assert {*one["residuals"]} == {*ranks.SHAPES}
+    assert not torch.equal(one["residuals"]["wide"], other["residuals"]["wide"])
+    assert {*one["states"]["wide"]} == {"total", "elements"}
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("seed", "RanksDisagree: rank 1: expected the same compressor, seed"),
+        ("compressor", "RanksDisagree: rank 1: expected the same compressor, seed"),
+        ("names", "ValueError: named_parameters: expected all parameters, got a bucket with another"),
+        ("float64", r"TypeError: gradient of '\w+': expected a dense one of .* got torch.float64"),
+        (
+            "another model",
+            "ValueError: state of gradwire.ddp: expected tensors of this model, .* 'other'",
+        ),
+    ],
+)
+def test_errors_say_what_is_wrong(ran: list[dict[str, Any]], what: str, told: str) -> None:
+    assert re.match(told, ran[0]["errors"][what])
+
+
+def test_a_bad_compressor_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(SpecError, match="unknown compressor '4bits'"):
+        gradwire.ddp.state("4bits")
+    with pytest.raises(SpecError, match="unknown compressor 'auto'"):
+        gradwire.ddp.state("auto")
+    with pytest.raises(SpecError, match=r"delay=1, got 3; to exchange fewer gradients use DDP's no_sync\(\)"):
+        gradwire.ddp.state("topk:delay=3")
+    with pytest.raises(ValueError, match="samples: expected at least 1, got 0"):
+        gradwire.ddp.state("2bit", samples=0)
+
+
+def test_a_state_of_another_compressor_is_not_loaded() -> None:
+    saved = gradwire.ddp.state("topk").state_dict()
+    with pytest.raises(ValueError, match="compressor: expected a state of '4bit', got one of 'topk'"):
+        gradwire.ddp.state("4bit").load_state_dict(saved)
+
+
+def test_the_example_trains() -> None:
+    found = torchrun(EXAMPLE, "--epochs", "3", "--compressor", "4bit")
+    said = re.search(r"4bit, 2 ranks, seed 1: validation accuracy 0\.(\d+); .* ([\d.]+) times fewer", found)
+    assert said is not None
+    assert int(said[1]) > 600
+    assert float(said[2]) > 7.5
