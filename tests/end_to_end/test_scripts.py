@@ -175,4 +175,4 @@ def test_the_example_trains(daemons: Daemons, tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert "step 6: loss" in run.stdout
-    server.wait_for("left: the script has ended")
+    server.wait_for("left: done")
