@@ -20,8 +20,8 @@ from gradwire.server.shard.aggregation import parse_aggregation
 from gradwire.server.shard.clipping import clip
 from gradwire.server.shard.store import Store
 
-SHAPES = ((7, 5), (5,), (300, 30), (30,), (20, 30), ())
-GROUP_OF = (0, 1, 0, 1, 0, 1)
+SHAPES = ((7, 5), (5,), (300, 30), (30,), (20, 30), (), (100, 90))
+GROUP_OF = (0, 1, 0, 1, 0, 1, 1)
 TENSORS = tuple(
     m.Tensor(name=f"t{place}", shape=shape, dtype="float32", group=group)
     for place, (shape, group) in enumerate(zip(SHAPES, GROUP_OF, strict=True))
@@ -121,18 +121,26 @@ def test_groups_step_as_torchs_param_groups_to_the_bit(part_bytes: int, told: bo
         assert all(torch.equal(a, b) for a, b in zip(ours.parameters, expected, strict=True))
 
 
-@pytest.mark.parametrize("spec", ["topk:ratio=8", "none"])
-def test_sparse_pushes_are_stepped_with_their_groups_rate(spec: str) -> None:
+@pytest.mark.parametrize("limit", [0.0, 1.0])
+def test_what_sparse_pushes_hold_is_stepped_with_its_groups_rate(limit: float) -> None:
+    """Without a limit these elements alone are looked at; with one all are clipped before."""
     model = manifest(m.Group(optimizer="sgd"), m.Group(optimizer="sgd", learning_rate=0.5))
     plan = model.plan(SMALL)
-    ours, worker = store(model, plan), compressor(plan, spec)
-    expected = initial()
+    ours, worker = store(model, plan, clip_norm=limit), compressor(plan, "topk:ratio=50,values=float32")
+    expected = [value.requires_grad_() for value in initial()]
+    groups = [{"params": [expected[place]], "lr": (0.1, 0.5)[group]} for place, group in enumerate(GROUP_OF)]
+    reference = torch.optim.SGD(groups)
     for step in range(3):
         given = share(worker, gradients(step), step)
         apply(ours, version=step + 1, shares=[given])
-        for place, (parameter, gradient) in enumerate(zip(expected, decoded(plan, given), strict=True)):
-            parameter.sub_(gradient, alpha=(0.1, 0.5)[GROUP_OF[place]])
-        assert all(torch.equal(a, b) for a, b in zip(ours.parameters, expected, strict=True))
+        for parameter, gradient in zip(expected, decoded(plan, given), strict=True):
+            parameter.grad = gradient
+        if limit:
+            torch.nn.utils.clip_grad_norm_(expected, limit)
+        reference.step()
+        for parameter, value in zip(ours.parameters, expected, strict=True):
+            tolerance = 1e-5 if limit else 0.0
+            torch.testing.assert_close(parameter, value.detach(), rtol=tolerance, atol=tolerance / 10)
 
 
 # ---- clipping
@@ -170,7 +178,7 @@ def test_what_no_push_has_counts_for_nothing() -> None:
     plan = PLAIN.plan(SMALL)
     ours, worker = store(PLAIN, plan, clip_norm=1.0), compressor(plan)
     expected, reference = of_torch(torch.optim.SGD, {}, {"weight_decay": 0.1})
-    for step, present in enumerate([(0, 1, 2, 3, 4, 5), (1, 4), (0, 2, 5)]):
+    for step, present in enumerate([(0, 1, 2, 3, 4, 5, 6), (1, 4), (0, 2, 5)]):
         given = [each if place in present else None for place, each in enumerate(gradients(step))]
         apply(ours, version=step + 1, shares=[share(worker, given, step)])
         for parameter, gradient in zip(expected, given, strict=True):
