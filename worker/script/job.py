@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -38,6 +38,8 @@ from .optimizer import JobOptimizer, parameter_groups
 from .turn import ScriptError, Turns
 
 log = logging.getLogger("gradwire.worker")
+
+Model = TypeVar("Model", bound=nn.Module)
 
 POLL_S = 1.0
 
@@ -140,8 +142,8 @@ class Job:
     # ---- model and optimizer
 
     def attach(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0
-    ) -> tuple[nn.Module, JobOptimizer]:
+        self, model: Model, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0
+    ) -> tuple[Model, Any]:
         """Have the job train a model. Its first worker's parameters become everybody's when batches begin.
 
         Args:
@@ -152,7 +154,8 @@ class Job:
 
         Returns:
             The model, and an optimizer for the loop and for schedulers: its `step()` pushes the gradients and
-            waits for the parameters that the server makes of all workers' gradients.
+            waits for the parameters that the server makes of all workers' gradients. (A `JobOptimizer`; to
+            type checkers anything, so that a script may go on using its name.)
 
         Raises:
             ScriptError: an optimizer that the server does not run, or another `clip_norm` than the job's.

@@ -126,7 +126,7 @@ def test_characters_are_learned_with_a_margin() -> None:
     for _ in range(100):
         optimizer.zero_grad()
         loss = task.loss(model, task.batch(rng.integers(task.train_samples, size=32)))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()  # pyright: ignore[reportUnknownMemberType]
     with torch.no_grad():
         metrics = task.evaluate(model.eval())
