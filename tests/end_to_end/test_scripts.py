@@ -106,6 +106,23 @@ def test_a_scaler_trains_as_alone(daemons: Daemons) -> None:
     torch.testing.assert_close(found, plain(1, without=3), rtol=1e-4, atol=1e-5)
 
 
+def test_losses_are_those_of_the_plain_script_step_by_step(daemons: Daemons) -> None:
+    (script,) = scripts(daemons, job(daemons, 1), "own_loader", 1)
+    parameters([script])
+    found = [float(line.removeprefix("loss ")) for line in script.messages if line.startswith("loss ")]
+    model: nn.Module = loops.network()
+    optimizer, expected = loops.sgd(model), list[float]()
+    batches = loops.loader()
+    for _ in range(EPOCHS):
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            loss = mse_loss(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            expected.append(loss.item())
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
 def test_the_mean_gradient_is_clipped_as_alone(daemons: Daemons) -> None:
     server = job(daemons, 2, "--clip-norm", "0.5")
     found = parameters(scripts(daemons, server, "clipped", 2))

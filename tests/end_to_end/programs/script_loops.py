@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import gradwire
 from gradwire.proto.refusal import Refused
@@ -80,6 +80,24 @@ def scheduled(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None
             step.step()
             step.zero_grad()
             schedule.step()
+
+
+def loader() -> DataLoader[Any]:
+    """Of a script's own, which shuffles, in a process of its own."""
+    order = torch.Generator().manual_seed(7)
+    return DataLoader(data(), batch_size=8, shuffle=True, generator=order, num_workers=1)
+
+
+def own_loader(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    model, step = job.attach(model, optimizer)
+    batches = loader()
+    for _ in job.epochs():
+        for inputs, targets in job.steps(batches):
+            loss = mse_loss(model(inputs), targets)
+            say(f"loss {loss.item():.6f}")
+            loss.backward()
+            step.step()
+            step.zero_grad()
 
 
 def accumulated(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
@@ -170,6 +188,7 @@ LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "trained": (trained, sgd),
     "groups": (scheduled, adamw),
     "clipped": (clipped, sgd),
+    "own_loader": (own_loader, sgd),
     "accumulated": (accumulated, sgd),
     "twice": (twice, sgd),
     "doubled": (doubled, sgd),
