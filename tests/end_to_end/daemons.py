@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +189,7 @@ class Raw:
     job: str = ""
     call: Any = None
     rank: int = -1
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # grpc takes one message at a time
 
     async def join(self, **changes: Any) -> m.JoinResponse:
         fields: dict[str, Any] = {
@@ -231,7 +232,8 @@ class Raw:
         await self.send(m.Ready(fingerprint=fingerprint, version=version))
 
     async def send(self, message: Any) -> None:
-        await self.call.write(message)
+        async with self.writing:
+            await self.call.write(message)
 
     async def receive(self, kind: type[Any], timeout_s: float = 20) -> Any:
         """The next message of this kind; others are passed over."""
