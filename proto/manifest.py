@@ -30,6 +30,7 @@ class Manifest:
     tensors: tuple[Tensor, ...]
     train_samples: int
     groups: tuple[m.Group, ...] = ()
+    data: int = 0  # checksum of some of the samples; 0 if they cannot be compared
 
     @cached_property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -114,6 +115,7 @@ class Manifest:
             train_samples=self.train_samples,
             fingerprint=self.fingerprint,
             groups=self.groups,
+            data=self.data,
         )
 
     @staticmethod
@@ -156,7 +158,7 @@ class Manifest:
                 raise refuse(
                     Reason.SIZE, f"manifest up to {where}", f"{max_bytes} bytes", f"{total} bytes", remedy
                 )
-        manifest = Manifest(message.tensors, message.train_samples, message.groups)
+        manifest = Manifest(message.tensors, message.train_samples, message.groups, message.data)
         if message.fingerprint != manifest.fingerprint:
             raise refuse(
                 Reason.MODEL, "fingerprint", manifest.fingerprint.hex()[:16], message.fingerprint.hex()[:16]

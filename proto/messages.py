@@ -168,6 +168,7 @@ class Manifest:
     train_samples: int  # samples in one epoch
     fingerprint: bytes  # SHA-256 over names, shapes, dtypes, groups and train_samples
     groups: tuple[Group, ...] = ()  # By number; none: one group, with the job's optimizer and learning rate
+    data: int = 0  # Of some of the training samples; 0: they cannot be compared
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,6 +324,8 @@ class Ready:
     version: int | None = None  # version of the worker's replica; absent when it has none
     assigned: int = 0  # Id of the last assignment that the worker has got; 0 for none
     plan: int = 0  # Number of the last plan that the worker has got; 0 for none
+    data: int = 0  # As in Manifest
+    drifted: int = 0  # Version at which the replica was not the server's; the worker has let go of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -534,6 +537,8 @@ class Assignment:
     plan: int = 0  # Number of the job's plan: not to be begun before that is here
     # Samples of this epoch that the next assignment will have if nothing happens
     next: tuple[Range, ...] = ()
+    checked: int = 0  # The last version of which there is a checksum; 0: none
+    checksum: int = 0  # crc32c over all values that a replica has at that version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -229,7 +229,13 @@ class Conductor:
         stream = self.streams.get(action.worker)
         if stream is None:
             return
-        assignment = replace(action.assignment, parts=self.shard.asked(action.assignment.id))
+        checked, checksum = self.shard.checked
+        assignment = replace(
+            action.assignment,
+            parts=self.shard.asked(action.assignment.id),
+            checked=checked,
+            checksum=checksum,
+        )
         if self._started_at is None:
             self._started_at = time.monotonic()
         self._publishing.divide(stream)

@@ -119,6 +119,8 @@ class WorkerCall:
                             fingerprint=message.fingerprint,
                             version=message.version,
                             assigned=message.assigned,
+                            data=message.data,
+                            drifted=message.drifted,
                         )
                     )
                 case m.Evaluation():

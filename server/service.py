@@ -153,6 +153,7 @@ class Service:
             header.incarnation,
             fingerprint=manifest.fingerprint,
             train_samples=manifest.train_samples,
+            data=manifest.data,
         )
         shard = self._conductor.shard
         initialized = await shard.open(manifest, assembly, plan, lambda: self._conductor.decide(event))

@@ -30,6 +30,7 @@ from .session.replica import ModelError, Replica
 from .session.session import Session
 from .tasks import Task, TaskError, check_task, load_allowed
 from .tasks.computation import TaskFailedError, guarded
+from .tasks.data import data_checksum
 from .tasks.groups import task_groups
 from .tasks.trainer import Trainer
 from .tasks.work import CodedExchange, parse_work
@@ -230,7 +231,8 @@ def _replica(task: Task, job: JobTerms, device: torch.device) -> Replica:
     """Raises TaskError, TaskFailedError or ModelError."""
     torch.manual_seed(job.seed)
     model = guarded(f"task {task.name!r}: model", task.model)
-    return Replica(model.to(device), task.train_samples, task_groups(task, model, job))
+    data = guarded(f"task {task.name!r}: batch", lambda: data_checksum(task.batch, task.train_samples))
+    return Replica(model.to(device), task.train_samples, task_groups(task, model, job), data)
 
 
 def _without_compressor(spec: str, *, chosen: bool) -> str:

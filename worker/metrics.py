@@ -32,6 +32,7 @@ class Metrics(MetricSet, prefix="gradwire_worker"):
         "outcome",
     )
     reconnects = counter("reconnects", "times the stream was opened again")
+    drifts = counter("drifts", "times the replica was not the server's, and was replaced")
     seconds = counter(
         "seconds",
         "where the training thread's time goes: `computing`, `compressing`, `pushing`, `waiting`, "

@@ -116,17 +116,23 @@ class Core(JobState):
     def _prepared(self, event: e.Prepared, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
         if self.fingerprint:
-            self._check_model(event.worker, event.fingerprint)
+            self._check_model(event.worker, event.fingerprint, event.data)
         self.roster.become(member, Life.LISTENING)
-        member.fingerprint = event.fingerprint
+        member.fingerprint, member.data = event.fingerprint, event.data
         member.version = event.version
         self.evaluations.forget(member.id, event.assigned)
+        notes: list[e.Action] = []
+        if event.drifted:
+            text = (
+                f"version {event.drifted}: the replica of {member.name} was not the server's; it gets another"
+            )
+            notes.append(e.Note(text=text, warning=True))
         if self.phase is Phase.EMPTY and self.initializer in (None, member.id):
             return self._request_initialize(member)
         if self.phase in (Phase.GATHERING, Phase.RUNNING):
             self._reinstate(member, event.assigned)
-            return [*self.mode.resume(member, event.assigned, now), *self._advance(now)]
-        return self._finish(now)
+            return [*notes, *self.mode.resume(member, event.assigned, now), *self._advance(now)]
+        return [*notes, *self._finish(now)]
 
     def _detached(self, event: e.Detached, now: float) -> list[e.Action]:
         member = self.roster.members.get(event.worker)
@@ -175,17 +181,17 @@ class Core(JobState):
             raise Refused(refusals.already_initialized(event.worker))
         self.roster.find(event.worker, event.incarnation, now)
         self.phase = Phase.GATHERING
-        self.fingerprint = event.fingerprint
+        self.fingerprint, self.data = event.fingerprint, event.data
         self.samples = Samples(event.train_samples, self.rules.epochs)
         self.mode.restored()
         self.wait_from(now)
         actions: list[e.Action] = []
         for member in self.roster.ready():  # they said so before there was anything to compare with
             try:
-                self._check_model(member.worker, member.fingerprint)
+                self._check_model(member.worker, member.fingerprint, member.data)
             except Refused as refused:
                 actions.append(e.Disconnect(*member.id, refusal=refused.refusal, final=True))
-                actions += self._give_up(member, "has another model", now)
+                actions += self._give_up(member, "has another model or other data", now)
         return actions + self._advance(now)
 
     def _request_initialize(self, member: Member) -> list[e.Action]:
@@ -200,9 +206,11 @@ class Core(JobState):
             return refusals.not_the_initializer(worker, self.initializer[0] if self.initializer else None)
         return None
 
-    def _check_model(self, worker: str, fingerprint: bytes) -> None:
+    def _check_model(self, worker: str, fingerprint: bytes, data: int) -> None:
         if fingerprint != self.fingerprint:
             raise Refused(refusals.wrong_model(worker, fingerprint, self.fingerprint))
+        if data and self.data and data != self.data:
+            raise Refused(refusals.wrong_data(worker, data, self.data))
 
     def _planned(self, event: e.Planned, now: float) -> list[e.Action]:
         if self.mode.exchanges:

@@ -88,6 +88,7 @@ class Initialized(FromWorker[None]):
 
     fingerprint: bytes
     train_samples: int
+    data: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,12 +100,16 @@ class Attached(FromWorker[Welcome]):
 class Prepared(FromWorker[None]):
     """The worker has its model; `version` is that of its replica, None without one.
 
-    assigned: id of the last assignment that it got.
+    assigned: id of the last assignment that it got. data: checksum of some of its training samples; 0 if they
+    cannot be compared. drifted: version at which its replica was not the server's, so that it has none now; 0
+    if it never was.
     """
 
     fingerprint: bytes
     version: int | None
     assigned: int = 0
+    data: int = 0
+    drifted: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,6 +63,17 @@ def wrong_model(worker: str, fingerprint: bytes, expected: bytes) -> Refusal:
     )
 
 
+def wrong_data(worker: str, data: int, expected: int) -> Refusal:
+    return refusal(
+        Reason.MODEL,
+        worker=worker,
+        field="training samples",
+        limit=f"some of them with the checksum {expected:08x}",
+        value=f"{data:08x}",
+        remedy="give every worker the same data set in the same order: the job divides it by index",
+    )
+
+
 def not_the_initializer(worker: str, initializer: str | None) -> Refusal:
     return refusal(
         Reason.NOT_A_MEMBER,

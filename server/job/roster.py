@@ -111,6 +111,7 @@ class Member:
     activity: str = ""
     life: Life = Life.JOINED
     fingerprint: bytes = b""
+    data: int = 0  # checksum of some training samples
     version: int | None = None  # of its replica, once everything sent so far has arrived
     pushes: int = 0
     work: Work | None = None  # changed by `Roster.give` and `Roster.relieve` alone

@@ -29,6 +29,7 @@ class JobState:
     phase: Phase = Phase.EMPTY
     initializer: tuple[str, int] | None = None  # (worker, incarnation) that was asked for the parameters
     fingerprint: bytes = b""
+    data: int = 0  # checksum of some training samples
     samples: Samples = field(default_factory=lambda: Samples(0, 0))  # none before they are known
     version: int = 0
     plan: int = 1  # number of the one in force

@@ -351,6 +351,11 @@ class Shard:
         return self._opened.square_norms
 
     @property
+    def checked(self) -> tuple[int, int]:
+        """The last version at which a checksum of what every worker has was taken, and that; or (0, 0)."""
+        return self._opened.checked
+
+    @property
     def gradient_norm(self) -> float:
         """Of the mean gradient of the last version, before it was clipped; NaN if it never is."""
         return self._opened.gradient_norm

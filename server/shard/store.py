@@ -24,6 +24,7 @@ from ...compressors import AbsentPayload, DensePayload, Part, Payload, Plan, dec
 from ...optimizer import Optimizer
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
+from ...proto.replicas import checksum, is_checked
 from ...proto.transfer import encode_chunks, part_transfer, payload_header
 from ...proto.wire import encode_server
 from ..job.events import Apply, Contribution
@@ -138,6 +139,10 @@ class Store:
         self._keep_last = keep_last
         self._last: torch.Tensor | None = None
         self._bases: dict[int, torch.Tensor] = {}  # by version
+        self.checked = (
+            0,
+            0,
+        )  # the last version at which a checksum of the workers' replica was taken, and that
         self.measures_norms = False  # of the next version
         self.square_norms: tuple[float, ...] = ()
         self._norms: list[float] | None = None  # while they are measured
@@ -234,6 +239,8 @@ class Store:
             self._flat.copy_(step.before)
             raise
         self.version = order.version
+        if is_checked(self.version):
+            self.checked = self.version, checksum(self._downlink.replica.numpy())
         if self._norms is not None:
             self.square_norms, self._norms, self.measures_norms = tuple(self._norms), None, False
         if self._compensation:

@@ -32,6 +32,7 @@ from ..session.connection import Connection
 from ..session.groups import ONE_GROUP
 from ..session.replica import Replica
 from ..session.session import Session
+from ..tasks.data import data_checksum
 from ..tasks.sharding import Indices, epoch_order, shard
 from ..tasks.work import Gradients, parse_work
 from .optimizer import JobOptimizer, parameter_groups
@@ -171,8 +172,8 @@ class Job:
         self._model, self._optimizer = model, JobOptimizer(optimizer, self._step)
         return model, self._optimizer
 
-    def _begin(self, train_samples: int) -> tuple[Session, Turns]:
-        """Join in with a data set."""
+    def _begin(self, train_samples: int, data: Callable[[], int]) -> tuple[Session, Turns]:
+        """Join in with a data set. data: finds its checksum."""
         if self._session is not None and self._turns is not None:
             given = self._session.replica.manifest.train_samples
             if given != train_samples:
@@ -184,7 +185,7 @@ class Job:
         if self._model is None or self._optimizer is None:
             raise ScriptError("job.batches: call job.attach(model, optimizer) first")
         settings, terms = self._settings, self._terms
-        replica = Replica(self._model, train_samples, self._groups)
+        replica = Replica(self._model, train_samples, self._groups, data())
         rule = LayerRule(
             dense=names_in(settings.dense_layers), compressed=names_in(settings.compressed_layers)
         )
@@ -242,9 +243,12 @@ class Job:
                 f"job.batches(batch_size={batch_size}): the job has {self._terms.batch_size}; start "
                 f"gc-server with --batch-size {batch_size}, or leave batch_size out"
             )
-        for assignment in self._work(len(dataset)):
-            indices = self._indices(assignment, len(dataset))
-            yield collate_fn([dataset[int(index)] for index in indices])
+
+        def batch(indices: Indices) -> Any:
+            return collate_fn([dataset[int(index)] for index in indices])
+
+        for assignment in self._work(len(dataset), lambda: data_checksum(batch, len(dataset))):
+            yield batch(self._indices(assignment, len(dataset)))
 
     def steps(self, loader: Iterable[Any], *, per_epoch: int | None = None) -> Generator[Any]:
         """Batches of a loader of one's own, for as long as the epoch lasts. Which samples they hold is the
@@ -268,16 +272,16 @@ class Job:
                     "many make an epoch"
                 ) from None
         batches = iter(loader)
-        for _ in self._work(per_epoch * self._terms.batch_size):
+        for _ in self._work(per_epoch * self._terms.batch_size, lambda: 0):
             try:
                 batch = next(batches)
             except StopIteration:
                 return  # the assignment stays, for when `epochs` comes back
             yield batch
 
-    def _work(self, train_samples: int) -> Generator[m.Assignment]:
+    def _work(self, train_samples: int, data: Callable[[], int]) -> Generator[m.Assignment]:
         """The assignments of this epoch. Whoever takes one answers it by `optimizer.step()`."""
-        session, turns = self._begin(train_samples)
+        session, turns = self._begin(train_samples, data)
         while True:
             assignment = self._next or self._await(session)
             if assignment.finished or not assignment.ranges or assignment.epoch != self._epoch:

@@ -87,6 +87,7 @@ class Connection:
         self._stub: Stub = self._call(self._open())
         self._reply: m.JoinResponse  # from `join` on
         self._outgoing = Outgoing()
+        self._reopen = asyncio.Event()  # the stream shall be another one
         self._streaming: asyncio.Task[None] | None = None
         self._left = False
 
@@ -218,6 +219,15 @@ class Connection:
 
         self._soon(note)
 
+    def let_go(self, drifted: int) -> None:
+        """Open the stream anew and say that there is no replica: at a version it was not the server's."""
+
+        def reopen() -> None:
+            self._outgoing.version, self._outgoing.drifted = None, drifted
+            self._reopen.set()
+
+        self._soon(reopen)
+
     def report(self, evaluation: m.Evaluation) -> None:
         """Report what was measured; told again after a reconnect."""
         self._soon(self._outgoing.report, evaluation)
@@ -322,6 +332,7 @@ class Connection:
         """One Exchange call from Hello to its end. Raises BrokenError or Refused."""
         call = self._stub.exchange()
         outgoing = self._outgoing
+        self._reopen.clear()
         outgoing.begin(m.Hello(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation))
 
         async def write() -> None:
@@ -334,9 +345,17 @@ class Connection:
                 outgoing.beat(self.activity)
 
         reader = asyncio.create_task(self._read(call, progress))
-        tasks = [reader, asyncio.create_task(write()), asyncio.create_task(beat())]
+        reopen = asyncio.create_task(self._reopen.wait())
+        tasks: list[asyncio.Task[Any]] = [
+            reader,
+            asyncio.create_task(write()),
+            asyncio.create_task(beat()),
+            reopen,
+        ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if reopen.done():
+                raise BrokenError("another replica is needed")
             if not reader.done():
                 # Where the call has ended, reading it tells why; another fault is the writer's own.
                 await asyncio.wait((reader,), timeout=LAST_WORD_S)

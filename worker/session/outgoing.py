@@ -78,6 +78,7 @@ class Outgoing:
     Attributes:
         manifest: None until work may come. plan: the last that came.
         version: that the replica has, or has when everything that came is applied; None before the first.
+        drifted: version at which the replica was found not to be the server's; said once.
         assigned: id of the last assignment that came.
         exchange: that it is about; packets of earlier ones are not sent any more.
         sent: bytes that were written so far, and the seconds during which there were some to write.
@@ -87,6 +88,7 @@ class Outgoing:
         self.manifest: Manifest | None = None
         self.plan: Plan | None = None
         self.version: int | None = None
+        self.drifted = 0
         self.assigned = 0
         self.exchange = 0
         self.sent = 0, 0.0
@@ -323,7 +325,10 @@ class Outgoing:
             version=self.version,
             assigned=self.assigned,
             plan=0 if self.plan is None else self.plan.number,
+            data=manifest.data,
+            drifted=self.drifted,
         )
+        self.drifted = 0
         self.say(ready)
 
     def _put(self, item: bytes | Transfer) -> None:

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from ...compressors import Payload, Plan, add_update, put_update
 from ...proto.manifest import DTYPE, Manifest
 from ...proto.messages import Content, Tensor, Update
+from ...proto.replicas import checksum
 from .groups import ONE_GROUP, ParameterGroups
 from .hooks import as_dense
 
@@ -42,10 +43,13 @@ class Replica:
     _others: Sequence[tuple[str, nn.Parameter]] | None = None  # that are not in it, after the first step
     undone = 0
 
-    def __init__(self, model: nn.Module, train_samples: int, groups: ParameterGroups = ONE_GROUP) -> None:
+    def __init__(
+        self, model: nn.Module, train_samples: int, groups: ParameterGroups = ONE_GROUP, data: int = 0
+    ) -> None:
         """
         Args:
             groups: of the parameters.
+            data: checksum of some of the samples; 0 if they cannot be compared with other workers'.
 
         Raises:
             ModelError: for parameters that are not float32 or have no shape yet, or none at all.
@@ -72,7 +76,7 @@ class Replica:
             Tensor(name=name, shape=tuple(p.shape), dtype=DTYPE, group=groups.number_of.get(name, 0))
             for name, p in named
         ]
-        self.manifest = Manifest(tuple(tensors), train_samples, groups.groups)
+        self.manifest = Manifest(tuple(tensors), train_samples, groups.groups, data)
         self._versions: list[int | None] = []
         self._early: set[int] = set()
         self._parts_of: list[list[int]] = []  # by tensor, the parts that it lies in
@@ -161,6 +165,16 @@ class Replica:
         """Every tensor as flat float32 bytes."""
         flat = self._flat.cpu().numpy()
         return [flat[start:end].view(np.uint8) for start, end in self._ranges]
+
+    def checksum(self) -> int:
+        """Of all that is in it."""
+        return checksum(self._flat.detach().cpu().numpy())
+
+    def let_go(self) -> None:
+        """Have no version any more: only what is whole can be taken in."""
+        self._early.clear()
+        self._versions = [None] * len(self._versions)
+        self._version = None
 
     def apply(self, update: Update, payloads: Sequence[Payload], *, early: bool = False) -> None:
         """Take in a part of an update. One that has been applied before is passed over."""

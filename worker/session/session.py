@@ -389,12 +389,30 @@ class Session:
                 return None
             if self.replica.plan_number < assignment.plan:
                 return None
+            if self._has_drifted(assignment):
+                return None
             self._at(assignment.version, "told to work at")
             self._updates.count()
             self._metrics.epoch.set(assignment.epoch)
         self.replica.go_back()
         self._held = None
         return assignment
+
+    def _has_drifted(self, assignment: m.Assignment) -> bool:
+        """Whether the replica is not what the server takes it for. Then ask for another one."""
+        version, checksum = self._updates.checked
+        if not version or assignment.checked != version or assignment.checksum == checksum:
+            return False
+        log.warning(
+            "the parameters are not the server's at version %d, and are replaced by those. Does the model or "
+            "the script change parameters in place, as Embedding(max_norm=...) does? The server never hears "
+            "of that; with --downlink none its values replace such changes at every version",
+            version,
+        )
+        self._metrics.drifts.inc()
+        self._updates.let_go()
+        self._connection.let_go(version)
+        return True
 
     def _at(self, version: int, what: str) -> None:
         if version != self.replica.version:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...compressors import Plan
+from ...proto.replicas import is_checked
 from ..metrics import Metrics
 from .connection import Connection
 from .receiving import Received
@@ -10,7 +11,11 @@ from .replica import Replica
 
 
 class Updates:
-    """Takes the replica from version to version, and tells the connection which one it has."""
+    """Takes the replica from version to version, and tells the connection which one it has.
+
+    Attributes:
+        checked: the last version at which a checksum of the replica was taken, and that; (0, 0) before.
+    """
 
     def __init__(self, replica: Replica, connection: Connection, metrics: Metrics) -> None:
         self._replica = replica
@@ -19,6 +24,7 @@ class Updates:
         self._arriving: dict[int, Received] = {}  # parts of the next version
         self._arriving_version = 0
         self._raw_arrived = 0
+        self.checked = 0, 0
 
     def adopt(self, plan: Plan) -> None:
         """Have other parts from now on. What has come of an update that is not whole is of no use: the next
@@ -30,6 +36,8 @@ class Updates:
         """Keep a part of an update until all of them are here: this worker may still be asked for something
         at this version. early: apply it nevertheless; the replica can go back."""
         update = received.update
+        if self._replica.version is None and not update.whole:
+            return  # it was on its way when the replica was let go
         if update.version != self._arriving_version:
             self._arriving_version = update.version
             self._arriving.clear()
@@ -49,6 +57,14 @@ class Updates:
         if self._replica.version is not None:
             self._connection.stepped(self._replica.version)
             self._metrics.version.set(self._replica.version)
+            if is_checked(self._replica.version):
+                self.checked = self._replica.version, self._replica.checksum()
+
+    def let_go(self) -> None:
+        """Of the replica, which is not what the server takes it for."""
+        self._arriving.clear()
+        self._replica.let_go()
+        self.checked = 0, 0
 
     def count(self) -> None:
         """Count what has come as received, now that there is work at the version to which it led."""

@@ -185,15 +185,15 @@ def to_device(batch: Any, device: torch.device) -> Any:
     move: Any = getattr(batch, "to", None)
     if callable(move):
         return move(device)
-    members = _members(batch)
+    members = members_of(batch)
     moved = {key: to_device(value, device) for key, value in members.items()}
     if all(moved[key] is value for key, value in members.items()):
         return batch
     return _with_members(batch, moved)
 
 
-def _members(nest: Any) -> dict[Any, Any]:
-    """By key, place or field; of what is no nest, none."""
+def members_of(nest: Any) -> dict[Any, Any]:
+    """Of a tuple, list, mapping or dataclass: by key, place or field; of what is no nest, none."""
     found: Any = {}
     if isinstance(nest, Mapping):
         found = nest  # pyright: ignore[reportUnknownVariableType]

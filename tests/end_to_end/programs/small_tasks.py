@@ -102,6 +102,32 @@ def paced(seconds: float = 0.001, samples: int = 192) -> Task:
     return dataclasses.replace(task, loss=loss)
 
 
+def drifting(samples: int = 1280) -> Task:
+    """The noisy linear problem. In a worker with DRIFTS in its environment the model's code changes a
+    parameter in place, once."""
+    task, steps = regression(samples), itertools.count(1)
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        if "DRIFTS" in os.environ and next(steps) == 5:
+            with torch.no_grad():
+                next(model.parameters()).mul_(1.01)
+        return task.loss(model, batch)
+
+    return dataclasses.replace(task, loss=loss)
+
+
+def drawn() -> Task:
+    """The noisy linear problem, on data that DATA in the environment says."""
+    task = regression()
+    shift = float(os.environ.get("DATA", "0"))
+
+    def batch(indices: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = task.batch(indices)
+        return inputs + shift, targets
+
+    return dataclasses.replace(task, batch=batch)
+
+
 def dying(samples: int = 96, width: int = 16) -> Task:
     """The noisy linear problem. A worker with DIES in its environment is killed in the middle of its third
     backward pass: the gradients of the last layer have left, those of the first do not exist yet."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
-from jobs import Job
-from stepping import state
+from jobs import MODEL, Job
+from stepping import Refuse, state
 
 from gradwire.proto.messages import Decision, Phase
 from gradwire.proto.refusal import Reason
@@ -188,3 +189,34 @@ def test_a_push_without_samples_counts_as_having_pushed() -> None:
     job.push("w0", samples=0)
     job.push("w1")
     assert [c.samples for c in job.one(e.Apply).contributions] == [0, 4]
+
+
+def test_a_worker_with_other_data_is_refused_and_nothing_changes() -> None:
+    job = Job()
+    for worker in "abc":
+        job.join(worker)
+        job.attach(worker)
+    ready = e.Prepared(worker="c", incarnation=1, fingerprint=MODEL, version=None, data=7)
+    job.step(ready)
+    job.step(e.Initialized(worker="a", incarnation=1, fingerprint=MODEL, train_samples=8, data=5))
+    gone = job.one(e.Disconnect)
+    assert (gone.worker, gone.final, gone.refusal.field) == ("c", True, "training samples")
+    before = state(job.core)
+    job.step(replace(ready, worker="b"))
+    assert job.refused().field == "training samples"
+    assert state(job.core) == before
+    for unknown_or_same in (0, 5):
+        job.step(replace(ready, worker="b", data=unknown_or_same))
+        assert not job.all(Refuse)
+
+
+def test_a_replica_that_was_not_the_servers_is_named_and_begins_anew() -> None:
+    job = Job(2)
+    job.step(e.Detached(worker="w1", incarnation=1))
+    job.attach("w1")
+    job.step(e.Prepared(worker="w1", incarnation=1, fingerprint=MODEL, version=None, assigned=2, drifted=64))
+    (note,) = [each for each in job.all(e.Note) if each.warning]
+    assert "version 64" in note.text
+    assert "w1" in note.text
+    assign = job.one(e.Assign)
+    assert (assign.worker, assign.has) == ("w1", None)

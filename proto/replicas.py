@@ -1,0 +1,20 @@
+"""Whether a worker's replica is still what the server takes it for."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .wire import crc32c
+
+CHECK_EVERY = 64  # versions: a checksum reads the whole model
+
+
+def is_checked(version: int) -> bool:
+    """Whether server and workers take the checksum of what they have at a version."""
+    return version % CHECK_EVERY == 0
+
+
+def checksum(values: npt.NDArray[np.float32]) -> int:
+    """CRC-32C over a whole replica, flat float32, in the order of the manifest."""
+    return crc32c((np.ascontiguousarray(values).view(np.uint8),))
