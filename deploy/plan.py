@@ -181,6 +181,7 @@ class LiveJob:
 
 def live_job(server: str) -> LiveJob:
     """Ask the server of a job. Raises SpecError if it does not answer, or does not know enough yet."""
+    from ..proto.refusal import Refused
     from ..settings import parse_address
     from .status import asking  # late: it imports grpc
 
@@ -188,11 +189,14 @@ def live_job(server: str) -> LiveJob:
         target = parse_address(server)
     except ValueError as error:
         raise SpecError(f"--server: {error}") from None
-    with asking(target, measured=True) as ask:
-        ask()  # connects
-        began = time.perf_counter()
-        status = ask()
-        rtt_s = time.perf_counter() - began
+    try:
+        with asking(target, measured=True) as ask:
+            ask()  # connects
+            began = time.perf_counter()
+            status = ask()
+            rtt_s = time.perf_counter() - began
+    except Refused as refused:
+        raise SpecError(f"--server {server}: {refused}") from None
     if status is None:
         raise SpecError(f"--server {server}: no answer; is a gc-server of this release there?")
     measured, job = status.measured, status.job.settings

@@ -11,7 +11,7 @@ import grpc.aio
 
 from ..proto.channel import CLIENT_OPTIONS
 from ..proto.messages import StatusRequest, StatusResponse
-from ..proto.service import Stub
+from ..proto.service import Stub, refusal_of
 
 TIMEOUT_SECONDS = 2.0
 
@@ -24,7 +24,8 @@ def asking(target: str, *, measured: bool = False) -> Generator[Ask]:
 
     measured: whether also for what has been measured of its steps.
 
-    It returns the answer, or None when there is none within `TIMEOUT_SECONDS`.
+    It returns the answer, or None when there is none within `TIMEOUT_SECONDS`, and raises Refused where the
+    server does not want to be asked from here.
     """
 
     async def connect() -> grpc.aio.Channel:
@@ -33,7 +34,10 @@ def asking(target: str, *, measured: bool = False) -> Generator[Ask]:
     async def ask() -> StatusResponse | None:
         try:
             reply: Any = await stub.status(StatusRequest(measured=measured), timeout=TIMEOUT_SECONDS)
-        except grpc.aio.AioRpcError:
+        except grpc.aio.AioRpcError as error:
+            refused = refusal_of(error)
+            if refused is not None:
+                raise refused from None
             return None
         return reply if isinstance(reply, StatusResponse) else None
 

@@ -1,0 +1,217 @@
+"""gc-status: how a running job is doing, once or again and again.
+
+Asks the server for what it knows: how far the job is and what is left of it, what the last steps and
+evaluations came to, the bytes, the members and whom they wait for, and who was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..exits import Exit
+from ..settings import DEFAULT_PORT, parse_address
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..proto.messages import StatusResponse
+
+EVERY_SECONDS = 2.0
+LOST_SHOWN = 5
+
+
+def address(text: str) -> str:
+    """host:port."""
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def positive_seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="gc-status", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--version", action="version", version=f"gc-status {__version__}")
+    text = "address of the server (default: localhost)"
+    default = f"localhost:{DEFAULT_PORT}"
+    found.add_argument("server", nargs="?", type=address, default=default, metavar="HOST[:PORT]", help=text)
+    text = f"show it again every so many seconds, {EVERY_SECONDS:g} if none are given, until the job is over"
+    found.add_argument(
+        "--watch", nargs="?", type=positive_seconds, const=EVERY_SECONDS, metavar="SECONDS", help=text
+    )
+    found.add_argument("--json", action="store_true", help="one JSON object on a line, each time")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    given = parser().parse_args(sys.argv[1:] if argv is None else argv)
+    from ..proto.messages import Phase
+    from ..proto.refusal import Refused
+    from .status import asking  # late: it imports grpc
+
+    try:
+        with asking(given.server) as ask, showing(as_json=given.json, live=given.watch is not None) as show:
+            while True:
+                status = ask()
+                if status is None:
+                    print(
+                        f"gc-status: no answer from {given.server}; is a gc-server of this release there, "
+                        "and is its port open to this machine?",
+                        file=sys.stderr,
+                    )
+                    return Exit.UNREACHABLE
+                show(status)
+                if given.watch is None or status.phase is Phase.FINISHED:
+                    return Exit.DONE
+                time.sleep(given.watch)
+    except Refused as refused:
+        print(f"gc-status: {refused}", file=sys.stderr)
+        return Exit.REFUSED
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+
+
+Show = Callable[["StatusResponse"], None]
+
+
+@contextlib.contextmanager
+def showing(*, as_json: bool, live: bool) -> Generator[Show]:
+    """What shows a status. live: in place of the one before, on a terminal."""
+    if as_json:
+        yield lambda status: print(json.dumps(plain(status), allow_nan=False), flush=True)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    if live and console.is_terminal:
+        with Live(console=console, auto_refresh=False) as display:
+            yield lambda status: display.update(page(status), refresh=True)
+    else:
+        yield lambda status: console.print(page(status))
+
+
+def plain(status: StatusResponse) -> dict[str, Any]:
+    """All of it as JSON can hold it, with what follows from it: `steps_per_second` and `seconds_left`, None
+    where it is not known."""
+    found: dict[str, Any] = _plain(dataclasses.asdict(status))
+    found["phase"] = status.phase.name.lower()
+    found["steps_per_second"] = steps_per_second(status)
+    found["seconds_left"] = seconds_left(status)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def steps_per_second(status: StatusResponse) -> float | None:
+    """Of the last steps."""
+    return 1 / status.step_seconds if status.step_seconds else None
+
+
+def seconds_left(status: StatusResponse) -> float | None:
+    """Until the last epoch ends, at the pace so far; None before there is one, and once nothing is left."""
+    from ..proto.job import job_terms
+
+    epochs = job_terms(status.job).epochs
+    done = min(status.epoch + status.epoch_progress, epochs)
+    if not done or done >= epochs or not status.training_seconds:
+        return None
+    return status.training_seconds * (epochs - done) / done
+
+
+def duration(seconds: float | None) -> str:
+    """As 1:02:03 or 2:03; a dash for None."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def page(status: StatusResponse) -> RenderableType:
+    """Everything for people."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from .progress import traffic
+
+    rows = Table.grid(padding=(0, 2))
+    for name, value in facts(status):
+        rows.add_row(Text(name, style="bold"), value)
+    rows.add_row(Text("bytes", style="bold"), traffic(status))
+    parts: list[RenderableType] = [rows]
+    if status.members:
+        table = Table("rank", "worker", "compressor", "pushes", "heard", "does")
+        for member in status.members:
+            heard = f"{member.heard_seconds:.1f} s ago" + ("" if member.attached else ", not connected")
+            compressor = member.compressor or "–"
+            table.add_row(
+                *(str(member.rank), Text(member.worker), Text(compressor), f"{member.pushes:,}"),
+                *(heard, Text(member.activity or "–")),
+            )
+        parts.append(table)
+    lines = [f"lost: {each.worker} at version {each.version}: {each.reason}" for each in status.lost]
+    parts += [Text(line, style="yellow") for line in lines[-LOST_SHOWN:]]
+    return Group(*parts)
+
+
+def facts(status: StatusResponse) -> Generator[tuple[str, str]]:
+    """By name, what there is to know of the job as a whole."""
+    from ..proto.job import job_terms
+    from ..proto.messages import Phase
+
+    job = job_terms(status.job)
+    yield "job", f"{'scripts' if job.script else job.task}, mode {job.mode}, gradwire {status.software}"
+    yield "phase", status.phase.name.lower()
+    if status.waiting:
+        yield "waits", status.waiting
+    share = f", {status.epoch_progress:.0%} of the next one" if status.phase is Phase.RUNNING else ""
+    yield "progress", f"{status.epoch} of {job.epochs} epochs{share}; version {status.version:,}"
+    if status.step_seconds:
+        expected = status.predicted_step_seconds
+        beside = f" (predicted {1e3 * expected:.3g} ms)" if expected else ""
+        text = f"{1e3 * status.step_seconds:.3g} ms a step{beside}, {1 / status.step_seconds:.3g} steps/s"
+        yield "pace", text
+    yield "time", f"{duration(status.training_seconds)} so far, {duration(seconds_left(status))} left"
+    if status.version and math.isfinite(status.train_loss):
+        yield "training", f"loss {status.train_loss:.4f}"
+    if status.evaluations:
+        last = max(status.evaluations, key=lambda each: each.epoch)
+        values = "  ".join(f"{name} {value:.4f}" for name, value in sorted(last.metrics.items()))
+        yield "validation", f"{values or 'nothing'}  (epoch {last.epoch})"
+    yield "pushes", f"{status.pushes:,} accepted, {status.refused_pushes:,} refused"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""gc-status: what it makes of an answer."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from gradwire.deploy.watch import duration, page, plain, seconds_left
+from gradwire.proto.job import job_message
+from gradwire.proto.messages import EpochStatus, LostStatus, MemberStatus, Phase, StatusResponse, Traffic
+from gradwire.settings import JobTerms
+
+STATUS = StatusResponse(
+    job=job_message(JobTerms(id="j", work="gradients", epochs=4)),
+    phase=Phase.RUNNING,
+    waiting="",
+    version=1234,
+    epoch=1,
+    epoch_progress=0.5,
+    members=(
+        MemberStatus(
+            worker="[odd]",
+            rank=0,
+            attached=False,
+            heard_seconds=2.0,
+            activity="computing",
+            compressor="4bit",
+            pushes=7,
+        ),
+    ),
+    lost=(LostStatus(worker="gone", rank=1, reason="not heard of", version=3),),
+    evaluations=(EpochStatus(epoch=1, version=800, metrics={"perplexity": 3.5, "loss": 1.25}),),
+    traffic=Traffic(wire_bytes_up=10, raw_bytes_up=40),
+    pushes=7,
+    refused_pushes=0,
+    train_loss=0.75,
+    training_seconds=30.0,
+    parameters_sha256="",
+    software="0",
+    step_seconds=0.02,
+)
+
+
+def shown(status: StatusResponse) -> str:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(page(status))
+    return console.export_text()
+
+
+def test_everything_is_shown() -> None:
+    said = shown(STATUS)
+    for words in (
+        "1 of 4 epochs, 50% of the next one; version 1,234",
+        "20 ms a step, 50 steps/s",
+        "0:30 so far, 0:50 left",
+        "loss 1.2500  perplexity 3.5000  (epoch 1)",
+        "[odd]",
+        "2.0 s ago, not connected",
+        "lost: gone at version 3: not heard of",
+    ):
+        assert words in said
+
+
+def test_before_the_first_step_nothing_is_made_up() -> None:
+    status = replace(
+        STATUS, version=0, epoch=0, epoch_progress=0.0, step_seconds=0.0, training_seconds=0.0, evaluations=()
+    )
+    said = shown(replace(status, train_loss=float("nan"), members=()))
+    assert "0:00 so far, – left" in said
+    assert "steps/s" not in said
+    assert "loss" not in said
+
+
+def test_json_has_no_nan() -> None:
+    found = json.loads(json.dumps(plain(replace(STATUS, train_loss=float("nan"))), allow_nan=False))
+    assert found["train_loss"] is None
+    assert found["evaluations"][0]["metrics"] == {"perplexity": 3.5, "loss": 1.25}
+    assert found["phase"] == "running"
+    assert found["seconds_left"] == pytest.approx(50)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "–"), (0.4, "0:00"), (61, "1:01"), (3599.6, "1:00:00"), (90061, "25:01:01")]
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_nothing_is_left_of_a_job_that_is_over() -> None:
+    assert seconds_left(replace(STATUS, epoch=4, epoch_progress=0.0)) is None
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = "import sys; from gradwire.deploy.watch import parser; parser(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert {"torch", "grpc", "numba", "rich"}.isdisjoint(done.stdout.split())

@@ -1,0 +1,52 @@
+"""gc-status: what it says of a job that runs, from outside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from daemons import Daemons
+
+from gradwire.deploy.watch import main
+from gradwire.exits import Exit
+
+JOB = ("--task", "small_tasks:paced:seconds=0.01", "--epochs", "2", "--batch-size", "8", "--seed", "3")
+
+
+def test_a_look_at_a_job_that_runs_and_watching_it_to_its_end(
+    daemons: Daemons, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = daemons.server(*JOB, "--min-workers", "2")
+    workers = [daemons.worker(server.address, "--worker-id", name) for name in ("left", "right")]
+    server.wait_for("epoch 1, version")
+
+    assert main([server.address]) == Exit.DONE
+    said = capsys.readouterr().out
+    for words in ("small_tasks:paced", "mode sync", "running", "1 of 2 epochs", "left", "right", "accepted"):
+        assert words in said
+    assert "accuracy 0.5000" in said
+    assert "loss" in said
+
+    assert main([server.address, "--json", "--watch", "0.2"]) == Exit.DONE
+    looks = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["phase"] for each in looks][-1] == "finished"
+    assert [each["version"] for each in looks] == sorted(each["version"] for each in looks)
+    assert looks[0]["steps_per_second"] > 0
+    assert looks[0]["seconds_left"] > 0
+    assert looks[-1]["seconds_left"] is None
+    assert {each["worker"] for each in looks[0]["members"]} == {"left", "right"}
+    assert [worker.wait() for worker in workers] == [0, 0]
+
+
+def test_nobody_there_and_an_address_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["127.0.0.1:1"]) == Exit.UNREACHABLE
+    assert "no answer from 127.0.0.1:1" in capsys.readouterr().err
+    for wrong, words in (
+        ("http://here", "expected host or host:port"),
+        ("--watch=0", "expected a number of seconds above 0"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([wrong])
+        assert ended.value.code == Exit.USAGE
+        assert words in capsys.readouterr().err
