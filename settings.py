@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from .configuration import REQUIRED, option
 from .optimizer import parse_optimizer
-from .spec import Spec, SpecError, parse_spec, unknown
+from .spec import Length, Spec, SpecError, parse_length, parse_spec, unknown
 
 DEFAULT_PORT = 50051
 BUILT_IN_TASKS = ("digits", "characters")
@@ -53,6 +53,14 @@ def parse_task(text: str) -> Spec:
             f"{unknown('task', spec.name, BUILT_IN_TASKS)}; your own is named module:function[:key=value,...]"
         )
     return spec
+
+
+def parse_evaluate_every(text: str) -> Length:
+    """Raises ValueError."""
+    found = parse_length(text)
+    if not found.number:
+        raise ValueError(f"expected a length above 0, got {text!r}")
+    return found
 
 
 def parse_address(text: str) -> str:
@@ -110,7 +118,33 @@ class JobSettings:
     mode: str = training(
         "sync", "mode, which says how pushes become versions; all of them are listed below", metavar=_SPEC
     )
-    epochs: int = training(30, "passes over the training samples", least=1, most=_MAX_UINT32)
+    epochs: int = training(
+        30,
+        "passes over the training samples; 0 for as many as it takes until --max-steps or --max-seconds",
+        least=0,
+        most=_MAX_UINT32,
+    )
+    max_steps: int = training(
+        0, "steps, which are versions of the parameters, after which the job ends; 0 for no limit", least=0
+    )
+    max_seconds: float = training(
+        0.0,
+        "time of training after which the job ends with the steps that have begun; 0 for no limit",
+        unit="seconds",
+        least=0,
+    )
+    early_stop: str = training(
+        "",
+        "metric without whose getting better the job ends, such as accuracy:patience=5,delta=0.001; patience "
+        "is in evaluations, and of losses, errors and perplexities less is better",
+        metavar=_SPEC,
+    )
+    evaluate_every: str = training(
+        "1epoch",
+        "length of training after which the parameters are evaluated, such as 2epochs, 500steps, 60s or 5min",
+        metavar="LENGTH",
+        parse=parse_evaluate_every,
+    )
     batch_size: int = training(32, "samples per worker and step", least=1, most=_MAX_UINT32)
     seed: int = training(
         1, "seed for initial parameters, sample order and compressors", least=0, most=2**63 - 1
@@ -124,7 +158,8 @@ class JobSettings:
     learning_rate: float = training(0.1, "base learning rate", least=0)
     schedule: str = training(
         "constant",
-        "schedule of the learning rate: constant, cosine, step or exponential, such as cosine:warmup=5",
+        "schedule of the learning rate: constant, cosine, step or exponential, such as "
+        "cosine:warmup=200steps,minimum=0.1",
         metavar=_SPEC,
     )
     clip_norm: float = training(

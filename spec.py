@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cache, partial
@@ -84,6 +84,43 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f" (did you mean {nearest[0]!r}?)" if nearest else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Of a stretch of training. unit: epochs, steps or seconds."""
+
+    number: float
+    unit: str
+
+
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)(epochs?|steps?|s|seconds|min|h)?")
+_UNITS = {
+    "epoch": ("epochs", 1.0),
+    "epochs": ("epochs", 1.0),
+    "step": ("steps", 1.0),
+    "steps": ("steps", 1.0),
+    "s": ("seconds", 1.0),
+    "seconds": ("seconds", 1.0),
+    "min": ("seconds", 60.0),
+    "h": ("seconds", 3600.0),
+}
+
+
+def parse_length(text: str, units: Sequence[str] = ("epochs", "steps", "seconds")) -> Length:
+    """Such as 200steps, 1.5epochs, 30s, 5min or 2h; a number alone is of epochs.
+
+    Raises:
+        ValueError: says what is accepted.
+    """
+    match = _LENGTH.fullmatch(text)
+    if match is not None:
+        unit, times = _UNITS[match[2] or "epochs"]
+        number = float(match[1]) * times
+        if unit in units and (unit != "steps" or number.is_integer()):
+            return Length(number, unit)
+    shown = {"epochs": "2epochs", "steps": "200steps", "seconds": "30s, 5min or 1h"}
+    raise ValueError(f"expected a length such as {', '.join(shown[unit] for unit in units)}, got {text!r}")
+
+
 def parse_switch(text: str) -> bool:
     """`on` or `off`; raise `ValueError` otherwise."""
     if text not in _SWITCH:
@@ -157,6 +194,8 @@ def _parse_value(value_type: type[Any], text: str) -> Any:
         return accepted[text]
     if value_type is bool:
         return parse_switch(text)
+    if value_type is Length:
+        return parse_length(text, ("epochs", "steps"))
     try:
         return value_type(text)
     except ValueError:

@@ -435,7 +435,7 @@ class Evaluation:
     """What the worker that was asked to evaluate measured on the validation data."""
 
     version: int  # that was evaluated
-    epoch: int  # epochs completed
+    epoch: int  # its number, as in Assignment.evaluate_epoch
     metrics: Mapping[str, float]  # "loss", "accuracy", …
 
 
@@ -521,7 +521,7 @@ class Assignment:
     epoch: int = 0  # Of the samples, from 0
     position: int = 0  # Of this worker among those that were given work together
     world: int = 0  # How many those are; 0: there is nothing to compute
-    evaluate_epoch: int = 0  # Evaluate this version first, report it as this epoch; 0: do not
+    evaluate_epoch: int = 0  # Evaluate this version first, report it under this number; 0: do not
     finished: bool = False  # The job is done: leave
     id: int  # grows with every assignment of the job, from 1
     ranges: tuple[Range, ...] = ()  # The samples to train on; none: nothing to compute
@@ -605,6 +605,7 @@ class StatusRequest:
     """Ask what the job is doing."""
 
     measured: bool = False  # Also say what has been measured of the job's steps
+    losses: bool = False  # Also say how the training loss went
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -650,12 +651,21 @@ class LostStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochStatus:
-    """An evaluation at the end of an epoch."""
+    """An evaluation."""
 
-    epoch: int  # epochs completed
-    version: int  # at which they were
+    epoch: int  # its number; if every epoch is evaluated, the epochs completed
+    version: int  # that was evaluated
     metrics: Mapping[str, float]  # "loss", "accuracy", …
     seconds: float = 0.0  # From the first round's opening to this version
+    epochs: float = 0.0  # That had been trained on when it was asked for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossPoint:
+    """Mean training loss of some versions in a row."""
+
+    version: int  # the last of them
+    loss: float  # weighted by samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -700,6 +710,8 @@ class StatusResponse:
     measured: Measured | None = None  # if it was asked for, and enough is known
     step_seconds: float = 0.0  # From one round to the next, median of the last ones
     predicted_step_seconds: float = 0.0  # What a step should take, by what has been measured; 0: not known
+    learning_rate: float = 0.0  # Of the next step, by the job's schedule; 0 where scripts say it
+    losses: tuple[LossPoint, ...] = ()  # If they were asked for: training losses, in order of version
 
 
 InitializeMessage = Chunk | InitializeHeader

@@ -9,6 +9,8 @@ from ..configuration import UsageError
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..settings import ServerSettings
 from ..spec import SpecError
+from .job import limits
+from .job.limits import parse_early_stop
 from .job.modes import registry
 from .job.schedule import parse_schedule
 from .shard.aggregation import parse_aggregation
@@ -24,6 +26,7 @@ def _parse_output(text: str) -> None:
 SPECS = {
     "mode": registry.parse,
     "schedule": parse_schedule,
+    "early_stop": parse_early_stop,
     "aggregation": parse_aggregation,
     "fusion": parse_fusion,
     "order": parse_order,
@@ -36,6 +39,10 @@ def check(settings: ServerSettings) -> None:
     """Raise UsageError for options that do not go together."""
     mode = registry.parse(settings.mode)
     mode.check(settings)
+    try:
+        limits.check(settings)
+    except SpecError as error:
+        raise UsageError(str(error)) from None
     if settings.clip_norm and mode.workers_step:
         why = "workers take the steps there, and the server has no gradient"
         raise UsageError(f"--clip-norm {settings.clip_norm:g}: not with --mode {settings.mode}: {why}; use 0")

@@ -40,7 +40,11 @@ from gradwire.settings import (
 from gradwire.spec import SpecError
 from gradwire.worker import cli as worker
 
-SPECS = {"task": "spirals:task:points=64", "optimizer": "adamw:weight_decay=0.1"}
+SPECS = {
+    "task": "spirals:task:points=64",
+    "optimizer": "adamw:weight_decay=0.1",
+    "evaluate_every": "500steps",
+}
 
 
 def others(cls: type[Any]) -> dict[str, Any]:
@@ -78,7 +82,7 @@ def test_the_job_of_another_release_is_read_as_far_as_it_is_known() -> None:
     ("settings", "words"),
     [
         ({}, "expected a kind of work"),
-        ({"work": "gradients", "epochs": "0"}, "epochs: expected 1 to"),
+        ({"work": "gradients", "epochs": "-1"}, "epochs: expected 0 to"),
         ({"work": "gradients", "seed": "x"}, "seed: expected a whole number"),
         ({"work": "gradients", "optimizer": "lion"}, "unknown optimizer 'lion'"),
     ],

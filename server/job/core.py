@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 from ...proto.messages import Assignment, Decision, LostStatus, Outcome, Phase, Welcome
 from ...proto.refusal import Refusal, Refused
-from ...settings import ServerSettings
+from ...settings import ServerSettings, parse_evaluate_every
 from . import events as e
-from . import refusals, saving
+from . import limits, refusals, saving
 from .modes.mode import Mode
 from .modes.options import ModeOptions
 from .roster import BROKEN, OPENED, Life, Member, Roster, WorkLife
@@ -43,7 +43,12 @@ class Core(JobState):
     def __init__(self, rules: ServerSettings, options: ModeOptions) -> None:
         """options: of the job's mode."""
         roster = Roster(lease_s=rules.lease_seconds)
-        super().__init__(rules=rules, schedule=parse_schedule(rules.schedule), roster=roster)
+        super().__init__(
+            rules=rules,
+            schedule=parse_schedule(rules.schedule),
+            evaluate_every=parse_evaluate_every(rules.evaluate_every),
+            roster=roster,
+        )
         self.mode: Mode = options.mode(self)
         self._handlers: dict[type[Any], Callable[[Any, float], e.Result[Any] | list[e.Action]]] = {
             e.Joined: self._joined,
@@ -182,7 +187,7 @@ class Core(JobState):
         self.roster.find(event.worker, event.incarnation, now)
         self.phase = Phase.GATHERING
         self.fingerprint, self.data = event.fingerprint, event.data
-        self.samples = Samples(event.train_samples, self.rules.epochs)
+        self.samples = Samples(event.train_samples, limits.epochs(self.rules))
         self.mode.restored()
         self.wait_from(now)
         actions: list[e.Action] = []
@@ -240,10 +245,13 @@ class Core(JobState):
         if self.phase not in (Phase.GATHERING, Phase.RUNNING):
             return self._finish(now) if self.phase is Phase.FINISHING else []
         started = self.started_at is not None
-        if started and self.mode.quiet and self.samples.done:
+        self.look_at_limits(now)
+        if started and self.mode.quiet and self.done:
             self.phase = Phase.FINISHING
+            self.last_evaluation = max(self.evaluations_passed, self.evaluations.latest + 1)
             self.wait_from(now)
-            return self._finish(now)
+            why: list[e.Action] = [e.Note(text=f"the job ends: {self.stopped}")] if self.stopped else []
+            return [*why, *self._finish(now)]
         needed = 1 if started else self.rules.min_workers
         if self.mode.quiet and self.roster.ready_members < needed:
             if self.phase is Phase.RUNNING:
@@ -330,7 +338,7 @@ class Core(JobState):
         late = self.mode.too_late(void)
         if not self.samples.take_back(void.drawn, settled=late):
             return
-        if self.samples.done:  # its gradient would wait in its residual for a push that never comes
+        if self.done:  # its gradient would wait in its residual for a push that never comes
             self.samples.give_back(void.drawn, settled=True)
             return
         void.become(WorkLife.LATE if late else WorkLife.GIVEN)
@@ -389,7 +397,7 @@ class Core(JobState):
         return [
             self._last_assignment(member, finished=False)
             for member in idle_first
-            if self.ask_for_evaluation(member, self.epoch, self.assignments + 1, now)
+            if self.ask_for_evaluation(member, self.last_evaluation, self.assignments + 1, now)
         ]
 
     def _last_assignment(self, member: Member, *, finished: bool) -> e.Assign:
@@ -398,7 +406,7 @@ class Core(JobState):
             version=self.version,
             epoch=self.epoch,
             progress=self.samples.progress,
-            evaluate_epoch=0 if finished else self.epoch,
+            evaluate_epoch=0 if finished else self.last_evaluation,
             finished=finished,
             apply=self.applied,
         )
@@ -410,11 +418,12 @@ class Core(JobState):
             return []  # told again after a reconnect
         started_at = self.started_at or 0.0
         if not self.evaluations.report(member.id, event.epoch, event.version, event.metrics, started_at):
-            text = f"an evaluation of epoch {event.epoch} by {member.name} was not asked for and is ignored"
+            text = f"evaluation {event.epoch} by {member.name} was not asked for and is ignored"
             return [e.Note(text=text, warning=True)]
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(event.metrics.items()))
-        note = e.Note(text=f"epoch {event.epoch}, version {event.version}: {text} (by {member.name})")
-        if self.phase is Phase.FINISHING and event.epoch == self.epoch:
+        which = "epoch" if self.rules.evaluate_every == "1epoch" and not self.stopped else "evaluation"
+        note = e.Note(text=f"{which} {event.epoch}, version {event.version}: {text} (by {member.name})")
+        if self.phase is Phase.FINISHING and event.epoch == self.last_evaluation:
             self.phase = Phase.FINISHED
             return [note, e.Finish(), *self._finish(now)]
         return [note, *self._advance(now)]
@@ -429,7 +438,9 @@ class Core(JobState):
         if self.phase is Phase.STOPPING:
             raise Refused(refusals.stopping(worker, "no new members"))
         if self.phase is Phase.FINISHED or (self.phase is Phase.FINISHING and not self.roster.knows(worker)):
-            raise Refused(refusals.finished(worker, self.rules.epochs))
+            raise Refused(
+                refusals.finished(worker, self.stopped or f"its {self.rules.epochs} epochs are done")
+            )
 
     # ---- time
 
@@ -444,7 +455,8 @@ class Core(JobState):
                 actions.append(e.Disconnect(*member.id, refusal=why, final=False))
             finished = self.phase is Phase.FINISHED
             actions += self._take_out(member, reason, expected=finished, away=True)
-        if expired or self.mode.due(now):
+        ends = self.phase is Phase.RUNNING and 0 < self.rules.max_seconds <= now - (self.started_at or now)
+        if expired or self.mode.due(now) or (ends and not self.stopped):
             actions += self._advance(now)
         return actions + self._report(now)
 

@@ -1,4 +1,7 @@
-"""Who evaluates which epoch: each once, one at a time, and by another member if the first one is lost."""
+"""Who makes which evaluation: each once, one at a time, and by another member if the first one is lost.
+
+They are known by number, which is that of the epoch where every epoch is evaluated.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ class Asked:
     version: int
     asked_at: float
     assignment: int  # its id
+    progress: float = 0.0  # epochs that had been trained on
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,6 +38,12 @@ class Evaluations:
     def wants(self, epoch: int) -> bool:
         """Whether a member is to be asked for this epoch. One is at a time: a slow one delays the next."""
         return epoch > 0 and self.asked is None and not self.has(epoch)
+
+    @property
+    def latest(self) -> int:
+        """The largest number that was asked for; 0 before the first."""
+        numbers = [done.epoch for done in self.done[-1:]]
+        return max([*numbers, *([self.asked.epoch] if self.asked is not None else [])], default=0)
 
     def is_by(self, member: Name) -> bool:
         """Whether this member was asked, and has not reported."""
@@ -54,6 +64,9 @@ class Evaluations:
             return False
         self.asked = None
         seconds = asked.asked_at - started_at
-        self.done.append(EpochStatus(epoch=epoch, version=version, metrics=metrics, seconds=seconds))
+        status = EpochStatus(
+            epoch=epoch, version=version, metrics=metrics, seconds=seconds, epochs=asked.progress
+        )
+        self.done.append(status)
         self.done.sort(key=lambda done: done.epoch)
         return True

@@ -252,8 +252,8 @@ def not_coded(worker: str) -> Refusal:
     )
 
 
-def finished(worker: str, epochs: int) -> Refusal:
-    text = f"the job has finished its {epochs} epochs"
+def finished(worker: str, how: str) -> Refusal:
+    text = f"the job has finished: {how}"
     return Refusal(reason=Reason.JOB_FINISHED, worker=worker, message=text)
 
 

@@ -132,7 +132,12 @@ class Samples:
     @property
     def done(self) -> bool:
         """Whether every sample of every epoch is settled."""
-        return self.completed == self.epochs and not self._returned and not any(self._unsettled.values())
+        return self.completed == self.epochs and not self._returned and self.settled
+
+    @property
+    def settled(self) -> bool:
+        """Whether nobody has any that are not settled."""
+        return not any(self._unsettled.values())
 
     @property
     def progress(self) -> float:

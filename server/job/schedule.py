@@ -1,7 +1,8 @@
-"""Learning-rate schedules: pure functions of the epochs completed, so they have no state to save.
+"""Learning-rate schedules: pure functions of how far the job is, so they have no state to save.
 
-Given as `name[:key=value,...]`. Every schedule takes `warmup`, in epochs, over which the rate grows linearly
-from nothing to the base rate.
+Given as `name[:key=value,...]`. Every schedule takes `warmup`, over which the rate grows linearly from
+nothing to the base rate, and `minimum`, the part of the base rate below which it does not decay. Lengths are
+of epochs, or of steps, which are versions: `warmup=2`, `warmup=200steps`.
 """
 
 from __future__ import annotations
@@ -10,61 +11,85 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...spec import parse_one_of
+from ...spec import Length, parse_one_of
+
+NOTHING, EPOCH, TEN_EPOCHS = (Length(number, "epochs") for number in (0, 1, 10))
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """How far a job is, in the middle of a step.
+
+    epochs, steps: that have passed. of_job: which part of all of it, 0 to 1; 0 if nobody knows its end.
+    """
+
+    epochs: float
+    steps: float = 0.0
+    of_job: float = 0.0
+
+    def lengths(self, length: Length) -> float:
+        """How many times so much has passed."""
+        return (self.epochs if length.unit == "epochs" else self.steps) / length.number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
     """The base rate throughout."""
 
-    warmup: float = 0.0
+    warmup: Length = NOTHING
+    minimum: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.warmup < math.inf:
-            raise ValueError(f"warmup: expected a finite number of at least 0 epochs, got {self.warmup:g}")
+        if not 0 <= self.minimum <= 1:
+            raise ValueError(f"minimum: expected 0 to 1, a part of the base rate, got {self.minimum:g}")
 
-    def factor(self, epoch: float, epochs: int) -> float:
-        """What the base rate is multiplied with when `epoch` (fractional, the middle of a round) of `epochs`
-        have passed."""
-        ramp = min(1.0, epoch / self.warmup) if self.warmup else 1.0
-        return ramp * self.decay(epoch, epochs)
+    def factor(self, passed: Passed) -> float:
+        """What the base rate is multiplied with."""
+        ramp = min(1.0, passed.lengths(self.warmup)) if self.warmup.number else 1.0
+        return ramp * max(self.minimum, self.decay(passed))
 
-    def decay(self, epoch: float, epochs: int) -> float:
+    def decay(self, passed: Passed) -> float:
         return 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cosine(Constant):
-    """Half a cosine from the base rate to nothing at the last epoch."""
+    """Half a cosine from the base rate, where the warm-up ends, to the minimum, where the job does."""
 
-    def decay(self, epoch: float, epochs: int) -> float:
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, epoch / epochs)))
+    def decay(self, passed: Passed) -> float:
+        # How far warm-up and job are says what part of the job the warm-up is, whatever they are counted in.
+        warmed = passed.lengths(self.warmup) if self.warmup.number else math.inf
+        begin = passed.of_job / warmed if warmed else 1.0
+        if passed.of_job <= begin:
+            return 1.0
+        part = min(1.0, (passed.of_job - begin) / (1 - begin)) if begin < 1 else 1.0
+        return self.minimum + (1 - self.minimum) * 0.5 * (1 + math.cos(math.pi * part))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step(Constant):
-    """Multiplied with gamma after every so many epochs."""
+    """Multiplied with gamma after every so many epochs or steps."""
 
-    every: int = 10
+    every: Length = TEN_EPOCHS
     gamma: float = 0.1
 
     def __post_init__(self) -> None:
         # Named, because a dataclass with slots is not the class that super() would look for.
         Constant.__post_init__(self)
-        if self.every < 1:
-            raise ValueError(f"every: expected at least 1 epoch, got {self.every}")
+        if self.every.number < 1:
+            raise ValueError(f"every: expected at least 1, got {self.every.number:g}")
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma: expected above 0 and at most 1, got {self.gamma:g}")
 
-    def decay(self, epoch: float, epochs: int) -> float:
-        return float(self.gamma ** (int(epoch) // self.every))
+    def decay(self, passed: Passed) -> float:
+        return float(self.gamma ** int(passed.lengths(self.every)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exponential(Step):
     """Multiplied with gamma after every epoch; the 4-bit paper uses 0.94."""
 
-    every: int = 1
+    every: Length = EPOCH
     gamma: float = 0.94
 
 

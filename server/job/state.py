@@ -8,12 +8,14 @@ from typing import Any
 
 from ...proto.messages import Assignment, LostStatus, Phase
 from ...settings import ServerSettings
+from ...spec import Length
+from . import limits
 from .evaluations import Asked, Evaluations
 from .events import Action, Assign
 from .roster import Member, Roster, Work
 from .samples import Drawn, Samples
 from .saving import DERIVED
-from .schedule import Constant
+from .schedule import Constant, Passed
 
 LOST_REMEMBERED = 256
 PUSHES_AFTER_PLAN = 3  # of each member, or a new plan does not come into force
@@ -21,10 +23,11 @@ PUSHES_AFTER_PLAN = 3  # of each member, or a new plan does not come into force
 
 @dataclass(kw_only=True)
 class JobState:
-    """One job. All of it but the rules and the schedule, which is one of them, is saved."""
+    """One job. All of it but the rules, and what is made of them, is saved."""
 
     rules: ServerSettings = field(metadata=DERIVED)
     schedule: Constant = field(metadata=DERIVED)
+    evaluate_every: Length = field(metadata=DERIVED)
     roster: Roster
     phase: Phase = Phase.EMPTY
     initializer: tuple[str, int] | None = None  # (worker, incarnation) that was asked for the parameters
@@ -49,12 +52,17 @@ class JobState:
     clipped: int = 0  # elements of gradients in coded mode, by all workers
     drifting: int = 0  # members whose replicas differ from the first one's
     largest_staleness: int = 0  # of accepted pushes: in clocks in stale mode, else in versions
+    elapsed_s: float = 0.0  # from then on
+    stopped: str = ""  # why it ends before its last epoch; empty while it does not
+    last_evaluation: int = 0  # number of the one of the last version
     waiting_since: float | None = None  # when whatever is waited for began
     reported: tuple[str, float] | None = None  # what was last told of it, and when
 
     def rate_factor(self, progress: float) -> float:
-        """What the base learning rate is multiplied with after so many epochs."""
-        return self.schedule.factor(progress, self.rules.epochs)
+        """What the base learning rate is multiplied with after so many epochs, in the next step."""
+        steps = self.version + 0.5
+        of_job = limits.of_job(self.rules, progress, steps)
+        return self.schedule.factor(Passed(epochs=progress, steps=steps, of_job=of_job))
 
     @property
     def epoch(self) -> int:
@@ -62,9 +70,39 @@ class JobState:
         return self.samples.completed
 
     @property
-    def epoch_to_evaluate(self) -> int:
-        """The last one completed, 0 for none: the end of the last epoch waits for the last version."""
-        return self.epoch if self.epoch < self.rules.epochs else 0
+    def done(self) -> bool:
+        """Whether nothing more is to be trained on, and nobody has anything to answer for."""
+        return self.samples.done or (bool(self.stopped) and self.samples.settled)
+
+    def may_step(self, ahead: int = 0) -> bool:
+        """Whether one more step may be begun, with so many under way."""
+        most = self.rules.max_steps
+        return not self.stopped and (not most or self.version + ahead < most)
+
+    def look_at_limits(self, now: float) -> None:
+        """Whether the job ends before its last epoch."""
+        if self.started_at is None or self.stopped:
+            return
+        self.elapsed_s = now - self.started_at
+        metrics = [each.metrics for each in self.evaluations.done]
+        self.stopped = limits.why_over(self.rules, self.version, self.elapsed_s, metrics)
+
+    @property
+    def evaluation_due(self) -> int:
+        """Number of the last one that is due, 0 for none: the last of all waits for the last version."""
+        return 0 if self.stopped or self.epoch >= limits.epochs(self.rules) else self.evaluations_passed
+
+    @property
+    def evaluations_passed(self) -> int:
+        """Number of the last one that became due; by epochs, of the last epoch that was completed."""
+        every = self.evaluate_every
+        whole = every.number.is_integer()
+        passed = {
+            "epochs": self.epoch if whole else self.samples.progress,
+            "steps": self.version,
+            "seconds": self.elapsed_s,
+        }
+        return int(passed[every.unit] / every.number)
 
     @property
     def epoch_progress(self) -> float:
@@ -76,7 +114,8 @@ class JobState:
         """Whether a new plan waits that is of use. What is being pushed when it comes into force waits in
         residuals, so everybody has to have work after that."""
         needed = PUSHES_AFTER_PLAN * self.rules.batch_size * len(self.roster.members)
-        return self.planned and self.samples.left >= needed
+        most, steps = self.rules.max_steps, self.version + PUSHES_AFTER_PLAN
+        return self.planned and self.samples.left >= needed and (not most or steps <= most)
 
     def assign(self, member: Member, assignment: Assignment) -> Assign:
         """Number the assignment and have it sent. Afterwards the member's replica is at its version."""
@@ -117,12 +156,17 @@ class JobState:
         return Assign(worker=member.worker, assignment=assignment, has=has)
 
     def ask_for_evaluation(self, member: Member, epoch: int, assignment: int, now: float) -> bool:
-        """Whether this member shall evaluate the epoch, as part of this assignment: once, unless the one that
-        was asked before is lost or never heard of it."""
+        """Whether this member shall make the evaluation of this number, as part of this assignment: once,
+        unless the one that was asked before is lost or never heard of it."""
         if not self.evaluations.wants(epoch):
             return False
         self.evaluations.asked = Asked(
-            by=member.id, epoch=epoch, version=self.version, asked_at=now, assignment=assignment
+            by=member.id,
+            epoch=epoch,
+            version=self.version,
+            asked_at=now,
+            assignment=assignment,
+            progress=self.samples.progress,
         )
         return True
 

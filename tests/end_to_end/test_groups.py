@@ -11,7 +11,7 @@ from daemons import TASKS, Daemons
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from test_training import finished, free_port, get, sample
 
-from gradwire.server.job.schedule import parse_schedule
+from gradwire.server.job.schedule import Passed, parse_schedule
 from gradwire.worker.tasks import load
 from gradwire.worker.tasks.sharding import epoch_order
 
@@ -31,7 +31,10 @@ def reference(make: Any, options: dict[str, Any], clip: float) -> tuple[dict[str
     optimizer = make([*task.groups(model), rest], lr=0.01, **options)
     schedule, steps = parse_schedule("cosine"), task.train_samples // BATCH
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: schedule.factor((step + 0.5) / steps, EPOCHS)
+        optimizer,
+        lambda step: schedule.factor(
+            Passed(epochs=(step + 0.5) / steps, of_job=(step + 0.5) / steps / EPOCHS)
+        ),
     )
     norm = 0.0
     for epoch in range(EPOCHS):

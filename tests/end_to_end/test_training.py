@@ -229,7 +229,7 @@ def test_after_the_job_a_worker_has_nothing_to_do(daemons: Daemons) -> None:
     finished(server)
     late = daemons.worker(server.address)
     assert late.wait() == 0
-    late.wait_for("the job has finished its 2 epochs; nothing left to do")
+    late.wait_for("the job has finished: its 2 epochs are done; nothing left to do")
 
 
 @pytest.mark.parametrize(

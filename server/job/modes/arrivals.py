@@ -122,6 +122,8 @@ class Arrivals(Mode):
             self._held_back = set()
         actions: list[e.Action] = []
         members = state.roster.members
+        given = sum(each.work is not None and not each.work.late for each in members.values())
+        ahead = self._promised - state.version + given  # steps under way
         for member in sorted((members[each] for each in idle), key=lambda member: member.rank):
             if not member.listening or member.work is not None:
                 idle.discard(member.worker)
@@ -144,7 +146,7 @@ class Arrivals(Mode):
                 idle.discard(member.worker)
                 continue
             member.pace = member.pace or Pace(share=state.rules.batch_size)
-            drawn = state.samples.draw(member.pace.share)
+            drawn = state.samples.draw(member.pace.share) if state.may_step(ahead) else None
             if drawn is None:  # so nobody waits for the slowest
                 idle |= self._held_back
                 self._held_back = set()
@@ -157,6 +159,7 @@ class Arrivals(Mode):
                 world=state.roster.ready_members,
                 progress=state.samples.progress,
             )
+            ahead += 1
             idle.discard(member.worker)
         if not self._held_back:
             self._stuck_since = now
@@ -165,7 +168,7 @@ class Arrivals(Mode):
     def _evaluation_due(self) -> int:
         """The epoch that can be evaluated at this version, 0 for none."""
         state = self._state
-        due = state.epoch_to_evaluate if state.version >= self._epoch_version else 0
+        due = state.evaluation_due if state.version >= self._epoch_version else 0
         return due if state.evaluations.wants(due) else 0
 
     def _clock(self, member: Member) -> int:

@@ -66,7 +66,7 @@ class Coded(Mode):
 
     @property
     def quiet(self) -> bool:
-        return self.round is None and (self._copied or (not self._state.samples.done and self._kept))
+        return self.round is None and (self._copied or (not self._state.done and self._kept))
 
     @property
     def _copied(self) -> bool:
@@ -121,12 +121,12 @@ class Coded(Mode):
             return []
         behind = [member for member in ready if not self._is_current(member)]
         actions: list[e.Action] = []
-        if behind or self._copy.due or state.samples.done:
+        if behind or self._copy.due or state.done:
             able = [member for member in ready if member.listening and self._is_current(member)]
             actions += self._copy.request(able, state.version, state.applied)
         if behind and not self._copied:
             return actions  # they get it once it is here
-        drawn = state.samples.draw(state.rules.batch_size * len(ready))
+        drawn = state.samples.draw(state.rules.batch_size * len(ready)) if state.may_step() else None
         if drawn is None:
             return actions
         nodes = len(ready)
@@ -165,7 +165,7 @@ class Coded(Mode):
     def _assign(self, round_: CodedRound, now: float, *, evaluate: bool) -> list[e.Action]:
         """Tell every member that is present what to do in the running exchange."""
         state = self._state
-        due = state.epoch_to_evaluate if evaluate else 0
+        due = state.evaluation_due if evaluate else 0
         middle = state.samples.progress + round_.drawn.count / 2 / state.samples.per_epoch
         actions: list[e.Action] = []
         for node in round_.present:
@@ -183,7 +183,7 @@ class Coded(Mode):
                 world=len(round_.members),
                 progress=state.samples.progress,
                 learning_rate=state.rules.learning_rate * state.rate_factor(middle),
-                evaluate_epoch=state.epoch_to_evaluate if asked else 0,
+                evaluate_epoch=state.evaluation_due if asked else 0,
                 coding=round_.coding,
                 apply=state.applied,
             )

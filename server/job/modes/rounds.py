@@ -81,7 +81,7 @@ class Rounds(Mode):
         idle = [member for member in ready if member.work is None]
         if self.round is not None:
             return self._fill(self.round, idle, now)
-        if not idle:
+        if not idle or not state.may_step():
             return []
         steps = self._next_steps or self._steps()
         late = len(ready) - len(idle)
@@ -108,7 +108,7 @@ class Rounds(Mode):
             following = self._following(round_, each, len(idle))
         actions: list[e.Action] = []
         for number, (member, part) in enumerate(zip(idle, division.parts, strict=False)):
-            due = state.epoch_to_evaluate
+            due = state.evaluation_due
             evaluate = number == 0 and state.ask_for_evaluation(member, due, state.assignments + 1, now)
             due = due if evaluate else 0
             expected = following[number] if number < len(following) else ()
@@ -126,6 +126,8 @@ class Rounds(Mode):
         """By place, what the next round will give it, if the same members are idle then; nothing at an
         epoch's end, behind which somebody evaluates first."""
         drawn = self._state.samples.peek(each * members)
+        if not self._state.may_step(ahead=1):
+            return []
         if drawn is None or drawn.epoch != round_.division.parts[0].drawn.epoch:
             return []
         return [part.ranges for part in drawn.divided(members)]

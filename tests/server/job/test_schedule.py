@@ -5,7 +5,7 @@ import math
 import pytest
 
 from gradwire.optimizer import Adam, AdamW, Sgd, parse_optimizer
-from gradwire.server.job.schedule import parse_schedule
+from gradwire.server.job.schedule import Passed, parse_schedule
 from gradwire.spec import SpecError
 
 
@@ -24,22 +24,36 @@ from gradwire.spec import SpecError
         ("constant:warmup=4", 4.0, 1.0),
         ("constant:warmup=4", 10.0, 1.0),
         ("exponential:gamma=0.5,warmup=2", 1.0, 0.25),
+        ("constant:warmup=400steps", 1.0, 0.25),
+        ("step:every=1000steps", 9.99, 1.0),
+        ("step:every=1000steps", 10.0, 0.1),
+        ("step:every=1steps,minimum=0.2", 29.0, 0.2),
+        ("cosine:minimum=0.1", 30.0, 0.1),
+        ("cosine:minimum=0.1", 15.0, 0.55),
+        ("cosine:warmup=10", 10.0, 1.0),  # it begins where the warm-up ends
+        ("cosine:warmup=10", 20.0, 0.5),
+        ("cosine:warmup=10", 5.0, 0.5),
+        ("cosine:warmup=1000steps", 20.0, 0.5),
+        ("cosine:warmup=10,minimum=0.5", 30.0, 0.5),
+        ("cosine:warmup=40", 20.0, 0.5),  # longer than the job
     ],
 )
 def test_factors(text: str, epoch: float, factor: float) -> None:
-    assert math.isclose(parse_schedule(text).factor(epoch, 30), factor, abs_tol=1e-6)
+    passed = Passed(epochs=epoch, steps=100 * epoch, of_job=epoch / 30)
+    assert math.isclose(parse_schedule(text).factor(passed), factor, abs_tol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("linear", "known schedules: constant, cosine, exponential, step"),
-        ("cosine:gamma=1", "unknown key 'gamma'; known keys: warmup"),
-        ("step:every=0", "every: expected at least 1 epoch, got 0"),
+        ("cosine:gamma=1", "unknown key 'gamma'; known keys: minimum, warmup"),
+        ("step:every=0", "every: expected at least 1, got 0"),
         ("step:gamma=2", "gamma: expected above 0 and at most 1, got 2"),
-        ("constant:warmup=-1", "warmup: expected a finite number of at least 0 epochs, got -1"),
-        ("constant:warmup=nan", "warmup: expected a finite number of at least 0 epochs, got nan"),
-        ("constant:warmup=soon", "warmup: expected float, got 'soon'"),
+        ("constant:warmup=-1", "warmup: expected a length such as 2epochs, 200steps, got '-1'"),
+        ("constant:warmup=nan", "warmup: expected a length such as 2epochs, 200steps, got 'nan'"),
+        ("constant:warmup=5s", "warmup: expected a length such as 2epochs, 200steps, got '5s'"),
+        ("cosine:minimum=2", "minimum: expected 0 to 1, a part of the base rate, got 2"),
     ],
 )
 def test_bad_schedules(text: str, words: str) -> None:
