@@ -77,7 +77,7 @@ def train(plan: RunPlan, watcher: Watcher, interrupt: Interrupt) -> StatusRespon
     """
     with Children(plan.directory) as children:
         server, port = _start_server(plan, children, watcher, interrupt)
-        with asking(f"{HOST}:{port}") as ask:
+        with asking(f"{HOST}:{port}", losses=True) as ask:
             workers = [
                 children.start(f"worker-{rank}", plan.worker, worker_arguments(plan.settings, port, rank))
                 for rank in range(plan.settings.workers)

@@ -1,4 +1,5 @@
-"""The picture of a comparison: accuracy over epochs, and over the bytes that it took."""
+"""The picture of a comparison: accuracy, or what else is measured, over epochs and over the bytes that it
+took; and the training loss over steps."""
 
 from __future__ import annotations
 
@@ -16,34 +17,42 @@ class PlotError(Exception):
 
 
 def write_plot(path: Path, runs: Sequence[RunResult]) -> None:
-    """Write a PNG with one curve per run (at most two) in each of two panels.
+    """Write a PNG with one curve per run (at most two) in each panel.
 
     Raises:
         PlotError: matplotlib is not installed.
     """
-    titles = "Accuracy over epochs", "Accuracy over bytes"
+    name = shown_metric(runs)
+    titles = f"{name.capitalize()} over epochs", f"{name.capitalize()} over bytes", "Training loss over steps"
     try:
-        figure, (over_epochs, over_bytes) = panels(titles, sharey=True)
+        figure, (over_epochs, over_bytes, losses) = panels(titles)
     except ImportError as error:
         raise PlotError(f"no plot, it needs matplotlib ({error}); pip install 'gradwire[run]'") from error
     for run, color in zip(runs, _COLORS, strict=False):
         points = [
-            (epoch, count / 1e6, accuracy)
-            for epoch, (count, accuracy) in enumerate(
-                zip(run.bytes_by_epoch, run.accuracy_by_epoch, strict=True), start=1
-            )
-            if accuracy is not None
+            (each.epochs, run.bytes_at(each.version) / 1e6, each.metrics[name])
+            for each in run.evaluations
+            if name in each.metrics
         ]
-        epochs, megabytes, accuracies = zip(*points, strict=True) if points else ((), (), ())
-        over_epochs.plot(epochs, accuracies, color=color, label=heading(run))
-        over_bytes.plot(megabytes, accuracies, color=color, label=heading(run))
-    over_epochs.set(xlabel="epoch", ylabel="validation accuracy")
-    over_bytes.set(xlabel="MB on the wire, both directions")
-    for axes in (over_epochs, over_bytes):
+        epochs, megabytes, values = zip(*points, strict=True) if points else ((), (), ())
+        over_epochs.plot(epochs, values, color=color, label=heading(run))
+        over_bytes.plot(megabytes, values, color=color, label=heading(run))
+        versions, training = zip(*run.losses, strict=True) if run.losses else ((), ())
+        losses.plot(versions, training, color=color, label=heading(run))
+    over_epochs.set(xlabel="epoch", ylabel=f"validation {name}")
+    over_bytes.set(xlabel="MB on the wire, both directions", ylim=over_epochs.get_ylim())
+    losses.set(xlabel="step", ylabel="training loss")
+    for axes in (over_epochs, over_bytes, losses):
         axes.grid(alpha=0.25)
-    over_epochs.legend(loc="lower right", frameon=False)
+    over_epochs.legend(loc="best", frameon=False)
     figure.suptitle(f"{runs[0].task}: {runs[0].workers} workers, seed {runs[0].seed}")
     figure.savefig(path, dpi=150)
+
+
+def shown_metric(runs: Sequence[RunResult]) -> str:
+    """Accuracy if there is one, or loss, or the first of what else there is."""
+    names = sorted({name for run in runs for each in run.evaluations for name in each.metrics})
+    return next((name for name in ("accuracy", "loss", *names) if name in names), "accuracy")
 
 
 def panels(titles: Sequence[str], **shared: Any) -> tuple[Any, list[Any]]:

@@ -15,13 +15,14 @@ from rich.text import Text
 from ..proto.job import job_terms
 from ..proto.messages import EpochStatus, StatusResponse
 from .engine import Watcher
+from .pace import duration, fraction, reached, seconds_left, when
 from .report import ratio, size
 
 WAITING_SECONDS = 5.0  # without a new version, before whom the job waits for is worth a line
 
 
 def headline(status: StatusResponse) -> str:
-    """Loss and accuracy, as far as they are known."""
+    """The losses and what else was measured, as far as they are known."""
     evaluation = max(status.evaluations, key=lambda one: one.epoch, default=None)
     parts = [f"training loss {status.train_loss:.4f}"] if status.version else []
     if evaluation is not None:
@@ -30,12 +31,18 @@ def headline(status: StatusResponse) -> str:
 
 
 def metrics(evaluation: EpochStatus) -> str:
-    """Validation loss and accuracy, where the task reports them."""
-    return "  ".join(
-        f"validation {name} {evaluation.metrics[name]:.4f}"
-        for name in ("loss", "accuracy")
-        if name in evaluation.metrics
-    )
+    """Whatever the task reports."""
+    first = [name for name in ("loss", "accuracy") if name in evaluation.metrics]
+    names = [*first, *sorted(evaluation.metrics.keys() - {*first})]
+    return "  ".join(f"validation {name} {evaluation.metrics[name]:.4f}" for name in names)
+
+
+def speed(status: StatusResponse) -> str:
+    """Learning rate, steps per second and time left, as far as they are known."""
+    rate = f"learning rate {status.learning_rate:.3g}" if status.learning_rate else ""
+    steps = f"{1 / status.step_seconds:.3g} steps/s" if status.step_seconds else ""
+    left = seconds_left(status)
+    return "  ".join(filter(None, [rate, steps, f"{duration(left)} left" if left else ""]))
 
 
 def traffic(status: StatusResponse) -> str:
@@ -62,15 +69,14 @@ class LiveProgress(Watcher):
         self._workers = workers
 
     def update(self, status: StatusResponse, alive: int) -> None:
-        epochs = job_terms(status.job).epochs
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             Text(self._label, style="bold"),
-            ProgressBar(total=epochs, completed=status.epoch + status.epoch_progress, width=40),
-            f"epoch {status.epoch}/{epochs}",
+            ProgressBar(total=1, completed=fraction(status) or 0.0, width=40),
+            reached(job_terms(status.job), status.epoch, status.version),
         )
-        lines = headline(status), traffic(status), members(status, alive, self._workers)
-        self._live.update(Group(bar, *(Text(f"  {line}") for line in lines)))
+        lines = headline(status), speed(status), traffic(status), members(status, alive, self._workers)
+        self._live.update(Group(bar, *(Text(f"  {line}") for line in lines if line)))
 
     def note(self, text: str) -> None:
         self._live.console.print(Text(text, style="yellow"))
@@ -95,9 +101,10 @@ class LineProgress(Watcher):
         for evaluation in sorted(status.evaluations, key=lambda one: one.epoch):
             if evaluation.epoch > self._epoch:
                 self._epoch = evaluation.epoch
-                epochs = job_terms(status.job).epochs
-                text = f"epoch {evaluation.epoch}/{epochs}  {metrics(evaluation)}"
-                self.note(f"{text}  {traffic(status)}")
+                where = when(evaluation, job_terms(status.job))
+                loss = f"training loss {status.train_loss:.4f}"
+                parts = (where, loss, metrics(evaluation), speed(status), traffic(status))
+                self.note("  ".join(filter(None, parts)))
         now, state = self._clock(), (int(status.phase), status.version)
         if state != self._state:
             self._state, self._wait = state, WAITING_SECONDS

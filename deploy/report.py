@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,25 @@ from ..settings import RunSettings
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """One evaluation of a run: at which version, after how many epochs and seconds, and what it measured."""
+
+    version: int
+    epochs: float
+    seconds: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
     """One run. Times are in seconds; bytes are counted at the server, over all workers.
 
     steps: versions that the server has published.
     seconds: from the first round's opening to the last version.
-    accuracy_by_epoch: one per epoch, None where the evaluation was lost with the worker that made it.
+    evaluations: each with its `epochs` and `version`, `seconds` since training began, and `metrics` by name.
+    losses: mean training losses, each with the last version that it is of.
+    accuracy_by_epoch: one per epoch, None where the evaluation was lost with the worker that made it; none if
+        it did not go by epochs.
     seconds_by_epoch: when each was complete, None where that is None.
     local_steps: that each worker took, in local mode: `steps`, the rounds, divided by them say how often the
         workers exchanged what they had learnt.
@@ -79,21 +93,27 @@ class RunResult:
     step_seconds: float
     predicted_step_seconds: float
     options: Mapping[str, Any]
+    evaluations: tuple[Evaluated, ...] = ()
+    losses: tuple[tuple[int, float], ...] = ()
+
+    def bytes_at(self, version: int) -> float:
+        """Wire bytes in both directions until then; every step of a run takes about as many."""
+        total = self.wire_bytes_up + self.wire_bytes_down
+        return total * version / self.steps if self.steps else 0.0
 
     @property
-    def bytes_by_epoch(self) -> tuple[float, ...]:
-        """Wire bytes in both directions after each epoch; every step of a run takes about as many."""
-        total = self.wire_bytes_up + self.wire_bytes_down
-        return tuple(total * epoch / self.epochs for epoch in range(1, self.epochs + 1))
+    def metrics(self) -> Mapping[str, float]:
+        """Of the last evaluation."""
+        return self.evaluations[-1].metrics if self.evaluations else {}
 
 
 def result_of(settings: RunSettings, status: StatusResponse) -> RunResult:
     """The result, from the last status of a job."""
     metrics = {evaluation.epoch: evaluation.metrics for evaluation in status.evaluations}
     seconds = {evaluation.epoch: evaluation.seconds for evaluation in status.evaluations}
-    final = metrics.get(status.epoch) or (metrics[max(metrics)] if metrics else {})
-    epochs = range(1, status.epoch + 1)
+    final: Mapping[str, float] = metrics[max(metrics)] if metrics else {}
     job = job_terms(status.job)
+    epochs = range(1, status.epoch + 1) if job.evaluate_every == "1epoch" else range(0)
     values: dict[str, Any] = {
         field.name: getattr(source, field.name)
         for source in (settings, job, status.traffic, status)
@@ -108,6 +128,16 @@ def result_of(settings: RunSettings, status: StatusResponse) -> RunResult:
         "validation_loss": final.get("loss"),
         "lost_workers": tuple(lost.worker for lost in status.lost),
         "finished": status.phase is Phase.FINISHED,
+        "evaluations": tuple(
+            Evaluated(
+                version=each.version,
+                epochs=float(each.epoch) if each.epoch in epochs else each.epochs,
+                seconds=each.seconds,
+                metrics=each.metrics,
+            )
+            for each in sorted(status.evaluations, key=lambda each: each.version)
+        ),
+        "losses": tuple((point.version, point.loss) for point in status.losses),
         "accuracy_by_epoch": tuple(metrics.get(epoch, {}).get("accuracy") for epoch in epochs),
         "seconds_by_epoch": tuple(seconds.get(epoch) for epoch in epochs),
         "options": dataclasses.asdict(settings) | {"overlap": job.overlap},
@@ -126,6 +156,10 @@ def to_plain(result: RunResult) -> dict[str, Any]:
     """The fields as JSON can hold them: a figure that is not finite, as of a run that diverged, is None."""
     fields = dataclasses.asdict(result)
     fields["accuracy_by_epoch"] = [_finite(accuracy) for accuracy in result.accuracy_by_epoch]
+    fields["evaluations"] = [
+        each | {"metrics": {name: _finite(value) for name, value in each["metrics"].items()}}
+        for each in fields["evaluations"]
+    ]
     return {name: _finite(value) for name, value in fields.items()}
 
 
@@ -165,8 +199,11 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
         figures = [figure(run) for run in runs]
         table.add_row(name, *map(show, figures), *([difference(*figures)] if baseline is not None else []))
 
-    row("validation accuracy", lambda run: run.validation_accuracy, _number, _difference)
-    row("validation loss", lambda run: run.validation_loss, _number, _difference)
+    measured = {name for run in runs for name in run.metrics} or {"accuracy", "loss"}
+    for name in ("accuracy", "loss", *sorted(measured - {"accuracy", "loss"})):
+        if name not in measured:
+            continue
+        row(f"validation {name}", partial(_metric, name=name), _number, _difference)
     row(
         "training time",
         lambda run: run.seconds,
@@ -227,6 +264,10 @@ def heading(result: RunResult) -> str:
     usual = "auto", "none" if result.compressor == "none" else "auto"
     down = "" if result.downlink in usual else f", {result.downlink} down"
     return f"{mode}{result.compressor}{down}"
+
+
+def _metric(run: RunResult, name: str) -> float | None:
+    return run.metrics.get(name)
 
 
 def _milliseconds(seconds: float) -> str:

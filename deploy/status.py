@@ -19,10 +19,10 @@ Ask = Callable[[], StatusResponse | None]
 
 
 @contextlib.contextmanager
-def asking(target: str, *, measured: bool = False) -> Generator[Ask]:
+def asking(target: str, *, measured: bool = False, losses: bool = False) -> Generator[Ask]:
     """A function that asks the server at `target`, host:port, from a program that is not asynchronous itself.
 
-    measured: whether also for what has been measured of its steps.
+    measured: whether also for what has been measured of its steps. losses: for how its training loss went.
 
     It returns the answer, or None when there is none within `TIMEOUT_SECONDS`, and raises Refused where the
     server does not want to be asked from here.
@@ -33,7 +33,9 @@ def asking(target: str, *, measured: bool = False) -> Generator[Ask]:
 
     async def ask() -> StatusResponse | None:
         try:
-            reply: Any = await stub.status(StatusRequest(measured=measured), timeout=TIMEOUT_SECONDS)
+            reply: Any = await stub.status(
+                StatusRequest(measured=measured, losses=losses), timeout=TIMEOUT_SECONDS
+            )
         except grpc.aio.AioRpcError as error:
             refused = refusal_of(error)
             if refused is not None:

@@ -115,6 +115,8 @@ def showing(*, as_json: bool, live: bool) -> Generator[Show]:
 def plain(status: StatusResponse) -> dict[str, Any]:
     """All of it as JSON can hold it, with what follows from it: `steps_per_second` and `seconds_left`, None
     where it is not known."""
+    from .pace import seconds_left
+
     found: dict[str, Any] = _plain(dataclasses.asdict(status))
     found["phase"] = status.phase.name.lower()
     found["steps_per_second"] = steps_per_second(status)
@@ -136,26 +138,6 @@ def _plain(value: Any) -> Any:
 def steps_per_second(status: StatusResponse) -> float | None:
     """Of the last steps."""
     return 1 / status.step_seconds if status.step_seconds else None
-
-
-def seconds_left(status: StatusResponse) -> float | None:
-    """Until the last epoch ends, at the pace so far; None before there is one, and once nothing is left."""
-    from ..proto.job import job_terms
-
-    epochs = job_terms(status.job).epochs
-    done = min(status.epoch + status.epoch_progress, epochs)
-    if not done or done >= epochs or not status.training_seconds:
-        return None
-    return status.training_seconds * (epochs - done) / done
-
-
-def duration(seconds: float | None) -> str:
-    """As 1:02:03 or 2:03; a dash for None."""
-    if seconds is None:
-        return "–"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def page(status: StatusResponse) -> RenderableType:
@@ -190,6 +172,7 @@ def facts(status: StatusResponse) -> Generator[tuple[str, str]]:
     """By name, what there is to know of the job as a whole."""
     from ..proto.job import job_terms
     from ..proto.messages import Phase
+    from .pace import duration, seconds_left, when
 
     job = job_terms(status.job)
     yield "job", f"{'scripts' if job.script else job.task}, mode {job.mode}, gradwire {status.software}"
@@ -197,7 +180,9 @@ def facts(status: StatusResponse) -> Generator[tuple[str, str]]:
     if status.waiting:
         yield "waits", status.waiting
     share = f", {status.epoch_progress:.0%} of the next one" if status.phase is Phase.RUNNING else ""
-    yield "progress", f"{status.epoch} of {job.epochs} epochs{share}; version {status.version:,}"
+    epochs = f"{status.epoch} of {job.epochs} epochs" if job.epochs else f"{status.epoch} epochs"
+    steps = f" of {job.max_steps:,}" if job.max_steps else ""
+    yield "progress", f"{epochs}{share}; version {status.version:,}{steps}"
     if status.step_seconds:
         expected = status.predicted_step_seconds
         beside = f" (predicted {1e3 * expected:.3g} ms)" if expected else ""
@@ -205,11 +190,12 @@ def facts(status: StatusResponse) -> Generator[tuple[str, str]]:
         yield "pace", text
     yield "time", f"{duration(status.training_seconds)} so far, {duration(seconds_left(status))} left"
     if status.version and math.isfinite(status.train_loss):
-        yield "training", f"loss {status.train_loss:.4f}"
+        rate = f", learning rate {status.learning_rate:.3g}" if status.learning_rate else ""
+        yield "training", f"loss {status.train_loss:.4f}{rate}"
     if status.evaluations:
         last = max(status.evaluations, key=lambda each: each.epoch)
         values = "  ".join(f"{name} {value:.4f}" for name, value in sorted(last.metrics.items()))
-        yield "validation", f"{values or 'nothing'}  (epoch {last.epoch})"
+        yield "validation", f"{values or 'nothing'}  ({when(last, job)})"
     yield "pushes", f"{status.pushes:,} accepted, {status.refused_pushes:,} refused"
 
 

@@ -186,7 +186,7 @@ class Conductor:
                 case e.Closed():
                     self._ended_at = time.monotonic()
                     seconds = self._ended_at - action.opened_at
-                    self.metrics.round_closed(seconds, action.samples, action.loss)
+                    self.metrics.round_closed(seconds, action.samples, action.loss, self.core.version)
                     self.metrics.redundancy.set(action.redundancy)
                 case e.RequestCopy():
                     self._send(action.worker, m.SnapshotRequest(version=action.version, apply=action.apply))
@@ -319,7 +319,7 @@ class Conductor:
         mean_loss = loss / samples if samples else math.nan
         if action.clocks_stale is not None:
             self.metrics.clocks_stale(action.clocks_stale)
-        self.metrics.round_closed(self._ended_at - action.opened_at, samples, mean_loss)
+        self.metrics.round_closed(self._ended_at - action.opened_at, samples, mean_loss, action.version)
         self.happen(e.Published(version=action.version))
         self.plans.published(action.version)
 

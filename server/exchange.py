@@ -183,9 +183,7 @@ class WorkerCall:
         self._conductor.happen(
             e.Evaluated(*stream.id, version=message.version, epoch=message.epoch, metrics=message.metrics)
         )
-        for name in ("accuracy", "loss"):  # a bounded set of labels, whatever a task reports
-            if name in message.metrics:
-                self._metrics.validation.labels(name).set(message.metrics[name])
+        self._metrics.evaluated(message.metrics)
 
 
 async def expect(requests: AsyncIterator[Any], expected: type[T]) -> T:

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections import Counter as Counts
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
 from prometheus_client import Counter
@@ -19,12 +19,14 @@ from ..compressors.registry import BUILT_IN
 from ..metrics import MetricSet, counter, gauge, histogram
 from ..proto.messages import Phase, Traffic
 from ..proto.refusal import Reason
+from .curve import Curve
 from .planner import Measured
 from .shard.store import compressed_bytes
 
 # Whose messages the current task is reading: the name of the worker's compressor.
 SENDER: ContextVar[str] = ContextVar("SENDER", default="unattributed")
 
+NAMES = 32  # of metrics that tasks report
 PATIENCE_S = 1.0  # a round that waits less is not overdue
 _STEPS = (0, 1, 2, 4, 8, 16, 32)
 
@@ -131,7 +133,12 @@ class Metrics(MetricSet, prefix="gradwire_server"):
         "without that",
     )
     loss = gauge("train_loss", "sample-weighted mean training loss of the last round")
-    validation = gauge("validation", "last `accuracy` and `loss` that an evaluation reported", "metric")
+    learning_rate = gauge(
+        "learning_rate", "learning rate of the next step, by the job's schedule; NaN where scripts say it"
+    )
+    _validation = gauge(
+        "validation", f"what the last evaluation measured, of {NAMES} names at most", "metric"
+    )
 
     def __init__(self, downlink: str) -> None:
         super().__init__()
@@ -142,6 +149,8 @@ class Metrics(MetricSet, prefix="gradwire_server"):
         self._recent: deque[float] = deque(maxlen=32)  # seconds of the last rounds
         self._apart: deque[float] = deque(maxlen=32)  # seconds between the last rounds
         self._closed_at: float | None = None
+        self._names: set[str] = set()
+        self.curve = Curve()
         self.accepted = self.refused = 0
         self.train_loss = float("nan")
         self.staleness_bound.set(float("nan"))
@@ -214,7 +223,14 @@ class Metrics(MetricSet, prefix="gradwire_server"):
         """From one round to the next, median of the last ones; 0 before there are any."""
         return statistics.median(self._apart) if self._apart else 0.0
 
-    def round_closed(self, seconds: float, samples: int, loss: float) -> None:
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        """A bounded set of labels, whatever tasks report."""
+        for name, value in metrics.items():
+            if name in self._names or len(self._names) < NAMES:
+                self._names.add(name)
+                self._validation.labels(name).set(value)
+
+    def round_closed(self, seconds: float, samples: int, loss: float, version: int) -> None:
         now, last = time.monotonic(), self._closed_at
         if last is not None:
             self._apart.append(now - last)
@@ -226,6 +242,7 @@ class Metrics(MetricSet, prefix="gradwire_server"):
         if samples:
             self.train_loss = loss
             self.loss.set(loss)
+            self.curve.add(version, samples, loss)
 
     def measured(self, measured: Measured) -> None:
         """What steps are made of, and what the link takes."""

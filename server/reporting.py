@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from ..proto.messages import Phase
@@ -31,6 +32,7 @@ def update_gauges(metrics: Metrics, core: Core, parts: int, now: float) -> None:
     """
     metrics.members.set(len(core.roster.members))
     metrics.version.set(core.version)
+    metrics.learning_rate.set(core.learning_rate or math.nan)
     metrics.epoch.set(core.epoch + core.epoch_progress)
     metrics.missing.set(len(core.mode.waiting(now).ranks))
     metrics.local_steps.set(core.local_steps)

@@ -227,6 +227,8 @@ class Service:
             measured=self._measured() if request.measured else None,
             step_seconds=self._metrics.step_seconds,
             predicted_step_seconds=self._conductor.plans.predicted_s,
+            learning_rate=core.learning_rate,
+            losses=self._metrics.curve.messages() if request.losses else (),
         )
 
     def _measured(self) -> m.Measured | None:

@@ -42,8 +42,8 @@ class Evaluations:
     @property
     def latest(self) -> int:
         """The largest number that was asked for; 0 before the first."""
-        numbers = [done.epoch for done in self.done[-1:]]
-        return max([*numbers, *([self.asked.epoch] if self.asked is not None else [])], default=0)
+        asked = 0 if self.asked is None else self.asked.epoch
+        return max(asked, self.done[-1].epoch if self.done else 0)
 
     def is_by(self, member: Name) -> bool:
         """Whether this member was asked, and has not reported."""

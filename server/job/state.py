@@ -65,6 +65,13 @@ class JobState:
         return self.schedule.factor(Passed(epochs=progress, steps=steps, of_job=of_job))
 
     @property
+    def learning_rate(self) -> float:
+        """Of the next step; 0 where scripts say it."""
+        return (
+            0.0 if self.rules.script else self.rules.learning_rate * self.rate_factor(self.samples.progress)
+        )
+
+    @property
     def epoch(self) -> int:
         """Epochs completed."""
         return self.samples.completed

@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from gradwire.deploy.cli import baseline_of
-from gradwire.deploy.plot import PlotError, write_plot
+from gradwire.deploy.pace import fraction, seconds_left, when
+from gradwire.deploy.plot import PlotError, shown_metric, write_plot
 from gradwire.deploy.progress import LineProgress, LiveProgress, progress
 from gradwire.deploy.report import (
     RunResult,
@@ -27,6 +28,7 @@ from gradwire.deploy.report import (
 from gradwire.proto.job import job_message
 from gradwire.proto.messages import (
     EpochStatus,
+    LossPoint,
     LostStatus,
     MemberStatus,
     Phase,
@@ -136,8 +138,44 @@ def test_figures_that_are_not_finite_are_null() -> None:
     assert "nan" in shown(table_of(diverged, None)), "people are told"
 
 
-def test_bytes_by_epoch_ends_at_the_total() -> None:
-    assert result_of(OPTIONS, status()).bytes_by_epoch == (3_000_000, 6_000_000, 9_000_000)
+def test_bytes_end_at_the_total() -> None:
+    run = result_of(OPTIONS, status())
+    assert [run.bytes_at(version) for version in (11, 22, 33)] == [3_000_000, 6_000_000, 9_000_000]
+
+
+def test_a_run_without_an_accuracy_has_its_own_metrics_in_table_report_and_picture() -> None:
+    evaluations = (
+        EpochStatus(epoch=1, version=11, metrics={"perplexity": 9.0, "loss": 2.2}, seconds=1.0),
+        EpochStatus(epoch=2, version=22, metrics={"perplexity": 8.0, "loss": 2.1}, seconds=2.0),
+    )
+    losses = (LossPoint(version=10, loss=2.5), LossPoint(version=20, loss=2.25))
+    run = result_of(OPTIONS, status(evaluations=evaluations, losses=losses))
+    text = shown(table_of(run, None))
+    assert "validation perplexity" in text
+    assert "8.0000" in text
+    assert "accuracy" not in text
+    report = json.loads(to_json(run, None))
+    assert report["evaluations"][1] == {
+        "version": 22,
+        "epochs": 2.0,
+        "seconds": 2.0,
+        "metrics": {"perplexity": 8.0, "loss": 2.1},
+    }
+    assert report["losses"] == [[10, 2.5], [20, 2.25]]
+    assert shown_metric([run]) == "loss"
+
+
+def test_evaluations_by_steps_are_no_epochs() -> None:
+    options = dataclasses.replace(OPTIONS, evaluate_every="5steps")
+    terms = JobTerms(id="1", work="gradients", evaluate_every="5steps", max_steps=12, epochs=0)
+    evaluations = (EpochStatus(epoch=1, version=5, metrics={"accuracy": 0.5}, epochs=0.4),)
+    found = status(evaluations=evaluations, job=job_message(terms), version=6, training_seconds=3.0)
+    run = result_of(options, found)
+    assert run.accuracy_by_epoch == ()
+    assert [each.epochs for each in run.evaluations] == [0.4]
+    assert when(evaluations[0], terms) == "step 5/12"
+    assert fraction(found) == 0.5
+    assert seconds_left(found) == 3.0
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

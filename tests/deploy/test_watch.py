@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from gradwire.deploy.watch import duration, page, plain, seconds_left
+from gradwire.deploy.pace import duration, seconds_left
+from gradwire.deploy.watch import page, plain
 from gradwire.proto.job import job_message
 from gradwire.proto.messages import EpochStatus, LostStatus, MemberStatus, Phase, StatusResponse, Traffic
 from gradwire.settings import JobTerms
@@ -59,7 +60,7 @@ def test_everything_is_shown() -> None:
         "1 of 4 epochs, 50% of the next one; version 1,234",
         "20 ms a step, 50 steps/s",
         "0:30 so far, 0:50 left",
-        "loss 1.2500  perplexity 3.5000  (epoch 1)",
+        "loss 1.2500  perplexity 3.5000  (epoch 1/4)",
         "[odd]",
         "2.0 s ago, not connected",
         "lost: gone at version 3: not heard of",

@@ -38,4 +38,4 @@ def test_characters_of_a_file_are_trained_on_where_the_worker_names_it(
     server = daemons.server("--task", task, *JOB)
     worker = daemons.worker(server.address, "--task", task)
     assert worker.wait() == 0, worker.log
-    worker.wait_for(r"epoch 2: accuracy 0\.\d+, loss")
+    worker.wait_for(r"evaluation 2: accuracy 0\.\d+, loss")

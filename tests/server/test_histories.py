@@ -188,7 +188,7 @@ def weigh_alike(self: StragglerCoded, answered: Any) -> dict[int, float]:
         ("async:rate=inverse", Samples, "give_back", give_nothing_back),
         ("sync", Round, "complete", property(wait_for_nobody)),
         ("stale:bound=2", Store, "apply", weigh_nothing),
-        ("sync", JobState, "epoch_to_evaluate", property(never_evaluate)),
+        ("sync", JobState, "evaluation_due", property(never_evaluate)),
         ("sync", Samples, "give_back", give_nothing_back),
         ("sync:redundancy=2", Sliced, "vacant", nothing_is_vacant),
         ("sync:redundancy=2", Samples, "give_back", give_nothing_back),

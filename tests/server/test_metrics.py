@@ -12,9 +12,10 @@ from stepping import core_of
 
 from gradwire.proto.messages import Phase
 from gradwire.server.conductor import TICK_S, Conductor
+from gradwire.server.curve import POINTS, Curve
 from gradwire.server.job import events as e
 from gradwire.server.job.waiting import Awaited
-from gradwire.server.metrics import Metrics
+from gradwire.server.metrics import NAMES, Metrics
 from gradwire.server.reporting import LINE_CHARACTERS, count_waiting, shortened
 
 
@@ -23,8 +24,8 @@ def conductor(core: Any) -> Conductor:
     return Conductor(core, Metrics("none"), shard=shard)
 
 
-def value(metrics: Metrics, name: str) -> float:
-    found = metrics.registry.get_sample_value(f"gradwire_server_{name}")
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    found = metrics.registry.get_sample_value(f"gradwire_server_{name}", labels)
     assert found is not None, name
     return found
 
@@ -75,12 +76,12 @@ def test_healthy_waiting_is_not_counted_and_a_lost_member_is() -> None:
     metrics = Metrics("none")
     assert waited(metrics, 60.0) == 0  # nobody knows yet how long a round takes
     for seconds in (0.4, 0.5, 3.0):
-        metrics.round_closed(seconds, 8, 0.5)
+        metrics.round_closed(seconds, 8, 0.5, 1)
     assert waited(metrics, 0.9) == 0
     lease_s = 10.0
     assert waited(metrics, lease_s) > 5  # what docs/metrics.md alerts on
     for _ in range(32):
-        metrics.round_closed(30.0, 8, 0.5)
+        metrics.round_closed(30.0, 8, 0.5, 1)
     assert waited(metrics, 59.0) == 0
 
 
@@ -115,10 +116,46 @@ def test_waiting_is_said_in_short_lines_and_only_when_it_is_longer_than_usual(
     shell = conductor(SimpleNamespace(phase=Phase.RUNNING))
     report = e.Report(ranks=(0,), seconds=3.1, text=one)
     for _ in range(5):
-        shell.metrics.round_closed(2.0, 8, 0.5)
+        shell.metrics.round_closed(2.0, 8, 0.5, 1)
     shell.perform([report])
     assert not caplog.records, "healthy rounds take as long"
     for _ in range(32):
-        shell.metrics.round_closed(0.2, 8, 0.5)
+        shell.metrics.round_closed(0.2, 8, 0.5, 1)
     shell.perform([report, e.Report(ranks=(0,), seconds=3.1, text=many)])
     assert [record.getMessage() for record in caplog.records] == [one, shortened(many)]
+
+
+def test_whatever_an_evaluation_measures_is_a_label_up_to_a_limit() -> None:
+    metrics = Metrics("none")
+    metrics.evaluated({"perplexity": 3.5, "loss": 1.25})
+    assert value(metrics, "validation", metric="perplexity") == 3.5
+    for number in range(2 * NAMES):
+        metrics.evaluated({f"metric {number}": 1.0})
+    metrics.evaluated({"loss": 0.5})
+    assert value(metrics, "validation", metric="loss") == 0.5
+    labels = [
+        sample.labels["metric"]
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "gradwire_server_validation"
+    ]
+    assert len(labels) == NAMES
+
+
+@pytest.mark.parametrize("steps", [1, POINTS - 1, POINTS, 3 * POINTS + 5, 20_000])
+def test_the_curve_of_the_loss_keeps_a_bounded_number_of_true_means(steps: int) -> None:
+    curve = Curve()
+    curve.add(1, 0, 5.0)
+    curve.add(1, 4, math.nan)
+    for version in range(1, steps + 1):
+        curve.add(version, 1 + version % 3, float(version))
+    points = curve.messages()
+    assert min(steps, POINTS // 2) <= len(points) <= POINTS
+    assert points[-1].version > steps - curve.each
+    before = 0
+    for point in points:
+        versions = range(before + 1, point.version + 1)
+        samples = [1 + version % 3 for version in versions]
+        mean = sum(v * n for v, n in zip(versions, samples, strict=True)) / sum(samples)
+        assert point.loss == pytest.approx(mean)
+        before = point.version

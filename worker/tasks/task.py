@@ -35,8 +35,8 @@ class Task:
         as CPU tensors, in any nest of tuples, lists and dicts. The caller moves them to the model's device.
         They are this worker's share of one round, and there may be fewer of them in an epoch's last round.
     loss: the mean loss over such a batch, a scalar with a gradient. The model is in training mode.
-    evaluate: measures the model on the validation data; finite numbers by name. "loss" and "accuracy" are
-        shown by gc-run, others are only passed on. The model is in evaluation mode, gradients are off, and
+    evaluate: measures the model on the validation data; finite numbers by name, which logs, gc-run and
+        /metrics show. The model is in evaluation mode, gradients are off, and
         it may be on any device: move the data there.
     groups: the model's parameter groups, as torch's optimizers take them: each a mapping with `params` and
         what is to be another than the optimizer says: `{"params": biases, "weight_decay": 0.0}`. `lr` is

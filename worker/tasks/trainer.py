@@ -117,7 +117,7 @@ class Trainer:
         with self._metrics.during("evaluating"):
             metrics = self._computation.evaluate()
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
-        log.info("epoch %d: %s", assignment.evaluate_epoch, text)
+        log.info("evaluation %d: %s", assignment.evaluate_epoch, text)
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         return m.Evaluation(version=assignment.version, epoch=assignment.evaluate_epoch, metrics=metrics)
 
