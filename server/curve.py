@@ -27,11 +27,9 @@ class Curve:
         """A step has led to a version; its mean loss was over so many samples."""
         if not samples or not math.isfinite(loss):
             return
-        self.steps, self.samples, self.total = (
-            self.steps + 1,
-            self.samples + samples,
-            self.total + samples * loss,
-        )
+        self.steps += 1
+        self.samples += samples
+        self.total += samples * loss
         if self.steps < self.each:
             return
         self.points.append((version, self.samples, self.total))

@@ -44,6 +44,7 @@ ENTRY_POINTS = {
     PurePosixPath("proto/generate.py"),
     PurePosixPath("deploy/child.py"),
     PurePosixPath("deploy/plan.py"),
+    PurePosixPath("deploy/watch.py"),
     PurePosixPath("deploy/reference.py"),
     PurePosixPath("worker/script/api.py"),
 }
