@@ -75,7 +75,7 @@ def plain(
     ("loop", "optimizer"),
     [
         *(("trained", "sgd"), ("groups", "adamw"), ("accumulated", "sgd"), ("twice", "sgd")),
-        ("doubled", "sgd"),
+        *(("doubled", "sgd"), ("adagrad", "adagrad")),
     ],
 )
 def test_a_script_trains_as_it_would_alone_at_the_batch_of_all(
@@ -157,7 +157,7 @@ def test_what_a_script_logs_is_the_jobs(daemons: Daemons) -> None:
     [
         ("careless", r"call it in the loop over job\.batches"),
         ("other_batches", r"the job has 8; start gc-server with --batch-size 64"),
-        ("lbfgs", r"LBFGS: the server steps SGD, Adam and AdamW"),
+        ("lbfgs", r"LBFGS: the server steps SGD, Adam, AdamW and Adagrad"),
         ("amsgrad", r"Adam, group 0: amsgrad=True: the server has no amsgrad"),
         ("forgetful", r"parameter '0\.weight' requires a gradient, and the optimizer has not got it"),
     ],

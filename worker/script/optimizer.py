@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...optimizer import Adam, AdamW, OptimizerOptions, Sgd, optimizer_spec
+from ...optimizer import optimizer_spec
 from ...proto import messages as m
+from ...steps import Adagrad, Adam, AdamW, OptimizerOptions, Sgd
 from ..session.groups import ParameterGroups
 from .turn import ScriptError
 
@@ -121,8 +122,12 @@ def _options(optimizer: torch.optim.Optimizer, number: int, group: dict[str, Any
             return (AdamW if decoupled else Adam)(
                 beta1=beta1, beta2=beta2, eps=values["eps"], weight_decay=values["weight_decay"]
             )
+        if kind is torch.optim.Adagrad:
+            options = {key: values[key] for key in ("lr_decay", "weight_decay", "eps")}
+            first = optimizer.defaults["initial_accumulator_value"]  # torch takes no notice of a group's own
+            return Adagrad(initial_accumulator_value=first, **options)
     except ValueError as error:
         raise ScriptError(f"{kind.__name__}, group {number}: {error}") from None
     raise ScriptError(
-        f"{kind.__module__}.{kind.__name__}: the server steps SGD, Adam and AdamW of torch.optim"
+        f"{kind.__module__}.{kind.__name__}: the server steps SGD, Adam, AdamW and Adagrad of torch.optim"
     )

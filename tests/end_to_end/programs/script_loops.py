@@ -47,6 +47,14 @@ def adamw(model: nn.Module) -> Optimizer:
     return torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
 
 
+def adagrad(model: nn.Module) -> Optimizer:
+    """Two groups, of which one has a rate of its own."""
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    biases = [p for p in model.parameters() if p.dim() == 1]
+    groups: list[Any] = [{"params": weights, "weight_decay": 0.01}, {"params": biases, "lr": 0.05}]
+    return torch.optim.Adagrad(groups, lr=0.1, lr_decay=0.01, initial_accumulator_value=0.1)
+
+
 def warm_up(optimizer: Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 4))
 
@@ -187,6 +195,7 @@ Loop = Callable[[gradwire.Job, nn.Module, Optimizer], None]
 LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "trained": (trained, sgd),
     "groups": (scheduled, adamw),
+    "adagrad": (trained, adagrad),
     "clipped": (clipped, sgd),
     "own_loader": (own_loader, sgd),
     "accumulated": (accumulated, sgd),
