@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -139,6 +140,20 @@ def test_a_step_that_overflows_is_left_out_and_nobody_waits(daemons: Daemons, mo
         worker.wait_for("step 2: applied")
     status = finished(server)
     assert status.refused_pushes == 0
+
+
+def test_a_worker_that_is_killed_and_started_again_goes_on_in_the_schedule(daemons: Daemons) -> None:
+    server = job(daemons, 2, "--epochs", "40", "--lease-seconds", "60")  # the other one waits
+    staying, dying = scripts(daemons, server, "cosine", 2)
+    dying.wait_for("version 5, rate ")
+    dying.signal(signal.SIGKILL)
+    again = daemons.program(
+        *("script_loops", "cosine", server.address, "--worker-id", "w1", "--compressor", "none")
+    )
+    assert int(again.wait_for(r"comes at version (\d+)").group(1)) >= 5
+    parameters([staying, again])
+    assert {each for each in again.messages if "rate" in each} < set(staying.messages)
+    assert finished(server).refused_pushes == 0
 
 
 def test_what_a_script_logs_is_the_jobs(daemons: Daemons) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import nn
@@ -36,11 +36,13 @@ from ..tasks.data import data_checksum
 from ..tasks.sharding import Indices, epoch_order, shard
 from ..tasks.work import Gradients, parse_work
 from .optimizer import JobOptimizer, parameter_groups
+from .schedules import Schedules
 from .turn import ScriptError, Turns
 
 log = logging.getLogger("gradwire.worker")
 
 Model = TypeVar("Model", bound=nn.Module)
+Scheduler = TypeVar("Scheduler")
 
 POLL_S = 1.0
 
@@ -63,6 +65,7 @@ class Job:
         self._model: nn.Module | None = None
         self._optimizer: JobOptimizer | None = None
         self._groups = ONE_GROUP
+        self._schedules = Schedules()
         self._session: Session | None = None
         self._turns: Turns | None = None
         self._next: m.Assignment | None = None  # that came last, until it is answered
@@ -171,6 +174,23 @@ class Job:
         self._groups = parameter_groups(optimizer, model)
         self._model, self._optimizer = model, JobOptimizer(optimizer, self._step)
         return model, self._optimizer
+
+    def follow(self, scheduler: Scheduler, *, each: Literal["step", "epoch"] = "step") -> Scheduler:
+        """Keep a scheduler as far as the job is: before each batch it is given the steps that it lacks,
+        because this worker has joined late or come back, or has missed a step of the others.
+
+        Args:
+            scheduler: of torch.optim.lr_scheduler. The script steps it as it would alone.
+            each: how often: once for each `optimizer.step()`, or once for each of `job.epochs()`.
+
+        Returns:
+            The scheduler.
+
+        Raises:
+            ScriptError: a scheduler that goes by something else, such as ReduceLROnPlateau.
+        """
+        self._schedules.follow(scheduler, each)
+        return scheduler
 
     def _begin(self, train_samples: int, data: Callable[[], int]) -> tuple[Session, Turns]:
         """Join in with a data set. data: finds its checksum."""
@@ -290,6 +310,7 @@ class Job:
             if not turns.open and not session.is_new(assignment):  # told again after it was answered
                 self._await(session)
                 continue
+            self._schedules.catch_up(assignment.version, assignment.epoch)
             if not turns.open:
                 self._metrics.step()
                 turns.begin(assignment, sum(each.count for each in assignment.ranges))

@@ -90,6 +90,20 @@ def scheduled(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None
             schedule.step()
 
 
+def cosine(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """A schedule over 40 epochs of two workers, that follows the job."""
+    model, step = job.attach(model, optimizer)
+    schedule = job.follow(torch.optim.lr_scheduler.CosineAnnealingLR(step, 40 * SAMPLES // 16))
+    say(f"comes at version {job.version}")
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            mse_loss(model(inputs), targets).backward()
+            step.step()
+            step.zero_grad()
+            schedule.step()
+            say(f"version {job.version}, rate {schedule.get_last_lr()[0]!r}")
+
+
 def loader() -> DataLoader[Any]:
     """Of a script's own, which shuffles, in a process of its own."""
     order = torch.Generator().manual_seed(7)
@@ -196,6 +210,7 @@ LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "trained": (trained, sgd),
     "groups": (scheduled, adamw),
     "adagrad": (trained, adagrad),
+    "cosine": (cosine, sgd),
     "clipped": (clipped, sgd),
     "own_loader": (own_loader, sgd),
     "accumulated": (accumulated, sgd),
