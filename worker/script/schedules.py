@@ -17,7 +17,7 @@ class Schedules:
     def __init__(self) -> None:
         self._each: list[tuple[LRScheduler, Each]] = []
 
-    def follow(self, scheduler: object, each: str) -> None:
+    def follow(self, scheduler: object, each: Each) -> None:
         """each: "step" or "epoch", how often the script steps it.
 
         Raises ScriptError for a scheduler that does not count its steps, or goes by something else.
@@ -56,5 +56,5 @@ def taken(scheduler: LRScheduler) -> int | None:
         return None
     counting: Any = scheduler
     if isinstance(scheduler, ChainedScheduler):  # it steps all of its own, and has no count
-        counting = scheduler._schedulers[0]
+        counting = counting._schedulers[0]
     return int(counting.last_epoch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,6 +103,62 @@ def cosine(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
             step.zero_grad()
             schedule.step()
             say(f"version {job.version}, rate {schedule.get_last_lr()[0]!r}")
+
+
+def steps_here(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Each worker takes the steps of its own optimizer."""
+    model, step = job.attach(model, optimizer, steps="local")
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            step.zero_grad()
+            loss = mse_loss(model(inputs), targets)
+            job.log(loss=loss)
+            loss.backward()
+            step.step()
+
+
+def closures(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Computes gradients as often as the optimizer wants them."""
+    model, step = job.attach(model, optimizer, steps="local")
+
+    def evaluate(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        step.zero_grad()
+        loss = mse_loss(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            say(f"loss {step.step(partial(evaluate, inputs, targets)).item():.6f}")
+
+
+def at_the_step(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Wants no gradient to leave earlier, and need not know why."""
+    model, step = job.attach(model, optimizer, overlap="off")
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            step.zero_grad()
+            half = len(inputs) // 2
+            (mse_loss(model(inputs[:half]), targets[:half]) / 2).backward()
+            (mse_loss(model(inputs[half:]), targets[half:]) / 2).backward()
+            step.step()
+
+
+def rounds(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Says at which version each step leaves it."""
+    model, step = job.attach(model, optimizer)
+    for _ in job.epochs():
+        for number, (inputs, targets) in enumerate(job.batches(data())):
+            if number == 5:  # does without this one
+                continue
+            step.zero_grad()
+            loss = mse_loss(model(inputs), targets)
+            job.log(loss=loss)
+            loss.backward()
+            step.step()
+            say(
+                f"{len(inputs)} samples, version {job.version}, {'applied' if job.applied else 'not applied'}"
+            )
 
 
 def loader() -> DataLoader[Any]:
@@ -211,6 +268,11 @@ LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "groups": (scheduled, adamw),
     "adagrad": (trained, adagrad),
     "cosine": (cosine, sgd),
+    "rmsprop": (steps_here, lambda model: torch.optim.RMSprop(model.parameters())),
+    "steps_here": (steps_here, sgd),
+    "closures": (closures, lambda model: torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=4)),
+    "at_the_step": (at_the_step, sgd),
+    "rounds": (rounds, adamw),
     "clipped": (clipped, sgd),
     "own_loader": (own_loader, sgd),
     "accumulated": (accumulated, sgd),

@@ -72,6 +72,6 @@ def test_one_of_epochs_follows_these_and_what_is_ahead_stays() -> None:
         (print, "step", "got a builtin_function_or_method; bring it to step job.version by itself"),
     ],
 )
-def test_what_cannot_follow_is_refused_by_name(scheduler: Any, each: str, words: str) -> None:
+def test_what_cannot_follow_is_refused_by_name(scheduler: Any, each: Any, words: str) -> None:
     with pytest.raises(ScriptError, match=words):
         Schedules().follow(scheduler, each)
