@@ -1,9 +1,8 @@
 """The optimizer, from what the operator typed: `sgd:momentum=0.9,weight_decay=1e-4`.
 
-Its steps are torch's own, so momentum, weight decay and the rest are applied exactly once: on the server, to
-the aggregated gradient, or in local mode on each worker, to its own. The steps are taken through torch's
-functional interface, because making a `torch.optim.Optimizer` imports the whole of torch.compile: more than a
-second of CPU at the start of every daemon. This module imports torch only when an optimizer is built.
+Its steps are torch's own (`steps`), so momentum, weight decay and the rest are applied exactly once: on the
+server, to the aggregated gradient, or in local mode on each worker, to its own. This module imports torch
+only when an optimizer is built.
 
 A model's parameters may be in several *groups*, as in torch's `param_groups`: each with hyperparameters and a
 learning rate of its own (`Group`).
@@ -15,140 +14,17 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from .spec import did_you_mean, known, option_types, parse_one_of
+from .steps import COUNT, OPTIMIZERS, OptimizerOptions, check_not_negative
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
-    Tensors = list[torch.Tensor]
-    # What is remembered of a parameter, by torch's name for it; None before there is anything.
-    Memory = dict[str, torch.Tensor | None]
-    # Of several parameters.
-    Memories = dict[str, list[torch.Tensor | None]]
-
-
-COUNT = "step"  # torch's name of how many steps were taken
-
-
-def _check_fraction(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise ValueError(f"{name}: expected at least 0 and below 1, got {value:g}")
-
-
-def _check_not_negative(name: str, value: float) -> None:
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{name}: expected a finite number of at least 0, got {value:g}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sgd:
-    """undoes_weights, here and below: whether a gradient times a constant makes the same step. has_momentum:
-    whether a step also goes where earlier gradients pointed. leaves_zeros: whether it leaves elements alone
-    whose gradient is 0."""
-
-    undoes_weights: ClassVar[bool] = False
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        _check_fraction("momentum", self.momentum)
-        _check_not_negative("weight_decay", self.weight_decay)
-        if self.nesterov and self.momentum == 0:
-            raise ValueError("nesterov: expected a momentum above 0 with it, got none")
-
-    @property
-    def has_momentum(self) -> bool:
-        return self.momentum > 0
-
-    @property
-    def leaves_zeros(self) -> bool:
-        return not self.momentum and not self.weight_decay
-
-    def memory(self, parameter: torch.Tensor) -> Memory:
-        # As torch has it: the first gradient becomes the buffer, instead of being added to zeros.
-        return {"momentum_buffer": None} if self.momentum else {}
-
-    def step(self, parameters: Tensors, gradients: Tensors, memory: Memories, learning_rate: float) -> None:
-        from torch.optim.sgd import sgd
-
-        sgd(
-            parameters,
-            gradients,
-            memory.get("momentum_buffer", [None] * len(parameters)),
-            has_sparse_grad=any(gradient.is_sparse for gradient in gradients),
-            lr=learning_rate,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            nesterov=self.nesterov,
-            dampening=0.0,
-            maximize=False,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Adam:
-    """Weight decay is added to the gradient."""
-
-    undoes_weights: ClassVar[bool] = True
-    leaves_zeros: ClassVar[bool] = False
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_fraction("beta1", self.beta1)
-        _check_fraction("beta2", self.beta2)
-        _check_not_negative("eps", self.eps)
-        _check_not_negative("weight_decay", self.weight_decay)
-
-    @property
-    def has_momentum(self) -> bool:
-        return self.beta1 > 0
-
-    def memory(self, parameter: torch.Tensor) -> Memory:
-        import torch
-
-        def zeros() -> torch.Tensor:
-            return torch.zeros_like(parameter, requires_grad=False)
-
-        return {COUNT: torch.tensor(0.0), "exp_avg": zeros(), "exp_avg_sq": zeros()}
-
-    def step(self, parameters: Tensors, gradients: Tensors, memory: Memories, learning_rate: float) -> None:
-        from torch.optim.adam import adam
-        from torch.optim.adamw import adamw
-
-        step: Any = adamw if isinstance(self, AdamW) else adam
-        step(
-            parameters,
-            gradients,
-            memory["exp_avg"],
-            memory["exp_avg_sq"],
-            [],
-            memory[COUNT],
-            amsgrad=False,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            lr=learning_rate,
-            weight_decay=self.weight_decay,
-            eps=self.eps,
-            maximize=False,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdamW(Adam):
-    """Weight decay is decoupled from the gradient."""
-
-    weight_decay: float = 0.01
-
-
-OptimizerOptions = Sgd | Adam
-OPTIMIZERS: Mapping[str, type[OptimizerOptions]] = {"sgd": Sgd, "adam": Adam, "adamw": AdamW}
+    from .steps import Memories, Memory, Tensors
 
 
 def parse_optimizer(text: str) -> OptimizerOptions:
@@ -198,7 +74,7 @@ def number(name: str, value: object) -> float:
 
 def check_learning_rate(value: float, name: str = "learning rate") -> None:
     """Raises ValueError for what cannot be one."""
-    _check_not_negative(name, value)
+    check_not_negative(name, value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -418,14 +294,39 @@ class Optimizer:
             moved = [_Run(run.start - start, run.end - start, run.memory) for run in joined]
             self._runs.append(moved or [_Run(0, 0, self._options(place).memory(each))])
 
-    def step_apart(self, place: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Step elements of the parameter with that number, copied out of it. Only where nothing is remembered
-        of any: see `leaves_zeros`."""
+    def step_apart(
+        self,
+        place: int,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        places: npt.NDArray[np.int64],
+        ranges: Sequence[tuple[int, int]],
+    ) -> None:
+        """Step elements of the parameter with that number, copied out of it, to the bits that `step` would
+        leave if the gradient of all others were 0. Only where `leaves_zeros`.
+
+        places: of these elements in the parameter, ascending. ranges: as in `step`; all of them are in these.
+        """
         import torch
 
+        options = self._options(place)
         learning_rate = self.learning_rates[self._group_of[place]]
         with torch.no_grad():
-            self._options(place).step([parameter], [gradient], {}, learning_rate)
+            if not self._runs[place][0].memory:
+                options.step([parameter], [gradient], {}, learning_rate)
+                return
+            for run in self._within(place, ranges):
+                first, last = (int(each) for each in places.searchsorted((run.start, run.end)))
+                here = torch.from_numpy(places[first:last] - run.start)
+                memory = {
+                    what: _present(tensor) if what == COUNT else _present(tensor)[here]
+                    for what, tensor in run.memory.items()
+                }
+                memories: Memories = {what: [tensor] for what, tensor in memory.items()}
+                options.step([parameter[first:last]], [gradient[first:last]], memories, learning_rate)
+                for what, tensor in memory.items():
+                    if what != COUNT:
+                        _present(run.memory[what])[here] = tensor
 
     def _within(self, place: int, ranges: Sequence[tuple[int, int]]) -> list[_Run]:
         """The runs of a parameter that are within the ranges; at their borders runs are cut."""

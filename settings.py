@@ -151,7 +151,7 @@ class JobSettings:
     )
     optimizer: str = training(
         "sgd",
-        "optimizer: sgd, adam or adamw, such as sgd:momentum=0.9,weight_decay=1e-4",
+        "optimizer: sgd, adam, adamw or adagrad, such as sgd:momentum=0.9,weight_decay=1e-4",
         metavar=_SPEC,
         parse=parse_optimizer,
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,6 +34,11 @@ OPTIMIZERS: list[tuple[str, Make]] = [
     ),
     ("adamw", lambda p: torch.optim.AdamW(p)),
     ("adamw:weight_decay=0.2", lambda p: torch.optim.AdamW(p, weight_decay=0.2)),
+    ("adagrad", lambda p: torch.optim.Adagrad(p)),
+    (
+        "adagrad:lr_decay=0.3,weight_decay=0.1,eps=1e-4",
+        lambda p: torch.optim.Adagrad(p, lr_decay=0.3, weight_decay=0.1, eps=1e-4),
+    ),
 ]
 
 
@@ -130,7 +136,7 @@ def test_a_step_imports_no_compiler() -> None:
     program = """
 import sys, torch
 from gradwire.optimizer import Group, Optimizer, optimizer_spec, overridden, parse_optimizer
-for spec in ("sgd:momentum=0.9", "adam", "adamw"):
+for spec in ("sgd:momentum=0.9", "adam", "adamw", "adagrad"):
     parameter = torch.zeros(3)
     parameter.grad = torch.ones(3)
     Optimizer(parse_optimizer(spec), [parameter], 0.1).step()
@@ -166,7 +172,12 @@ def test_what_is_divided_anew_keeps_no_memory_of_what_it_was_cut_from() -> None:
 # ---- parameter groups
 
 GROUP_OF = (0, 1, 1, 0)
-OF_TORCH: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+OF_TORCH: dict[str, Any] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+}
 GROUPS: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ("sgd:weight_decay=0.1", {"weight_decay": 0.1}, "sgd:momentum=0.9", {"momentum": 0.9}),
     (
@@ -177,6 +188,7 @@ GROUPS: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ),
     ("adam:beta1=0.8", {"betas": (0.8, 0.999)}, "adam:eps=1e-4", {"eps": 1e-4}),
     ("adamw:weight_decay=0.1", {"weight_decay": 0.1}, "adamw:weight_decay=0.0", {"weight_decay": 0.0}),
+    ("adagrad:weight_decay=0.1", {"weight_decay": 0.1}, "adagrad:lr_decay=0.1", {"lr_decay": 0.1}),
 ]
 
 
@@ -234,10 +246,33 @@ def test_groups_are_kept_when_parameters_are_divided_otherwise() -> None:
         ours.step(number)
     assert flat.tolist() == [-0.5] * 10 + [0.0] * 30
     apart = torch.ones(2)
-    ours.step_apart(1, apart, torch.ones(2))
+    ours.step_apart(1, apart, torch.ones(2), np.arange(2), [(0, 5)])
     assert apart.tolist() == [-0.5] * 2
     assert not ours.leaves_zeros
     assert Optimizer.of_groups(decays[:1], (), ()).leaves_zeros
+
+
+@pytest.mark.parametrize("spec", ["sgd", "adagrad:lr_decay=0.1", "adagrad:initial_accumulator_value=1,eps=0"])
+def test_elements_are_stepped_apart_as_with_all_others_zero(spec: str) -> None:
+    """Of which stretches have a gradient is drawn; so are, within them, the elements where it is not 0."""
+    bounds, generator = [(0, 40), (40, 41), (41, 90), (90, 120)], torch.Generator().manual_seed(5)
+    whole = torch.randn(120, generator=generator)
+    apart = whole.clone()
+    reference = Optimizer(parse_optimizer(spec), [torch.ones(3), whole], 0.1)
+    ours = Optimizer(parse_optimizer(spec), [torch.ones(3), apart], 0.1)
+    assert ours.leaves_zeros
+    draw = random.Random(3)
+    for _ in range(24):
+        ranges = [each for each in bounds if draw.random() < 0.6]
+        inside = [place for start, end in ranges for place in range(start, end)]
+        places = np.array(sorted(draw.sample(inside, len(inside) // 5)), np.int64)
+        whole.grad = torch.zeros(120)
+        whole.grad[places] = torch.randn(len(places), generator=generator)
+        reference.step(1, ranges)
+        stepped = apart[places]
+        ours.step_apart(1, stepped, whole.grad[places], places, ranges)
+        apart[places] = stepped
+        assert apart.numpy().tobytes() == whole.numpy().tobytes()
 
 
 @pytest.mark.parametrize("spec", [spec for spec, _ in OPTIMIZERS])

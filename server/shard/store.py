@@ -360,7 +360,7 @@ class Store:
             self._sum(stretch, factors, gradient[stretch.start : stretch.end], keep=True)
         stepped = torch.from_numpy(values[places])
         self._add_norms(part.start, gradient[places], places)
-        self._optimizer.step_apart(number, stepped, torch.from_numpy(gradient[places]))
+        self._optimizer.step_apart(number, stepped, torch.from_numpy(gradient[places]), places, ranges(found))
         values[places] = stepped.numpy()
         if not finite(stepped):
             self._refuse(step.version)

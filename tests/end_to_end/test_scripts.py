@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -71,11 +72,90 @@ def plain(
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
+def plain_local(workers: int, steps: int, correction: float, optimizer_of: str) -> torch.Tensor:
+    """Rounds of local steps of so many workers, whose changes are averaged."""
+    models = [loops.network() for _ in range(workers)]
+    optimizers = [loops.LOOPS[optimizer_of][1](model) for model in models]
+    inputs, targets = loops.data().tensors
+    at = [parameter.detach().clone() for parameter in models[0].parameters()]
+    for epoch in range(EPOCHS):
+        order = epoch_order(SEED, epoch, len(inputs))
+        for start in range(0, len(order), steps * BATCH * workers):
+            for place, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+                for step in range(steps):
+                    first = start + (place * steps + step) * BATCH
+                    indices = order[first : first + BATCH]
+                    optimizer.zero_grad()
+                    mse_loss(model(inputs[indices]), targets[indices]).backward()
+                    pairs = [*zip(model.parameters(), at, strict=True)]
+                    pulls = [(p.detach() - began) * (correction if step else 0.0) for p, began in pairs]
+                    optimizer.step()
+                    with torch.no_grad():
+                        for parameter, pull in zip(model.parameters(), pulls, strict=True):
+                            parameter.sub_(pull)
+            together = zip(*(model.parameters() for model in models), strict=True)
+            at = [torch.stack([each.detach() for each in of_one]).mean(0) for of_one in together]
+            with torch.no_grad():
+                for model in models:
+                    for parameter, mean in zip(model.parameters(), at, strict=True):
+                        parameter.copy_(mean)
+    return torch.cat([value.reshape(-1) for value in at])
+
+
+@pytest.mark.parametrize(
+    ("loop", "mode", "steps", "correction"),
+    [
+        ("trained", "local:steps=2,correction=0.1", 2, 0.1),
+        *(("steps_here", "sync", 1, 0.0), ("rmsprop", "sync", 1, 0.0)),
+    ],
+)
+def test_local_steps_are_those_of_the_scripts_own_optimizers(
+    daemons: Daemons, loop: str, mode: str, steps: int, correction: float
+) -> None:
+    server = job(daemons, 2, "--mode", mode)
+    found = parameters(scripts(daemons, server, loop, 2))
+    expected = plain_local(2, steps, correction, loop)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert finished(server).version == EPOCHS * 96 // (2 * steps * BATCH)
+
+
+@pytest.mark.parametrize("loop", ["groups", "accumulated", "scaled", "twice"])
+def test_local_steps_of_one_worker_are_those_of_the_plain_script(daemons: Daemons, loop: str) -> None:
+    found = parameters(scripts(daemons, job(daemons, 1, "--mode", "local:steps=5,correction=0"), loop, 1))
+    expected = plain(1, "adamw" if loop == "groups" else "sgd", without=3 if loop == "scaled" else 0)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_round_is_over_with_its_last_batch(daemons: Daemons) -> None:
+    """Of which one has no step."""
+    server = job(daemons, 1, "--mode", "local:steps=4", "--epochs", "1")
+    (script,) = scripts(daemons, server, "rounds", 1)
+    assert script.wait() == 0
+    versions = [0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3]
+    assert [each for each in script.messages if "samples" in each] == [
+        f"{BATCH} samples, version {version}, applied" for version in versions
+    ]
+
+
+def test_an_optimizer_that_computes_gradients_by_itself_steps_here(daemons: Daemons) -> None:
+    (script,) = scripts(daemons, job(daemons, 1), "closures", 1)
+    parameters([script])
+    found = [float(line.removeprefix("loss ")) for line in script.messages if line.startswith("loss ")]
+    assert len(found) == EPOCHS * 96 // BATCH
+    assert found[-1] < 0.2 * found[0]
+
+
+def test_no_gradient_leaves_early_if_the_script_says_so(daemons: Daemons) -> None:
+    (script,) = scripts(daemons, job(daemons, 1), "at_the_step", 1)
+    torch.testing.assert_close(parameters([script]), plain(1), rtol=1e-4, atol=1e-5)
+    assert "from now on gradients leave" not in script.log
+
+
 @pytest.mark.parametrize(
     ("loop", "optimizer"),
     [
         *(("trained", "sgd"), ("groups", "adamw"), ("accumulated", "sgd"), ("twice", "sgd")),
-        ("doubled", "sgd"),
+        *(("doubled", "sgd"), ("adagrad", "adagrad")),
     ],
 )
 def test_a_script_trains_as_it_would_alone_at_the_batch_of_all(
@@ -106,8 +186,9 @@ def test_a_scaler_trains_as_alone(daemons: Daemons) -> None:
     torch.testing.assert_close(found, plain(1, without=3), rtol=1e-4, atol=1e-5)
 
 
-def test_losses_are_those_of_the_plain_script_step_by_step(daemons: Daemons) -> None:
-    (script,) = scripts(daemons, job(daemons, 1), "own_loader", 1)
+@pytest.mark.parametrize("mode", ["sync", "local:steps=5,correction=0"])
+def test_losses_are_those_of_the_plain_script_step_by_step(daemons: Daemons, mode: str) -> None:
+    (script,) = scripts(daemons, job(daemons, 1, "--mode", mode), "own_loader", 1)
     parameters([script])
     found = [float(line.removeprefix("loss ")) for line in script.messages if line.startswith("loss ")]
     model: nn.Module = loops.network()
@@ -129,7 +210,7 @@ def test_the_mean_gradient_is_clipped_as_alone(daemons: Daemons) -> None:
     torch.testing.assert_close(found, plain(2, clip_norm=0.5), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["sync", "stale:bound=2", "async"])
+@pytest.mark.parametrize("mode", ["sync", "stale:bound=2", "async", "local:steps=2"])
 def test_a_step_that_overflows_is_left_out_and_nobody_waits(daemons: Daemons, mode: str) -> None:
     server = job(daemons, 2, "--mode", mode)
     workers = scripts(daemons, server, "scaled", 2)
@@ -139,6 +220,20 @@ def test_a_step_that_overflows_is_left_out_and_nobody_waits(daemons: Daemons, mo
         worker.wait_for("step 2: applied")
     status = finished(server)
     assert status.refused_pushes == 0
+
+
+def test_a_worker_that_is_killed_and_started_again_goes_on_in_the_schedule(daemons: Daemons) -> None:
+    server = job(daemons, 2, "--epochs", "40", "--lease-seconds", "60")  # the other one waits
+    staying, dying = scripts(daemons, server, "cosine", 2)
+    dying.wait_for("version 5, rate ")
+    dying.signal(signal.SIGKILL)
+    again = daemons.program(
+        *("script_loops", "cosine", server.address, "--worker-id", "w1", "--compressor", "none")
+    )
+    assert int(again.wait_for(r"comes at version (\d+)").group(1)) >= 5
+    parameters([staying, again])
+    assert {each for each in again.messages if "rate" in each} < set(staying.messages)
+    assert finished(server).refused_pushes == 0
 
 
 def test_what_a_script_logs_is_the_jobs(daemons: Daemons) -> None:
@@ -157,7 +252,7 @@ def test_what_a_script_logs_is_the_jobs(daemons: Daemons) -> None:
     [
         ("careless", r"call it in the loop over job\.batches"),
         ("other_batches", r"the job has 8; start gc-server with --batch-size 64"),
-        ("lbfgs", r"LBFGS: the server steps SGD, Adam and AdamW"),
+        ("lbfgs", r"LBFGS: the server steps SGD, Adam, AdamW and Adagrad.*attach\(\.\.\., steps='local'\)"),
         ("amsgrad", r"Adam, group 0: amsgrad=True: the server has no amsgrad"),
         ("forgetful", r"parameter '0\.weight' requires a gradient, and the optimizer has not got it"),
     ],
@@ -165,6 +260,19 @@ def test_what_a_script_logs_is_the_jobs(daemons: Daemons) -> None:
 def test_what_cannot_be_is_said_by_name(daemons: Daemons, loop: str, message: str) -> None:
     server = job(daemons, 1)
     (script,) = scripts(daemons, server, loop, 1)
+    assert script.wait() == 1
+    script.wait_for(message)
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("coded:redundancy=2", r"a script cannot exchange coded packets; start the server with --mode sync"),
+        ("local:steps=2,delayed=on", r"start the server without delayed=on"),
+    ],
+)
+def test_modes_that_a_script_cannot_do_are_refused(daemons: Daemons, mode: str, message: str) -> None:
+    (script,) = scripts(daemons, job(daemons, 2, "--mode", mode), "trained", 1)
     assert script.wait() == 1
     script.wait_for(message)
 

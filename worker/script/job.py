@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -18,13 +19,12 @@ from torch import nn
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]
 
 from ... import __version__
-from ...compressors import LayerRule, ModelCompressor, compressor_of, model_wide
+from ...compressors import LayerRule, ModelCompressor
 from ...compressors.registry import names
-from ...configuration import Effective, UsageError
+from ...configuration import Effective
 from ...proto import messages as m
 from ...proto.job import job_terms
-from ...settings import JobTerms, WorkerSettings, names_in, parse_address
-from ...spec import SpecError
+from ...settings import WorkerSettings, names_in, parse_address
 from ...telemetry import HttpEndpoint
 from ..metrics import Metrics
 from ..session.compression import Compression
@@ -34,13 +34,17 @@ from ..session.replica import Replica
 from ..session.session import Session
 from ..tasks.data import data_checksum
 from ..tasks.sharding import Indices, epoch_order, shard
-from ..tasks.work import Gradients, parse_work
-from .optimizer import JobOptimizer, parameter_groups
+from ..tasks.work import Local
+from .local import LocalTurns
+from .optimizer import JobOptimizer, averaging, parameter_groups
+from .schedules import Each, Schedules
+from .terms import Overlap, Steps, check_attached, overlaps, script_compressor, script_work
 from .turn import ScriptError, Turns
 
 log = logging.getLogger("gradwire.worker")
 
 Model = TypeVar("Model", bound=nn.Module)
+Scheduler = TypeVar("Scheduler")
 
 POLL_S = 1.0
 
@@ -59,12 +63,14 @@ class Job:
         self.applied = self.done = False
         self._settings = settings
         self._metrics = Metrics(settings.compressor.partition(":")[0])
-        self._compressor, self._auto = _compressor(settings.compressor)
+        self._compressor, self._auto = script_compressor(settings.compressor)
         self._model: nn.Module | None = None
         self._optimizer: JobOptimizer | None = None
         self._groups = ONE_GROUP
+        self._schedules = Schedules()
         self._session: Session | None = None
-        self._turns: Turns | None = None
+        self._turns: Turns | LocalTurns | None = None
+        self._steps_here = self._overlap = False
         self._next: m.Assignment | None = None  # that came last, until it is answered
         self._order: tuple[int, Indices] | None = None  # of the last epoch asked for
         self._logged: dict[str, list[float]] = {}  # by name, sum and number of what was logged in this epoch
@@ -85,7 +91,7 @@ class Job:
             self._http = HttpEndpoint(effective, "0.0.0.0", registry, lambda: self.done, lambda: "running")
             self._reply = self._connection.join(__version__, self._compressor, names())
             self._terms = job_terms(self._reply.job)
-            self._gradients = _gradients(self._terms)
+            self._work = script_work(self._terms)
         except BaseException as error:
             self._end(f"failed: {error}", failed=True)
             raise
@@ -143,15 +149,24 @@ class Job:
     # ---- model and optimizer
 
     def attach(
-        self, model: Model, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_norm: float = 0.0,
+        steps: Steps = "server",
+        overlap: Overlap | None = None,
     ) -> tuple[Model, Any]:
         """Have the job train a model. Its first worker's parameters become everybody's when batches begin.
 
         Args:
-            optimizer: SGD, Adam or AdamW of torch.optim. The server runs it, with the options of its
+            optimizer: SGD, Adam, AdamW or Adagrad of torch.optim. The server runs it, with the options of its
                 parameter groups; their learning rates, which a scheduler may change, go with each step.
             clip_norm: largest norm of the mean gradient of all workers, as the job has it
                 (`gc-server --clip-norm`); 0 for no limit.
+            steps: who takes them. "local": this worker does, with any optimizer, by its own gradients, and
+                the server averages what all workers' steps change; in mode `local` it is so in any case.
+            overlap: "off" if no gradient is to leave before `step()`; None for what the job has.
 
         Returns:
             The model, and an optimizer for the loop and for schedulers: its `step()` pushes the gradients and
@@ -159,20 +174,43 @@ class Job:
             type checkers anything, so that a script may go on using its name.)
 
         Raises:
-            ScriptError: an optimizer that the server does not run, or another `clip_norm` than the job's.
+            ScriptError: an optimizer that the server does not run, or another `clip_norm` or more overlap
+                than the job has.
         """
         if self._model is not None:
             raise ScriptError("job.attach: this job has its model already; connect once for each model")
-        if clip_norm != self._terms.clip_norm:
-            raise ScriptError(
-                f"job.attach(clip_norm={clip_norm:g}): the job has {self._terms.clip_norm:g}; start "
-                f"gc-server with --clip-norm {clip_norm:g}"
-            )
-        self._groups = parameter_groups(optimizer, model)
+        check_attached(self._terms, self._work, clip_norm, steps)
+        self._overlap = overlaps(self._terms, overlap)
+        local = isinstance(self._work, Local)
+        self._steps_here = local or steps == "local"
+        groups = (averaging if self._steps_here else parameter_groups)(optimizer, model)
+        self._groups = ONE_GROUP if local else groups
         self._model, self._optimizer = model, JobOptimizer(optimizer, self._step)
         return model, self._optimizer
 
-    def _begin(self, train_samples: int, data: Callable[[], int]) -> tuple[Session, Turns]:
+    def follow(self, scheduler: Scheduler, *, each: Each = "step") -> Scheduler:
+        """Keep a scheduler as far as the job is: before each batch it is given the steps that it lacks,
+        because this worker has joined late or come back, or has missed a step of the others.
+
+        Args:
+            scheduler: of torch.optim.lr_scheduler. The script steps it as it would alone.
+            each: how often: once for each `optimizer.step()`, or once for each of `job.epochs()`.
+
+        Returns:
+            The scheduler.
+
+        Raises:
+            ScriptError: a scheduler that goes by something else, such as ReduceLROnPlateau.
+        """
+        if each == "step" and isinstance(self._work, Local):
+            raise ScriptError(
+                "job.follow: in local mode workers take steps of their own, and the job does not count them; "
+                "step the scheduler once for each epoch and say each='epoch'"
+            )
+        self._schedules.follow(scheduler, each)
+        return scheduler
+
+    def _begin(self, train_samples: int, data: Callable[[], int]) -> tuple[Session, Turns | LocalTurns]:
         """Join in with a data set. data: finds its checksum."""
         if self._session is not None and self._turns is not None:
             given = self._session.replica.manifest.train_samples
@@ -200,12 +238,19 @@ class Job:
             initialize=self._reply.initialize,
             auto=self._compressor if self._auto else "",
         )
-        # With `both` parts count when they arrive: a step that the script gives up could not be taken back.
-        overlap = terms.overlap == "backward"
-        turns = Turns(session, self._optimizer.rates, single=self._gradients.single, overlap=overlap)
+        turns = self._turns_of(session, self._optimizer)
         self._session, self._turns = session, turns
         session.begin()
         return session, turns
+
+    def _turns_of(self, session: Session, optimizer: JobOptimizer) -> Turns | LocalTurns:
+        work = self._work
+        if isinstance(work, Local):
+            size = self._terms.batch_size
+            return LocalTurns(session, optimizer, batch_size=size, correction=work.correction)
+        if self._steps_here:
+            return LocalTurns(session, optimizer, batch_size=None, single=work.single, rates=(1.0,))
+        return Turns(session, optimizer.rates, single=work.single, overlap=self._overlap)
 
     # ---- the loops
 
@@ -244,11 +289,12 @@ class Job:
                 f"gc-server with --batch-size {batch_size}, or leave batch_size out"
             )
 
-        def batch(indices: Indices) -> Any:
+        def together(indices: Indices) -> Any:
             return collate_fn([dataset[int(index)] for index in indices])
 
-        for assignment in self._work(len(dataset), lambda: data_checksum(batch, len(dataset))):
-            yield batch(self._indices(assignment, len(dataset)))
+        checksum = partial(data_checksum, together, len(dataset))
+        for assignment, batch in self._batches(len(dataset), checksum):
+            yield together(self._indices(assignment, len(dataset))[batch])
 
     def steps(self, loader: Iterable[Any], *, per_epoch: int | None = None) -> Generator[Any]:
         """Batches of a loader of one's own, for as long as the epoch lasts. Which samples they hold is the
@@ -272,15 +318,16 @@ class Job:
                     "many make an epoch"
                 ) from None
         batches = iter(loader)
-        for _ in self._work(per_epoch * self._terms.batch_size, lambda: 0):
+        for _ in self._batches(per_epoch * self._terms.batch_size, lambda: 0):
             try:
                 batch = next(batches)
             except StopIteration:
                 return  # the assignment stays, for when `epochs` comes back
             yield batch
 
-    def _work(self, train_samples: int, data: Callable[[], int]) -> Generator[m.Assignment]:
-        """The assignments of this epoch. Whoever takes one answers it by `optimizer.step()`."""
+    def _batches(self, train_samples: int, data: Callable[[], int]) -> Generator[tuple[m.Assignment, slice]]:
+        """The batches of this epoch, as assignments and which of their samples. Whoever takes one answers it
+        by `optimizer.step()`."""
         session, turns = self._begin(train_samples, data)
         while True:
             assignment = self._next or self._await(session)
@@ -290,13 +337,16 @@ class Job:
             if not turns.open and not session.is_new(assignment):  # told again after it was answered
                 self._await(session)
                 continue
+            self._schedules.catch_up(assignment.version, assignment.epoch)
             if not turns.open:
                 self._metrics.step()
                 turns.begin(assignment, sum(each.count for each in assignment.ranges))
-            yield assignment
-            if turns.open:
+            batch = turns.batch
+            yield assignment, batch
+            if turns.open and turns.batch == batch:
                 turns.skip("the script went on to the next batch without optimizer.step()")
-                self._settle(session)
+                if not turns.open:
+                    self._settle(session)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes in it only add to the gradients; one outside of it, and the step, follow."""
@@ -317,8 +367,8 @@ class Job:
 
     # ---- inside
 
-    def _step(self, scale: float, overflow: bool) -> None:
-        """`optimizer.step()`: push, and wait for what comes of it."""
+    def _step(self, scale: float, overflow: bool, evaluate: Callable[[], Any] | None) -> None:
+        """`optimizer.step()`: push, and wait for what comes of it; in local mode with the round's last."""
         session, turns = self._session, self._turns
         if session is None or turns is None:
             raise ScriptError("optimizer.step(): call it in the loop over job.batches(...)")
@@ -326,7 +376,10 @@ class Job:
             turns.skip("the GradScaler has found gradients that are not finite")
             usable = False
         else:
-            usable = turns.push(scale)
+            usable = turns.push(scale, evaluate)
+        if turns.open:
+            self.applied = usable
+            return
         self._settle(session)
         self.applied = usable and session.last_accepted == session.seq
 
@@ -374,33 +427,3 @@ class Job:
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, epoch_order(self._terms.seed, epoch, samples)
         return shard(self._order[1], assignment)
-
-
-def _compressor(spec: str) -> tuple[str, bool]:
-    """Raises UsageError."""
-    try:
-        compressor, auto = compressor_of(spec)
-    except SpecError as error:
-        raise UsageError(f"compressor {spec!r}: {error}") from None
-    if model_wide(compressor):
-        raise UsageError(
-            f"compressor {spec!r}: its budgets go by the operations of each layer, which only a task can "
-            "count; choose another one"
-        )
-    return compressor, auto
-
-
-def _gradients(terms: JobTerms) -> Gradients:
-    """Raises ScriptError."""
-    if not terms.script:
-        raise ScriptError(
-            f"the server trains the task {terms.task!r}: join it with gc-worker, or start one for scripts: "
-            "gc-server --script"
-        )
-    work = parse_work(terms.work)
-    if not isinstance(work, Gradients):
-        raise ScriptError(
-            f"mode {terms.mode}: a script pushes the gradients of one batch; start the server with "
-            "--mode sync, stale or async"
-        )
-    return work

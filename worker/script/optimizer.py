@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...optimizer import Adam, AdamW, OptimizerOptions, Sgd, optimizer_spec
+from ...optimizer import optimizer_spec
 from ...proto import messages as m
+from ...steps import Adagrad, Adam, AdamW, OptimizerOptions, Sgd
 from ..session.groups import ParameterGroups
 from .turn import ScriptError
 
 # Options of torch's that the server has not, with the only value that means nothing.
 _WITHOUT = {"dampening": 0, "maximize": False, "amsgrad": False, "differentiable": False}
+
+WAY_OUT = (
+    "with job.attach(..., steps='local') each worker takes its steps itself, and the server averages them"
+)
 
 
 class JobOptimizer(torch.optim.Optimizer):
@@ -25,8 +30,13 @@ class JobOptimizer(torch.optim.Optimizer):
     # sets `grad_scale` and `found_inf`.
     _step_supports_amp_scaling = True
 
-    def __init__(self, optimizer: torch.optim.Optimizer, step: Callable[[float, bool], None]) -> None:
-        """step: is told by what factor gradients are too large, and whether they have overflown."""
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        step: Callable[[float, bool, Callable[[], Any] | None], None],
+    ) -> None:
+        """step: is told by what factor gradients are too large, whether they have overflown, and what
+        computes them, if the script says that at the step."""
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._of = optimizer
         self._step_of_job = step
@@ -42,16 +52,29 @@ class JobOptimizer(torch.optim.Optimizer):
             ScriptError: outside of `job.batches`, or gradients that have been unusable for many steps.
             Refused, UnreachableError: the server has ended the membership, or is gone.
         """
-        found = None
-        if closure is not None:
+        found: list[Any] = []
+
+        def evaluate() -> Any:
+            assert closure is not None
             with torch.enable_grad():
-                found = closure()
+                found.append(closure())
+            return found[-1]
+
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         scale = 1.0 if grad_scale is None else float(grad_scale)
-        self._step_of_job(scale, found_inf is not None and bool(found_inf))
+        overflow = found_inf is not None and bool(found_inf)
+        self._step_of_job(scale, overflow, None if closure is None else evaluate)
         any_optimizer: Any = self._of
         any_optimizer._opt_called = True  # a scheduler of the script's own optimizer asks for it
-        return found
+        return found[0] if found else None
+
+    def step_here(self, evaluate: Callable[[], Any] | None) -> None:
+        """Take a step of the optimizer that this one was made of."""
+        any_optimizer: Any = self._of
+        if evaluate is None:
+            any_optimizer.step()
+        else:
+            any_optimizer.step(evaluate)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's, but never in place: a gradient may still be on its way."""
@@ -79,6 +102,20 @@ def parameter_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> Para
         m.Group(optimizer=optimizer_spec(_options(optimizer, number, group)))
         for number, group in enumerate(optimizer.param_groups)
     )
+    return ParameterGroups(groups=groups, number_of=_numbers(optimizer, model))
+
+
+def averaging(optimizer: torch.optim.Optimizer, model: nn.Module) -> ParameterGroups:
+    """One group, from which the server takes off what comes, as it comes, with a learning rate of 1.
+
+    Raises ScriptError for parameters that the optimizer lacks, or the model.
+    """
+    _numbers(optimizer, model)
+    return ParameterGroups(groups=(m.Group(optimizer=optimizer_spec(Sgd())),))
+
+
+def _numbers(optimizer: torch.optim.Optimizer, model: nn.Module) -> Mapping[str, int]:
+    """The number of its group, by name of the parameter. Raises ScriptError."""
     number_of = {
         id(parameter): number
         for number, group in enumerate(optimizer.param_groups)
@@ -99,7 +136,7 @@ def parameter_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> Para
             f"the optimizer has {len(number_of)} parameters that the model has not: make it of "
             "model.parameters()"
         )
-    return ParameterGroups(groups=groups, number_of=group_of)
+    return group_of
 
 
 def _options(optimizer: torch.optim.Optimizer, number: int, group: dict[str, Any]) -> OptimizerOptions:
@@ -108,7 +145,7 @@ def _options(optimizer: torch.optim.Optimizer, number: int, group: dict[str, Any
     for key, nothing in _WITHOUT.items():
         if values.pop(key, nothing) != nothing:
             raise ScriptError(
-                f"{kind.__name__}, group {number}: {key}={group[key]!r}: the server has no {key}"
+                f"{kind.__name__}, group {number}: {key}={group[key]!r}: the server has no {key}; {WAY_OUT}"
             )
     try:
         if kind is torch.optim.SGD:
@@ -121,8 +158,13 @@ def _options(optimizer: torch.optim.Optimizer, number: int, group: dict[str, Any
             return (AdamW if decoupled else Adam)(
                 beta1=beta1, beta2=beta2, eps=values["eps"], weight_decay=values["weight_decay"]
             )
+        if kind is torch.optim.Adagrad:
+            options = {key: values[key] for key in ("lr_decay", "weight_decay", "eps")}
+            first = optimizer.defaults["initial_accumulator_value"]  # torch takes no notice of a group's own
+            return Adagrad(initial_accumulator_value=first, **options)
     except ValueError as error:
         raise ScriptError(f"{kind.__name__}, group {number}: {error}") from None
     raise ScriptError(
-        f"{kind.__module__}.{kind.__name__}: the server steps SGD, Adam and AdamW of torch.optim"
+        f"{kind.__module__}.{kind.__name__}: the server steps SGD, Adam, AdamW and Adagrad of torch.optim; "
+        f"{WAY_OUT}"
     )

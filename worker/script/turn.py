@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -25,6 +26,10 @@ from ..session.timing import StepTimes
 log = logging.getLogger("gradwire.worker")
 
 MAX_SKIPPED = 10  # steps in a row
+NO_WORK = (
+    "optimizer.step(): there is no work to answer; call it once for each batch, in the loop over "
+    "job.batches(...)"
+)
 
 
 class ScriptError(RuntimeError):
@@ -69,6 +74,11 @@ class Turns:
         """Whether there is an assignment to answer."""
         return self._assignment is not None
 
+    @property
+    def batch(self) -> slice:
+        """Which of the assignment's samples the next step is for: all."""
+        return slice(0, self._samples)
+
     def begin(self, assignment: m.Assignment, samples: int) -> None:
         """An assignment has come, for so many samples."""
         self._assignment, self._samples = assignment, samples
@@ -85,12 +95,16 @@ class Turns:
         finally:
             self._apart = False
 
-    def push(self, scale: float = 1.0) -> bool:
+    def push(self, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
         """Push the gradients, which are `scale` times what they should be. Returns whether they can be used.
+
+        evaluate: computes them.
 
         Raises:
             ScriptError: gradients have been unusable in too many steps in a row.
         """
+        if evaluate is not None:
+            evaluate()
         assignment = self._take()
         self._session.replica.check_complete()
         try:
@@ -119,10 +133,7 @@ class Turns:
 
     def _take(self) -> m.Assignment:
         if self._assignment is None:
-            raise ScriptError(
-                "optimizer.step(): there is no work to answer; call it once for each batch, in the loop over "
-                "job.batches(...)"
-            )
+            raise ScriptError(NO_WORK)
         assignment, self._assignment = self._assignment, None
         return assignment
 

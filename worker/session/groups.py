@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ...optimizer import OptimizerOptions, check_learning_rate, number, optimizer_spec, overridden
+from ...optimizer import check_learning_rate, number, optimizer_spec, overridden
 from ...proto.messages import Group
+from ...steps import OptimizerOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,8 +36,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ....configuration import option
-from ....optimizer import OptimizerOptions, parse_optimizer
+from ....optimizer import parse_optimizer
 from ....settings import ServerSettings
+from ....steps import OptimizerOptions
 from .options import ModeOptions, needs_workers
 from .sync import SyncOptions
 

@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from ....configuration import UsageError
-from ....optimizer import OptimizerOptions, parse_optimizer
+from ....optimizer import parse_optimizer
 from ....settings import ServerSettings
+from ....steps import OptimizerOptions
 from ...shard.aggregation import parse_aggregation
 
 if TYPE_CHECKING:

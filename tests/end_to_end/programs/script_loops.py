@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +48,14 @@ def adamw(model: nn.Module) -> Optimizer:
     return torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
 
 
+def adagrad(model: nn.Module) -> Optimizer:
+    """Two groups, of which one has a rate of its own."""
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    biases = [p for p in model.parameters() if p.dim() == 1]
+    groups: list[Any] = [{"params": weights, "weight_decay": 0.01}, {"params": biases, "lr": 0.05}]
+    return torch.optim.Adagrad(groups, lr=0.1, lr_decay=0.01, initial_accumulator_value=0.1)
+
+
 def warm_up(optimizer: Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 4))
 
@@ -80,6 +89,76 @@ def scheduled(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None
             step.step()
             step.zero_grad()
             schedule.step()
+
+
+def cosine(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """A schedule over 40 epochs of two workers, that follows the job."""
+    model, step = job.attach(model, optimizer)
+    schedule = job.follow(torch.optim.lr_scheduler.CosineAnnealingLR(step, 40 * SAMPLES // 16))
+    say(f"comes at version {job.version}")
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            mse_loss(model(inputs), targets).backward()
+            step.step()
+            step.zero_grad()
+            schedule.step()
+            say(f"version {job.version}, rate {schedule.get_last_lr()[0]!r}")
+
+
+def steps_here(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Each worker takes the steps of its own optimizer."""
+    model, step = job.attach(model, optimizer, steps="local")
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            step.zero_grad()
+            loss = mse_loss(model(inputs), targets)
+            job.log(loss=loss)
+            loss.backward()
+            step.step()
+
+
+def closures(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Computes gradients as often as the optimizer wants them."""
+    model, step = job.attach(model, optimizer, steps="local")
+
+    def evaluate(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        step.zero_grad()
+        loss = mse_loss(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            say(f"loss {step.step(partial(evaluate, inputs, targets)).item():.6f}")
+
+
+def at_the_step(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Wants no gradient to leave earlier, and need not know why."""
+    model, step = job.attach(model, optimizer, overlap="off")
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            step.zero_grad()
+            half = len(inputs) // 2
+            (mse_loss(model(inputs[:half]), targets[:half]) / 2).backward()
+            (mse_loss(model(inputs[half:]), targets[half:]) / 2).backward()
+            step.step()
+
+
+def rounds(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Says at which version each step leaves it."""
+    model, step = job.attach(model, optimizer)
+    for _ in job.epochs():
+        for number, (inputs, targets) in enumerate(job.batches(data())):
+            if number == 5:  # does without this one
+                continue
+            step.zero_grad()
+            loss = mse_loss(model(inputs), targets)
+            job.log(loss=loss)
+            loss.backward()
+            step.step()
+            say(
+                f"{len(inputs)} samples, version {job.version}, {'applied' if job.applied else 'not applied'}"
+            )
 
 
 def loader() -> DataLoader[Any]:
@@ -187,6 +266,13 @@ Loop = Callable[[gradwire.Job, nn.Module, Optimizer], None]
 LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "trained": (trained, sgd),
     "groups": (scheduled, adamw),
+    "adagrad": (trained, adagrad),
+    "cosine": (cosine, sgd),
+    "rmsprop": (steps_here, lambda model: torch.optim.RMSprop(model.parameters())),
+    "steps_here": (steps_here, sgd),
+    "closures": (closures, lambda model: torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=4)),
+    "at_the_step": (at_the_step, sgd),
+    "rounds": (rounds, adamw),
     "clipped": (clipped, sgd),
     "own_loader": (own_loader, sgd),
     "accumulated": (accumulated, sgd),

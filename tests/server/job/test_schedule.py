@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from gradwire.optimizer import Adam, AdamW, Sgd, parse_optimizer
+from gradwire.optimizer import parse_optimizer
 from gradwire.server.job.schedule import Passed, parse_schedule
 from gradwire.spec import SpecError
+from gradwire.steps import Adagrad, Adam, AdamW, Sgd
 
 
 @pytest.mark.parametrize(
@@ -68,16 +69,18 @@ def test_good_optimizers() -> None:
     )
     assert parse_optimizer("adam:beta1=0.5") == Adam(beta1=0.5)
     assert parse_optimizer("adamw") == AdamW(weight_decay=0.01)
+    assert parse_optimizer("adagrad:initial_accumulator_value=0.1") == Adagrad(initial_accumulator_value=0.1)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("lion", "known optimizers: adam, adamw, sgd"),
+        ("lion", "known optimizers: adagrad, adam, adamw, sgd"),
         ("sgd:beta1=0.9", "unknown key 'beta1'; known keys: momentum, nesterov, weight_decay"),
         ("sgd:momentum=1", "momentum: expected at least 0 and below 1, got 1"),
         ("sgd:nesterov=on", "nesterov: expected a momentum above 0"),
         ("adam:weight_decay=-1", "weight_decay: expected a finite number of at least 0"),
+        ("adagrad:eps=-1", "eps: expected a finite number of at least 0, got -1"),
         ("sgd:momentum", "expected key=value after the colon, got 'momentum'"),
     ],
 )

@@ -94,6 +94,7 @@ TORCH: list[tuple[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]]] =
     ),
     ("adam:weight_decay=0.1", lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.1)),
     ("adamw", lambda p: torch.optim.AdamW(p, 0.1)),
+    ("adagrad:lr_decay=0.1", lambda p: torch.optim.Adagrad(p, 0.1, lr_decay=0.1)),
 ]
 
 

@@ -75,6 +75,7 @@ def compressors(spec: str) -> list[ModelCompressor]:
         "sgd:momentum=0.9,nesterov=on",
         "adam",
         "adamw:weight_decay=0.1",
+        "adagrad",
     ],
 )
 def test_an_uncompressed_round_is_one_step_on_the_mean_over_all_samples(optimizer: str) -> None:
@@ -469,11 +470,13 @@ def test_the_size_of_parts_has_no_say_in_the_bits(kind: str) -> None:
         assert replica == worker
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad:lr_decay=0.1"])
 @pytest.mark.parametrize("kind", ["topk", "topk of values"])
 def test_a_step_of_what_sparse_pushes_hold_leaves_the_bits_of_one_of_everything(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, calls = trained(PART_BYTES[0], KINDS[kind], "none"), list[int]()
+    expected = trained(PART_BYTES[0], KINDS[kind], "none", optimizer=optimizer)
+    calls = list[int]()
     store: Any = Store
     step = store._step_elements
 
@@ -485,7 +488,7 @@ def test_a_step_of_what_sparse_pushes_hold_leaves_the_bits_of_one_of_everything(
         step(ours, number, places, *more)
 
     monkeypatch.setattr(store, "_step_elements", counted)
-    assert trained(PART_BYTES[0], KINDS[kind])[0] == expected[0]
+    assert trained(PART_BYTES[0], KINDS[kind], optimizer=optimizer)[0] == expected[0]
     assert sum(calls) > 0
 
 
@@ -523,7 +526,7 @@ def test_nor_has_that_order_in_robust_aggregation(aggregation: Aggregation) -> N
     assert trained(PART_BYTES[0], KINDS["mixed"], "auto", aggregation, early=random.Random(1)) == expected
 
 
-@pytest.mark.parametrize("optimizer", ["sgd:momentum=0.9,nesterov=on", "adamw:weight_decay=0.1"])
+@pytest.mark.parametrize("optimizer", ["sgd:momentum=0.9,nesterov=on", "adamw:weight_decay=0.1", "adagrad"])
 def test_nor_has_that_order_with_what_an_optimizer_remembers(optimizer: str) -> None:
     expected = trained(PART_BYTES[1], KINDS["mixed"], optimizer=optimizer)
     assert trained(PART_BYTES[1], KINDS["mixed"], optimizer=optimizer, early=random.Random(1)) == expected

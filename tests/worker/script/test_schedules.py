@@ -1,0 +1,77 @@
+"""Schedulers that are brought to where a job is are those that have been there all the time."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as s
+
+from gradwire.worker.script.schedules import Schedules
+from gradwire.worker.script.turn import ScriptError
+
+STEPS = 30
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], s.LRScheduler]] = {
+    "lambda": lambda optimizer: s.LambdaLR(optimizer, lambda step: 1 / (step + 1)),
+    "cosine": lambda optimizer: s.CosineAnnealingLR(optimizer, STEPS),
+    "restarts": lambda optimizer: s.CosineAnnealingWarmRestarts(optimizer, 7),
+    "one cycle": lambda optimizer: s.OneCycleLR(optimizer, 1.0, STEPS),
+    "sequence": lambda optimizer: s.SequentialLR(
+        optimizer, [s.LinearLR(optimizer), s.ExponentialLR(optimizer, 0.9)], [6]
+    ),
+    "chain": lambda optimizer: s.ChainedScheduler(
+        [s.ConstantLR(optimizer, 0.5, 4), s.StepLR(optimizer, 5)], optimizer
+    ),
+}
+
+
+def optimizer() -> torch.optim.Optimizer:
+    groups: list[Any] = [{"params": [torch.ones(2)]}, {"params": [torch.ones(3)], "lr": 0.3}]
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+
+def rates(of: torch.optim.Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in of.param_groups]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_one_that_follows_late_has_the_rates_of_the_others_to_the_bit(name: str) -> None:
+    first, second = optimizer(), optimizer()
+    there, late, schedules = SCHEDULES[name](first), SCHEDULES[name](second), Schedules()
+    schedules.follow(late, "step")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for version in range(STEPS):
+            if version >= 11 and version != 14:  # which it does not hear of
+                schedules.catch_up(version, 0)
+                assert rates(second) == rates(first)
+                second.step()
+                late.step()
+            first.step()
+            there.step()
+
+
+def test_one_of_epochs_follows_these_and_what_is_ahead_stays() -> None:
+    ours = optimizer()
+    scheduler, schedules = s.ExponentialLR(ours, 0.5), Schedules()
+    schedules.follow(scheduler, "epoch")
+    for epoch, steps in ((0, 0), (2, 2), (1, 2), (2, 2), (3, 3)):
+        schedules.catch_up(100, epoch)
+        assert scheduler.last_epoch == steps
+    assert rates(ours) == [0.1 / 8, 0.3 / 8]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "each", "words"),
+    [
+        (s.ExponentialLR(optimizer(), 0.5), "round", "expected 'step' or 'epoch'"),
+        (s.ReduceLROnPlateau(optimizer()), "step", "ReduceLROnPlateau goes by what the script measures"),
+        (print, "step", "got a builtin_function_or_method; bring it to step job.version by itself"),
+    ],
+)
+def test_what_cannot_follow_is_refused_by_name(scheduler: Any, each: Any, words: str) -> None:
+    with pytest.raises(ScriptError, match=words):
+        Schedules().follow(scheduler, each)
