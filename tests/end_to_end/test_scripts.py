@@ -47,12 +47,17 @@ def parameters(scripts: list[Daemon]) -> torch.Tensor:
 
 
 def plain(
-    workers: int, optimizer_of: str = "sgd", *, clip_norm: float = 0.0, without: int = 0
+    workers: int,
+    optimizer_of: str = "sgd",
+    *,
+    scheduled: bool = False,
+    clip_norm: float = 0.0,
+    without: int = 0,
 ) -> torch.Tensor:
     """The same without Gradwire, at the batch of all workers together. without: a step that is not taken."""
     model: nn.Module = loops.network()
     optimizer = getattr(loops, optimizer_of)(model)
-    schedule = loops.warm_up(optimizer) if optimizer_of == "adamw" else None
+    schedule = loops.warm_up(optimizer) if scheduled or optimizer_of == "adamw" else None
     inputs, targets = loops.data().tensors
     steps = 0
     for epoch in range(EPOCHS):
@@ -99,6 +104,12 @@ def test_parts_leave_during_backward_until_the_script_changes_gradients(daemons:
     assert "a gradient came twice in one step" in logs["twice"]
     assert "changes gradients between backward() and step() (" in logs["doubled"]
     assert [logs[loop].count(said) for loop in ("twice", "doubled")] == [1, 1]
+
+
+def test_rates_that_are_set_just_before_the_step_are_those_of_the_step(daemons: Daemons) -> None:
+    workers = scripts(daemons, job(daemons, 2), "rated_late", 2)
+    torch.testing.assert_close(parameters(workers), plain(2, scheduled=True), rtol=1e-4, atol=1e-5)
+    assert all("changes learning rates between the forward pass" in worker.log for worker in workers)
 
 
 def test_a_scaler_trains_as_alone(daemons: Daemons) -> None:

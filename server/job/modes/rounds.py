@@ -267,11 +267,13 @@ class Rounds(Mode):
             round_.computing[number] = event.computing_s, event.samples
         return round_.version + 1
 
-    def rate(self, member: Member, work: Work, event: e.Rated) -> None:
+    def rate(self, member: Member, work: Work, event: e.Rated | e.Pushed) -> None:
         round_, rates = self.round, event.learning_rates
         assert round_ is not None
         if self.local is not None and rates:
             raise Refused(refusals.rates_of_workers(member.worker, event.seq))
+        if isinstance(event, e.Rated) and not round_.parts:
+            return
         if not round_.rated_by:
             round_.rates, round_.rated_by = rates, member.worker
         elif rates != round_.rates:

@@ -82,6 +82,20 @@ def scheduled(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None
             schedule.step()
 
 
+def rated_late(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """The same schedule by hand, just before the step."""
+    model, step = job.attach(model, optimizer)
+    steps = 0
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            mse_loss(model(inputs), targets).backward()
+            steps += 1
+            for group in step.param_groups:
+                group["lr"] = 0.1 * min(1.0, steps / 4)
+            step.step()
+            step.zero_grad()
+
+
 def loader() -> DataLoader[Any]:
     """Of a script's own, which shuffles, in a process of its own."""
     order = torch.Generator().manual_seed(7)
@@ -187,6 +201,7 @@ Loop = Callable[[gradwire.Job, nn.Module, Optimizer], None]
 LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "trained": (trained, sgd),
     "groups": (scheduled, adamw),
+    "rated_late": (rated_late, sgd),
     "clipped": (clipped, sgd),
     "own_loader": (own_loader, sgd),
     "accumulated": (accumulated, sgd),
