@@ -136,7 +136,8 @@ def learning_rates(
         field=f"push {seq} learning rate of parameter group {group}",
         limit=f"{of_job if said is None else repr(said)}, as worker {other!r} has it in this round",
         value=of_job if got is None else repr(got),
-        remedy="run the same scheduler on every worker, and step it once for each step",
+        remedy="run the same scheduler on every worker, and step it once for each step; who may come late "
+        "or miss a round has rates that follow from the job's version",
     )
 
 

@@ -26,7 +26,7 @@ EPOCHS, BATCH, SEED = 2, 8, 3
 def job(daemons: Daemons, workers: int, *more: str) -> Server:
     return daemons.server(
         *("--script", "--min-workers", str(workers), "--epochs", str(EPOCHS), "--batch-size", str(BATCH)),
-        *("--seed", str(SEED), "--part-bytes", "256", "--downlink", "none", *more),
+        *("--seed", str(SEED), "--fusion", "none", "--downlink", "none", *more),  # a part for each tensor
     )
 
 
@@ -110,6 +110,11 @@ def test_rates_that_are_set_just_before_the_step_are_those_of_the_step(daemons: 
     workers = scripts(daemons, job(daemons, 2), "rated_late", 2)
     torch.testing.assert_close(parameters(workers), plain(2, scheduled=True), rtol=1e-4, atol=1e-5)
     assert all("changes learning rates between the forward pass" in worker.log for worker in workers)
+
+
+def test_rates_by_version_are_everybodys_also_where_a_worker_misses_rounds(daemons: Daemons) -> None:
+    workers = scripts(daemons, job(daemons, 3, "--mode", "sync:backup=1"), "rated_by_version", 3)
+    assert [worker.wait() for worker in workers] == [0, 0, 0]
 
 
 def test_a_scaler_trains_as_alone(daemons: Daemons) -> None:
