@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import gradwire
+from gradwire.compressors import AbsentPayload
 from gradwire.planning.parts import arrange
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
@@ -32,7 +34,7 @@ class Server(Script):
 
     Attributes:
         asks: whether each epoch is evaluated.
-        ended: why the script has left.
+        ended: why the script has left. address: that it has connected to.
     """
 
     def __init__(self, **terms: Any) -> None:
@@ -40,7 +42,7 @@ class Server(Script):
         self.job = job_message(
             JobTerms(id="j", work="gradients", script=True, batch_size=BATCH, epochs=EPOCHS, **terms)
         )
-        self.asks, self.ended = False, ""
+        self.asks, self.ended, self.address = False, "", ""
         self.manifest: Manifest | None = None
         self.told: list[m.Assignment] = []
         self._steps = 0
@@ -111,11 +113,13 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
     def make(**terms: Any) -> tuple[Server, gradwire.Job]:
         server = Server(**terms)
 
-        def connection(*_: Any, **__: Any) -> Server:
+        def connection(address: str, **_: Any) -> Server:
+            server.address = address
             return server
 
         monkeypatch.setattr(job_module, "Connection", connection)
-        job = gradwire.connect(server="localhost", compressor="none")
+        options = {} if "MASTER_ADDR" in os.environ else {"server": "localhost"}
+        job = gradwire.connect(compressor="none", **options)
         begin = job._begin  # pyright: ignore
 
         def begun(*given: Any) -> Any:
@@ -232,6 +236,15 @@ def test_the_metrics_of_an_epoch_stay_what_they_were_when_they_are_asked_for_aga
     assert all(report.metrics == found[report.epoch] for report in server.reports)
 
 
+def test_under_torchrun_the_server_is_where_its_master_is(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "10.1.2.3")
+    assert connect()[0].address == "10.1.2.3:50051"
+    monkeypatch.setenv("GC_SERVER", "10.1.2.4:99")
+    assert connect()[0].address == "10.1.2.4:99"
+
+
 # ---- loaders of a script's own
 
 
@@ -330,3 +343,46 @@ def test_where_parts_count_at_once_a_step_is_not_taken_back(
     assert not server.parts[2, len(server.replica.plan.parts) - 1][1]  # empty
     assert server.parts[2, 0][1]
     assert "some of its parts have left" in caplog.text
+
+
+def test_what_the_loss_does_not_reach_and_what_is_frozen_is_not_pushed(connect: Connect) -> None:
+    server, job = connect()
+    model, other = network(), nn.Linear(2, 2)
+    model.add_module("other", other)
+    other.bias.requires_grad_(False)
+    _, optimizer = job.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    (inputs,) = next(job.batches(DATA))
+    model[:3](inputs).square().mean().backward()
+    optimizer.step()
+    assert server.manifest is not None
+    names = [spec.name for spec in server.manifest.specs]
+    assert names == ["0.weight", "0.bias", "2.weight", "2.bias", "other.weight"]
+    ((_, payloads),) = server.pushed
+    assert [isinstance(payload, AbsentPayload) for payload in payloads] == [False] * 4 + [True]
+
+
+def test_a_closure_computes_the_gradients_of_its_step(connect: Connect) -> None:
+    server, job = connect()
+    model, optimizer = attached(job)
+    (inputs,) = next(job.batches(DATA))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() > 0
+    ((_, payloads),) = server.pushed
+    assert not any(isinstance(payload, AbsentPayload) for payload in payloads)
+
+
+def test_an_optimizers_state_that_is_loaded_brings_its_rates(connect: Connect) -> None:
+    server, job = connect()
+    model, optimizer = attached(job)
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["lr"] = 0.375
+    optimizer.load_state_dict(saved)
+    (inputs,) = next(job.batches(DATA))
+    take(model, optimizer, inputs)
+    assert {header.learning_rates for header, _ in server.parts.values()} == {(0.375,)}
