@@ -87,7 +87,11 @@ class Rounds(Mode):
         late = len(ready) - len(idle)
         in_parts = self.local is None and self.wanted.steps_parts(state.rules)
         each = state.rules.batch_size * steps
-        division = divide(self.wanted, state.samples, each, len(idle), late, in_parts=in_parts)
+        # The schedulers of scripts count the steps of each: nobody is to miss one.
+        everybody = state.rules.script
+        division = divide(
+            self.wanted, state.samples, each, len(idle), late, in_parts=in_parts, everybody=everybody
+        )
         if division is None:
             return []
         progress = state.samples.progress

@@ -8,7 +8,9 @@ import pytest
 from jobs import Job
 from stepping import copied, core_of, state
 
+from gradwire.proto.messages import Phase
 from gradwire.proto.refusal import Reason
+from gradwire.proto.shares import assigned_samples
 from gradwire.server.job import events as e
 
 
@@ -113,3 +115,16 @@ def test_who_is_no_member_hears_of_that_with_its_commit() -> None:
     job = job_of("sync")
     assert rate(job, "w9", 0.1, assignment=1) == []
     assert rate(job, "w0", 0.2) == []
+
+
+@pytest.mark.parametrize(("batch", "samples"), [(4, 9), (4, 17), (2, 13), (3, 13)])
+def test_a_script_has_a_step_in_every_round_so_that_schedulers_count_alike(batch: int, samples: int) -> None:
+    core = core_of("sync", min_workers=3, batch_size=batch, epochs=2, script=True)
+    job = Job(3, core=core, samples=samples)
+    given = list[int]()
+    while job.phase() is Phase.RUNNING:
+        assert len(job.assignments) == 3
+        given += [assigned_samples(each) for each in job.assignments.values()]
+        job.round(("w0", "w1", "w2"))
+    assert sum(given) == 2 * samples
+    assert max(given) <= batch
