@@ -34,6 +34,7 @@ from ..proto.wire import crc32c
 
 HEAD = Struct("<III")
 LENGTH = Struct("<Q")
+AGREED = Struct("<I")
 # A slot that was too small, or larger than need be by a quarter, gets so much more than the frame took.
 SPARE = 1 / 32
 WASTED = 1 / 4
@@ -77,11 +78,7 @@ def from_bytes(data: Bytes, agreed: int, part: Part, manifest: Manifest, *, rank
     """
     found, place, size = HEAD.unpack(data[: HEAD.size].tobytes())
     if found != agreed:
-        same = "the same compressor, seed, layer rule and model on every rank, at the same step"
-        raise RanksDisagree(
-            f"rank {rank}: expected {same}, got others; give every rank the same arguments of "
-            "gradwire.ddp.state, and load the state of the same step on all ranks or on none"
-        )
+        raise _disagreeing(rank)
     if place:
         return Frame((), place - 1)
     start = HEAD.size + size
@@ -90,6 +87,14 @@ def from_bytes(data: Bytes, agreed: int, part: Part, manifest: Manifest, *, rank
     except MalformedError as error:
         raise RanksDisagree(f"rank {rank}: expected the header of payloads, got {error}") from None
     return Frame(received_payloads(header.payloads, data[start:], part, manifest, worker=f"rank {rank}"))
+
+
+def _disagreeing(rank: int) -> RanksDisagree:
+    same = "the same compressor, seed, layer rule and model on every rank, at the same step"
+    return RanksDisagree(
+        f"rank {rank}: expected {same}, got others; give every rank the same arguments of "
+        "gradwire.ddp.state, and load the state of the same step on all ranks or on none"
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +124,18 @@ class Gather:
         # Payloads are made on the host: they leave from there where the backend can do that.
         on_host = "cpu:" in dist.get_backend_config(group)  # such as `cpu:gloo,cuda:nccl`
         self._device = torch.device("cpu" if on_host else "cuda")
+
+    def agree(self, terms: object) -> None:
+        """Before anything else, because ranks with other compressors may begin other gathers.
+
+        Raises:
+            RanksDisagree: a rank has other terms.
+        """
+        text = np.frombuffer(str(terms).encode(), np.uint8)
+        own = np.frombuffer(AGREED.pack(crc32c((text,))), np.uint8)
+        for rank, row in enumerate(self._rows(self._gather("", own, 0, own.copy()))):
+            if not np.array_equal(row, own):
+                raise _disagreeing(rank)
 
     def begin(self, bundle: str, frame: Bytes) -> Flight:
         """Send as much of a frame as fits its slot. bundle: a name, which all ranks know it by."""

@@ -257,7 +257,9 @@ class State:
     @property
     def _gathers(self) -> Gather:
         if self._gather is None:
-            self._gather = Gather(self._group)
+            gather = Gather(self._group)
+            gather.agree(self._terms)
+            self._gather = gather
         return self._gather
 
     def _send(self, buckets: Sequence[_Bucket]) -> None:

@@ -212,6 +212,7 @@ def live_job(server: str) -> LiveJob:
         cores=measured.cores or None,
         on_cores=measured.processor_share,
         square_norms=measured.square_norms,
+        groups=[tensor.group for tensor in measured.tensors],
     )
     overlap: Any = job["overlap"]
     choice = Choice(

@@ -65,6 +65,7 @@ class Profile:
         shapes: of its tensors, in forward order.
         forward_s, backward_s: of each, on one worker.
         square_norms: of each gradient, summed over the workers; empty if that is not known.
+        groups: parameter group of each; all of one if empty.
         worker_bandwidth, server_bandwidth: bytes per second, in each direction.
         start_s: that a part takes of a link, however short it is.
         rtt_s: of a round trip between a worker and a server.
@@ -84,6 +85,7 @@ class Profile:
     cores: int | None = None
     on_cores: float = 0.0
     square_norms: Sequence[float] = ()
+    groups: Sequence[int] = ()
     costs: Costs = field(default_factory=Costs)
 
     @property
@@ -114,6 +116,7 @@ def observed(
     cores: int | None = None,
     on_cores: float = 0.0,
     square_norms: Sequence[float] = (),
+    groups: Sequence[int] = (),
 ) -> Profile:
     """The profile of a job that runs.
 
@@ -133,6 +136,7 @@ def observed(
         cores=cores,
         on_cores=on_cores,
         square_norms=square_norms if any(square_norms) else (),
+        groups=groups,
     )
 
 
@@ -168,6 +172,7 @@ def plan_of(profile: Profile, chosen: Choice, sent: Compression) -> Plan:
         ),
         part_bytes=chosen.part_bytes,
         slices=chosen.redundancy,
+        groups=profile.groups,
         least_bytes=sent.least_part_bytes,
     )
 
@@ -175,9 +180,10 @@ def plan_of(profile: Profile, chosen: Choice, sent: Compression) -> Plan:
 def _layers(profile: Profile, sent: Compression) -> list[Layer]:
     """As the planners of fusion and order know them."""
     norms = profile.square_norms or [0.0] * len(profile.shapes)
+    groups = profile.groups or [0] * len(profile.shapes)
     found: list[Layer] = []
-    for shape, forward, backward, norm in zip(
-        profile.shapes, profile.forward_s, profile.backward_s, norms, strict=True
+    for shape, forward, backward, norm, group in zip(
+        profile.shapes, profile.forward_s, profile.backward_s, norms, groups, strict=True
     ):
         elements = math.prod(shape)
         density = sent.up.density if sent.up.carries(shape) else 1.0
@@ -189,6 +195,7 @@ def _layers(profile: Profile, sent: Compression) -> list[Layer]:
                 forward_s=forward,
                 backward_s=backward,
                 square_norm=norm,
+                group=group,
             )
         )
     return found

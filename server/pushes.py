@@ -250,6 +250,7 @@ class Pushes:
             exchanged=commit.exchanged,
             plan=commit.plan,
             computing_s=commit.computing_seconds,
+            learning_rates=self._arrivals.rates(commit.seq),
         )
         payloads = self._conductor.shard.payloads(event.key)
         result = self._conductor.decide(event)

@@ -86,6 +86,7 @@ class Replanning:
                 cores=measured.cores,
                 on_cores=measured.processor_share,
                 square_norms=[layer.square_norm for layer in measured.layers],
+                groups=[layer.group for layer in measured.layers],
             )
             predicted = await asyncio.to_thread(predict, profile, choice)
             self.predicted_s = predicted.step_s

@@ -294,6 +294,8 @@ class Core(JobState):
                 raise Refused(refusals.base_version(member.worker, event.seq, given, expected))
             if event.plan != self.plan and event.samples and not (work.late or self.mode.exchanges):
                 raise Refused(refusals.plan(member.worker, event.seq, event.plan, self.plan))
+            if event.samples and not work.late:
+                self.mode.rate(member, work, event)
             self.roster.relieve(member)
             version = self.mode.take(member, work, event, now)
             redundant = version is None and work.assignment.stragglers > 0

@@ -127,7 +127,8 @@ class Heard(FromWorker[None]):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rated(FromWorker[None]):
     """A part of a push for this assignment has come, for a step at these learning rates, by parameter group;
-    none: at those of the job. Of who is no member, or has other work, nothing is said before the commit."""
+    none: at those of the job. Of who is no member, or has other work, nothing is said before the commit; nor
+    where nothing is stepped before that: the push may be abandoned, and come again at other rates."""
 
     seq: int
     assignment: int
@@ -139,7 +140,8 @@ class Pushed(FromWorker[Decided]):
     """A push is committed, and the shard has all of its parts, which are valid.
 
     exchanged: what came of an exchange of packets, in place of payloads. plan: that its parts are of.
-    computing_s: seconds that the worker says its local steps took; 0 if it does not say.
+    computing_s: seconds that the worker says its local steps took; 0 if it does not say. learning_rates: as
+    in `Rated`.
     """
 
     seq: int
@@ -150,6 +152,7 @@ class Pushed(FromWorker[Decided]):
     exchanged: Exchanged | None = None
     plan: int = 1
     computing_s: float = 0.0
+    learning_rates: tuple[float, ...] = ()
 
     @property
     def key(self) -> PushKey:

@@ -121,6 +121,13 @@ class Samples:
         return True
 
     @property
+    def left_of_epoch(self) -> int:
+        """How many there are to draw of the oldest epoch that has any."""
+        epoch = min(self._returned, default=self._epoch)
+        fresh = self.per_epoch - self._next if epoch == self._epoch < self.epochs else 0
+        return fresh + sum(each.count for each in self._returned.get(epoch, ()))
+
+    @property
     def left(self) -> int:
         """How many there are to draw."""
         return self._given_back + (self.epochs - self._epoch) * self.per_epoch - self._next

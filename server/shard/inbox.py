@@ -184,6 +184,11 @@ class Arrivals:
             raise refused(Reason.GROUP, worker=self.worker, field=field, limit=limit, value=value)
         push.rates = rates
 
+    def rates(self, seq: int) -> tuple[float, ...]:
+        """That came with the parts of an open push; none for those of the job."""
+        push = self._open.get(seq)
+        return () if push is None or push.rates is None else push.rates
+
     def store(self, seq: int, part: int, checksum: int) -> bool:
         """A part is valid and stored. Returns False if it is not needed any more."""
         push = self._open.get(seq)

@@ -27,7 +27,7 @@ EPOCHS, BATCH, SEED = 2, 8, 3
 def job(daemons: Daemons, workers: int, *more: str) -> Server:
     return daemons.server(
         *("--script", "--min-workers", str(workers), "--epochs", str(EPOCHS), "--batch-size", str(BATCH)),
-        *("--seed", str(SEED), "--part-bytes", "256", "--downlink", "none", *more),
+        *("--seed", str(SEED), "--fusion", "none", "--downlink", "none", *more),  # a part for each tensor
     )
 
 
@@ -48,12 +48,17 @@ def parameters(scripts: list[Daemon]) -> torch.Tensor:
 
 
 def plain(
-    workers: int, optimizer_of: str = "sgd", *, clip_norm: float = 0.0, without: int = 0
+    workers: int,
+    optimizer_of: str = "sgd",
+    *,
+    scheduled: bool = False,
+    clip_norm: float = 0.0,
+    without: int = 0,
 ) -> torch.Tensor:
     """The same without Gradwire, at the batch of all workers together. without: a step that is not taken."""
     model: nn.Module = loops.network()
     optimizer = getattr(loops, optimizer_of)(model)
-    schedule = loops.warm_up(optimizer) if optimizer_of == "adamw" else None
+    schedule = loops.warm_up(optimizer) if scheduled or optimizer_of == "adamw" else None
     inputs, targets = loops.data().tensors
     steps = 0
     for epoch in range(EPOCHS):
@@ -181,6 +186,17 @@ def test_parts_leave_during_backward_until_the_script_changes_gradients(daemons:
     assert [logs[loop].count(said) for loop in ("twice", "doubled")] == [1, 1]
 
 
+def test_rates_that_are_set_just_before_the_step_are_those_of_the_step(daemons: Daemons) -> None:
+    workers = scripts(daemons, job(daemons, 2), "rated_late", 2)
+    torch.testing.assert_close(parameters(workers), plain(2, scheduled=True), rtol=1e-4, atol=1e-5)
+    assert all("changes learning rates between the forward pass" in worker.log for worker in workers)
+
+
+def test_rates_by_version_are_everybodys_also_where_a_worker_misses_rounds(daemons: Daemons) -> None:
+    workers = scripts(daemons, job(daemons, 3, "--mode", "sync:backup=1"), "rated_by_version", 3)
+    assert [worker.wait() for worker in workers] == [0, 0, 0]
+
+
 def test_a_scaler_trains_as_alone(daemons: Daemons) -> None:
     found = parameters(scripts(daemons, job(daemons, 1), "scaled", 1))
     torch.testing.assert_close(found, plain(1, without=3), rtol=1e-4, atol=1e-5)
@@ -272,7 +288,7 @@ def test_what_cannot_be_is_said_by_name(daemons: Daemons, loop: str, message: st
     ],
 )
 def test_modes_that_a_script_cannot_do_are_refused(daemons: Daemons, mode: str, message: str) -> None:
-    (script,) = scripts(daemons, job(daemons, 2, "--mode", mode), "trained", 1)
+    (script,) = scripts(daemons, job(daemons, 2, "--mode", mode, "--fusion", "bytes"), "trained", 1)
     assert script.wait() == 1
     script.wait_for(message)
 

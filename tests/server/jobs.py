@@ -100,6 +100,7 @@ class Job:
         samples: int | None = None,
         computing_s: float = 0.0,
         loss: float = 1.0,
+        rates: tuple[float, ...] = (),
     ) -> list[Any]:
         """Without other words: the next push, for what it was told last, with all samples of that."""
         if to is None:
@@ -118,6 +119,7 @@ class Job:
                 samples=assigned_samples(to) if samples is None else samples,
                 plan=to.plan or self.core.plan,
                 computing_s=computing_s,
+                learning_rates=rates,
             )
         )
 

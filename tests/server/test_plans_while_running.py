@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,6 +119,25 @@ def test_a_step_is_predicted_once_for_all_that_say_so_at_the_same_time() -> None
         assert len(job.tasks) == 2
 
     running(test, choice=Choice())
+
+
+def test_what_is_predicted_is_of_the_jobs_parameter_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def predict(profile: Any, choice: Choice) -> Any:
+        given.append(profile)
+        raise ValueError
+
+    monkeypatch.setattr("gradwire.server.replanning.predict", predict)
+
+    async def test(job: Replanning, shard: Shard, plans: list[Plan]) -> None:
+        tensors = [replace(tensor, group=number % 2) for number, tensor in enumerate(MODEL.tensors)]
+        shard.manifest = replace(MODEL, tensors=tuple(tensors))
+        job.profiled("a", 1, profile(MODEL))
+        await settled(job)
+
+    running(test, choice=Choice())
+    assert list(given[0].groups) == [number % 2 for number in range(len(MODEL.tensors))]
 
 
 @pytest.mark.parametrize("mode", ["sync:backup=1", "async:rate=inverse"])

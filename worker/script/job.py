@@ -75,7 +75,7 @@ class Job:
         self._order: tuple[int, Indices] | None = None  # of the last epoch asked for
         self._logged: dict[str, list[float]] = {}  # by name, sum and number of what was logged in this epoch
         self._left = False
-        self._reported = 0  # the last epoch whose metrics the server has been told
+        self._reported = m.Evaluation(version=0, epoch=0, metrics={})  # what the server has been told last
         self._connection = Connection(
             parse_address(settings.server),
             worker=settings.worker_id or f"{socket.gethostname()}-{os.getpid()}",
@@ -114,7 +114,8 @@ class Job:
         self.leave(reason, failed=failed)
 
     def leave(self, reason: str = "", *, failed: bool = False) -> None:
-        """Say goodbye to the server, once; the end of the process does so too. failed: it counts as lost."""
+        """Say goodbye to the server, once; the end of the process does so too, and the loops end with it.
+        failed: it counts as lost."""
         if self._left:
             return
         held = 0.0 if self.done or self._session is None else self._session.held_back
@@ -144,7 +145,7 @@ class Job:
     @property
     def evaluating(self) -> bool:
         """Whether the server shows what this worker logs now, as the metrics of the epoch that has ended."""
-        return self._next is not None and self._next.evaluate_epoch > self._reported
+        return self._next is not None and self._next.evaluate_epoch > self._reported.epoch
 
     # ---- model and optimizer
 
@@ -185,7 +186,12 @@ class Job:
         self._steps_here = local or steps == "local"
         groups = (averaging if self._steps_here else parameter_groups)(optimizer, model)
         self._groups = ONE_GROUP if local else groups
-        self._model, self._optimizer = model, JobOptimizer(optimizer, self._step)
+        remembered = {what for each in optimizer.state.values() for what in each}
+        if remembered and not self._steps_here:
+            log.warning(
+                "the server's optimizer begins anew, without the %s of this one", ", ".join(remembered)
+            )
+        self._model, self._optimizer = model, JobOptimizer(optimizer, self._step, here=self._steps_here)
         return model, self._optimizer
 
     def follow(self, scheduler: Scheduler, *, each: Each = "step") -> Scheduler:
@@ -250,14 +256,17 @@ class Job:
             return LocalTurns(session, optimizer, batch_size=size, correction=work.correction)
         if self._steps_here:
             return LocalTurns(session, optimizer, batch_size=None, single=work.single, rates=(1.0,))
-        return Turns(session, optimizer.rates, single=work.single, overlap=self._overlap)
+        final = self._terms.overlap == "both"
+        return Turns(session, optimizer.rates, single=work.single, overlap=self._overlap, final=final)
 
     # ---- the loops
 
     def epochs(self) -> Generator[int]:
         """The job's epochs, from 0, or from where the job is, until it is done."""
-        while not self.done:
+        while not (self.done or self._left):
             yield self._epoch
+            if self._left:
+                return
             if self._session is None:
                 raise ScriptError("job.epochs: nothing was trained; loop over job.batches(...) in it")
             self._turn_over(self._session)
@@ -302,34 +311,34 @@ class Job:
 
         Args:
             loader: gives batches; it is begun anew if it ends before the epoch does.
-            per_epoch: batches of all workers together that make an epoch; as many as the loader has if None.
+            per_epoch: batches of all workers together that make an epoch. If None, as many as the loader has,
+                or where its sampler divides the samples among replicas, as the loaders of all of these have.
 
         Raises:
-            ScriptError: a loader that does not know its length, without `per_epoch`.
+            ScriptError: a loader that does not know its length, without `per_epoch`; one that has no batches,
+                or none any more.
             The rest is as in `batches`.
         """
         if per_epoch is None:
             sized: Any = loader
+            replicas: int = getattr(getattr(sized, "sampler", None), "num_replicas", 1)
             try:
-                per_epoch = len(sized)
+                per_epoch = len(sized) * replicas
             except TypeError:
                 raise ScriptError(
                     "job.steps: the loader does not know how many batches it has; say with per_epoch= how "
                     "many make an epoch"
                 ) from None
-        batches = iter(loader)
-        for _ in self._batches(per_epoch * self._terms.batch_size, lambda: 0):
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return  # the assignment stays, for when `epochs` comes back
+        work = self._batches(per_epoch * self._terms.batch_size, lambda: 0)
+        for _, batch in zip(work, _again(loader), strict=False):
             yield batch
 
     def _batches(self, train_samples: int, data: Callable[[], int]) -> Generator[tuple[m.Assignment, slice]]:
-        """The batches of this epoch, as assignments and which of their samples. Whoever takes one answers it
-        by `optimizer.step()`."""
+        """The batches of this epoch, or of the next one where this one is over, as assignments and which of
+        their samples. Whoever takes one answers it by `optimizer.step()`."""
         session, turns = self._begin(train_samples, data)
-        while True:
+        self._turn_over(session)  # a script may do without `epochs`
+        while not self._left:
             assignment = self._next or self._await(session)
             if assignment.finished or not assignment.ranges or assignment.epoch != self._epoch:
                 return
@@ -343,7 +352,7 @@ class Job:
                 turns.begin(assignment, sum(each.count for each in assignment.ranges))
             batch = turns.batch
             yield assignment, batch
-            if turns.open and turns.batch == batch:
+            if turns.open and turns.batch == batch and not self._left:
                 turns.skip("the script went on to the next batch without optimizer.step()")
                 if not turns.open:
                     self._settle(session)
@@ -372,6 +381,8 @@ class Job:
         session, turns = self._session, self._turns
         if session is None or turns is None:
             raise ScriptError("optimizer.step(): call it in the loop over job.batches(...)")
+        if self._left:
+            raise ScriptError("optimizer.step(): this script has left the job")
         if overflow:
             turns.skip("the GradScaler has found gradients that are not finite")
             usable = False
@@ -393,16 +404,17 @@ class Job:
             assignment = session.next(POLL_S)
             if assignment is None:
                 continue
-            asked = assignment.evaluate_epoch > self._reported
+            asked = assignment.evaluate_epoch > self._reported.epoch
             if assignment.finished or asked or session.is_new(assignment):
                 break
-            self._report(session, assignment)  # told again: the report may not have been heard
+            if assignment.evaluate_epoch:  # told again: the report may not have been heard
+                session.report(self._reported)
         self._next = assignment
         self.done = assignment.finished
         return assignment
 
     def _turn_over(self, session: Session) -> None:
-        """The script's loop over batches is over: go on to the epoch that comes next."""
+        """If the epoch is over, go on to the one that comes next."""
         while self._next is not None and not self.done:
             self._report(session, self._next)
             if self._next.ranges:
@@ -415,15 +427,29 @@ class Job:
     def _report(self, session: Session, assignment: m.Assignment) -> None:
         """Tell the server what was logged, if it asks for the metrics of an epoch."""
         epoch = assignment.evaluate_epoch
-        if not epoch:
+        if epoch <= self._reported.epoch:
             return
         means = {name: total / count for name, (total, count) in self._logged.items()}
         finite = {name: value for name, value in means.items() if math.isfinite(value)}
-        session.report(m.Evaluation(version=assignment.version, epoch=epoch, metrics=finite))
-        self._reported = max(epoch, self._reported)
+        self._reported = m.Evaluation(version=assignment.version, epoch=epoch, metrics=finite)
+        session.report(self._reported)
 
     def _indices(self, assignment: m.Assignment, samples: int) -> Indices:
         epoch = assignment.epoch
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, epoch_order(self._terms.seed, epoch, samples)
         return shard(self._order[1], assignment)
+
+
+def _again(loader: Iterable[Any]) -> Generator[Any]:
+    """What a loader gives, again and again. Raises ScriptError once it gives nothing."""
+    some = True
+    while some:
+        some = False
+        for batch in loader:
+            some = True
+            yield batch
+    raise ScriptError(
+        "job.steps: the loader has no batches, or none any more, and the epoch goes on; give what can be "
+        "gone around more than once, such as a DataLoader, and not a generator"
+    )

@@ -34,11 +34,18 @@ class JobOptimizer(torch.optim.Optimizer):
         self,
         optimizer: torch.optim.Optimizer,
         step: Callable[[float, bool, Callable[[], Any] | None], None],
+        *,
+        here: bool = False,
     ) -> None:
-        """step: is told by what factor gradients are too large, whether they have overflown, and what
-        computes them, if the script says that at the step."""
+        """
+        Args:
+            step: is told by what factor gradients are too large, whether they have overflown, and what
+                computes them, if the script says that at the step.
+            here: whether the steps are this worker's own, with whatever options.
+        """
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._of = optimizer
+        self._options = [] if here else [_options(optimizer, *each) for each in enumerate(self.param_groups)]
         self._step_of_job = step
 
     def rates(self) -> tuple[float, ...]:
@@ -49,7 +56,8 @@ class JobOptimizer(torch.optim.Optimizer):
         """Push the gradients, and wait for the parameters that come of everybody's.
 
         Raises:
-            ScriptError: outside of `job.batches`, or gradients that have been unusable for many steps.
+            ScriptError: outside of `job.batches`; gradients that have been unusable for many steps; options
+                of a group that are others than the server's.
             Refused, UnreachableError: the server has ended the membership, or is gone.
         """
         found: list[Any] = []
@@ -62,6 +70,7 @@ class JobOptimizer(torch.optim.Optimizer):
 
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         scale = 1.0 if grad_scale is None else float(grad_scale)
+        self._check_options()
         overflow = found_inf is not None and bool(found_inf)
         self._step_of_job(scale, overflow, None if closure is None else evaluate)
         any_optimizer: Any = self._of
@@ -75,6 +84,17 @@ class JobOptimizer(torch.optim.Optimizer):
             any_optimizer.step()
         else:
             any_optimizer.step(evaluate)
+
+    def _check_options(self) -> None:
+        """Raises ScriptError for a group with other options than when it was given to the server."""
+        for number, (group, given) in enumerate(zip(self.param_groups, self._options, strict=False)):
+            found = _options(self._of, number, group)
+            if found != given:
+                raise ScriptError(
+                    f"{type(self._of).__name__}, group {number}: the script has changed "
+                    f"{optimizer_spec(given)} to {optimizer_spec(found)}; only lr may change in a job: give "
+                    "a scheduler that changes momentum, such as OneCycleLR, cycle_momentum=False"
+                )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's, but never in place: a gradient may still be on its way."""

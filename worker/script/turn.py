@@ -44,17 +44,24 @@ class Turns:
     """
 
     def __init__(
-        self, session: Session, rates: Callable[[], tuple[float, ...]], *, single: bool, overlap: bool
+        self,
+        session: Session,
+        rates: Callable[[], tuple[float, ...]],
+        *,
+        single: bool,
+        overlap: bool,
+        final: bool,
     ) -> None:
         """
         Args:
             rates: the script's learning rates as they are now, by parameter group.
             single: whether gradients become versions one at a time.
             overlap: push parts during the backward pass.
+            final: whether parts may count before the push is committed, and cannot be taken back.
         """
         self._session = session
         self._rates = rates
-        self._single = single
+        self._single, self._final = single, final
         self._steps = 0
         self._skipped = 0
         self._times = StepTimes(len(session.replica.parameters))
@@ -81,7 +88,7 @@ class Turns:
 
     def begin(self, assignment: m.Assignment, samples: int) -> None:
         """An assignment has come, for so many samples."""
-        self._assignment, self._samples = assignment, samples
+        self._assignment, self._samples, self.loss = assignment, samples, 0.0
         self._session.doing("computing")
         self._times.begin()
 
@@ -107,15 +114,16 @@ class Turns:
             evaluate()
         assignment = self._take()
         self._session.replica.check_complete()
+        if not math.isfinite(self.loss):
+            self._give_up()
+            self._unusable(assignment, f"the loss is {self.loss}")
+            return False
         try:
-            if not math.isfinite(self.loss):
-                raise NonFiniteGradient(f"the loss is {self.loss}")
             pushing = self._followed(scale) or self._whole(assignment, scale)
         except NonFiniteGradient as error:
             self._give_up()
             self._unusable(assignment, str(error))
             return False
-        self._skipped = 0
         self._steps += 1
         self._session.commit(pushing, self.loss)
         self._times.end()
@@ -195,7 +203,7 @@ class Turns:
         pushing = self._pushing
         for place in missing:  # the loss does not reach them, or hooks do not see it
             pushing.add(place, replica.gradient(place))
-        self._pushing = None
+        self._pushing, self._skipped = None, 0
         return pushing
 
     def _whole(self, assignment: m.Assignment, scale: float) -> Pushing:
@@ -210,14 +218,22 @@ class Turns:
                     gradient = gradient / scale
                 pushing.add(place, gradient)
             self._times.handed()
-        except NonFiniteGradient:
-            self._session.abandon(pushing)
-            raise
+            self._skipped = 0
+        except NonFiniteGradient as error:
+            if not (self._final and pushing.checksums):
+                self._session.abandon(pushing)
+                raise
+            log.warning("version %d: %s; some of its parts have left", assignment.version, error)
+            pushing.cease()
+            self._count_skipped(str(error))
         return pushing
 
     def _unusable(self, assignment: m.Assignment, why: str) -> None:
         log.warning("version %d: %s; this step contributes nothing", assignment.version, why)
         self._session.skip(assignment)
+        self._count_skipped(why)
+
+    def _count_skipped(self, why: str) -> None:
         self._skipped += 1
         if self._skipped >= MAX_SKIPPED:
             raise ScriptError(

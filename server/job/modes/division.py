@@ -133,15 +133,26 @@ class StragglerCoded(Division):
 
 
 def divide(
-    wanted: SyncOptions, samples: Samples, each: int, idle: int, late: int, *, in_parts: bool = False
+    wanted: SyncOptions,
+    samples: Samples,
+    each: int,
+    idle: int,
+    late: int,
+    *,
+    in_parts: bool = False,
+    everybody: bool = False,
 ) -> Division | None:
     """Draw a round's samples and divide them.
 
     each: samples for a member. idle: members that can take part. late: others, that are still busy with
     work whose round has closed without it. in_parts: whether a plain round is stepped part by part.
+    everybody: where too few samples for all would be left of an epoch, this round and the next share them.
     Returns None where no samples are left. An epoch that ends may have too few for everybody.
     """
-    drawn = samples.draw(each * idle)
+    most, left = each * idle, samples.left_of_epoch
+    if everybody and most < left < most + idle and left // 2 >= idle:
+        most = left // 2
+    drawn = samples.draw(most)
     if drawn is None:
         return None
     slices = largest_divisor(idle, wanted.redundancy)

@@ -30,9 +30,9 @@ class Mode(ABC):
             The version that it will be part of, None if it comes too late.
         """
 
-    def rate(self, member: Member, work: Work, event: e.Rated) -> None:
-        """A push for `work` begins to come, for a step at learning rates of its own, or at those of the job.
-        Raises Refused for what cannot be applied together with others."""
+    def rate(self, member: Member, work: Work, event: e.Rated | e.Pushed) -> None:
+        """A push for `work` begins to come, or is about to be taken, for a step at learning rates of its own,
+        or at those of the job. Raises Refused for what cannot be applied together with others."""
         return
 
     @abstractmethod

@@ -87,7 +87,11 @@ class Rounds(Mode):
         late = len(ready) - len(idle)
         in_parts = self.local is None and self.wanted.steps_parts(state.rules)
         each = state.rules.batch_size * steps
-        division = divide(self.wanted, state.samples, each, len(idle), late, in_parts=in_parts)
+        # The schedulers of scripts count the steps of each: nobody is to miss one.
+        everybody = state.rules.script
+        division = divide(
+            self.wanted, state.samples, each, len(idle), late, in_parts=in_parts, everybody=everybody
+        )
         if division is None:
             return []
         progress = state.samples.progress
@@ -269,11 +273,13 @@ class Rounds(Mode):
             round_.computing[number] = event.computing_s, event.samples
         return round_.version + 1
 
-    def rate(self, member: Member, work: Work, event: e.Rated) -> None:
+    def rate(self, member: Member, work: Work, event: e.Rated | e.Pushed) -> None:
         round_, rates = self.round, event.learning_rates
         assert round_ is not None
         if self.local is not None and rates:
             raise Refused(refusals.rates_of_workers(member.worker, event.seq))
+        if isinstance(event, e.Rated) and not round_.parts:
+            return
         if not round_.rated_by:
             round_.rates, round_.rated_by = rates, member.worker
         elif rates != round_.rates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ....configuration import option
+from ....configuration import UsageError, option
 from ....settings import ServerSettings
 from ...shard.aggregation import parse_aggregation
 from .options import MAX_UINT32, ModeOptions, needs_mean, needs_workers
@@ -70,5 +70,8 @@ class SyncOptions(ModeOptions):
     def check(self, settings: ServerSettings) -> None:
         if self.redundancy > 1 or self.stragglers:
             needs_mean(settings)
+        if self.stragglers and settings.script:
+            why = "a script pushes one batch's gradient, and not a code's combination of several"
+            raise UsageError(f"--mode {settings.mode}: not with --script: {why}; use sync:backup")
         needed = self.backup + parse_aggregation(settings.aggregation).fewest
         needs_workers(settings, max(needed, self.stragglers + 1))

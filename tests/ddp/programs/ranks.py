@@ -164,6 +164,9 @@ def errors() -> dict[str, str]:
         model: Any = nn.parallel.DistributedDataParallel(Fixed())
         model.register_comm_hook(gradwire.ddp.state(**options), gradwire.ddp.hook)
         telling(name, model)
+    # One rank sends bucket by bucket, the other all of them as one.
+    model, _ = with_names("4bit:clip=1" if rank else "4bit", find_unused_parameters=True)
+    telling("clip", model)
     model, _ = with_names("4bit", torch.float64)
     telling("float64", model)
     model, state = with_names("4bit")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -161,6 +162,36 @@ def rounds(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
             )
 
 
+def rated_late(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """The same schedule by hand, just before the step."""
+    model, step = job.attach(model, optimizer)
+    steps = 0
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            mse_loss(model(inputs), targets).backward()
+            steps += 1
+            for group in step.param_groups:
+                group["lr"] = 0.1 * min(1.0, steps / 4)
+            step.step()
+            step.zero_grad()
+
+
+def rated_by_version(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """The same by the version of the parameters, also of who has missed some: `w0` is slow at first."""
+    model, step = job.attach(model, optimizer)
+    steps = 0
+    for _ in job.epochs():
+        for inputs, targets in job.batches(data()):
+            for group in step.param_groups:
+                group["lr"] = 0.1 * min(1.0, (job.version + 1) / 20)
+            time.sleep(0.4 if job.rank == 0 and not steps else 0.1)
+            mse_loss(model(inputs), targets).backward()
+            step.step()
+            step.zero_grad()
+            steps += 1
+    say(f"{steps} steps")
+
+
 def loader() -> DataLoader[Any]:
     """Of a script's own, which shuffles, in a process of its own."""
     order = torch.Generator().manual_seed(7)
@@ -273,6 +304,8 @@ LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "closures": (closures, lambda model: torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=4)),
     "at_the_step": (at_the_step, sgd),
     "rounds": (rounds, adamw),
+    "rated_late": (rated_late, sgd),
+    "rated_by_version": (rated_by_version, sgd),
     "clipped": (clipped, sgd),
     "own_loader": (own_loader, sgd),
     "accumulated": (accumulated, sgd),

@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 from jobs import Job
-from stepping import copied, core_of
+from stepping import copied, core_of, state
 
+from gradwire.proto.messages import Phase
 from gradwire.proto.refusal import Reason
+from gradwire.proto.shares import assigned_samples
 from gradwire.server.job import events as e
 
 
-def job_of(mode: str, workers: int = 2) -> Job:
-    return Job(workers, core=core_of(mode, min_workers=workers))
+def job_of(mode: str, workers: int = 2, overlap: str = "both") -> Job:
+    """Of rounds whose parts are stepped as they come, without other words."""
+    return Job(workers, core=core_of(mode, min_workers=workers, overlap=overlap))
 
 
 def rate(job: Job, worker: str, *rates: float, assignment: int = 0) -> list[Any]:
@@ -56,11 +59,34 @@ def test_each_round_has_rates_of_its_own() -> None:
     job = job_of("sync")
     before = job.told["w1"].id
     rate(job, "w0", 0.1)
-    job.round(("w0", "w1"))
+    job.push("w0", rates=(0.1,))
+    job.push("w1", rates=(0.1,))
+    job.publish()
     rate(job, "w1", 0.3, assignment=before)  # a part that comes late: nothing asks for it
     assert rate(job, "w1", 0.2) == []
     rate(job, "w0", 0.1)
     assert "expected 0.2" in job.refused().message
+
+
+def test_where_no_part_is_stepped_early_the_rates_of_what_is_committed_count() -> None:
+    job = job_of("sync", overlap="backward")
+    assert rate(job, "w0", 0.1) == rate(job, "w1", 0.1) == []
+    assert rate(job, "w0", 0.2) == []  # it has abandoned that push, and begun another one
+    job.push("w0", rates=(0.2,))
+    before = state(job.core)
+    job.push("w1", rates=(0.1,))
+    assert "worker 'w1'" in job.refused().message
+    assert "group 0: expected 0.2, as worker 'w0' has it in this round, got 0.1" in job.refused().message
+    assert state(job.core) == before
+    job.push("w1", rates=(0.2,))
+    assert job.one(e.Apply).version == 1
+
+
+def test_who_pushes_nothing_has_no_rates() -> None:
+    job = job_of("sync", overlap="backward")
+    job.push("w0", samples=0)
+    job.push("w1", rates=(0.2,))
+    assert job.one(e.Apply).version == 1
 
 
 def test_rates_are_written_down_with_the_state() -> None:
@@ -89,3 +115,16 @@ def test_who_is_no_member_hears_of_that_with_its_commit() -> None:
     job = job_of("sync")
     assert rate(job, "w9", 0.1, assignment=1) == []
     assert rate(job, "w0", 0.2) == []
+
+
+@pytest.mark.parametrize(("batch", "samples"), [(4, 9), (4, 17), (2, 13), (3, 13)])
+def test_a_script_has_a_step_in_every_round_so_that_schedulers_count_alike(batch: int, samples: int) -> None:
+    core = core_of("sync", min_workers=3, batch_size=batch, epochs=2, script=True)
+    job = Job(3, core=core, samples=samples)
+    given = list[int]()
+    while job.phase() is Phase.RUNNING:
+        assert len(job.assignments) == 3
+        given += [assigned_samples(each) for each in job.assignments.values()]
+        job.round(("w0", "w1", "w2"))
+    assert sum(given) == 2 * samples
+    assert max(given) <= batch

@@ -144,6 +144,7 @@ def test_who_is_late_counts_among_those_that_a_code_does_without(late: int, stra
         ("sync:backup=1", {"min_workers": 1}, "--min-workers 1: --mode sync:backup=1 .*at least 2"),
         ("local", {"clip_norm": 1.5}, "--clip-norm 1.5: not with --mode local: workers take the steps"),
         ("coded", {"clip_norm": 1.0}, "--clip-norm 1: not with --mode coded"),
+        ("sync:stragglers=1", {"script": True}, "--mode sync:stragglers=1: not with --script"),
     ],
 )
 def test_options_that_do_not_go_together(mode: str, changes: dict[str, Any], why: str) -> None:

@@ -44,7 +44,7 @@ class Driven:
             cast("Any", self.script), replica, Compression(compressor), Metrics("none"), initialize=False
         )
         session._compression.adopt(plan)  # pyright: ignore[reportPrivateUsage]
-        self.optimizer = JobOptimizer(make(self.model.parameters(), lr=rate), unasked)
+        self.optimizer = JobOptimizer(make(self.model.parameters(), lr=rate), unasked, here=True)
         options: dict[str, Any] = {"batch_size": 4, **how}
         self.turns = LocalTurns(session, self.optimizer, **options)
 
