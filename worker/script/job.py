@@ -185,7 +185,7 @@ class Job:
         if self._model is None or self._optimizer is None:
             raise ScriptError("job.batches: call job.attach(model, optimizer) first")
         settings, terms = self._settings, self._terms
-        replica = Replica(self._model, train_samples, self._groups, data())
+        replica = Replica(self._model, train_samples, self._groups, data(), masters=True)
         rule = LayerRule(
             dense=names_in(settings.dense_layers), compressed=names_in(settings.compressed_layers)
         )
@@ -234,7 +234,7 @@ class Job:
 
         Raises:
             ScriptError: a batch size or a data set that is not the job's.
-            ModelError: parameters that are not float32, or none that require a gradient.
+            ModelError: parameters that are neither float32 nor bfloat16, or none that require a gradient.
             Refused: the server has ended the membership, or refused a push.
             UnreachableError: the server was not there for `give_up_seconds`.
         """

@@ -16,6 +16,11 @@ from .turn import ScriptError
 # Options of torch's that the server has not, with the only value that means nothing.
 _WITHOUT = {"dampening": 0, "maximize": False, "amsgrad": False, "differentiable": False}
 
+_FIXED = (
+    "optimizer.add_param_group: the groups of a job are fixed by job.attach; give the optimizer all "
+    "parameters before that, and freeze those whose turn comes later by requires_grad_(False)"
+)
+
 
 class JobOptimizer(torch.optim.Optimizer):
     """Shares its parameter groups with the optimizer that it was made of, so that either may have a
@@ -30,6 +35,17 @@ class JobOptimizer(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._of = optimizer
         self._step_of_job = step
+        self._sizes = self._of_groups()
+
+    def _of_groups(self) -> list[int]:
+        """Of the optimizer that this one was made of, how many parameters each group has."""
+        return [len(group["params"]) for group in self._of.param_groups]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises ScriptError, but while this optimizer is made."""
+        if hasattr(self, "_sizes"):
+            raise ScriptError(_FIXED)
+        super().add_param_group(param_group)
 
     def rates(self) -> tuple[float, ...]:
         """The learning rates by group, as a scheduler has left them."""
@@ -39,9 +55,12 @@ class JobOptimizer(torch.optim.Optimizer):
         """Push the gradients, and wait for the parameters that come of everybody's.
 
         Raises:
-            ScriptError: outside of `job.batches`, or gradients that have been unusable for many steps.
+            ScriptError: outside of `job.batches`, gradients that have been unusable for many steps, or other
+                parameter groups than at `job.attach`.
             Refused, UnreachableError: the server has ended the membership, or is gone.
         """
+        if self._of_groups() != self._sizes:
+            raise ScriptError(_FIXED)
         found = None
         if closure is not None:
             with torch.enable_grad():
