@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from daemons import TASKS, Daemon, Daemons, Server
-from safetensors.torch import load_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 sys.path.append(str(TASKS))
 import script_rows as rows

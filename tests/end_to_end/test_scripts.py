@@ -9,7 +9,7 @@ import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from daemons import TASKS, Daemon, Daemons, Server
 from test_training import finished
 from torch import nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from gradwire.worker.tasks.sharding import epoch_order
 
@@ -190,11 +190,11 @@ class InTheJobsOrder(DataLoader[Any]):
     _epochs = 0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        size = self.batch_size or 1
-        order = torch.from_numpy(epoch_order(SEED, self._epochs, len(self.dataset)))  # type: ignore[arg-type]
+        size, dataset = self.batch_size or 1, cast(TensorDataset, self.dataset)
+        order = epoch_order(SEED, self._epochs, len(dataset)).tolist()
         self._epochs += 1
-        for indices in order.split(size):
-            yield self.dataset[indices]  # type: ignore[index]
+        for start in range(0, len(order), size):
+            yield dataset[order[start : start + size]]
 
 
 @pytest.fixture(scope="module")

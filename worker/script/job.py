@@ -35,6 +35,7 @@ from ..session.session import Session
 from ..tasks.data import data_checksum
 from ..tasks.sharding import Indices, epoch_order, shard
 from ..tasks.work import Gradients, parse_work
+from .loading import Loading
 from .optimizer import JobOptimizer, parameter_groups
 from .turn import ScriptError, Turns
 
@@ -68,6 +69,7 @@ class Job:
         self._next: m.Assignment | None = None  # that came last, until it is answered
         self._order: tuple[int, Indices] | None = None  # of the last epoch asked for
         self._logged: dict[str, list[float]] = {}  # by name, sum and number of what was logged in this epoch
+        self._loading = Loading((), 0)
         self._left = False
         self._reported = 0  # the last epoch whose metrics the server has been told
         self._connection = Connection(
@@ -119,6 +121,7 @@ class Job:
     def _end(self, reason: str, *, failed: bool) -> None:
         self._left = True
         atexit.unregister(self.leave)
+        self._loading.close()
         self._connection.leave(reason, failed=failed)
         self._connection.close()
         if self._http is not None:
@@ -222,6 +225,7 @@ class Job:
         dataset: Any,
         *,
         batch_size: int | None = None,
+        num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] = default_collate,
     ) -> Generator[Any]:
         """This worker's share of the epoch: each sample goes to one worker, also when workers come and go.
@@ -230,6 +234,7 @@ class Job:
             dataset: has `len` and `[]`, and is the same for every worker.
             batch_size: samples of a batch, as the job has it (`gc-server --batch-size`). Batches at the end
                 of an epoch may be smaller.
+            num_workers: processes that fetch the samples of each batch between them; 0 to do that here.
             collate_fn: makes a batch of a list of samples.
 
         Raises:
@@ -243,12 +248,16 @@ class Job:
                 f"job.batches(batch_size={batch_size}): the job has {self._terms.batch_size}; start "
                 f"gc-server with --batch-size {batch_size}, or leave batch_size out"
             )
+        here, loading = Loading(dataset, 0), self._loading
+        if loading.dataset is not dataset or loading.processes != num_workers:
+            loading.close()
+            loading = self._loading = Loading(dataset, num_workers)
 
-        def batch(indices: Indices) -> Any:
-            return collate_fn([dataset[int(index)] for index in indices])
+        def data() -> int:
+            return data_checksum(lambda indices: collate_fn(here.fetch(indices)), len(dataset))
 
-        for assignment in self._work(len(dataset), lambda: data_checksum(batch, len(dataset))):
-            yield batch(self._indices(assignment, len(dataset)))
+        for assignment in self._work(len(dataset), data):
+            yield collate_fn(loading.fetch(self._indices(assignment, len(dataset))))
 
     def steps(self, loader: Iterable[Any], *, per_epoch: int | None = None) -> Generator[Any]:
         """Batches of a loader of one's own, for as long as the epoch lasts. Which samples they hold is the

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -57,7 +58,7 @@ class Turns:
         if overlap:
             self._hooks = GradientHooks(session.replica.parameters, self._times, checksum=checksum)
             # torch.compile would trace the hook of a module that it compiles.
-            untraced: Callable[..., None] = torch.compiler.disable(self._passed)
+            untraced: Any = torch.compiler.disable(self._passed)
             session.replica.model.register_forward_hook(untraced)
         self._assignment: m.Assignment | None = None
         self._samples = 0

@@ -17,7 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    default_collate,  # pyright: ignore[reportUnknownVariableType]
+)
 
 import gradwire
 from gradwire.proto.refusal import Refused
@@ -42,7 +47,11 @@ class Plain:
             yield self._epoch
 
     def batches(
-        self, dataset: Any, *, collate_fn: Callable[[list[Any]], Any] = default_collate
+        self,
+        dataset: Any,
+        *,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] = default_collate,
     ) -> Iterable[Any]:
         order = epoch_order(SEED, self._epoch, len(dataset))
         size = BATCH * self._workers
@@ -78,6 +87,16 @@ class Samples(Dataset[Sample]):
         return Sample(self.inputs[index], self.words[index], self.targets[index])
 
 
+class Counted(Samples):
+    """here: how many of the samples this process has fetched."""
+
+    here = 0
+
+    def __getitem__(self, index: int) -> Sample:
+        self.here += 1
+        return super().__getitem__(index)
+
+
 class Stream(IterableDataset[Sample]):
     """The same without a length."""
 
@@ -109,7 +128,8 @@ class Everyday(nn.Module):
         self.image = nn.Conv2d(3, 4, 2)
         self.mixed = nn.Linear(12, 4)
         self.narrow = nn.Linear(12, 4).to(torch.bfloat16)
-        self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        untyped: Any = self
+        untyped.to(memory_format=torch.channels_last)
 
     def forward(self, batch: UserDict[str, Tensor]) -> dict[str, Tensor]:
         inputs, words = batch["inputs"], batch["words"]
@@ -202,18 +222,20 @@ def unscaled(job: Any) -> Trained:
 
 
 def gathered(job: Any) -> Trained:
-    """One step for every two batches."""
+    """One step for every two batches, whose samples processes fetch."""
     model = network()
     model, optimizer = job.attach(model, sgd(model))
+    samples = Counted()
     losses: list[float] = []
     for _ in job.epochs():
-        for number, batch in enumerate(job.batches(Samples()), start=1):
+        for number, batch in enumerate(job.batches(samples, num_workers=2), start=1):
             loss = mse_loss(model(batch.inputs), batch.targets)
             (loss / 2).backward()
             losses.append(loss.item())
             if number % 2 == 0:
                 optimizer.step()
                 optimizer.zero_grad()
+    assert samples.here == EPOCHS * SAMPLES if isinstance(job, Plain) else samples.here <= 8  # for a checksum
     return model, losses
 
 
@@ -257,7 +279,7 @@ def main(loop: str, *options: str) -> int:
     try:
         with gradwire.connect(**given) as job:
             model, losses = LOOPS[loop](job)
-            found = {name: value.tolist() for name, value in by_name(model).items()}
+            found: dict[str, object] = {name: value.tolist() for name, value in by_name(model).items()}
             say("trained", parameters=found, losses=losses)
     except (gradwire.ScriptError, Refused) as error:
         say(f"{type(error).__name__}: {error}")
