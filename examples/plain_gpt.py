@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a text; default: the standard library's sources")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--every", type=int, default=100, help="steps from one line of losses to the next")
     args = parser.parse_args()
     torch.manual_seed(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -88,7 +89,7 @@ def main() -> None:
             optimizer.step()
             factors.step()
             step += 1
-            if step % 100 == 0 or step == args.steps:
+            if step % args.every == 0 or step == args.steps:
                 with torch.no_grad():
                     losses = [loss_of(model, batch.to(device)).item() for (batch,) in checks]
                 print(f"step {step}: loss {loss.item():.4f}, validation loss {sum(losses) / len(losses):.4f}")

@@ -147,6 +147,8 @@ class _Request:
 
 
 def _preload() -> None:
+    # As a worker's entry points do before grpc is imported: otherwise what it forks dies of grpc's threads.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     for name in PRELOADED:
         __import__(name)
     from gradwire.compressors import warm_up

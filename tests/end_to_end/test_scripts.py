@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import io
+import re
+import runpy
 import signal
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +18,7 @@ from daemons import TASKS, Daemon, Daemons, Server
 from test_training import finished
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
 
 from gradwire.worker.tasks.sharding import epoch_order
 
@@ -303,17 +308,54 @@ def test_scripts_and_tasks_do_not_mix(daemons: Daemons) -> None:
     script.wait_for("the server trains the task 'small_tasks:regression'.*gc-server --script")
 
 
-def test_the_example_trains(daemons: Daemons, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("All work and no play makes Jack a dull boy.\n" * 200)
-    server = daemons.server(*("--script", "--batch-size", "32", "--clip-norm", "1", "--epochs", "2"))
-    run = subprocess.run(
-        [sys.executable, str(EXAMPLES / "gradwire_gpt.py"), "--data", str(text), "--steps", "6"],
-        env={**os.environ, "GC_SERVER": server.address, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
+class InTheJobsOrder(DataLoader[Any]):
+    """Batches of the samples as the server gives them out, epoch by epoch."""
+
+    _epochs = 0
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        size, dataset = self.batch_size or 1, cast(TensorDataset, self.dataset)
+        order = epoch_order(SEED, self._epochs, len(dataset)).tolist()
+        self._epochs += 1
+        for start in range(0, len(order), size):
+            yield dataset[order[start : start + size]]
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]:
+    """Arguments of the example for four batches of 32 in each epoch, and the losses of the plain one."""
+    text = tmp_path_factory.mktemp("example") / "text.txt"
+    text.write_text("".join(f"{number} all work and no play. " for number in range(400))[: 65 + 134 * 64])
+    arguments, said = f"--data {text} --steps 8 --every 1", io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.setattr(torch.utils.data, "DataLoader", InTheJobsOrder)
+        patch.setattr(sys, "argv", ["plain_gpt.py", *arguments.split(), "--batch-size", "32"])
+        runpy.run_path(str(EXAMPLES / "plain_gpt.py"), run_name="__main__")
+    return arguments, losses(said.getvalue())
+
+
+def losses(said: str) -> list[float]:
+    """Of the training, by step."""
+    return [float(found) for found in re.findall(r"^step \d+: loss ([\d.]+)", said, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_the_example_has_the_losses_of_the_plain_one_at_the_batch_of_all(
+    daemons: Daemons, example: tuple[str, list[float]], workers: int
+) -> None:
+    arguments, expected = example
+    server = daemons.server(
+        *("--script", "--min-workers", str(workers), "--batch-size", str(32 // workers), "--epochs", "2"),
+        *("--clip-norm", "1", "--seed", str(SEED), "--downlink", "none"),
     )
-    assert run.returncode == 0, run.stderr
-    assert "step 6: loss" in run.stdout
+    options = ("--compressor", "none")
+    scripts = [
+        daemons.program("script_example", arguments, server.address, "--worker-id", f"w{number}", *options)
+        for number in range(workers)
+    ]
+    assert [script.wait() for script in scripts] == [0] * workers
+    found = [losses(script.log) for script in scripts]
+    means = [sum(each) / workers for each in zip(*found, strict=True)]
+    assert len(means) == 8
+    assert means == pytest.approx(expected, rel=1e-4)
     server.wait_for("left: done")

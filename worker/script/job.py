@@ -35,6 +35,7 @@ from ..session.session import Session
 from ..tasks.data import data_checksum
 from ..tasks.sharding import Indices, epoch_order, shard
 from ..tasks.work import Local
+from .loading import Loading
 from .local import LocalTurns
 from .optimizer import JobOptimizer, averaging, parameter_groups
 from .schedules import Each, Schedules
@@ -74,6 +75,7 @@ class Job:
         self._next: m.Assignment | None = None  # that came last, until it is answered
         self._order: tuple[int, Indices] | None = None  # of the last epoch asked for
         self._logged: dict[str, list[float]] = {}  # by name, sum and number of what was logged in this epoch
+        self._loading = Loading((), 0)
         self._left = False
         self._reported = m.Evaluation(version=0, epoch=0, metrics={})  # what the server has been told last
         self._connection = Connection(
@@ -126,6 +128,7 @@ class Job:
     def _end(self, reason: str, *, failed: bool) -> None:
         self._left = True
         atexit.unregister(self.leave)
+        self._loading.close()
         self._connection.leave(reason, failed=failed)
         self._connection.close()
         if self._http is not None:
@@ -229,7 +232,7 @@ class Job:
         if self._model is None or self._optimizer is None:
             raise ScriptError("job.batches: call job.attach(model, optimizer) first")
         settings, terms = self._settings, self._terms
-        replica = Replica(self._model, train_samples, self._groups, data())
+        replica = Replica(self._model, train_samples, self._groups, data(), masters=not self._steps_here)
         rule = LayerRule(
             dense=names_in(settings.dense_layers), compressed=names_in(settings.compressed_layers)
         )
@@ -276,6 +279,7 @@ class Job:
         dataset: Any,
         *,
         batch_size: int | None = None,
+        num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] = default_collate,
     ) -> Generator[Any]:
         """This worker's share of the epoch: each sample goes to one worker, also when workers come and go.
@@ -284,11 +288,12 @@ class Job:
             dataset: has `len` and `[]`, and is the same for every worker.
             batch_size: samples of a batch, as the job has it (`gc-server --batch-size`). Batches at the end
                 of an epoch may be smaller.
+            num_workers: processes that fetch the samples of each batch between them; 0 to do that here.
             collate_fn: makes a batch of a list of samples.
 
         Raises:
             ScriptError: a batch size or a data set that is not the job's.
-            ModelError: parameters that are not float32, or none that require a gradient.
+            ModelError: parameters that are neither float32 nor bfloat16, or none that require a gradient.
             Refused: the server has ended the membership, or refused a push.
             UnreachableError: the server was not there for `give_up_seconds`.
         """
@@ -297,13 +302,17 @@ class Job:
                 f"job.batches(batch_size={batch_size}): the job has {self._terms.batch_size}; start "
                 f"gc-server with --batch-size {batch_size}, or leave batch_size out"
             )
+        here, loading = Loading(dataset, 0), self._loading
+        if loading.dataset is not dataset or loading.processes != num_workers:
+            loading.close()
+            loading = self._loading = Loading(dataset, num_workers)
 
-        def together(indices: Indices) -> Any:
-            return collate_fn([dataset[int(index)] for index in indices])
+        def together(loading: Loading, indices: Indices) -> Any:
+            return collate_fn(loading.fetch(indices))
 
-        checksum = partial(data_checksum, together, len(dataset))
+        checksum = partial(data_checksum, partial(together, here), len(dataset))
         for assignment, batch in self._batches(len(dataset), checksum):
-            yield together(self._indices(assignment, len(dataset))[batch])
+            yield together(loading, self._indices(assignment, len(dataset))[batch])
 
     def steps(self, loader: Iterable[Any], *, per_epoch: int | None = None) -> Generator[Any]:
         """Batches of a loader of one's own, for as long as the epoch lasts. Which samples they hold is the

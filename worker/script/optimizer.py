@@ -20,6 +20,10 @@ _WITHOUT = {"dampening": 0, "maximize": False, "amsgrad": False, "differentiable
 WAY_OUT = (
     "with job.attach(..., steps='local') each worker takes its steps itself, and the server averages them"
 )
+_FIXED = (
+    "optimizer.add_param_group: the groups of a job are fixed by job.attach; give the optimizer all "
+    "parameters before that, and freeze those whose turn comes later by requires_grad_(False)"
+)
 
 
 class JobOptimizer(torch.optim.Optimizer):
@@ -47,6 +51,17 @@ class JobOptimizer(torch.optim.Optimizer):
         self._of = optimizer
         self._options = [] if here else [_options(optimizer, *each) for each in enumerate(self.param_groups)]
         self._step_of_job = step
+        self._sizes = self._of_groups()
+
+    def _of_groups(self) -> list[int]:
+        """Of the optimizer that this one was made of, how many parameters each group has."""
+        return [len(group["params"]) for group in self._of.param_groups]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises ScriptError, but while this optimizer is made."""
+        if hasattr(self, "_sizes"):
+            raise ScriptError(_FIXED)
+        super().add_param_group(param_group)
 
     def rates(self) -> tuple[float, ...]:
         """The learning rates by group, as a scheduler has left them."""
@@ -56,10 +71,12 @@ class JobOptimizer(torch.optim.Optimizer):
         """Push the gradients, and wait for the parameters that come of everybody's.
 
         Raises:
-            ScriptError: outside of `job.batches`; gradients that have been unusable for many steps; options
-                of a group that are others than the server's.
+            ScriptError: outside of `job.batches`; gradients that have been unusable for many steps; other
+                parameter groups, or other options of one, than at `job.attach`.
             Refused, UnreachableError: the server has ended the membership, or is gone.
         """
+        if self._of_groups() != self._sizes:
+            raise ScriptError(_FIXED)
         found: list[Any] = []
 
         def evaluate() -> Any:

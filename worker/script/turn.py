@@ -68,7 +68,9 @@ class Turns:
         self._hooks: GradientHooks | None = None
         if overlap:
             self._hooks = GradientHooks(session.replica.parameters, self._times, checksum=checksum)
-            session.replica.model.register_forward_hook(self._passed)
+            # torch.compile would trace the hook of a module that it compiles.
+            untraced: Any = torch.compiler.disable(self._passed)
+            session.replica.model.register_forward_hook(untraced)
         self._assignment: m.Assignment | None = None
         self._samples = 0
         self._apart = False

@@ -42,15 +42,23 @@ class GradientHooks:
         self._checksums: dict[int, int] = {}  # by place, of what was handed on
         self.error: Exception | None = None  # what a hook met; raised in autograd it would lose its type
         self.repeated = False  # whether a gradient came twice
-        for place, parameter in enumerate(parameters):
-            any_parameter: Any = parameter  # its method has no types
-            any_parameter.register_post_accumulate_grad_hook(partial(self._came, place))
+        self._hooked: set[int] = set()
+        self._hook()
+
+    def _hook(self) -> None:
+        """Frozen parameters take no hook until they are unfrozen."""
+        for place, parameter in enumerate(self._parameters):
+            if parameter.requires_grad and place not in self._hooked:
+                any_parameter: Any = parameter  # its method has no types
+                any_parameter.register_post_accumulate_grad_hook(partial(self._came, place))
+                self._hooked.add(place)
 
     def follow(self, pushing: Pushing) -> None:
         """Hand what comes from now on to a push."""
         self._pushing, self.error, self.repeated = pushing, None, False
         self._added.clear()
         self._checksums.clear()
+        self._hook()
 
     def let_go(self) -> list[int]:
         """The pass is over, or has failed. Returns the tensors whose gradients have not come."""

@@ -19,6 +19,8 @@ from ...proto.replicas import checksum
 from .groups import ONE_GROUP, ParameterGroups
 from .hooks import as_dense
 
+COMPILED = "_orig_mod."  # what torch.compile adds to the names of a module's parameters
+
 
 class ModelError(ValueError):
     """A model that Gradwire cannot train; the message says what to change."""
@@ -27,9 +29,9 @@ class ModelError(ValueError):
 class Replica:
     """A model's trainable parameters as the manifest orders them: by `named_parameters`.
 
-    They are moved into one buffer, in that order, each with its shape and contiguous. Each part of it has a
-    version of its own; an update takes it to the next one. What the parts are the server says: before `adopt`
-    there are none.
+    They are moved into one buffer, in that order, each with its shape and contiguous; of those in bfloat16 it
+    has masters. Each part of it has a version of its own; an update takes it to the next one. What the parts
+    are the server says: before `adopt` there are none.
 
     Parts may be taken to the next version *early*, before the others of it are here; `go_back` undoes that.
 
@@ -44,15 +46,23 @@ class Replica:
     undone = 0
 
     def __init__(
-        self, model: nn.Module, train_samples: int, groups: ParameterGroups = ONE_GROUP, data: int = 0
+        self,
+        model: nn.Module,
+        train_samples: int,
+        groups: ParameterGroups = ONE_GROUP,
+        data: int = 0,
+        *,
+        masters: bool = False,
     ) -> None:
         """
         Args:
-            groups: of the parameters.
+            groups: of the parameters. Those in it are part of the replica also while they are frozen.
             data: checksum of some of the samples; 0 if they cannot be compared with other workers'.
+            masters: whether the buffer has float32 masters of parameters in bfloat16, which are rounded from
+                them after each update. Not where workers step the parameters themselves.
 
         Raises:
-            ModelError: for parameters that are not float32 or have no shape yet, or none at all.
+            ModelError: for parameters of another type or without a shape yet, or none at all.
         """
         for name, each in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(each):
@@ -60,20 +70,31 @@ class Replica:
                     f"{name!r} has no shape yet, because its module is lazy; run one batch through the model "
                     "where it is made, or give the module its sizes"
                 )
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if not named:
+        types = (torch.float32, torch.bfloat16) if masters else (torch.float32,)
+        named = [
+            (name, p)
+            for name, p in model.named_parameters()
+            if p.requires_grad or (name in groups.number_of and p.dtype in types)
+        ]
+        if not any(parameter.requires_grad for _, parameter in named):
             raise ModelError("the model has no parameter that requires a gradient")
         for name, parameter in named:
-            if parameter.dtype != torch.float32:
+            if parameter.dtype not in types:
+                expected = f"{DTYPE} or bfloat16" if masters else DTYPE
                 raise ModelError(
-                    f"parameter {name!r}: expected {DTYPE}, got {parameter.dtype}; "
+                    f"parameter {name!r}: expected {expected}, got {parameter.dtype}; "
                     "convert the model with .float()"
                 )
         self.model = model
         self.parameters = [parameter for _, parameter in named]
         self._tensors: list[torch.Tensor] = [*self.parameters]
         tensors = [
-            Tensor(name=name, shape=tuple(p.shape), dtype=DTYPE, group=groups.number_of.get(name, 0))
+            Tensor(
+                name=name.replace(COMPILED, ""),
+                shape=tuple(p.shape),
+                dtype=DTYPE,
+                group=groups.number_of.get(name, 0),
+            )
             for name, p in named
         ]
         self.manifest = Manifest(tuple(tensors), train_samples, groups.groups, data)
@@ -98,8 +119,8 @@ class Replica:
             if parameter.requires_grad:
                 raise ModelError(
                     f"parameter {name!r} requires a gradient now and did not when the job began, whose "
-                    "parameters are fixed by then; let it require one when the model is made, and freeze it "
-                    "until its turn comes"
+                    "parameters are fixed by then; let it require one when the model is made, or give it to "
+                    "the optimizer before job.attach, and freeze it until its turn comes"
                 )
 
     def include(self, state: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -110,11 +131,24 @@ class Replica:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Have all tensors lie end to end in one buffer, so that a part is a range of it."""
+        """Have all tensors lie end to end in one buffer, so that a part is a range of it; of those in fewer
+        bits, their masters."""
         with torch.no_grad():
-            self._flat = torch.cat([tensor.detach().reshape(-1) for tensor in self._tensors])
+            self._flat = torch.cat([each.detach().reshape(-1).to(torch.float32) for each in self._tensors])
             for tensor, (start, end) in zip(self._tensors, self._ranges, strict=True):
-                tensor.data = self._flat[start:end].view(tensor.shape)
+                if tensor.dtype == torch.float32:
+                    tensor.data = self._flat[start:end].view(tensor.shape)
+                else:
+                    tensor.data = tensor.data.contiguous()
+
+    def _round(self, number: int) -> None:
+        """Have what a part holds of parameters in fewer bits follow their masters."""
+        part = self.plan.parts[number]
+        for place in self._tensors_in[number]:
+            tensor, first = self._tensors[place], self.plan.starts[place]
+            if tensor.dtype != torch.float32:
+                start, end = max(first, part.start), min(self.plan.starts[place + 1], part.end)
+                tensor.data.view(-1)[start - first : end - first] = self._flat[start:end]
 
     @property
     def _ranges(self) -> Iterable[tuple[int, int]]:
@@ -189,6 +223,7 @@ class Replica:
                 take = add_update if header.content is Content.DELTA else put_update
                 take(payload, self._flat[at : at + payload.elements])
                 at += payload.elements
+            self._round(update.part)
         self._versions[update.part] = update.version
         if all(version == update.version for version in self._versions):
             self._version = update.version
@@ -217,6 +252,7 @@ class Replica:
                 part = self.plan.parts[number]
                 self._flat[part.start : part.end] = self._before[part.start : part.end]
                 self._versions[number] = self._version
+                self._round(number)
                 self._changed(number)
         self._early.clear()
         self.undone += 1

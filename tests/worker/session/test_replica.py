@@ -15,8 +15,9 @@ from gradwire.compressors import AbsentPayload, DenseFormat, DensePayload
 from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.transfer import payload_header
+from gradwire.worker.session.groups import ParameterGroups
 from gradwire.worker.session.receiving import Received
-from gradwire.worker.session.replica import Replica
+from gradwire.worker.session.replica import ModelError, Replica
 
 
 def fresh() -> Replica:
@@ -201,3 +202,44 @@ def test_before_it_has_other_parts_it_goes_back() -> None:
     subject.apply(received.update, received.payloads, early=True)
     subject.adopt(subject.manifest.plan(1 << 30))
     assert (values(subject), subject.undone) == ([0], 1)
+
+
+def test_parameters_in_bfloat16_are_their_masters_rounded() -> None:
+    model = nn.Linear(100, 100).to(torch.bfloat16)
+    with pytest.raises(ModelError, match=r"parameter 'weight': expected float32, got torch\.bfloat16"):
+        Replica(model, 8)
+    subject = Replica(model, 8, masters=True)
+    subject.adopt(subject.manifest.plan(4 * ALIGNMENT))
+    for received in wholes(subject, 300):
+        apply(subject, received)
+    for step in (1, 2):  # bfloat16 has 300 and 302, and not 301
+        for part in range(4):
+            received = delta(subject, 300 + step, part)
+            subject.apply(received.update, received.payloads, early=part == 0)
+            if part == 0 and step == 2:
+                subject.go_back()
+                assert model.weight.unique().tolist() == [torch.tensor(301.0).to(torch.bfloat16).item()]
+                subject.apply(received.update, received.payloads)
+        assert values(subject) == [300.0 + step] * 4
+        for parameter in model.parameters():
+            assert parameter.unique().tolist() == [torch.tensor(300.0 + step).to(torch.bfloat16).item()]
+
+
+def test_frozen_parameters_are_part_of_it_if_a_group_has_them() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    groups = ParameterGroups(groups=(m.Group(optimizer="sgd"),), number_of={"0.weight": 0, "1.weight": 0})
+    subject = Replica(model, 8, groups)
+    assert [each.name for each in subject.manifest.tensors] == ["0.weight", "1.weight", "1.bias"]
+    model[0].weight.requires_grad_(True)
+    subject.check_complete()
+    model[0].bias.requires_grad_(True)
+    with pytest.raises(ModelError, match=r"'0\.bias' requires a gradient now .* give it to the optimizer"):
+        subject.check_complete()
+
+
+def test_names_are_those_of_the_model_that_was_compiled() -> None:
+    model = nn.Module()
+    model._orig_mod = nn.ModuleDict({"block": nn.Module()})
+    model._orig_mod["block"]._orig_mod = nn.Linear(2, 3)
+    assert [each.name for each in Replica(model, 8).manifest.tensors] == ["block.weight", "block.bias"]
