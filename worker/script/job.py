@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -69,6 +69,7 @@ class Job:
         self._order: tuple[int, Indices] | None = None  # of the last epoch asked for
         self._logged: dict[str, list[float]] = {}  # by name, sum and number of what was logged in this epoch
         self._left = False
+        self._evaluation = ExitStack()  # while the script may evaluate
         self._reported = 0  # the last epoch whose metrics the server has been told
         self._connection = Connection(
             parse_address(settings.server),
@@ -199,6 +200,7 @@ class Job:
             self._metrics,
             initialize=self._reply.initialize,
             auto=self._compressor if self._auto else "",
+            buffers=terms.buffers,
         )
         # With `both` parts count when they arrive: a step that the script gives up could not be taken back.
         overlap = terms.overlap == "backward"
@@ -285,6 +287,7 @@ class Job:
         while True:
             assignment = self._next or self._await(session)
             if assignment.finished or not assignment.ranges or assignment.epoch != self._epoch:
+                self._begin_evaluation(session)
                 return
             self._report(session, assignment)
             if not turns.open and not session.is_new(assignment):  # told again after it was answered
@@ -297,6 +300,12 @@ class Job:
             if turns.open:
                 turns.skip("the script went on to the next batch without optimizer.step()")
                 self._settle(session)
+
+    def _begin_evaluation(self, session: Session) -> None:
+        """The script may evaluate now. If the server has asked for it, the model is the one that it has."""
+        if self.evaluating and self._next is not None:
+            self._evaluation.close()
+            self._evaluation.enter_context(session.evaluated(self._next.evaluate_epoch))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes in it only add to the gradients; one outside of it, and the step, follow."""
@@ -350,6 +359,7 @@ class Job:
 
     def _turn_over(self, session: Session) -> None:
         """The script's loop over batches is over: go on to the epoch that comes next."""
+        self._evaluation.close()
         while self._next is not None and not self.done:
             self._report(session, self._next)
             if self._next.ranges:

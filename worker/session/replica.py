@@ -18,10 +18,9 @@ from ...proto.messages import Content, Tensor, Update
 from ...proto.replicas import checksum
 from .groups import ONE_GROUP, ParameterGroups
 from .hooks import as_dense
+from .model_state import ModelError, ModelState
 
-
-class ModelError(ValueError):
-    """A model that Gradwire cannot train; the message says what to change."""
+__all__ = ["ModelError", "Replica"]
 
 
 class Replica:
@@ -35,6 +34,7 @@ class Replica:
 
     Attributes:
         undone: how often that has happened.
+        state: what else belongs to the model.
     """
 
     _version: int | None = None
@@ -76,7 +76,8 @@ class Replica:
             Tensor(name=name, shape=tuple(p.shape), dtype=DTYPE, group=groups.number_of.get(name, 0))
             for name, p in named
         ]
-        self.manifest = Manifest(tuple(tensors), train_samples, groups.groups, data)
+        self.state = ModelState(model, named)
+        self.manifest = Manifest(tuple(tensors), train_samples, groups.groups, data, self.state.entries)
         self._versions: list[int | None] = []
         self._early: set[int] = set()
         self._parts_of: list[list[int]] = []  # by tensor, the parts that it lies in
