@@ -168,6 +168,11 @@ class JobSettings:
         "optimizer's step, which then waits for all of the gradient; 0 for no limit",
         least=0,
     )
+    buffers: Literal["mean", "rank0", "local"] = training(
+        "mean",
+        "buffers, such as BatchNorm's statistics, that are evaluated and saved: their mean over the workers, "
+        "by samples, those of the worker of lowest rank, or of the one that evaluates",
+    )
     overlap: Literal["off", "backward", "both"] = connection(
         "backward",
         "what travels while workers compute: nothing, gradients during the backward pass, or with both also "
@@ -283,6 +288,13 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
     insecure: bool = connection(False, "service for remote peers too, without encryption or authentication")
     stay: bool = process(False, "service after the job is done, until told to stop")
     output: str = results("", "file for the final parameters, as safetensors", metavar="FILE")
+    keep: str = results(
+        "",
+        "best version, kept as NAME.best.safetensors beside --output: best:METRIC, such as best:accuracy, "
+        "has the largest value of all evaluations, or the smallest of a loss and the like; "
+        "best:METRIC:min and best:METRIC:max say which",
+        metavar="best:METRIC[:min|max]",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

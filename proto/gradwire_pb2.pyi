@@ -37,6 +37,13 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_REDUNDANT: _ClassVar[Reason]
     REASON_GROUP: _ClassVar[Reason]
 
+class EntryKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENTRY_KIND_UNSPECIFIED: _ClassVar[EntryKind]
+    ENTRY_KIND_BUFFER: _ClassVar[EntryKind]
+    ENTRY_KIND_FROZEN: _ClassVar[EntryKind]
+    ENTRY_KIND_TIED: _ClassVar[EntryKind]
+
 class DenseFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DENSE_FORMAT_UNSPECIFIED: _ClassVar[DenseFormat]
@@ -109,6 +116,10 @@ REASON_PACKET: Reason
 REASON_PLAN: Reason
 REASON_REDUNDANT: Reason
 REASON_GROUP: Reason
+ENTRY_KIND_UNSPECIFIED: EntryKind
+ENTRY_KIND_BUFFER: EntryKind
+ENTRY_KIND_FROZEN: EntryKind
+ENTRY_KIND_TIED: EntryKind
 DENSE_FORMAT_UNSPECIFIED: DenseFormat
 DENSE_FORMAT_FLOAT32: DenseFormat
 DENSE_FORMAT_BFLOAT16: DenseFormat
@@ -203,18 +214,34 @@ class Group(_message.Message):
     def __init__(self, optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("tensors", "train_samples", "fingerprint", "groups", "data")
+    __slots__ = ("tensors", "train_samples", "fingerprint", "groups", "entries", "data")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     TRAIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
     train_samples: int
     fingerprint: bytes
     groups: _containers.RepeatedCompositeFieldContainer[Group]
+    entries: _containers.RepeatedCompositeFieldContainer[Entry]
     data: int
-    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., train_samples: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., data: _Optional[int] = ...) -> None: ...
+    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., train_samples: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., data: _Optional[int] = ...) -> None: ...
+
+class Entry(_message.Message):
+    __slots__ = ("name", "kind", "shape", "dtype", "tied_to")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    TIED_TO_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: EntryKind
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    tied_to: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[EntryKind, str]] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., tied_to: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "software", "compressors", "compressor")
@@ -259,22 +286,68 @@ class InitializeMessage(_message.Message):
     def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., header: _Optional[_Union[InitializeHeader, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class InitializeHeader(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "manifest")
+    __slots__ = ("job", "worker", "incarnation", "manifest", "least_samples")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    LEAST_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: str
     incarnation: int
     manifest: Manifest
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ...) -> None: ...
+    least_samples: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., least_samples: _Optional[int] = ...) -> None: ...
 
 class InitializeResponse(_message.Message):
     __slots__ = ("version",)
     VERSION_FIELD_NUMBER: _ClassVar[int]
     version: int
     def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class StateMessage(_message.Message):
+    __slots__ = ("chunk", "header", "crc32c")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    chunk: Chunk
+    header: StateHeader
+    crc32c: int
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., header: _Optional[_Union[StateHeader, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+
+class StateHeader(_message.Message):
+    __slots__ = ("job", "worker", "incarnation", "seq", "collection", "epoch", "frozen")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: str
+    incarnation: int
+    seq: int
+    collection: int
+    epoch: int
+    frozen: bool
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., seq: _Optional[int] = ..., collection: _Optional[int] = ..., epoch: _Optional[int] = ..., frozen: bool = ...) -> None: ...
+
+class PutStateResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStateRequest(_message.Message):
+    __slots__ = ("job", "epoch", "frozen", "worker")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    epoch: int
+    frozen: bytes
+    worker: str
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., frozen: _Optional[bytes] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("job",)
@@ -672,7 +745,7 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate", "slice", "slices", "stragglers", "coding", "apply", "pace", "parts", "plan", "next", "checked", "checksum")
+    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate", "slice", "slices", "stragglers", "coding", "apply", "pace", "parts", "plan", "next", "checked", "checksum", "collection", "take_buffers")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -694,6 +767,8 @@ class Assignment(_message.Message):
     NEXT_FIELD_NUMBER: _ClassVar[int]
     CHECKED_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    TAKE_BUFFERS_FIELD_NUMBER: _ClassVar[int]
     version: int
     epoch: int
     position: int
@@ -715,7 +790,9 @@ class Assignment(_message.Message):
     next: _containers.RepeatedCompositeFieldContainer[Range]
     checked: int
     checksum: int
-    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ..., pace: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., plan: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., checked: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    collection: int
+    take_buffers: bool
+    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ..., pace: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., plan: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., checked: _Optional[int] = ..., checksum: _Optional[int] = ..., collection: _Optional[int] = ..., take_buffers: bool = ...) -> None: ...
 
 class Coding(_message.Message):
     __slots__ = ("exchange", "redundancy", "senders", "present")

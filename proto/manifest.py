@@ -13,7 +13,8 @@ from itertools import accumulate
 from ..compressors import LEAST_BYTES, Plan, TensorSpec, divide
 from ..optimizer import Group, check_learning_rate, parse_optimizer
 from . import messages as m
-from .messages import Tensor
+from .entries import check_entries
+from .messages import Entry, EntryKind, Tensor
 from .refusal import Reason, Refused, refused
 
 DTYPE = "float32"
@@ -25,12 +26,13 @@ MAX_SPEC_CHARACTERS = 256
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checked manifest."""
+    """A checked manifest. entries: of the model's state_dict, besides the tensors."""
 
     tensors: tuple[Tensor, ...]
     train_samples: int
     groups: tuple[m.Group, ...] = ()
     data: int = 0  # checksum of some of the samples; 0 if they cannot be compared
+    entries: tuple[Entry, ...] = ()
 
     @cached_property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -98,8 +100,8 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """SHA-256 over names, shapes, dtypes, kinds, groups with their hyperparameters, and the number of
-        training samples."""
+        """SHA-256 over names, shapes, dtypes, kinds, groups with their hyperparameters, the other entries of
+        the state_dict, and the number of training samples."""
         digest = hashlib.sha256(f"gradwire manifest 1;{self.train_samples}".encode())
         for tensor in self.tensors:
             kind = ":state" if tensor.state else ""
@@ -107,6 +109,9 @@ class Manifest:
             digest.update(f";{tensor.name!r}:{tensor.dtype}:{tensor.shape}{kind}".encode())
         for group in self.groups:
             digest.update(f";group:{group.optimizer}:{group.learning_rate!r}".encode())
+        for entry in self.entries:
+            shape = entry.tied_to if entry.kind is EntryKind.TIED else entry.shape
+            digest.update(f";entry:{entry.name!r}:{entry.kind.label}:{entry.dtype}:{shape}".encode())
         return digest.digest()
 
     def to_message(self) -> m.Manifest:
@@ -116,6 +121,7 @@ class Manifest:
             fingerprint=self.fingerprint,
             groups=self.groups,
             data=self.data,
+            entries=self.entries,
         )
 
     @staticmethod
@@ -158,7 +164,10 @@ class Manifest:
                 raise refuse(
                     Reason.SIZE, f"manifest up to {where}", f"{max_bytes} bytes", f"{total} bytes", remedy
                 )
-        manifest = Manifest(message.tensors, message.train_samples, message.groups, message.data)
+        check_entries(message.entries, message.tensors, worker=worker, max_bytes=max_bytes - total)
+        manifest = Manifest(
+            message.tensors, message.train_samples, message.groups, message.data, message.entries
+        )
         if message.fingerprint != manifest.fingerprint:
             raise refuse(
                 Reason.MODEL, "fingerprint", manifest.fingerprint.hex()[:16], message.fingerprint.hex()[:16]

@@ -53,6 +53,15 @@ class Reason(_Enum):
     GROUP = 27  # a parameter group that cannot be, or learning rates that members disagree on
 
 
+class EntryKind(_Enum):
+    """What an entry of the model's state_dict is that is no trainable parameter."""
+
+    UNSPECIFIED = 0
+    BUFFER = 1  # changed by training, such as BatchNorm's running statistics
+    FROZEN = 2  # a parameter that is not trained
+    TIED = 3  # another name of a tensor or of an entry before it
+
+
 class DenseFormat(_Enum):
     """Floating-point formats, little-endian."""
 
@@ -166,9 +175,21 @@ class Manifest:
 
     tensors: tuple[Tensor, ...]  # parameters first
     train_samples: int  # samples in one epoch
-    fingerprint: bytes  # SHA-256 over names, shapes, dtypes, groups and train_samples
+    fingerprint: bytes  # SHA-256 over names, shapes, dtypes, groups, entries and train_samples
     groups: tuple[Group, ...] = ()  # By number; none: one group, with the job's optimizer and learning rate
+    entries: tuple[Entry, ...] = ()  # Of the model's state_dict, besides the tensors, in its order
     data: int = 0  # Of some of the training samples; 0: they cannot be compared
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """An entry of the model's state_dict that is no trainable parameter."""
+
+    name: str  # unique among tensors and entries
+    kind: EntryKind  # of the entry
+    shape: tuple[int, ...] = ()  # Elements in each dimension; of a tied one not given
+    dtype: str = ""  # As torch calls it, "int64"; of a tied one not given
+    tied_to: str = ""  # Name of the tensor or entry that a tied one is
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,6 +224,7 @@ class InitializeHeader:
     worker: str  # id of the worker
     incarnation: int  # that it joined with
     manifest: Manifest  # of the model
+    least_samples: int = 0  # Of a batch: 2 where BatchNorm takes its statistics from it; otherwise 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,6 +232,35 @@ class InitializeResponse:
     """The upload has been taken in whole."""
 
     version: int  # of the parameters that were uploaded
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateHeader:
+    """What the chunks that follow are, and whose."""
+
+    job: str  # id of the job
+    worker: str = ""  # Id of the worker that uploads
+    incarnation: int = 0  # That it joined with
+    seq: int = 0  # Of the push that the buffers are of; 0: those that were evaluated
+    collection: int = 0  # As the assignment says
+    epoch: int = 0  # That they were evaluated for, with seq 0
+    frozen: bool = False  # The values of the frozen parameters come first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PutStateResponse:
+    """The buffers have been taken in."""
+
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GetStateRequest:
+    """Ask for what belongs to the model besides its parameters."""
+
+    job: str  # id of the job
+    epoch: int = 0  # As it is evaluated for this epoch; 0: the newest
+    frozen: bytes = b""  # SHA-256 of the asker's frozen parameters: they come only if it is another
+    worker: str = ""  # Id of the worker that asks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -539,6 +590,9 @@ class Assignment:
     next: tuple[Range, ...] = ()
     checked: int = 0  # The last version of which there is a checksum; 0: none
     checksum: int = 0  # crc32c over all values that a replica has at that version
+    # Upload the buffers before the commit, as part of this collection, which grows with each; 0: do not.
+    collection: int = 0
+    take_buffers: bool = False  # Take over the job's buffers first: those of other workers are newer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -715,6 +769,7 @@ class StatusResponse:
 
 
 InitializeMessage = Chunk | InitializeHeader
+StateMessage = Chunk | StateHeader
 FetchMessage = Chunk | FetchHeader
 WorkerMessage = (
     Chunk | Part | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Profile | Batch

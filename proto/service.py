@@ -135,7 +135,7 @@ def _shape(method: Any) -> str:
 def generic_handler(
     handlers: dict[str, Callable[..., Awaitable[Any]]], *, sent: Meter, received: Meter
 ) -> Any:
-    """gRPC handler for the five methods. Streams are read and written through the context.
+    """gRPC handler for all methods. Streams are read and written through the context.
 
     It refuses calls of any other version of the protocol by name.
     """
@@ -179,7 +179,7 @@ def _another_version(got: str) -> Refusal:
 
 
 class Stub:
-    """Client side of the five methods on a grpc.aio channel, one attribute each."""
+    """Client side of the methods on a grpc.aio channel, one attribute each."""
 
     def __init__(self, channel: grpc.aio.Channel, *, sent: Meter, received: Meter) -> None:
         def callable_of(name: str) -> Any:
@@ -196,6 +196,8 @@ class Stub:
         self.fetch = callable_of("Fetch")
         self.exchange = callable_of("Exchange")
         self.status = callable_of("Status")
+        self.put_state = callable_of("PutState")
+        self.get_state = callable_of("GetState")
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], refused: Refusal) -> None:

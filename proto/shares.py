@@ -5,8 +5,12 @@ from __future__ import annotations
 from .messages import Assignment
 
 
-def share(samples: int, position: int, world: int) -> tuple[int, int]:
-    """Start and end of a position's part of `samples`; the first ones get one more if it does not divide."""
+def share(samples: int, position: int, world: int, least: int = 1) -> tuple[int, int]:
+    """Start and end of a position's part of `samples`; the first ones get one more if it does not divide.
+    Where there are too few for parts of at least `least`, the last positions get none."""
+    world = max(1, min(world, samples // least))
+    if position >= world:
+        return samples, samples
     base, extra = divmod(samples, world)
     start = position * base + min(position, extra)
     return start, start + base + (1 if position < extra else 0)

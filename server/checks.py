@@ -10,6 +10,7 @@ from ..planning import parse_fusion, parse_order, parse_replan
 from ..settings import ServerSettings
 from ..spec import SpecError
 from .job import limits
+from .job.keeping import parse_keep
 from .job.limits import parse_early_stop
 from .job.modes import registry
 from .job.schedule import parse_schedule
@@ -32,7 +33,7 @@ SPECS = {
     "order": parse_order,
     "replan": parse_replan,
 }
-PARSERS = {**SPECS, "output": _parse_output}
+PARSERS = {**SPECS, "output": _parse_output, "keep": parse_keep}
 
 
 def check(settings: ServerSettings) -> None:
@@ -46,6 +47,11 @@ def check(settings: ServerSettings) -> None:
     if settings.clip_norm and mode.workers_step:
         why = "workers take the steps there, and the server has no gradient"
         raise UsageError(f"--clip-norm {settings.clip_norm:g}: not with --mode {settings.mode}: {why}; use 0")
+    if settings.keep and not settings.output:
+        raise UsageError(f"--keep {settings.keep}: it lies beside --output, which is not given")
+    if settings.keep and mode.work == "exchange":
+        why = "the server does not have the parameters of every version"
+        raise UsageError(f"--keep {settings.keep}: not with --mode {settings.mode}: {why}")
     if settings.fusion.partition("=")[0] != "bytes" and (mode.slices > 1 or mode.work == "exchange"):
         why = "members of a group push slices of the parts" if mode.slices > 1 else "no gradient is pushed"
         raise UsageError(f"--fusion {settings.fusion}: expected bytes with --mode {settings.mode}: {why}")

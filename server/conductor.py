@@ -18,9 +18,11 @@ from typing import TypeVar
 from ..compressors import Plan
 from ..planning.job import Choice
 from ..proto import messages as m
+from .best import BestFile
 from .job import events as e
 from .job.core import Core
 from .metrics import Metrics
+from .model_state import ModelState, complete
 from .pacing import Came, Pacing
 from .planner import Planner
 from .publishing import Publishing
@@ -49,17 +51,20 @@ class Conductor:
         shard: Shard,
         planner: Planner | None = None,
         output: Path | None = None,
+        keep_best: bool = False,
     ) -> None:
         """
         Args:
             planner: says when the model is to be divided otherwise; None for never.
             output: where the final parameters go. Those of a job that ends before it is finished go to a file
                 beside it, so that no finished model is lost to them, or mistaken for them.
+            keep_best: keep another file beside it, of the best version that was evaluated.
         """
         self.core = core
         self.metrics = metrics
         self.shard = shard
         self.streams: dict[str, WorkerStream] = {}
+        self.state = ModelState()
         self.pacing = Pacing()
         self._publishing = Publishing(shard, self.streams, work=self._work)
         self.plans = Replanning(
@@ -78,6 +83,10 @@ class Conductor:
         self.parameters_sha256 = ""  # of the final parameters, once they are saved
         self._arrivals: dict[tuple[str, int], Arrivals] = {}
         self._output = output
+        self._best: BestFile | None = None
+        if keep_best and output is not None:
+            best = output.with_name(f"{output.stem}.best{output.suffix}")
+            self._best = BestFile(best, shard, self.state)
         self._working: set[asyncio.Future[None]] = set()
         self._started_at: float | None = None
         self._ended_at: float | None = None
@@ -105,6 +114,7 @@ class Conductor:
         """Parts of open pushes of members who are gone; who is set aside may send them again."""
         roster = self.core.roster
         self.plans.planner.keep([member.id for member in roster.members.values()])
+        self.state.keep(lambda name: roster.get(name) is not None)
         for name, arrivals in list(self._arrivals.items()):
             member = roster.members.get(name[0])
             if member is not None and member.incarnation == name[1]:
@@ -201,6 +211,9 @@ class Conductor:
                         stream.outbox.end(action.refusal, final=action.final)
                 case e.Report():
                     self._report(action)
+                case e.Best():
+                    if self._best is not None:
+                        self._best.best(action.epoch, action.version)
                 case e.Lost():
                     self.metrics.lost_members.inc()
                     about = {"worker": action.worker, "rank": action.rank}
@@ -238,6 +251,10 @@ class Conductor:
         )
         if self._started_at is None:
             self._started_at = time.monotonic()
+        if assignment.evaluate_epoch:
+            self.state.pin(assignment.evaluate_epoch, assignment.version)
+            if self._best is not None:
+                self._best.evaluated(assignment.evaluate_epoch, assignment.version)
         self._publishing.divide(stream)
         if action.has != assignment.version:
             self._publishing.update(stream, assignment.version, action.has)
@@ -333,6 +350,8 @@ class Conductor:
     async def _conclude(self, *, finished: bool) -> str:
         """Write the parameters, if somebody wants them. Returns their SHA-256."""
         shard, path = self.shard, self._output
+        if self._best is not None:
+            await self._best.close()
         if not finished:
             await shard.undo()
         digest = await shard.digest()
@@ -344,7 +363,12 @@ class Conductor:
         if not finished:
             path = path.with_name(f"{path.stem}.unfinished-v{shard.version}{path.suffix}")
         try:
-            await shard.save(path, digest, finished=finished)
+            buffers = await (self.state.of(self.core.last_evaluation) if finished else self.state.newest())
+            values = {**self.state.frozen, **buffers}
+            entries = self.state.entries
+            await shard.save(
+                path, digest, finished=finished, complete=lambda tensors: complete(tensors, entries, values)
+            )
             log.info("parameters of version %d written to %s", shard.version, path)
         except Exception as error:
             self.unsaved = True

@@ -93,7 +93,7 @@ def _conductor(options: ServerSettings, mode: ModeOptions) -> Conductor:
     )
     shard = _shard(options, mode)
     core = Core(options, mode)
-    return Conductor(core, metrics, shard=shard, planner=planner, output=output)
+    return Conductor(core, metrics, shard=shard, planner=planner, output=output, keep_best=bool(options.keep))
 
 
 async def _serve(effective: Effective[ServerSettings]) -> int:

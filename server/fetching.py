@@ -8,7 +8,7 @@ model, for ever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from ..proto.manifest import Manifest
@@ -47,10 +47,19 @@ class Fetches:
                 version=values.version,
                 chunk_bytes=CHUNK_BYTES,
             )
-            for message in (header, *values.chunks):
-                try:
-                    await asyncio.wait_for(write(message), STALLED_S)
-                except TimeoutError:
-                    limit, got = f"a chunk read every {STALLED_S:g} s", "none"
-                    field = "fetch of the parameters"
-                    raise refused(Reason.CHUNK, field=field, limit=limit, value=got) from None
+            await self._write((header, *values.chunks), write)
+
+    async def write(self, messages: Iterable[Any], write: Callable[[Any], Awaitable[None]]) -> None:
+        """Write messages that are here. Raises Refused, as `send`."""
+        async with self._free:
+            await self._write(messages, write)
+
+    @staticmethod
+    async def _write(messages: Iterable[Any], write: Callable[[Any], Awaitable[None]]) -> None:
+        for message in messages:
+            try:
+                await asyncio.wait_for(write(message), STALLED_S)
+            except TimeoutError:
+                limit, got = f"a chunk read every {STALLED_S:g} s", "none"
+                field = "fetch of the parameters"
+                raise refused(Reason.CHUNK, field=field, limit=limit, value=got) from None

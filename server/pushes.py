@@ -259,6 +259,14 @@ class Pushes:
             self._metrics.push_refused(outcome.refusal.reason if outcome.refusal else Reason.STALE)
         elif not result.reply.repeated:
             self._metrics.push_accepted(payloads, outcome.version - 1 - commit.base_version)
+        if not result.reply.repeated:
+            member = self._core.roster.get(self._stream.id)
+            self._conductor.state.decided(
+                event.key,
+                accepted=outcome.decision is m.Decision.ACCEPTED,
+                rank=0 if member is None else member.rank,
+                samples=commit.samples,
+            )
         counted = self._conductor.shard.counted(event.key)
         if counted and outcome.decision is m.Decision.REFUSED:
             outcome = replace(outcome, counted=tuple(sorted(counted)))

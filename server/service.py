@@ -1,4 +1,4 @@
-"""The five calls of gradwire.v3.ParameterServer: what arrives becomes an event, or is refused.
+"""The calls of gradwire.v3.ParameterServer: what arrives becomes an event, or is refused.
 
 Everything that comes over the wire is checked here, before the state machine hears of it.
 """
@@ -18,6 +18,7 @@ from .. import __version__
 from ..compressors import least_part_bytes, lossless
 from ..configuration import shared
 from ..proto import messages as m
+from ..proto.entries import of_kind
 from ..proto.job import job_message
 from ..proto.manifest import Manifest
 from ..proto.refusal import Reason, Refusal, Refused, refused
@@ -32,6 +33,7 @@ from .fetching import Fetches
 from .job import events as e
 from .job import refusals
 from .job.modes.options import ModeOptions
+from .state_calls import StateCalls
 from .streams import Context
 
 log = logging.getLogger("gradwire.server")
@@ -57,6 +59,7 @@ class Service:
         self._options = options
         self._lossless, self._slices = mode.lossless, mode.slices
         self._fetches = Fetches(self.job.id)
+        self._states = StateCalls(conductor, self._fetches, self._next_in_time)
 
     def handlers(self) -> dict[str, Handler]:
         """For `proto.service.generic_handler`."""
@@ -66,6 +69,8 @@ class Service:
             "Fetch": self._fetch,
             "Exchange": self._exchange,
             "Status": self._status,
+            "PutState": self._put_state,
+            "GetState": self._get_state,
         }
         return {name: self._guarded(handler) for name, handler in by_name.items()}
 
@@ -148,15 +153,24 @@ class Service:
             assembly.add(await self._next_in_time(requests, header.worker))
             # Heartbeats on another stream of the connection wait behind the upload.
             self._conductor.happen(heard)
+        member_id = header.worker, header.incarnation
+        state = await self._states.receive(requests, of_kind(manifest.entries, frozen=True), member_id)
         event = e.Initialized(
-            header.worker,
-            header.incarnation,
+            *member_id,
             fingerprint=manifest.fingerprint,
             train_samples=manifest.train_samples,
             data=manifest.data,
+            least=min(2, max(1, header.least_samples)),
+            buffers=any(entry.kind is m.EntryKind.BUFFER for entry in manifest.entries),
         )
         shard = self._conductor.shard
-        initialized = await shard.open(manifest, assembly, plan, lambda: self._conductor.decide(event))
+
+        def accept() -> e.Result[None]:
+            accepted = self._conductor.decide(event)
+            self._conductor.state.open(manifest.entries, state)
+            return accepted
+
+        initialized = await shard.open(manifest, assembly, plan, accept)
         self._metrics.received_raw(manifest.raw_bytes)
         log.info(
             "%d tensors, %d parameters, %d training samples from %s",
@@ -185,6 +199,15 @@ class Service:
             raise Refused(Refusal(reason=Reason.NOT_INITIALIZED, message=text, remedy="try again later"))
         await self._fetches.send(shard, manifest, context.write)
         self._metrics.sent_raw(manifest.raw_bytes)
+
+    async def _put_state(self, requests: AsyncIterator[Any], context: Context) -> m.PutStateResponse:
+        header = await expect(requests, m.StateHeader)
+        self._check_job(header.job, header.worker)
+        return await self._states.put(header, requests)
+
+    async def _get_state(self, request: m.GetStateRequest, context: Context) -> None:
+        self._check_job(request.job, request.worker)
+        await self._states.get(request, self.job.id, context)
 
     async def _status(self, request: m.StatusRequest, context: Context) -> m.StatusResponse:
         core, now = self._core, time.monotonic()

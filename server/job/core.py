@@ -23,6 +23,7 @@ from ...proto.refusal import Refusal, Refused
 from ...settings import ServerSettings, parse_evaluate_every
 from . import events as e
 from . import limits, refusals, saving
+from .keeping import parse_keep
 from .modes.mode import Mode
 from .modes.options import ModeOptions
 from .roster import BROKEN, OPENED, Life, Member, Roster, WorkLife
@@ -135,6 +136,8 @@ class Core(JobState):
         if self.phase is Phase.EMPTY and self.initializer in (None, member.id):
             return self._request_initialize(member)
         if self.phase in (Phase.GATHERING, Phase.RUNNING):
+            if event.version is None and self.started_at is not None:
+                self.buffers.joined(member)
             self._reinstate(member, event.assigned)
             return [*notes, *self.mode.resume(member, event.assigned, now), *self._advance(now)]
         return [*notes, *self._finish(now)]
@@ -187,7 +190,10 @@ class Core(JobState):
         self.roster.find(event.worker, event.incarnation, now)
         self.phase = Phase.GATHERING
         self.fingerprint, self.data = event.fingerprint, event.data
-        self.samples = Samples(event.train_samples, limits.epochs(self.rules))
+        self.samples = Samples(event.train_samples, limits.epochs(self.rules), event.least)
+        how = self.rules.buffers
+        self.buffers.wanted = event.buffers and how != "local"
+        self.buffers.first_alone = how == "rank0"
         self.mode.restored()
         self.wait_from(now)
         actions: list[e.Action] = []
@@ -325,6 +331,17 @@ class Core(JobState):
             self.mode.rate(member, work, event)
         return []
 
+    def collects(self, worker: str, incarnation: int, collection: int) -> bool:
+        """Whether this member was asked for buffers with the work that it has."""
+        member = self.roster.present((worker, incarnation))
+        work = member.work if member is not None else None
+        return work is not None and work.assignment.collection == collection > 0
+
+    def evaluates(self, worker: str, incarnation: int, epoch: int) -> bool:
+        """Whether this member evaluates that epoch."""
+        asked = self.evaluations.asked
+        return asked is not None and (asked.by, asked.epoch) == ((worker, incarnation), epoch)
+
     def unwanted(self, worker: str, incarnation: int, assignment: int) -> bool:
         """Whether a push for this assignment would be too late, or not needed, if it were committed now."""
         member = self.roster.present((worker, incarnation))
@@ -424,11 +441,26 @@ class Core(JobState):
             return [e.Note(text=text, warning=True)]
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(event.metrics.items()))
         which = "epoch" if self.rules.evaluate_every == "1epoch" and not self.stopped else "evaluation"
-        note = e.Note(text=f"{which} {event.epoch}, version {event.version}: {text} (by {member.name})")
+        what = f"{which} {event.epoch}, version {event.version}"
+        noted = [e.Note(text=f"{what}: {text} (by {member.name})"), *self._keep_best(event)]
         if self.phase is Phase.FINISHING and event.epoch == self.last_evaluation:
             self.phase = Phase.FINISHED
-            return [note, e.Finish(), *self._finish(now)]
-        return [note, *self._advance(now)]
+            return [*noted, e.Finish(), *self._finish(now)]
+        return [*noted, *self._advance(now)]
+
+    def _keep_best(self, event: e.Evaluated) -> list[e.Action]:
+        keep = parse_keep(self.rules.keep)
+        if keep is None:
+            return []
+        value = event.metrics.get(keep.metric)
+        if value is None:
+            names = ", ".join(sorted(event.metrics)) or "nothing"
+            text = f"--keep {self.rules.keep}: {keep.metric!r} was not measured, but {names}"
+            return [e.Note(text=text, warning=True)]
+        if not keep.better(value, self.best):
+            return []
+        self.best = value
+        return [e.Best(epoch=event.epoch, version=event.version)]
 
     def _stopping(self, event: e.Stopping, now: float) -> list[e.Action]:
         if self.phase is not Phase.FINISHED:

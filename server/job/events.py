@@ -84,11 +84,14 @@ class Joined(FromWorker[Admission]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Initialized(FromWorker[None]):
-    """The manifest and version 0 of the parameters are in place."""
+    """The manifest and version 0 of the parameters are in place. buffers: whether the model has any. least:
+    samples that a batch of it must have."""
 
     fingerprint: bytes
     train_samples: int
     data: int = 0
+    buffers: bool = False
+    least: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,6 +260,14 @@ class Stopping(Event[None]):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestInitialize:
     worker: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """What was evaluated of a version at the end of an epoch is better than all before."""
+
+    epoch: int
+    version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -467,6 +478,7 @@ Action = (
     | Relabel
     | Disconnect
     | Report
+    | Best
     | Note
     | Finish
 )

@@ -117,6 +117,8 @@ class Member:
     work: Work | None = None  # changed by `Roster.give` and `Roster.relieve` alone
     void: Work | None = None  # the last that was taken from it, because it was lost
     succeeded: list[int] = field(default_factory=list[int])  # the last assignments that others took over
+    collection: int = 0  # of buffers: the last that it was asked to be a part of
+    newcomer: int = 0  # assignments until it takes over the job's buffers; 0: it has
     after: int = 0  # the version that its last push became: it gets work once that is published
     clock: int | None = None  # pushes completed, counted from where the others stood when it came
     pace: Pace | None = None

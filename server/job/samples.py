@@ -26,15 +26,16 @@ class Drawn:
     def count(self) -> int:
         return sum(each.count for each in self.ranges)
 
-    def divided(self, world: int) -> list[Drawn]:
-        """Among `world` workers, as evenly as whole samples allow. No part is empty: there may be fewer."""
-        world = min(world, self.count)
+    def divided(self, world: int, least: int = 1) -> list[Drawn]:
+        """Among `world` workers, as evenly as whole samples allow. No part has fewer than `least` samples, if
+        there are as many: there may be fewer parts."""
+        world = max(1, min(world, self.count // least))
         shares = [share(self.count, position, world) for position in range(world)]
         return [Drawn(epoch=self.epoch, ranges=self._between(*each)) for each in shares]
 
-    def part(self, position: int, parts: int) -> Drawn:
-        """One of as many equal parts, which may be empty."""
-        return Drawn(epoch=self.epoch, ranges=self._between(*share(self.count, position, parts)))
+    def part(self, position: int, parts: int, least: int = 1) -> Drawn:
+        """One of as many equal parts, which may be empty, but has no fewer than `least` samples otherwise."""
+        return Drawn(epoch=self.epoch, ranges=self._between(*share(self.count, position, parts, least)))
 
     def _between(self, start: int, end: int) -> tuple[Range, ...]:
         """Of the samples numbered as they stand in the ranges."""
@@ -55,6 +56,7 @@ class Samples:
 
     per_epoch: int
     epochs: int
+    least: int = 1  # that are drawn at once, and that are left in an epoch unless none are
     _epoch: int = 0  # that fresh samples come from
     _next: int = 0  # first one of it that has not been drawn
     _returned: dict[int, list[Range]] = field(default_factory=dict[int, list[Range]])  # by epoch
@@ -62,8 +64,10 @@ class Samples:
     completed: int = 0  # epochs of which all samples have been settled; never falls
 
     def draw(self, most: int) -> Drawn | None:
-        """Up to `most` samples, at least 1, of the oldest epoch that has any; None where none are left."""
+        """Up to `most` samples, at least 1, of the oldest epoch that has any; None where none are left. Fewer
+        than `least` would be of no use by themselves: so many more are drawn, and none of them are left."""
         epoch = min(self._returned, default=self._epoch)
+        most = self._at_once(most, self.left_of(epoch))
         ranges: list[Range] = []
         returned = self._returned.get(epoch, [])
         while returned and most:
@@ -90,7 +94,7 @@ class Samples:
     def peek(self, most: int) -> Drawn | None:
         """What `draw` would give next if all of it is fresh; None where some were given back, or none are
         left."""
-        count = min(most, self.per_epoch - self._next)
+        count = self._at_once(most, self.per_epoch - self._next)
         if self._returned or not count or self._epoch == self.epochs:
             return None
         return Drawn(epoch=self._epoch, ranges=(Range(start=self._next, count=count),))
@@ -110,7 +114,10 @@ class Samples:
         """Settle what was given back, if all of it is still here. settled: or have it drawn again."""
         returned = self._returned.get(drawn.epoch, [])
         left = [piece for each in returned for piece in _without(each, drawn.ranges)]
-        if sum(each.count for each in returned) - sum(each.count for each in left) < drawn.count:
+        rest = sum(each.count for each in left)
+        if sum(each.count for each in returned) - rest < drawn.count:
+            return False
+        if 0 < rest < self.least and drawn.epoch < self._epoch:  # nobody could train on those alone
             return False
         self._returned[drawn.epoch] = left
         if not left:
@@ -131,6 +138,16 @@ class Samples:
     def left(self) -> int:
         """How many there are to draw."""
         return self._given_back + (self.epochs - self._epoch) * self.per_epoch - self._next
+
+    def _at_once(self, most: int, left: int) -> int:
+        """How many of those that are left in an epoch are drawn where up to `most` are asked for."""
+        count = min(max(most, self.least), left)
+        return left if left - count < self.least else count
+
+    def left_of(self, epoch: int) -> int:
+        """How many there are to draw of an epoch, from the present one back."""
+        fresh = self.per_epoch - self._next if epoch == self._epoch else 0
+        return fresh + sum(each.count for each in self._returned.get(epoch, ()))
 
     @property
     def _given_back(self) -> int:

@@ -10,6 +10,7 @@ from ...proto.messages import Assignment, LostStatus, Phase
 from ...settings import ServerSettings
 from ...spec import Length
 from . import limits
+from .buffers import Buffers
 from .evaluations import Asked, Evaluations
 from .events import Action, Assign
 from .roster import Member, Roster, Work
@@ -40,6 +41,8 @@ class JobState:
     started_at: float | None = None  # when work was first given out; then any number of members will do
     assignments: int = 0  # given out so far; the id of the last one
     evaluations: Evaluations = field(default_factory=Evaluations)
+    buffers: Buffers = field(default_factory=Buffers)
+    best: float | None = None  # value of the metric by which the best version is kept
     lost: list[LostStatus] = field(default_factory=list[LostStatus])  # the last ones
     accepted_pushes: int = 0
     stale_pushes: int = 0
@@ -144,8 +147,13 @@ class JobState:
         counted, share: as in `Work`. terms: the other fields of the assignment.
         """
         self.assignments += 1
+        left = self.samples.left_of(drawn.epoch)
+        soon = self._evaluation_after(drawn.count)
+        collection, take = self.buffers.ask(member, drawn, left, self.roster, soon)
         assignment = Assignment(
             id=self.assignments,
+            collection=collection,
+            take_buffers=take,
             version=self.version,
             epoch=drawn.epoch,
             ranges=drawn.ranges,
@@ -156,6 +164,19 @@ class JobState:
         self.roster.give(member, work)
         member.activity = ""  # what it last said was before that
         return [self.send(member, assignment)] if member.listening else []
+
+    def _evaluation_after(self, samples: int) -> int:
+        """Number of the evaluation that is due once every member has pushed for so many samples; 0 if none
+        is, or where whole epochs end."""
+        members = self.roster.ready_members
+        steps, every = self.version + members, self.evaluate_every
+        if every.unit == "seconds" or self.rules.max_seconds:
+            self.buffers.passed(self.elapsed_s)
+        progress = self.samples.progress + samples * members / self.samples.per_epoch
+        whole = every.number.is_integer()
+        passed = {"steps": steps, "epochs": 0 if whole else progress}.get(every.unit, 0) / every.number
+        before, most = self.evaluations_passed, self.rules.max_steps
+        return before + 1 if int(passed) > before or (most and steps >= most) else 0
 
     def send(self, member: Member, assignment: Assignment) -> Assign:
         """Have an assignment sent that has its number."""

@@ -29,7 +29,7 @@ from ...proto.transfer import Assembly, encode_chunks
 from ..job.events import Apply, Contribution, CopyKey, Open, PushKey
 from .downlink import LARGEST
 from .mean import Push, Share
-from .store import DivergedError, Encoded, Float32, Send, Store
+from .store import Complete, Copy, DivergedError, Encoded, Float32, Send, Store
 
 T = TypeVar("T")
 COUNTED_REMEMBERED = 1024  # pushes of lost members of which parts count
@@ -391,14 +391,18 @@ class Shard:
             self._values[store.version] = found
         return found
 
+    def copy(self) -> Awaitable[Copy]:
+        """The parameters, as every worker has them."""
+        return self._run(self._opened.copy)
+
     def digest(self) -> Awaitable[str]:
         """SHA-256 over the values of the parameters."""
         return self._run(self._opened.sha256)
 
-    async def save(self, path: Path, digest: str, *, finished: bool) -> None:
-        """Write the parameters as safetensors. Raises OSError."""
+    async def save(self, path: Path, digest: str, *, finished: bool, complete: Complete = dict) -> None:
+        """Write the parameters as safetensors, with what `complete` adds to them by name. Raises OSError."""
         store = self._opened
-        await self._run(lambda: store.save(path, digest, finished=finished))
+        await self._run(lambda: store.save(path, digest, finished=finished, complete=complete))
 
     @property
     def _opened(self) -> Store:

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
 from ...compressors import AbsentPayload, DensePayload, Part, Payload, Plan, decode, finite, wire_bytes
 from ...optimizer import Optimizer
@@ -34,6 +33,7 @@ from .downlink import Downlink, PartUpdate
 from .mean import Push, Share, add_up, weights
 from .presence import Stretch, absent, filled, ranges, stretches
 from .ways import ABSENT, Way
+from .writing import write_model
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -57,6 +57,18 @@ class Encoded:
 
 
 Send = Callable[[Encoded], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The parameters of a version, by name, and their SHA-256."""
+
+    version: int
+    parameters: Mapping[str, torch.Tensor]
+    digest: str
+
+
+Complete = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 @dataclass(slots=True, eq=False)
@@ -236,7 +248,7 @@ class Store:
             for number, of_part in shares.items():
                 self._add(step, number, of_part, send)
         except Exception:
-            self._flat.copy_(step.before)
+            self._go_back(step.before)
             raise
         self.version = order.version
         if is_checked(self.version):
@@ -251,7 +263,13 @@ class Store:
         """Go back to the last version, if parts of the next one have been stepped and there is a way."""
         step, self._step = self._step, None
         if step is not None and step.taken and step.before is not self._downlink.replica:
-            self._flat.copy_(step.before)
+            self._go_back(step.before)
+
+    def _go_back(self, before: torch.Tensor) -> None:
+        """Have what every worker had before a step that has failed; no other step follows."""
+        self._flat.copy_(before)
+        if before is not self._downlink.replica:
+            self._downlink.replica.copy_(before)
 
     def _add(self, step: Step, number: int, shares: Sequence[Share], send: Send) -> None:
         """Step a part, or with the last of its unit all of that."""
@@ -460,37 +478,34 @@ class Store:
         self.version = version
 
     def values(self) -> list[Bytes]:
-        """The parameters as little-endian float32 bytes, in manifest order, over their own memory."""
-        return [_flat(parameter).view(np.uint8) for parameter in self.parameters]
+        """What every worker has, as little-endian float32 bytes, in manifest order, over its own memory."""
+        return [_flat(parameter).view(np.uint8) for parameter in self.replica]
 
     def sha256(self) -> str:
-        """Over the values of the parameters."""
+        """Over the values of the parameters, as every worker has them."""
         digest = hashlib.sha256()
         for tensor, value in zip(self.manifest.tensors, self.values(), strict=True):
             if not tensor.state:
                 digest.update(value.data)
         return digest.hexdigest()
 
-    def save(self, path: Path, digest: str, *, finished: bool = True) -> None:
-        """Write the parameters as safetensors, under a temporary name first.
+    def save(self, path: Path, digest: str, *, finished: bool = True, complete: Complete = dict) -> None:
+        """Write the parameters, as every worker has them, as safetensors, under a temporary name first.
 
         Args:
             digest: their SHA-256.
             finished: whether training was; the file's metadata say so, with the version and the digest.
+            complete: makes of the parameters all that is written, by name.
         """
-        named = zip(self.manifest.tensors, self.parameters, strict=True)
+        named = zip(self.manifest.tensors, self.replica, strict=True)
         tensors = {tensor.name: parameter for tensor, parameter in named if not tensor.state}
-        metadata = {
-            "version": str(self.version),
-            "sha256": digest,
-            "finished": "true" if finished else "false",
-        }
-        temporary = path.with_name(path.name + ".partial")
-        temporary.touch()
-        mode = temporary.stat().st_mode  # by the process's umask; safetensors lets nobody else read its files
-        save_file({name: p.contiguous() for name, p in tensors.items()}, temporary, metadata)
-        temporary.chmod(mode & 0o777)
-        temporary.replace(path)
+        write_model(path, complete(tensors), version=self.version, digest=digest, finished=finished)
+
+    def copy(self) -> Copy:
+        """The parameters, as every worker has them."""
+        named = zip(self.manifest.tensors, self.replica, strict=True)
+        parameters = {tensor.name: each.clone() for tensor, each in named if not tensor.state}
+        return Copy(self.version, parameters, self.sha256())
 
 
 def _unit_of(plan: Plan) -> dict[int, int]:

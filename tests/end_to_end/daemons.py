@@ -24,6 +24,7 @@ from forkserver import Forked
 from gradwire.compressors import LayerRule, ModelCompressor, Payload
 from gradwire.proto import messages as m
 from gradwire.proto.channel import CLIENT_OPTIONS
+from gradwire.proto.entries import entry_bytes, of_kind
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Refused
 from gradwire.proto.service import Stub, refusal_of
@@ -205,6 +206,7 @@ class Raw:
 
     async def initialize(self, manifest: Manifest = MANIFEST, **changes: Any) -> m.InitializeResponse:
         values = [np.zeros(spec.elements * 4, np.uint8) for spec in manifest.specs]
+        state = [np.zeros(entry_bytes(entry), np.uint8) for entry in of_kind(manifest.entries, frozen=True)]
         fields: dict[str, Any] = {
             "job": self.job,
             "worker": self.worker,
@@ -215,7 +217,7 @@ class Raw:
 
         async def stream() -> AsyncIterator[Any]:
             yield header
-            for message in encode_chunks(0, values):
+            for message in (*encode_chunks(0, values), *encode_chunks(1, state)):
                 yield message
 
         reply: m.InitializeResponse = await refusing(self.stub.initialize(stream(), timeout=20))

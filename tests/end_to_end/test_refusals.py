@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from daemons import MANIFEST, Daemons, Raw, Server, gradient, state_of, status, talk
+from daemons import MANIFEST, TENSORS, Daemons, Raw, Server, gradient, state_of, status, talk
 
 from gradwire.compressors import LEAST_BYTES, DensePayload, QuantizedPayload, least_part_bytes
 from gradwire.planning.parts import ALIGNMENT
@@ -403,6 +403,20 @@ def test_a_worker_id_has_a_size(address: str, worker: str) -> None:
     assert refused_join(address, worker=worker).reason is Reason.SIZE
 
 
+def buffer(
+    name: str = "b",
+    *,
+    kind: m.EntryKind = m.EntryKind.BUFFER,
+    shape: tuple[int, ...] = (2,),
+    dtype: str = "float32",
+) -> m.Entry:
+    return m.Entry(name=name, kind=kind, shape=shape, dtype=dtype)
+
+
+def tied(to: str) -> m.Entry:
+    return m.Entry(name="t", kind=m.EntryKind.TIED, tied_to=to)
+
+
 BAD_MANIFESTS = [
     (Manifest((), 64), Reason.TENSOR, "at least one parameter tensor"),
     (Manifest((m.Tensor(name="w", shape=(2,), dtype="float16"),), 64), Reason.DTYPE, "got float16"),
@@ -417,6 +431,22 @@ BAD_MANIFESTS = [
         Manifest((m.Tensor(name="w", shape=(2,), dtype="float32"),), 64, (m.Group(optimizer="sgd:a=1"),)),
         Reason.GROUP,
         "unknown key 'a'",
+    ),
+    *(
+        (Manifest(TENSORS, 64, entries=entries), reason, words)
+        for entries, reason, words in (
+            ((buffer("weight"),), Reason.TENSOR, "entry 'weight': expected a name of its own"),
+            ((buffer("b"), buffer("b")), Reason.TENSOR, "entry 'b': expected a name of its own"),
+            (
+                (buffer(kind=m.EntryKind.UNSPECIFIED),),
+                Reason.TENSOR,
+                "a buffer, a frozen parameter or a tied",
+            ),
+            ((buffer(dtype="object"),), Reason.DTYPE, "got object"),
+            ((buffer(shape=(2**62, 4)),), Reason.SHAPE, "dimensions"),
+            ((buffer(shape=(2**36,)),), Reason.SIZE, "entry 'b': expected"),
+            ((tied("nothing"),), Reason.TENSOR, "got 'nothing'"),
+        )
     ),
 ]
 
@@ -496,6 +526,64 @@ async def _initialize_header(raw: Raw, manifest: Manifest) -> None:
         yield header
 
     await refusing(raw.stub.initialize(stream(), timeout=20))
+
+
+STATEFUL = Manifest(TENSORS, 64, entries=(buffer("mean"), tied("weight"), buffer("count", dtype="int64")))
+
+
+async def put_state(raw: Raw, data: bytes, **fields: Any) -> None:
+    """Upload bytes as buffers."""
+    from daemons import refusing
+
+    of_worker: dict[str, Any] = {"job": raw.job, "worker": raw.worker, "incarnation": raw.incarnation}
+    of_worker |= {"seq": 1, "collection": 1, **fields}
+    header = m.StateHeader(**of_worker)
+    array = np.frombuffer(data, np.uint8)
+
+    async def stream() -> AsyncIterator[Any]:
+        yield header
+        if array.size:
+            yield encode_chunk(1, 0, (array,), crc32c((array,)))
+
+    await refusing(raw.stub.put_state(stream(), timeout=20))
+
+
+@pytest.mark.parametrize(
+    ("size", "fields", "reason", "words"),
+    [
+        (24, {"collection": 2}, Reason.STALE, "got those of push 1 for collection 2"),
+        (24, {"collection": 0}, Reason.STALE, "buffers that the worker was asked for"),
+        (24, {"seq": 0, "epoch": 1}, Reason.STALE, "got those that epoch 1 is evaluated with"),
+        (0, {"frozen": True}, Reason.TENSOR, "got frozen parameters"),
+        (0, {"worker": "nobody"}, Reason.NOT_A_MEMBER, "'nobody'"),
+        (0, {"job": "another"}, Reason.UNKNOWN_JOB, "got another"),
+        (23, {}, Reason.CHUNK, "24 bytes"),
+        (0, {}, Reason.MALFORMED, "expected Chunk, got the end of the stream"),
+    ],
+)
+def test_buffers_are_those_that_were_asked_for(
+    daemons: Daemons, size: int, fields: dict[str, Any], reason: Reason, words: str
+) -> None:
+    server = daemons.server("--min-workers", "1", "--task", "digits", "--batch-size", "64")
+
+    async def run() -> None:
+        async with talk(server.address) as make:
+            raw = make()
+            await raw.join()
+            await raw.attach()
+            await raw.receive(m.Welcome)
+            await raw.initialize(STATEFUL)
+            await raw.ready(STATEFUL.fingerprint)
+            assert (await raw.receive(m.Assignment)).collection == 1, "the whole epoch is one round"
+            before = state_of(await status(raw))
+            with pytest.raises(Refused) as caught:
+                await put_state(raw, bytes(size), **fields)
+            assert caught.value.refusal.reason is reason
+            assert words in caught.value.refusal.message
+            assert state_of(await status(raw)) == before
+            await put_state(raw, bytes(24))
+
+    asyncio.run(run())
 
 
 def test_another_model_is_refused(address: str) -> None:

@@ -46,7 +46,7 @@ class Script:
         self.hurries = 0
         self.plan: Plan | None = None
 
-    def initialize(self, manifest: Any, values: Any) -> bool:
+    def initialize(self, manifest: Any, values: Any, state: Any = None, least: int = 1) -> bool:
         return True
 
     def ready(self, manifest: Any) -> None:

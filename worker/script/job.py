@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -78,6 +78,7 @@ class Job:
         self._loading = Loading((), 0)
         self._left = False
         self._reported = m.Evaluation(version=0, epoch=0, metrics={})  # what the server has been told last
+        self._evaluation = ExitStack()  # while the script may evaluate
         self._connection = Connection(
             parse_address(settings.server),
             worker=settings.worker_id or f"{socket.gethostname()}-{os.getpid()}",
@@ -246,6 +247,7 @@ class Job:
             self._metrics,
             initialize=self._reply.initialize,
             auto=self._compressor if self._auto else "",
+            buffers=terms.buffers,
         )
         turns = self._turns_of(session, self._optimizer)
         self._session, self._turns = session, turns
@@ -350,6 +352,7 @@ class Job:
         while not self._left:
             assignment = self._next or self._await(session)
             if assignment.finished or not assignment.ranges or assignment.epoch != self._epoch:
+                self._begin_evaluation(session)
                 return
             self._report(session, assignment)
             if not turns.open and not session.is_new(assignment):  # told again after it was answered
@@ -365,6 +368,12 @@ class Job:
                 turns.skip("the script went on to the next batch without optimizer.step()")
                 if not turns.open:
                     self._settle(session)
+
+    def _begin_evaluation(self, session: Session) -> None:
+        """The script may evaluate now. If the server has asked for it, the model is the one that it has."""
+        if self.evaluating and self._next is not None:
+            self._evaluation.close()
+            self._evaluation.enter_context(session.evaluated(self._next.evaluate_epoch))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes in it only add to the gradients; one outside of it, and the step, follow."""
@@ -424,6 +433,7 @@ class Job:
 
     def _turn_over(self, session: Session) -> None:
         """If the epoch is over, go on to the one that comes next."""
+        self._evaluation.close()
         while self._next is not None and not self.done:
             self._report(session, self._next)
             if self._next.ranges:

@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -27,10 +27,12 @@ import uvloop
 from ...compressors import Payload, Plan
 from ...proto import messages as m
 from ...proto.channel import CLIENT_OPTIONS
+from ...proto.entries import of_kind
 from ...proto.manifest import Manifest
 from ...proto.refusal import Reason, Refused
 from ...proto.service import Malformed, Meter, Stub, unbatched
-from ...proto.transfer import encode_chunks, packet_transfer, part_transfer
+from ...proto.state import EntryValues, encode_values
+from ...proto.transfer import Bytes, encode_chunks, packet_transfer, part_transfer
 from ...proto.wire import gather
 from .attempts import Attempts, BrokenError, UnreachableError, translated
 from .outgoing import Outgoing, Transfer
@@ -116,8 +118,18 @@ class Connection:
         self._streaming = self._call(self._start(self._keep_streaming()))
         return reply
 
-    def initialize(self, manifest: Manifest, values: Sequence[Any]) -> bool:
+    def initialize(
+        self,
+        manifest: Manifest,
+        values: Sequence[Any],
+        state: Mapping[str, Bytes] | None = None,
+        least_samples: int = 1,
+    ) -> bool:
         """Upload the initial parameters: one flat uint8 array of float32 bytes per tensor.
+
+        Args:
+            state: bytes of buffers and frozen parameters, by name, if there are any.
+            least_samples: of a batch.
 
         Returns:
             Whether they are the job's now. Where another worker was asked meanwhile, or the server has them
@@ -131,26 +143,60 @@ class Connection:
             worker=self.worker,
             incarnation=self.incarnation,
             manifest=manifest.to_message(),
+            least_samples=least_samples,
         )
-        messages: list[Any] = [header, *encode_chunks(0, values)]
-
-        async def upload() -> None:
-            attempts = Attempts(self._address, self._give_up_s)
-            while True:
-                try:
-                    await translated(self._stub.initialize(_stream(messages)))
-                    return
-                except BrokenError as broken:
-                    await attempts.pause(str(broken))
-
+        entries = of_kind(manifest.entries, frozen=True)
+        messages: list[Any] = [header, *encode_chunks(0, values), *encode_values(entries, state or {})]
         try:
-            self._call(upload())
+            self._call(self._again(lambda: self._stub.initialize(_stream(messages))))
             self.stepped(0)
             return True
         except Refused as refused:
             if refused.refusal.reason in (Reason.ALREADY_INITIALIZED, Reason.NOT_A_MEMBER):
                 return False
             raise
+
+    def put_state(self, entries: Sequence[m.Entry], values: Mapping[str, Bytes], **of: Any) -> None:
+        """Upload buffers, before the commit of their push or the report of their evaluation. What comes too
+        late is of no use to anybody. of: other fields of the header.
+
+        Raises:
+            Refused, UnreachableError.
+        """
+        header = m.StateHeader(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation, **of)
+        messages: list[Any] = [header, *encode_values(entries, values)]
+        try:
+            self._call(self._again(lambda: self._stub.put_state(_stream(messages))))
+        except Refused as refused:
+            if refused.refusal.reason not in (Reason.STALE, Reason.NOT_A_MEMBER):
+                raise
+
+    def get_state(self, manifest: Manifest, epoch: int, frozen: bytes) -> dict[str, Bytes]:
+        """The buffers of the job, by name, and its frozen parameters, if they are others than these.
+
+        Args:
+            epoch: as they are evaluated for this epoch; 0 for the newest.
+            frozen: SHA-256 of this worker's frozen parameters.
+
+        Raises:
+            Refused, UnreachableError.
+        """
+        request = m.GetStateRequest(job=self._reply.job.id, epoch=epoch, frozen=frozen, worker=self.worker)
+
+        async def download() -> dict[str, Bytes]:
+            values: EntryValues | None = None
+            async for message in self._stub.get_state(request):
+                if isinstance(message, m.StateHeader) and values is None:
+                    values = EntryValues(of_kind(manifest.entries, frozen=message.frozen), worker=self.worker)
+                elif isinstance(message, m.Chunk) and values is not None:
+                    values.add(message)
+                else:
+                    raise BrokenError("the server's answer is no state of the model")
+            if values is None or not values.complete:
+                raise BrokenError("the server's answer ends too early")
+            return values.finish()
+
+        return self._call(self._again(download))
 
     def ready(self, manifest: Manifest) -> None:
         """Say that work may come."""
@@ -277,6 +323,16 @@ class Connection:
         data: Sequence[npt.NDArray[np.uint8]],
     ) -> Transfer:
         return Transfer(header, number, data, self._reply.limits.chunk_bytes)
+
+    async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
+        """What a call gives, made again when the connection breaks. Raises Refused or UnreachableError."""
+        attempts = Attempts(self._address, self._give_up_s)
+        while True:
+            try:
+                found: T = await translated(call())
+                return found
+            except BrokenError as broken:
+                await attempts.pause(str(broken))
 
     async def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.create_task(coroutine)

@@ -18,12 +18,9 @@ from ...proto.messages import Content, Tensor, Update
 from ...proto.replicas import checksum
 from .groups import ONE_GROUP, ParameterGroups
 from .hooks import as_dense
+from .model_state import ModelError, ModelState, plain_name
 
-COMPILED = "_orig_mod."  # what torch.compile adds to the names of a module's parameters
-
-
-class ModelError(ValueError):
-    """A model that Gradwire cannot train; the message says what to change."""
+__all__ = ["ModelError", "Replica"]
 
 
 class Replica:
@@ -37,6 +34,7 @@ class Replica:
 
     Attributes:
         undone: how often that has happened.
+        state: what else belongs to the model.
     """
 
     _version: int | None = None
@@ -90,14 +88,15 @@ class Replica:
         self._tensors: list[torch.Tensor] = [*self.parameters]
         tensors = [
             Tensor(
-                name=name.replace(COMPILED, ""),
+                name=plain_name(name),
                 shape=tuple(p.shape),
                 dtype=DTYPE,
                 group=groups.number_of.get(name, 0),
             )
             for name, p in named
         ]
-        self.manifest = Manifest(tuple(tensors), train_samples, groups.groups, data)
+        self.state = ModelState(model, named)
+        self.manifest = Manifest(tuple(tensors), train_samples, groups.groups, data, self.state.entries)
         self._versions: list[int | None] = []
         self._early: set[int] = set()
         self._parts_of: list[list[int]] = []  # by tensor, the parts that it lies in

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from .outcomes import OpenPushes
 from .pushing import Pushing
 from .receiving import Received, ReceivedPacket
 from .replica import Replica
+from .state_exchange import StateExchange
 from .timing import StepTimes
 from .updates import Updates
 from .waiting import WaitingLog
@@ -59,7 +61,7 @@ class Session:
                                      step, in any order, and `commit` or `abandon` it. Parts leave as soon as
                                      they are complete
         skip or confirm              to answer an assignment without a step, or after one that was abandoned
-        report                       what `evaluate_epoch` of an assignment asks for
+        evaluated, report            what `evaluate_epoch` of an assignment asks for
         leave                        from any thread or signal handler: the next push is to be the last
 
     and heeds `finished_leaving`. Nothing here calls the owner's code, but for the `PacketHandler` that an
@@ -95,12 +97,14 @@ class Session:
         *,
         initialize: bool,
         auto: str = "",
+        buffers: str = "mean",
     ) -> None:
         """
         Args:
             connection: has joined the job.
             compression: of gradients of the replica.
             auto: name of the compressor that is left where it loses; "" if it never is.
+            buffers: as the job has it.
             initialize: whether the server has asked for the initial parameters.
         """
         self.replica = replica
@@ -113,6 +117,7 @@ class Session:
         self._packets: PacketHandler | None = None
         self._pushes = OpenPushes(connection, compression, metrics)
         self._updates = Updates(replica, connection, metrics)
+        self._state = StateExchange(connection, replica, buffers)
         self._answered = 0  # id of the last assignment that was
         self._reconnects = 0
         self._held: m.Assignment | None = None  # until its version is whole
@@ -159,8 +164,12 @@ class Session:
             elements = self.replica.manifest.elements
             log.info("uploading the initial parameters: %d elements", elements)
             self.doing("uploading initial parameters")
-            if self._connection.initialize(self.replica.manifest, self.replica.values()):
+            state = self.replica.state.values(frozen=True)
+            if self._connection.initialize(
+                self.replica.manifest, self.replica.values(), state, self.replica.state.least_samples
+            ):
                 self.replica.version = 0
+                self._state.begun()
                 self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
         self._connection.ready(self.replica.manifest)
         log.info("ready for work")
@@ -316,6 +325,10 @@ class Session:
         self.seq += 1
         self._commit(self.seq, assignment, Compressed(), samples, loss, exchanged=exchanged)
 
+    def evaluated(self, epoch: int) -> AbstractContextManager[None]:
+        """In it the model is the one that the server has at this version: with the job's buffers."""
+        return self._state.evaluated(epoch)
+
     def report(self, evaluation: m.Evaluation) -> None:
         """Report what was measured; told again after a reconnect."""
         self._connection.report(evaluation)
@@ -396,6 +409,8 @@ class Session:
             self._metrics.epoch.set(assignment.epoch)
         self.replica.go_back()
         self._held = None
+        if self.is_new(assignment):
+            self._state.before(assignment)
         return assignment
 
     def _has_drifted(self, assignment: m.Assignment) -> bool:
@@ -430,6 +445,8 @@ class Session:
         exchanged: m.Exchanged | None = None,
         computing_s: float = 0.0,
     ) -> None:
+        if samples:
+            self._state.with_push(seq, assignment.collection)
         checksums = dict[int, int]() if pushing is None else pushing.checksums
         plan = pushing.plan if pushing is not None and checksums else None
         commit = m.Commit(

@@ -80,6 +80,7 @@ class ExchangeWork(Strategy):
         """
         super().__init__(session, computation, metrics)
         self._replica = replica = session.replica
+        self._least = replica.state.least_samples
         self._optimizer = optimizer
         *self._cuts, self._elements = accumulate(parameter.numel() for parameter in replica.parameters)
         names = [tensor.name for tensor in replica.manifest.tensors]
@@ -127,7 +128,7 @@ class ExchangeWork(Strategy):
         indices = self._computation.indices(assignment)
         blocks = len(step.original.holders)
         for block in sorted(step.original.held[assignment.position]):
-            start, end = share(len(indices), block, blocks)
+            start, end = share(len(indices), block, blocks, self._least)
             words = np.zeros(self._elements, np.uint32)
             if end > start:
                 # Dropout and the like are the same wherever a block is computed.
@@ -222,7 +223,7 @@ class ExchangeWork(Strategy):
             return
         total = assigned_samples(step.assignment)
         blocks = len(step.plan.holders)
-        bounds = [share(total, block, blocks) for block in step.plan.blocks]
+        bounds = [share(total, block, blocks, self._least) for block in step.plan.blocks]
         samples = sum(end - start for start, end in bounds)
         mean = np.empty(self._elements, np.float32)
         from_fixed_point(step.exchange.sums(), mean, 1.0 / samples if samples else 0.0)

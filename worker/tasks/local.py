@@ -92,6 +92,7 @@ class LocalWork(GradientWork):
         super().__init__(session, computation, metrics)
         self._training = training
         self._batch_size = batch_size
+        self._least = session.replica.state.least_samples
         self._delayed = delayed
         self._begun: Begun | None = None
         self._changes: Changes | None = None  # of this round; None if they are not pushed
@@ -143,7 +144,7 @@ class LocalWork(GradientWork):
         def gradients(step: int, batch: Indices) -> float:
             return self._loss(assignment, step, batch)
 
-        parts, began = batches(indices, self._batch_size), time.perf_counter()
+        parts, began = batches(indices, self._batch_size, self._least), time.perf_counter()
         loss, changes = self._training.change(parts, assignment.learning_rate, gradients, less)
         return Computed(len(indices), loss, changes, time.perf_counter() - began)
 

@@ -55,8 +55,9 @@ def coded_parts(indices: Indices, assignment: Assignment) -> list[CodedPart]:
     ]
 
 
-def batches(indices: Indices, batch_size: int) -> list[Indices]:
-    """Divided into as few batches as `batch_size` allows, as evenly as whole samples allow."""
-    steps = -(-len(indices) // batch_size)
+def batches(indices: Indices, batch_size: int, least: int = 1) -> list[Indices]:
+    """Divided into as few batches as `batch_size` allows, as evenly as whole samples allow. least: that each
+    must have, if there are as many."""
+    steps = min(-(-len(indices) // batch_size), max(1, len(indices) // least))
     bounds = [share(len(indices), step, steps) for step in range(steps)]
     return [indices[start:end] for start, end in bounds]

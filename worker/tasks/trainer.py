@@ -70,6 +70,7 @@ class Trainer:
             metrics,
             initialize=reply.initialize,
             auto=compressor if auto else "",
+            buffers=job.buffers,
         )
         self._strategy = _strategy(work, job, self.session, self._computation, metrics)
         self._evaluation: m.Evaluation | None = None  # the last one
@@ -114,12 +115,13 @@ class Trainer:
 
     def _measure(self, assignment: m.Assignment) -> m.Evaluation:
         self.session.doing("evaluating")
-        with self._metrics.during("evaluating"):
+        epoch = assignment.evaluate_epoch
+        with self._metrics.during("evaluating"), self.session.evaluated(epoch):
             metrics = self._computation.evaluate()
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
-        log.info("evaluation %d: %s", assignment.evaluate_epoch, text)
+        log.info("evaluation %d: %s", epoch, text)
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        return m.Evaluation(version=assignment.version, epoch=assignment.evaluate_epoch, metrics=metrics)
+        return m.Evaluation(version=assignment.version, epoch=epoch, metrics=metrics)
 
 
 def _strategy(

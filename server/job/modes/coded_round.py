@@ -52,6 +52,7 @@ class CodedRound:
     drawn: Drawn
     coding: Coding
     members: dict[int, Name]
+    least: int = 1  # samples of a block that has any
     life: ExchangeLife = ExchangeLife.EXCHANGING
     broken: str = ""
     disagreed: bool = False
@@ -175,5 +176,5 @@ class CodedRound:
         return self._samples(sorted(set(range(len(self.plan.holders))) - set(self.plan.blocks)))
 
     def _samples(self, blocks: Sequence[int]) -> list[Drawn]:
-        parts = [self.drawn.part(block, len(self.plan.holders)) for block in blocks]
+        parts = [self.drawn.part(block, len(self.plan.holders), self.least) for block in blocks]
         return [part for part in parts if part.count]

@@ -160,21 +160,21 @@ def divide(
     if slices != wanted.redundancy:
         note = f"redundancy={wanted.redundancy}: a round of {idle} members is divided in groups of {slices}"
     if slices > 1:
-        return _sliced(drawn, idle, slices, note)
-    world = min(idle, drawn.count)
+        return _sliced(drawn, idle, slices, note, samples.least)
+    world = max(1, min(idle, drawn.count // samples.least))
     stragglers = min(max(0, wanted.stragglers - late), world - 1)
     if stragglers:
         return _coded(drawn, world, stragglers)
     parts = tuple(
         Part(drawn=part, samples=part.count, position=position, world=world)
-        for position, part in enumerate(drawn.divided(idle))
+        for position, part in enumerate(drawn.divided(idle, samples.least))
     )
     kind = InParts if in_parts else Division
     return kind(parts=parts, needed=max(1, min(world, world + late - wanted.backup)), note=note)
 
 
-def _sliced(drawn: Drawn, members: int, slices: int, note: str) -> Sliced:
-    groups = drawn.divided(members // slices)
+def _sliced(drawn: Drawn, members: int, slices: int, note: str, least: int) -> Sliced:
+    groups = drawn.divided(members // slices, least)
     parts = tuple(
         Part(
             drawn=part,

@@ -144,6 +144,7 @@ class Coded(Mode):
             drawn=drawn,
             coding=Coding(exchange=self._exchanges, redundancy=redundancy),
             members={node: member.id for node, member in enumerate(ready)},
+            least=state.samples.least,
         )
         state.wait_from(now)
         return actions + self._assign(round_, now, evaluate=True)

@@ -134,7 +134,7 @@ class Rounds(Mode):
             return []
         if drawn is None or drawn.epoch != round_.division.parts[0].drawn.epoch:
             return []
-        return [part.ranges for part in drawn.divided(members)]
+        return [part.ranges for part in drawn.divided(members, self._state.samples.least)]
 
     def _open(self, round_: Round) -> e.Open:
         members = {

@@ -280,6 +280,37 @@ def logged(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
             job.log(error=mse_loss(model(data().tensors[0]), data().tensors[1]), epoch=epoch)
 
 
+def normed() -> nn.Module:
+    """With BatchNorm, and a frozen parameter."""
+    model = nn.Sequential(nn.BatchNorm1d(12), network())
+    next(model[1].parameters()).requires_grad_(False)
+    return model
+
+
+def odd() -> TensorDataset:
+    """One sample more than three rounds of three workers have."""
+    return TensorDataset(*(each[:73] for each in data().tensors))
+
+
+def evaluated(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """BatchNorm, a remainder of one sample, and an error that the script measures by itself."""
+    _, step = job.attach(model, optimizer)
+    for _ in job.epochs():
+        model.train()
+        for inputs, targets in job.batches(odd()):
+            mse_loss(model(inputs), targets).backward()
+            step.step()
+            step.zero_grad()
+        if job.evaluating:
+            job.log(error=error_of(model))
+
+
+@torch.no_grad()
+def error_of(model: nn.Module) -> float:
+    inputs, targets = odd().tensors
+    return float(mse_loss(model.eval()(inputs), targets))
+
+
 def other_batches(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
     """Another batch size than the job's."""
     job.attach(model, optimizer)
@@ -317,6 +348,7 @@ LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "other_batches": (other_batches, sgd),
     "lbfgs": (trained, lambda model: torch.optim.LBFGS(model.parameters())),
     "amsgrad": (trained, lambda model: torch.optim.Adam(model.parameters(), amsgrad=True)),
+    "evaluated": (evaluated, sgd),
     "forgetful": (trained, lambda model: torch.optim.SGD(list(model.parameters())[1:], lr=0.1)),
 }
 
@@ -331,7 +363,7 @@ def main(name: str, *options: str) -> int:
     given = dict(zip((each[2:].replace("-", "_") for each in options[::2]), options[1::2], strict=True))
     try:
         with gradwire.connect(**given) as job:
-            model = network()
+            model = normed() if name == "evaluated" else network()
             loop(job, model, optimizer(model))
             values = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
             say("trained", parameters=values.tolist(), version=job.version)

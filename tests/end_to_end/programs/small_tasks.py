@@ -72,6 +72,50 @@ def grouped() -> Task:
     return dataclasses.replace(regression(dropout=0.0), groups=groups)
 
 
+class Stateful(nn.Module):
+    """A model with an entry of each kind in its state_dict."""
+
+    counts: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("flag", torch.tensor(True))  # one byte, so that others begin anywhere
+        self.frozen = nn.Linear(12, 16)
+        self.frozen.requires_grad_(False)
+        self.narrow = nn.Parameter(torch.full((3,), 0.5, dtype=torch.bfloat16), requires_grad=False)
+        self.norm = nn.BatchNorm1d(16)
+        self.inner = nn.Linear(16, 16, bias=False)
+        self.again = nn.Linear(16, 16, bias=False)
+        self.again.weight = self.inner.weight
+        self.last = nn.Linear(16, 4)
+        self.register_buffer("counts", torch.zeros(2, 2, dtype=torch.int64))
+        self.register_buffer("scratch", torch.zeros(5), persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.counts += 1
+        hidden = self.inner(torch.tanh(self.norm(self.frozen(inputs))))
+        found: torch.Tensor = self.last(torch.relu(self.again(hidden)))
+        return found
+
+
+def stateful(samples: int = 96, slow: float = 0.0) -> Task:
+    """The noisy linear problem with BatchNorm, tied and frozen parameters, and inputs whose statistics differ
+    much from sample to sample."""
+    task = regression(samples, dropout=0.0, slow=slow)
+
+    def shifted(indices: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = task.batch(indices)
+        return inputs * 3 + torch.from_numpy(indices % 7).float()[:, None], targets
+
+    def evaluate(model: nn.Module) -> Mapping[str, float]:
+        inputs, targets = shifted(np.arange(samples))
+        loss = float(nn.functional.mse_loss(model(inputs), targets))
+        return {"loss": loss, "spread": float(model(inputs).std())}
+
+    return dataclasses.replace(task, model=Stateful, batch=shifted, evaluate=evaluate)
+
+
 def unseeded(nan: float = 0.0) -> Task:
     """The noisy linear problem, with a loss that comes out differently wherever it is computed.
 

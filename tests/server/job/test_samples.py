@@ -54,6 +54,33 @@ def test_what_comes_next_is_known_while_nothing_has_come_back() -> None:
     assert samples.peek(4) is None
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_nobody_is_left_with_fewer_samples_than_a_batch_must_have(seed: int) -> None:
+    """Whatever is drawn, divided and given back, each share has 2, and each sample is settled once."""
+    chance = random.Random(seed)
+    per_epoch = chance.randrange(2, 30)
+    samples = Samples(per_epoch, 3, 2)
+    settled: list[tuple[int, int]] = []
+    out: list[Drawn] = []
+    while not samples.done:
+        if out and chance.random() < 0.5:
+            each = out.pop(chance.randrange(len(out)))
+            if chance.random() < 0.3:
+                samples.give_back(each)
+            else:
+                samples.settle(each)
+                settled += numbers(each)
+        elif samples.left:
+            most = chance.randrange(1, 12)
+            expected = samples.peek(most)
+            drawn = samples.draw(most)
+            assert expected in (None, drawn)
+            if drawn is not None:
+                out += drawn.divided(chance.randrange(1, 6), 2)
+        assert all(each.count >= 2 for each in out)
+    assert sorted(settled) == [(epoch, place) for epoch in range(3) for place in range(per_epoch)]
+
+
 def test_older_epochs_are_not_mixed_with_the_running_one() -> None:
     samples = Samples(4, 2)
     first = draw(samples, 4)

@@ -110,7 +110,7 @@ def test_compressed_updates_give_every_worker_the_servers_replica(downlink: str)
         if step > 11:
             take(late, update)
             assert bits(late) == replica_bits(ours)
-    assert bits(one) != [value.tobytes() for value in ours.values()]
+    assert bits(one) != [each.numpy().tobytes() for each in ours.parameters]
 
 
 @pytest.mark.parametrize("downlink", DOWNLINKS)
@@ -275,8 +275,8 @@ def test_an_update_goes_down_in_the_kind_in_which_it_came_up(
                 assert isinstance(each, SparsePayload)
                 union |= set(decode_indices(each).tolist())
             assert set(decode_indices(payloads[0]).tolist()) == union
-    pairs = zip(bits(early), ours.values(), strict=True)
-    exact = [mine == value.tobytes() for mine, value in pairs]
+    pairs = zip(bits(early), ours.parameters, strict=True)
+    exact = [mine == value.numpy().tobytes() for mine, value in pairs]
     assert exact == [each is Content.VALUES for each in contents]
     shared = ours.replica[0].data_ptr() == ours.parameters[0].data_ptr()
     assert shared == all(exact), "no second copy of the model where none is needed"
@@ -366,7 +366,7 @@ def test_slices_of_parts_go_down_where_they_belong(slices: int) -> None:
                 held |= {at + index for index in decode_indices(payload).tolist()}
             at += payload.elements
     assert held == expected
-    moved = np.flatnonzero(ours.values()[0].view(np.float32) != before.values()[0].view(np.float32))
+    moved = np.flatnonzero(ours.parameters[0].numpy() != before.parameters[0].numpy())
     assert set(moved.tolist()) == expected
 
 

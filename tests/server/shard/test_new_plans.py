@@ -60,7 +60,7 @@ def trained(
                 compressor.adopt(numbered)
         take(worker, apply(ours, version=step + 1, shares=large_shares(compressors, step)))
     owed = [each.ledger.residual.numpy().tobytes() for each in compressors]
-    return [value.tobytes() for value in ours.values()], replica_bits(ours), bits(worker), owed
+    return [each.numpy().tobytes() for each in ours.parameters], replica_bits(ours), bits(worker), owed
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

@@ -258,7 +258,7 @@ def test_replicas_stay_alike_to_the_bit_also_the_late_ones(downlink: str) -> Non
             assert bits(early) == bits(late)
         assert bits(early) == [p.detach().numpy().tobytes() for p in ours.replica]
     if downlink == "none":
-        assert bits(early) == [value.tobytes() for value in ours.values()]
+        assert bits(early) == [each.numpy().tobytes() for each in ours.parameters]
 
 
 @pytest.mark.parametrize("downlink", ["bf16", "fp16"])
@@ -451,7 +451,7 @@ def trained(
         else:
             some = early.sample(numbers, early.choice((len(numbers), early.randrange(len(numbers)))))
             take(worker, apply_in_parts(ours, step + 1, given, some))
-    return [value.tobytes() for value in ours.values()], replica_bits(ours), bits(worker)
+    return [each.numpy().tobytes() for each in ours.parameters], replica_bits(ours), bits(worker)
 
 
 def test_the_plans_of_these_tests_cut_tensors_and_join_them() -> None:

@@ -51,7 +51,7 @@ class Server(Script):
     def join(self, software: str, compressor: str, compressors: Any) -> m.JoinResponse:
         return m.JoinResponse(job=self.job, limits=LIMITS, rank=1, version=0, initialize=True)
 
-    def initialize(self, manifest: Manifest, values: Any) -> bool:
+    def initialize(self, manifest: Manifest, values: Any, state: Any = None, least: int = 1) -> bool:
         self.manifest = manifest
         return True
 
@@ -357,9 +357,9 @@ def test_what_the_loss_does_not_reach_and_what_is_frozen_is_not_pushed(connect: 
     optimizer.step()
     assert server.manifest is not None
     names = [spec.name for spec in server.manifest.specs]
-    assert names == ["0.weight", "0.bias", "2.weight", "2.bias", "other.weight"]
+    assert names == ["0.weight", "0.bias", "2.weight", "2.bias", "other.weight", "other.bias"]
     ((_, payloads),) = server.pushed
-    assert [isinstance(payload, AbsentPayload) for payload in payloads] == [False] * 4 + [True]
+    assert [isinstance(payload, AbsentPayload) for payload in payloads] == [False] * 4 + [True] * 2
 
 
 def test_a_closure_computes_the_gradients_of_its_step(connect: Connect) -> None:

@@ -1,0 +1,67 @@
+"""Entries: what a model's state_dict has besides the trainable parameters. A tied one has no value: it is
+another name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .messages import Entry, EntryKind, Tensor
+from .refusal import Reason, Refused, refused
+
+MAX_DIMENSIONS = 16
+MAX_ELEMENTS = 1 << 40
+ITEM_BYTES = {
+    **dict.fromkeys(("bool", "uint8", "int8"), 1),
+    **dict.fromkeys(("int16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "float32"), 4),
+    **dict.fromkeys(("int64", "float64", "complex64"), 8),
+}
+
+
+def entry_bytes(entry: Entry) -> int:
+    """What its value takes."""
+    return 0 if entry.kind is EntryKind.TIED else math.prod(entry.shape) * ITEM_BYTES[entry.dtype]
+
+
+def of_kind(entries: Sequence[Entry], *, frozen: bool) -> list[Entry]:
+    """The buffers, behind the frozen parameters if these are asked for, too."""
+    buffers = [entry for entry in entries if entry.kind is EntryKind.BUFFER]
+    return [entry for entry in entries if frozen and entry.kind is EntryKind.FROZEN] + buffers
+
+
+def check_entries(
+    entries: Sequence[Entry], tensors: Sequence[Tensor], *, worker: str, max_bytes: int
+) -> None:
+    """Raise Refused: TENSOR, DTYPE, SHAPE or SIZE, naming the entry.
+
+    max_bytes: that their values may take.
+    """
+    names = {tensor.name for tensor in tensors}
+    total = 0
+
+    def refuse(reason: Reason, entry: Entry, limit: str, value: str, remedy: str = "") -> Refused:
+        field = f"entry {entry.name!r}"
+        return refused(reason, worker=worker, field=field, limit=limit, value=value, remedy=remedy)
+
+    for entry in entries:
+        if not entry.name or entry.name in names:
+            raise refuse(Reason.TENSOR, entry, "a name of its own", "an empty or repeated one")
+        if entry.kind is EntryKind.UNSPECIFIED:
+            raise refuse(Reason.TENSOR, entry, "a buffer, a frozen parameter or a tied one", "another kind")
+        if entry.kind is EntryKind.TIED:
+            if entry.tied_to not in names or entry.shape or entry.dtype:
+                limit = "no shape and dtype, and the name of a tensor or entry before it"
+                raise refuse(Reason.TENSOR, entry, limit, repr(entry.tied_to))
+        elif entry.dtype not in ITEM_BYTES:
+            raise refuse(Reason.DTYPE, entry, f"one of {', '.join(ITEM_BYTES)}", entry.dtype or "no dtype")
+        elif len(entry.shape) > MAX_DIMENSIONS or any(size > MAX_ELEMENTS for size in entry.shape):
+            limit = f"up to {MAX_DIMENSIONS} dimensions of up to {MAX_ELEMENTS}"
+            raise refuse(Reason.SHAPE, entry, limit, str(entry.shape))
+        else:
+            total += entry_bytes(entry)
+            if total > max_bytes:
+                remedy = "start the server with a larger --max-model-bytes"
+                value = f"{total} bytes"
+                raise refuse(Reason.SIZE, entry, f"{max_bytes} bytes up to here", value, remedy)
+        names.add(entry.name)
