@@ -18,9 +18,10 @@ from torch import nn
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]
 
 from ... import __version__
-from ...compressors import LayerRule, ModelCompressor, compressor_of, model_wide
+from ...compressors import LayerRule, ModelCompressor, advice, compressor_of, model_wide, suited
 from ...compressors.registry import names
 from ...configuration import Effective, UsageError
+from ...optimizer import parse_optimizer
 from ...proto import messages as m
 from ...proto.job import job_terms
 from ...settings import JobTerms, WorkerSettings, names_in, parse_address
@@ -189,9 +190,11 @@ class Job:
         rule = LayerRule(
             dense=names_in(settings.dense_layers), compressed=names_in(settings.compressed_layers)
         )
-        compressor = ModelCompressor(
-            replica.manifest.specs, self._compressor, rule, terms.seed, self._reply.rank
-        )
+        optimizer = parse_optimizer(self._groups.groups[0].optimizer)  # all groups have one of a kind
+        chosen = self._compressor if self._auto else suited(self._compressor, optimizer, local=False)
+        if chosen != self._compressor:
+            log.info("compressor %s, because the server's optimizer is an Adam", chosen)
+        compressor = ModelCompressor(replica.manifest.specs, chosen, rule, terms.seed, self._reply.rank)
         session = Session(
             self._connection,
             replica,
@@ -204,6 +207,8 @@ class Job:
         overlap = terms.overlap == "backward"
         turns = Turns(session, self._optimizer.rates, single=self._gradients.single, overlap=overlap)
         self._session, self._turns = session, turns
+        for line in advice(chosen, optimizer, local=False):
+            log.warning("%s", line)
         session.begin()
         return session, turns
 
