@@ -27,6 +27,7 @@ COMMANDS = {
     "coded": ("bytes and time of coded exchanges on shaped links, beside what they compete with", "coded"),
     "paper": ("what the papers measured, with their numbers beside ours", "papers"),
     "accuracy": ("accuracy of every compressor on digits, at 10 x and 100 x", "compressor_accuracy"),
+    "adam": ("loss of a small GPT with every compressor and AdamW, and what to do instead", "adam"),
 }
 
 

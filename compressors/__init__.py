@@ -17,6 +17,8 @@ from ..planning.parts import arrange as arrange
 from ..planning.parts import cut_up as cut_up
 from ..planning.parts import divide as divide
 from ..planning.parts import largest_part as largest_part
+from .advice import advice as advice
+from .advice import suited as suited
 from .base import Compressor as Compressor
 from .base import FusedFeedback as FusedFeedback
 from .base import ModelWide as ModelWide

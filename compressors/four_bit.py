@@ -11,7 +11,10 @@ Code 0 is zero, 1…7 are -X1…-X7, 9…15 are X1…X7; 8 is never sent. Which 
     group1    the first group throughout, for comparison: the "one group" of the paper's figure 8
     running   ours: multiples of a running mean of |g| where it is not 0, over the steps before this one, so
               that it is known before the gradient is read; in the first step over its own. No absolute scale
-              is needed. The default, because it measured better than the groups (docs/accuracy.md)
+              is needed. The default, because it measured better than the groups (docs/accuracy.md).
+              A level X is sent from 0.75 X on, the middle between it and the one below, and not from X on:
+              rounded to the nearest, e is as often too much as too little. Cut off towards zero, what is
+              left has the gradient's sign, and Adam lost by that (docs/accuracy.md#adam)
 
 Where the paper is silent: a mean of exactly 0.1 or 0.5 takes the first group. See `thresholds.Scale` for the
 factor between a summed and a mean gradient, which decides whether the fixed groups work at all.
@@ -50,6 +53,8 @@ GROUP_3 = (0.01, 0.03, 0.05, 0.06, 0.07, 0.08, 0.09)
 # geometrically: truncation to the next lower one then loses at most half of any value above the first.
 RUNNING_MULTIPLES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 RUNNING_DECAY = 0.9
+# Of a level: from there on it is sent.
+RUNNING_SHARE = 0.75
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +115,11 @@ class FourBit(Fused):
         return RunningMagnitude()
 
     @property
+    def share(self) -> float:
+        """Of a level: from there on it is sent."""
+        return RUNNING_SHARE if self.options.levels is Levels.RUNNING else 1.0
+
+    @property
     def in_blocks(self) -> bool:
         return self.options.levels is not Levels.GROUPS  # these need the mean of the very gradient
 
@@ -133,7 +143,9 @@ class FourBit(Fused):
         else:
             factor = self.options.scale.factor(samples)
             levels = np.tile(np.array([level / factor for level in GROUP_1], np.float32), len(gradients))
-        data, totals, nonzero = devices.quantize_blocks(format, gradients, residual, left, levels)
+        data, totals, nonzero = devices.quantize_blocks(
+            format, gradients, residual, left, levels, share=self.share
+        )
         following = list(states)
         if running:
             found = map(Magnitudes, totals.tolist(), nonzero.tolist())
@@ -149,7 +161,7 @@ class FourBit(Fused):
     ) -> tuple[QuantizedPayload, RunningMagnitude]:
         format = CodeFormat.SIGNED_4BIT
         levels, state = self._levels(gradient, state, context)
-        data = devices.quantize(format, gradient, residual, levels)
+        data = devices.quantize(format, gradient, residual, levels, share=self.share)
         return QuantizedPayload(format=format, elements=gradient.numel(), levels=levels, data=data), state
 
     def _levels(

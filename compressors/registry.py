@@ -52,6 +52,9 @@ class CompressorEntry:
     dense: it is cheap and exact enough for small tensors too, so the layer rule sends them the same way.
     downlink: why with these options it does not suit updates of parameters, "" if it does: without thresholds
         that are meant for gradients, and with an error that is surely smaller than the update.
+    adam_loss: what `gc-bench adam` measured with these options, if training lost: the validation loss as a
+        multiple of the uncompressed one, where the server's optimizer is Adam; 1 if it did not, or was not
+        measured.
     """
 
     options: type[Any]
@@ -59,6 +62,7 @@ class CompressorEntry:
     wrapping: Wrapping | None = WITH_FEEDBACK
     dense: bool = False
     downlink: Callable[[Any], str] = lambda options: ""
+    adam_loss: Callable[[Any], float] = lambda options: 1.0
 
 
 MEANT = "its thresholds are meant for gradients, and updates are smaller by the learning rate"
@@ -73,6 +77,17 @@ def _dense(format: DenseFormat, wrapping: Wrapping | None = WITH_FEEDBACK) -> Co
     )
 
 
+def _lost(loss: float) -> Callable[[Any], float]:
+    return lambda options: loss
+
+
+def _top_k_lost(options: SparseOptions) -> float:
+    """Measured without a warm-up, at ratios of 10 and 100."""
+    if options.warmup or options.ratio < 10:
+        return 1.0
+    return 1.43 if options.ratio >= 100 else 1.33
+
+
 def _why(reason: str) -> Callable[[Any], str]:
     return lambda options: reason
 
@@ -83,12 +98,13 @@ BUILT_IN: Mapping[str, CompressorEntry] = {
     "bf16": _dense(DenseFormat.BFLOAT16),
     "fp16": _dense(DenseFormat.FLOAT16),
     # Every element, in few bits.
-    "1bit": CompressorEntry(options=NoOptions, build=lambda _: OneBit()),
+    "1bit": CompressorEntry(options=NoOptions, build=lambda _: OneBit(), adam_loss=_lost(1.53)),
     "2bit": CompressorEntry(options=TwoBitOptions, build=lambda o: TwoBit(options=o), downlink=_why(MEANT)),
     "4bit": CompressorEntry(
         options=FourBitOptions,
         build=lambda options: FourBit(options=options),
         downlink=lambda options: "" if options.levels is Levels.RUNNING else f"{MEANT}; use levels=running",
+        adam_loss=lambda options: 1.06 if options.levels is Levels.RUNNING else 1.0,
     ),
     "8bit": CompressorEntry(options=NoOptions, build=lambda _: eight_bit()),
     "qsgd": CompressorEntry(
@@ -130,7 +146,7 @@ BUILT_IN: Mapping[str, CompressorEntry] = {
         downlink=lambda options: BY_LAYERS if options.density is Density.NORM else "",
     ),
     "threshold": CompressorEntry(options=ThresholdOptions, build=threshold, downlink=_why(MEANT)),
-    "topk": CompressorEntry(options=SparseOptions, build=top_k),
+    "topk": CompressorEntry(options=SparseOptions, build=top_k, adam_loss=_top_k_lost),
 }
 
 
@@ -182,6 +198,15 @@ def create_bare(spec: str) -> Compressor:
 def lossless(spec: str) -> bool:
     """Whether what arrives is what was given, bit for bit."""
     return _found(spec)[1].wrapping is None
+
+
+def adam_loss(spec: str) -> float:
+    """See `CompressorEntry.adam_loss`; 1 without feedback that is there by default."""
+    parsed, entry = _found(spec)
+    if parsed.options.get("feedback") == "off":
+        return 1.0
+    own = {key: value for key, value in parsed.options.items() if key not in WRAPPING_KEYS}
+    return entry.adam_loss(parse_options(entry.options, replace(parsed, options=own)))
 
 
 def check_downlink(spec: str) -> None:

@@ -18,7 +18,7 @@ from ..settings import COMMANDS, RunSettings
 from .daemons import check_together
 from .interrupt import Interrupt, Interrupted
 from .paths import json_path, run_directory
-from .processes import Children, RunError
+from .processes import WARNING, Children, RunError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +77,8 @@ def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: I
     console = Console()
     what = f"{settings.compressor} and {settings.task}"
     console.out(f"Preparing: checking {what}, compiling kernels", highlight=False)
-    _prepare(settings, interrupt)
+    for warning in _prepare(settings, interrupt):
+        console.print(f"Warning: {warning}", style="yellow", highlight=False, markup=False)
     console.out(f"Logs, report and plot: {directory}/", highlight=False)
     result, stopped = _train(settings, directory / "run", console, interrupt)
     plain, baseline = baseline_of(settings), None
@@ -106,11 +107,17 @@ def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: I
     return Exit.DONE
 
 
-def _prepare(settings: RunSettings, interrupt: Interrupt) -> None:
-    """Raise `RunError` for a compressor or a task that no worker could use."""
+def _prepare(settings: RunSettings, interrupt: Interrupt) -> list[str]:
+    """Raise `RunError` for a compressor or a task that no worker could use. Returns what speaks against the
+    compressor."""
     with tempfile.TemporaryDirectory() as directory, Children(Path(directory)) as children:
         child = children.start(
-            "prepare", "gradwire.deploy.prepare", [settings.compressor, settings.downlink, settings.task]
+            "prepare",
+            "gradwire.deploy.prepare",
+            [
+                *(settings.compressor, settings.downlink, settings.task, settings.optimizer),
+                registry.parse(settings.mode).work,
+            ],
         )
         while child.code is None:
             interrupt.pause(0.05)
@@ -118,6 +125,8 @@ def _prepare(settings: RunSettings, interrupt: Interrupt) -> None:
             raise RunError(Exit(child.code), child.last_lines(1))
         if child.code != Exit.DONE:
             raise RunError(Exit.INTERNAL, f"the check ended: {child.ending}\n{child.last_lines()}")
+        said = child.log.read_text(errors="replace").splitlines()
+        return [line.removeprefix(WARNING) for line in said if line.startswith(WARNING)]
 
 
 def _train(

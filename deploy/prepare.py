@@ -10,24 +10,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..compressors import check_downlink, compressor_of, warm_up
+from ..compressors import advice, check_downlink, compressor_of, suited, warm_up
 from ..exits import Exit
+from ..optimizer import parse_optimizer
 from ..spec import SpecError
 from ..worker.tasks import TaskError, TaskSpecError, load
+from .processes import WARNING
 
 
 def main(argv: Sequence[str]) -> int:
-    """Check the specs and compile.
+    """Check the specs and compile. Prints what speaks against the compressor, a line that begins with
+    `WARNING` for each reason.
 
     Args:
-        argv: the compressor, that of the updates, and the task.
+        argv: the compressor, that of the updates, the task, the optimizer, and the kind of work that the mode
+            asks of workers.
 
     Returns:
         0; 2 for a spec to correct, 6 for a task that raised: then the last line on standard error says why.
     """
-    compressor, downlink, task = argv
+    compressor, downlink, task, optimizer, work = argv
     try:
-        compressor_of(compressor)
+        chosen, auto = compressor_of(compressor)
         try:
             check_downlink(downlink)
         except SpecError as error:
@@ -37,4 +41,8 @@ def main(argv: Sequence[str]) -> int:
         print(" ".join(str(error).split()), file=sys.stderr)
         return Exit.USAGE if isinstance(error, SpecError | TaskSpecError) else Exit.TASK
     warm_up()
+    local = work.partition(":")[0] == "local"
+    steps = parse_optimizer(optimizer)
+    for line in advice(chosen if auto else suited(chosen, steps, local=local), steps, local=local):
+        print(f"{WARNING}{line}")
     return Exit.DONE

@@ -17,6 +17,7 @@ from ..exits import Exit
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 SHOWN_LOG_LINES = 8
+WARNING = "WARNING "  # begins a line of a log that gc-run shows
 
 
 class RunError(Exception):

@@ -39,37 +39,36 @@ def _total(gradient, residual, i, kept):
 
 
 @njit
-def _tables(bits, levels, block):
-    """What `_code` needs of a block's levels."""
+def _tables(bits, levels, share, block):
+    """What `_code` needs of a block's levels: where each begins to be sent, and what it is worth."""
     if bits == 2:
         level = v.all_floats(levels[block])
-        return level, level, level, level, level, level, level, v.all_words(0)
-    first, values = 7 * block, np.zeros((3, LANES), np.float32)
+        return level, level, level, level, level, level, v.all_words(0)
+    first, values = 7 * block, np.zeros((2, LANES), np.float32)
     for lane in range(LANES):
-        values[0, lane] = levels[first + lane % 4 * 2]
-        if lane % 4:
-            values[1, lane] = levels[first + lane % 4 * 2 - 1]
+        values[0, lane] = share * levels[first + lane % 4 * 2]
         if lane % 8:
-            values[2, lane] = levels[first + lane % 8 - 1]
+            values[1, lane] = levels[first + lane % 8 - 1]
     flat = values.reshape(-1)
-    lowest, fourth = v.all_floats(levels[first]), v.all_floats(levels[first + 3])
-    second, sixth = v.all_floats(levels[first + 1]), v.all_floats(levels[first + 5])
-    # What is larger than the lowest level by anything is at least this much doubled.
-    base = v.all_words(np.uint32(bits_of(levels[first]) + np.uint32(1) - np.uint32(1 << 23)))
-    thirds, below, worths = v.load(flat, 0), v.load(flat, LANES), v.load(flat, 2 * LANES)
-    return lowest, second, fourth, sixth, thirds, below, worths, base
+    lowest, fourth = v.all_floats(values[0, 0]), v.all_floats(share * levels[first + 3])
+    second, sixth = v.all_floats(share * levels[first + 1]), v.all_floats(share * levels[first + 5])
+    # What is larger than the lowest one by anything is at least this much doubled.
+    base = v.all_words(np.uint32(bits_of(values[0, 0]) + np.uint32(1) - np.uint32(1 << 23)))
+    thirds, worths = v.load(flat, 0), v.load(flat, LANES)
+    return lowest, second, fourth, sixth, thirds, worths, base
 
 
 @njit
-def _kind(bits, levels, block):
-    """`DOUBLING` if each of the seven levels is the next lower one doubled, otherwise the bits."""
+def _kind(bits, levels, share, block):
+    """`DOUBLING` if each of the seven levels, and so where it begins to be sent, is the next lower one
+    doubled, otherwise the bits."""
     if bits == 2:
         return bits
-    lowest = bits_of(levels[7 * block])
+    lowest = bits_of(share * levels[7 * block])
     if lowest < np.uint32(1 << 23):
         return bits
     for k in range(1, 7):
-        if bits_of(levels[7 * block + k]) != lowest + np.uint32(k << 23):
+        if bits_of(share * levels[7 * block + k]) != lowest + np.uint32(k << 23):
             return bits
     return DOUBLING
 
@@ -77,7 +76,7 @@ def _kind(bits, levels, block):
 @njit
 def _code(kind, tables, total):
     """Sixteen codes, and what they leave of the total, once that is kept within the finite range."""
-    lowest, second, fourth, sixth, thirds, below, worths, base = tables
+    lowest, second, fourth, sixth, thirds, worths, base = tables
     sign = v.sign(total)
     size = v.saturated(v.differing(total, sign))
     if kind == 2:
@@ -89,24 +88,20 @@ def _code(kind, tables, total):
         return code, v.subtract(v.differing(size, sign), worth)
     if kind == DOUBLING:
         code = v.power(size, base)
-        worth = v.lookup_eight(worths, code)
     else:
         # Binary search in seven levels: against the fourth, the second or sixth, and one of the other four.
         beyond = v.above(size, fourth)
         index = v.where(beyond, v.all_words(2), v.all_words(0))
         index = v.add_set(index, v.above(size, v.where(beyond, sixth, second)))
-        third = v.lookup_four(thirds, index)
-        beyond = v.above(size, third)
-        code = v.add_set(v.twice(index), beyond)
-        worth = v.where(beyond, third, v.lookup_four(below, index))
+        code = v.add_set(v.twice(index), v.above(size, v.lookup_four(thirds, index)))
+    worth = v.lookup_eight(worths, code)
     code = v.where(v.above(total, lowest), v.either(code, v.all_words(8)), code)
-    # Something is left, or there was nothing: so it has the sign of the total.
     return code, v.differing(v.subtract(size, worth), sign)
 
 
 @njit
-def _quantize(kind, bits, cursor, gradient, residual, levels, data, elements):
-    kept, tables = residual.size > 0, _tables(bits, levels, 0)
+def _quantize(kind, bits, cursor, gradient, residual, levels, share, data, elements):
+    kept, tables = residual.size > 0, _tables(bits, levels, share, 0)
     for start in chunks(cursor, elements):
         for i in range(start, min(start + CHUNK, elements), LANES):
             code, left = _code(kind, tables, _total(gradient, residual, i, kept))
@@ -116,18 +111,18 @@ def _quantize(kind, bits, cursor, gradient, residual, levels, data, elements):
 
 
 @kernel
-def quantize_4bit(cursor, gradient, residual, levels, data, elements):
+def quantize_4bit(cursor, gradient, residual, levels, share, data, elements):
     """`reference.quantize` for a multiple of 16 elements. residual: empty if nobody wants it."""
-    if _kind(4, levels, 0) == DOUBLING:
-        _quantize(DOUBLING, 4, cursor, gradient, residual, levels, data, elements)
+    if _kind(4, levels, share, 0) == DOUBLING:
+        _quantize(DOUBLING, 4, cursor, gradient, residual, levels, share, data, elements)
     else:
-        _quantize(4, 4, cursor, gradient, residual, levels, data, elements)
+        _quantize(4, 4, cursor, gradient, residual, levels, share, data, elements)
 
 
 @kernel
-def quantize_2bit(cursor, gradient, residual, levels, data, elements):
+def quantize_2bit(cursor, gradient, residual, levels, share, data, elements):
     """As `quantize_4bit`, for one level and codes of 2 bits."""
-    _quantize(2, 2, cursor, gradient, residual, levels, data, elements)
+    _quantize(2, 2, cursor, gradient, residual, levels, share, data, elements)
 
 
 @njit
@@ -150,7 +145,9 @@ def _quantize_part(kind, bits, tables, gradient, residual, left, data, code_at, 
 
 
 @njit
-def _quantize_blocks(bits, cursor, gradients, residual, left, levels, layout, data, sums, counts, stream):
+def _quantize_blocks(
+    bits, cursor, gradients, residual, left, levels, share, layout, data, sums, counts, stream
+):
     bits = literally(bits)
     # The last elements of a block, fewer than a vector: gradient, residual and what is left; and their codes.
     padded, packed = np.zeros(3 * LANES, np.float32), np.zeros(LANES * bits // 8, np.uint8)
@@ -158,7 +155,8 @@ def _quantize_blocks(bits, cursor, gradients, residual, left, levels, layout, da
     for first in chunks(cursor, layout[PIECES, -1], CHUNK_PIECES):
         for block, start, stop in spans(layout, first):
             gradient, at, code_at = gradients[block], layout[ELEMENTS, block], 4 * layout[WORDS, block]
-            tables, doubling = _tables(bits, levels, block), _kind(bits, levels, block) == DOUBLING
+            tables = _tables(bits, levels, share, block)
+            doubling = _kind(bits, levels, share, block) == DOUBLING
             past = stream and at % LANES == 0
             for begin in range(start, stop, SUM_BLOCK):
                 end = min(begin + SUM_BLOCK, stop)
@@ -211,20 +209,24 @@ def _quantize_blocks(bits, cursor, gradients, residual, left, levels, layout, da
 
 
 @kernel
-def quantize_blocks_4bit(cursor, gradients, residual, left, levels, layout, data, sums, counts, stream):
+def quantize_blocks_4bit(
+    cursor, gradients, residual, left, levels, share, layout, data, sums, counts, stream
+):
     """`reference.quantize_blocks`, but for adding up what is found in each piece.
 
     gradients: uint64 (blocks,), where each begins. layout: of the blocks (`blocks.layout_of`).
     sums, counts: float64 and int64 (pieces,): of |gradient|, and of what is not zero.
     stream: write what is left past the cache; only if it starts at a multiple of 64 bytes.
     """
-    _quantize_blocks(4, cursor, gradients, residual, left, levels, layout, data, sums, counts, stream)
+    _quantize_blocks(4, cursor, gradients, residual, left, levels, share, layout, data, sums, counts, stream)
 
 
 @kernel
-def quantize_blocks_2bit(cursor, gradients, residual, left, levels, layout, data, sums, counts, stream):
+def quantize_blocks_2bit(
+    cursor, gradients, residual, left, levels, share, layout, data, sums, counts, stream
+):
     """As `quantize_blocks_4bit`."""
-    _quantize_blocks(2, cursor, gradients, residual, left, levels, layout, data, sums, counts, stream)
+    _quantize_blocks(2, cursor, gradients, residual, left, levels, share, layout, data, sums, counts, stream)
 
 
 @kernel

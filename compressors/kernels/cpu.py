@@ -40,7 +40,13 @@ def block_magnitudes(values: Float32) -> tuple[Float64, Int64]:
 
 
 def quantize(
-    format: CodeFormat, gradient: Float32, residual: Float32 | None, levels: Float32, data: Bytes
+    format: CodeFormat,
+    gradient: Float32,
+    residual: Float32 | None,
+    levels: Float32,
+    data: Bytes,
+    *,
+    share: float = 1.0,
 ) -> None:
     """See `reference.quantize`. residual: None stands for zeros, and nobody wants what is left."""
     check_signed(format)
@@ -49,7 +55,7 @@ def quantize(
     check("data", data, np.uint8, format.code_bytes(gradient.size), written=True)
     kernel = codes.quantize_4bit if format is CodeFormat.SIGNED_4BIT else codes.quantize_2bit
     whole = gradient.size // LANES * LANES
-    run(kernel, whole, gradient, left, levels, data, whole)
+    run(kernel, whole, gradient, left, levels, np.float32(share), data, whole)
     rest = gradient.size - whole
     if rest:
         # The last few elements: the same kernel on a copy with zeros behind, which become the padding.
@@ -58,7 +64,7 @@ def quantize(
         if residual is not None:
             padded[1, :rest] = residual[whole:]
         packed = np.zeros(LANES * format.bits // 8, np.uint8)
-        run(kernel, LANES, padded[0], padded[1], levels, packed, LANES)
+        run(kernel, LANES, padded[0], padded[1], levels, np.float32(share), packed, LANES)
         if residual is not None:
             residual[whole:] = padded[1, :rest]
         tail = data[whole * format.bits // 8 :]
@@ -72,12 +78,14 @@ def quantize_blocks(
     left: Float32,
     levels: Float32,
     data: Bytes,
+    *,
+    share: float = 1.0,
 ) -> tuple[Float64, Int64]:
     """See `reference.quantize_blocks`."""
     for gradient in gradients:
         check("gradient", gradient, np.float32, gradient.size)
     sizes = np.array([gradient.size for gradient in gradients], np.int64)
-    return quantize_at(format, addresses(gradients), sizes, residual, left, levels, data)
+    return quantize_at(format, addresses(gradients), sizes, residual, left, levels, data, share=share)
 
 
 def quantize_at(
@@ -88,6 +96,8 @@ def quantize_at(
     left: Float32,
     levels: Float32,
     data: Bytes,
+    *,
+    share: float = 1.0,
 ) -> tuple[Float64, Int64]:
     """`quantize_blocks` of gradients that the caller has checked: by address, each of so many elements."""
     check_signed(format)
@@ -104,7 +114,8 @@ def quantize_at(
     stream = not in_place and elements >= STREAM_ELEMENTS and address(left) % 64 == 0
     sums, counts = np.empty(pieces), np.empty(pieces, np.int64)
     kernel = codes.quantize_blocks_4bit if format.bits == 4 else codes.quantize_blocks_2bit
-    run(kernel, elements, gradients, residual, left, levels, layout, data, sums, counts, stream)
+    given = gradients, residual, left, levels, np.float32(share), layout, data
+    run(kernel, elements, *given, sums, counts, stream)
     totals, nonzero = np.empty(sizes.size), np.empty(sizes.size, np.int64)
     codes.add_pieces(layout, sums, counts, totals, nonzero)
     return totals, nonzero

@@ -24,7 +24,13 @@ PARTS = ((21, 11), (10, 11), (0, 10))
 
 
 def quantize(
-    format: CodeFormat, gradient: torch.Tensor, residual: torch.Tensor, levels: Float32, data: torch.Tensor
+    format: CodeFormat,
+    gradient: torch.Tensor,
+    residual: torch.Tensor,
+    levels: Float32,
+    data: torch.Tensor,
+    *,
+    share: float = 1.0,
 ) -> None:
     """See `reference.quantize`. data: uint8, `format.code_bytes(elements)` long."""
     elements = gradient.numel()
@@ -34,10 +40,11 @@ def quantize(
     check_signed(format)
     if not elements:
         return
-    table = torch.from_numpy(levels).to(gradient.device)
+    least = levels if format.bits == 2 else np.float32(share) * levels
+    table, begins = (torch.from_numpy(each).to(gradient.device) for each in (levels, least))
     _launch(
         *(loops.quantize, -(-elements // QUANTIZE_BLOCK)),
-        *(gradient, residual, table, data.view(torch.int32), elements),
+        *(gradient, residual, table, begins, data.view(torch.int32), elements),
         BITS=format.bits,
         BLOCK=QUANTIZE_BLOCK,
     )

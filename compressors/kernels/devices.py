@@ -55,17 +55,23 @@ def finite(values: torch.Tensor) -> bool:
 
 
 def quantize(
-    format: CodeFormat, gradient: torch.Tensor, residual: torch.Tensor | None, levels: Float32
+    format: CodeFormat,
+    gradient: torch.Tensor,
+    residual: torch.Tensor | None,
+    levels: Float32,
+    *,
+    share: float = 1.0,
 ) -> Bytes:
     """The codes of `reference.quantize`; what is left goes to `residual`, in place."""
     size = format.code_bytes(gradient.numel())
     if not on_gpu(gradient):
         data = np.empty(size, np.uint8)
-        cpu.quantize(format, gradient.numpy(), None if residual is None else residual.numpy(), levels, data)
+        owed = None if residual is None else residual.numpy()
+        cpu.quantize(format, gradient.numpy(), owed, levels, data, share=share)
         return data
     codes = torch.empty(size, dtype=torch.uint8, device=gradient.device)
     left = torch.zeros_like(gradient) if residual is None else residual
-    cuda.quantize(format, gradient, left, levels, codes)
+    cuda.quantize(format, gradient, left, levels, codes, share=share)
     return codes.cpu().numpy()
 
 
@@ -75,6 +81,8 @@ def quantize_blocks(
     residual: torch.Tensor,
     left: torch.Tensor,
     levels: Float32,
+    *,
+    share: float = 1.0,
 ) -> tuple[Bytes, Float64, Int64]:
     """The codes, totals and nonzero of `reference.quantize_blocks`; what is left goes to `left`.
 
@@ -89,11 +97,11 @@ def quantize_blocks(
             raise ValueError(f"gradient: expected it on {residual.device}, got {gradient.device}")
     sizes = np.array([gradient.numel() for gradient in gradients], np.int64)
     if on_gpu(residual):
-        return _quantize_blocks_on_gpu(format, gradients, sizes, residual, left, levels)
+        return _quantize_blocks_on_gpu(format, gradients, sizes, residual, left, levels, share)
     data = np.empty(4 * int(code_words(format.bits, sizes).sum()), np.uint8)
     places = np.array([gradient.data_ptr() for gradient in gradients], np.uint64)
     given = places, sizes, residual.numpy(), left.numpy(), levels, data
-    return data, *cpu.quantize_at(format, *given)
+    return data, *cpu.quantize_at(format, *given, share=share)
 
 
 def _quantize_blocks_on_gpu(
@@ -103,6 +111,7 @@ def _quantize_blocks_on_gpu(
     residual: torch.Tensor,
     left: torch.Tensor,
     levels: Float32,
+    share: float,
 ) -> tuple[Bytes, Float64, Int64]:
     words = code_words(format.bits, sizes)
     codes = torch.empty(4 * int(words.sum()), dtype=torch.uint8, device=residual.device)
@@ -115,7 +124,7 @@ def _quantize_blocks_on_gpu(
         zip(gradients, tables, *parts, strict=True)
     ):
         found[0, block], found[1, block] = gradient.abs().sum(dtype=torch.float64), gradient.count_nonzero()
-        cuda.quantize(format, gradient, own_left, table, own_codes)
+        cuda.quantize(format, gradient, own_left, table, own_codes, share=share)
     # One copy to the host each, because each waits for the GPU.
     totals, nonzero = found.cpu().numpy()
     return codes.cpu().numpy(), totals, nonzero.astype(np.int64)

@@ -70,20 +70,31 @@ def add_saturating(gradient: Float32, residual: Float32) -> Float32:
     return total
 
 
-def quantize(format: CodeFormat, gradient: Float32, residual: Float32, levels: Float32, data: Bytes) -> None:
-    """Quantize r = gradient + residual towards zero; write codes to `data`, what is left to `residual`.
+def quantize(
+    format: CodeFormat,
+    gradient: Float32,
+    residual: Float32,
+    levels: Float32,
+    data: Bytes,
+    *,
+    share: float = 1.0,
+) -> None:
+    """Quantize r = gradient + residual to levels; write codes to `data`, what is left to `residual`.
 
-    SIGNED_4BIT sends the largest level X with X < |r|, strictly. SIGNED_2BIT sends its level X if X <= |r|.
+    SIGNED_4BIT sends the largest level X with share · X < |r|, strictly, and leaves |r| - X with the sign of
+    r. SIGNED_2BIT sends its level X if X <= |r|, and knows no share.
     """
     total = add_saturating(gradient, residual)
     magnitude = np.abs(total)
     if format is CodeFormat.SIGNED_4BIT:
-        index: Bytes = (magnitude[:, None] > levels).sum(axis=1, dtype=np.uint8)
+        index: Bytes = (magnitude[:, None] > np.float32(share) * levels).sum(axis=1, dtype=np.uint8)
         codes = index + 8 * ((total > 0) & (index > 0))
+        left = magnitude - np.append(np.float32(0.0), levels)[index]
+        residual[:] = np.where(np.signbit(total), -left, left)
     else:
         index = (magnitude >= levels[0]).astype(np.uint8)
         codes = 2 * index + ((total > 0) & (index > 0))
-    residual[:] = total - format.table(levels)[codes]
+        residual[:] = total - format.table(levels)[codes]
     data[:] = pack(format.bits, codes)
 
 
@@ -94,12 +105,15 @@ def quantize_blocks(
     left: Float32,
     levels: Float32,
     data: Bytes,
+    *,
+    share: float = 1.0,
 ) -> tuple[Float64, Int64]:
     """Quantize several tensors in one pass, and say what `magnitudes` says of each gradient.
 
     gradients: one for each block. residual: of all of them, one after the other. left: what is left of them;
         the memory of `residual`, or none of it.
-    levels: `format.level_count` of each block. data: the codes of each block, which begin a word.
+    levels: `format.level_count` of each block. data: the codes of each block, which begin a word. share: as
+        in `quantize`.
 
     Returns totals (float64) and nonzero (int64), both of shape (blocks,). Where a total is not finite,
     anything may be in the codes and in what is left of the block.
@@ -112,7 +126,7 @@ def quantize_blocks(
     ):
         end, stop = start + gradient.size, byte + format.code_bytes(gradient.size)
         totals[block], nonzero[block] = magnitudes(gradient)
-        quantize(format, gradient, left[start:end], own, data[byte:stop])
+        quantize(format, gradient, left[start:end], own, data[byte:stop], share=share)
         start, byte = end, stop
     return totals, nonzero
 

@@ -18,8 +18,9 @@ BINS = 2048
 
 
 @triton.jit
-def quantize(gradient, residual, levels, words, elements, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """`reference.quantize`. levels: float32 pointer; words: int32 pointer to the packed codes."""
+def quantize(gradient, residual, levels, begins, words, elements, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """`reference.quantize`. levels, begins: float32 pointers, to what is sent and from where on; words: int32
+    pointer to the packed codes."""
     PER_WORD: tl.constexpr = 32 // BITS
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
@@ -31,17 +32,19 @@ def quantize(gradient, residual, levels, words, elements, BITS: tl.constexpr, BL
         value = tl.zeros((BLOCK,), tl.float32)
         for k in tl.static_range(7):
             level = tl.load(levels + k)
-            beyond = size > level
+            beyond = size > tl.load(begins + k)
             index += beyond.to(tl.int32)
             value = tl.where(beyond, level, value)
         code = tl.where((total > 0) & (index > 0), index + 8, index)
+        rest = tl.where(total.to(tl.int32, bitcast=True) < 0, -(size - value), size - value)
     else:
         level = tl.load(levels)
         beyond = size >= level
         value = tl.where(beyond, level, 0.0)
         code = tl.where(beyond, tl.where(total > 0, 3, 2), 0)
+        rest = total - tl.where(total < 0, -value, value)
     code = tl.where(inside, code, 0)
-    tl.store(residual + at, total - tl.where(total < 0, -value, value), mask=inside)
+    tl.store(residual + at, rest, mask=inside)
     shifts = tl.arange(0, PER_WORD) * BITS
     packed = tl.sum(tl.reshape(code, (BLOCK // PER_WORD, PER_WORD)) << shifts[None, :], axis=1)
     place = tl.program_id(0) * (BLOCK // PER_WORD) + tl.arange(0, BLOCK // PER_WORD)

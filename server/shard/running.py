@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...compressors import CodeFormat, Payload, QuantizedPayload
-from ...compressors.four_bit import RunningMagnitude, levels_of
+from ...compressors.four_bit import RUNNING_SHARE, RunningMagnitude, levels_of
 from ...compressors.kernels import Magnitudes, cpu
 from ...compressors.kernels.checks import in_order
 from ...compressors.payload import code_words
@@ -54,7 +54,7 @@ class RunningCoder:
         levels = levels_of([state.mean])[0]
         format = CodeFormat.SIGNED_4BIT
         data = np.empty(format.code_bytes(values.size), np.uint8)
-        cpu.quantize(format, values, None, levels, data)
+        cpu.quantize(format, values, None, levels, data, share=RUNNING_SHARE)
         return QuantizedPayload(format=format, elements=values.size, levels=levels, data=data)
 
     def code_together(self, first: int, tensors: Sequence[Float32], version: int) -> Payload:
@@ -72,7 +72,8 @@ class RunningCoder:
         format = CodeFormat.SIGNED_4BIT
         data = np.empty(4 * int(code_words(format.bits, sizes).sum()), np.uint8)
         zeros, left = self._zeros[:elements], self._left[:elements]
-        totals, nonzero = cpu.quantize_blocks(format, tensors, zeros, left, levels, data)
+        given = tensors, zeros, left, levels, data
+        totals, nonzero = cpu.quantize_blocks(format, *given, share=RUNNING_SHARE)
         found = map(Magnitudes, totals.tolist(), nonzero.tolist())
         self._whole.update(zip(range(first, first + len(tensors)), found, strict=True))
         return QuantizedPayload(format=format, elements=elements, levels=levels, sizes=sizes, data=data)

@@ -46,6 +46,7 @@ def gradient(elements: int) -> Array:
     values: Array = (rng.standard_normal(elements) * scales).astype(np.float32)
     special = np.array([0.0, -0.0, 0.1, -0.1, 0.25, 3.4e38, -3.4e38, 65504, 65519, 65520, 6e-8], np.float32)
     special = np.append(special, levels_of(CodeFormat.SIGNED_4BIT))
+    special = np.append(special, np.float32(-0.75) * levels_of(CodeFormat.SIGNED_4BIT))
     where = rng.integers(0, max(1, elements), min(elements, 40))
     values[where] = rng.choice(special, where.size)
     return values
@@ -86,15 +87,29 @@ def test_the_total_is_not_finite_if_a_value_is_not(bad: float, position: int) ->
 
 
 @pytest.mark.parametrize("elements", SIZES)
-@pytest.mark.parametrize("format", SIGNED)
-def test_quantize(format: CodeFormat, elements: int) -> None:
+@pytest.mark.parametrize(("format", "share"), [*((format, 1.0) for format in SIGNED), (SIGNED[0], 0.75)])
+def test_quantize(format: CodeFormat, share: float, elements: int) -> None:
     values, levels = gradient(elements), levels_of(format)
     residuals = [np.roll(values, 1) * np.float32(0.01) for _ in range(2)]
     datas = [np.full(format.code_bytes(elements), 0xFF, np.uint8) for _ in range(2)]
     for kernels, residual, data in zip((cpu, reference), residuals, datas, strict=True):
-        kernels.quantize(format, values, residual, levels, data)
+        kernels.quantize(format, values, residual, levels, data, share=share)
     assert same_bits(*datas)
     assert same_bits(*residuals)
+
+
+def test_a_share_of_a_level_is_enough_to_send_it() -> None:
+    """At three quarters of doubling levels that is the nearest one."""
+    levels = (2.0 ** np.arange(7)).astype(np.float32)
+    values = np.random.default_rng(0).uniform(-90, 90, 999).astype(np.float32)
+    values = np.append(values, np.array([0.75, 0.76, -1.5, -1.51, 1.5, 64.0, -64.0], np.float32))
+    left, data = np.zeros_like(values), np.empty(CodeFormat.SIGNED_4BIT.code_bytes(values.size), np.uint8)
+    cpu.quantize(CodeFormat.SIGNED_4BIT, values, left, levels, data, share=0.75)
+    sent = values - left
+    assert sent[-7:].tolist() == [0.0, 1.0, -1.0, -2.0, 1.0, 64.0, -64.0]
+    near = np.abs(values)[:, None] - levels
+    large = np.abs(values) > 1
+    assert np.array_equal(np.abs(left)[large], np.abs(near).min(axis=1)[large])
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -58,6 +58,7 @@ def check(
     *,
     in_place: bool,
     levels: Array | None = None,
+    share: float = 1.0,
 ) -> None:
     if levels is None:
         levels = all_levels(format, len(gradients))
@@ -70,7 +71,7 @@ def check(
         first = -(memory.ctypes.data // 4) % 16
         left = before if in_place else memory[first : first + residual.size]
         data = np.full(size, 0xFF, np.uint8)
-        totals, nonzero = kernels.quantize_blocks(format, gradients, before, left, levels, data)
+        totals, nonzero = kernels.quantize_blocks(format, gradients, before, left, levels, data, share=share)
         assert in_place or same_bits(before, residual)
         assert totals.dtype == np.float64
         results.append((left.tobytes(), data.tobytes(), totals.tobytes(), nonzero.tobytes()))
@@ -103,19 +104,22 @@ CASES: dict[str, Array] = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("format", SIGNED)
 def test_special_values(format: CodeFormat, case: str, owed: str) -> None:
-    check(format, [CASES[case][:40]] * 2, np.tile(CASES[owed][:40], 2), in_place=True)
+    for share in (1.0, 0.75) if format is FOUR else (1.0,):
+        check(format, [CASES[case][:40]] * 2, np.tile(CASES[owed][:40], 2), in_place=True, share=share)
 
 
 SMALLEST = float(np.finfo(np.float32).smallest_normal)
 UNITS = [SMALLEST / 4, SMALLEST / 2, SMALLEST, 1.5 * SMALLEST, 1e-30, 0.04, 0.75, 3e3, 2.0**120, 2.6e36]
 
 
+@pytest.mark.parametrize("share", [1.0, 0.75])
 @pytest.mark.parametrize("unit", UNITS)
-def test_levels_each_double_the_next(unit: float) -> None:
+def test_levels_each_double_the_next(unit: float, share: float) -> None:
     """As `running` has them. At each level, next to it, and between."""
     levels = (unit * 2.0 ** np.arange(7)).astype(np.float32)
     assert np.isfinite(levels).all()
-    near = [np.nextafter(levels, np.float32(0)), levels, np.nextafter(levels, np.float32(np.inf))]
+    at = np.float32(share) * levels
+    near = [np.nextafter(at, np.float32(0)), at, np.nextafter(at, np.float32(np.inf)), levels]
     values = np.concatenate([*near, levels * np.float32(1.4), gradient(60)])
     values = np.concatenate([values, -values, np.array([0.0, -0.0, 1e-45], np.float32)])
     check(
@@ -124,11 +128,12 @@ def test_levels_each_double_the_next(unit: float) -> None:
         np.zeros(values.size + 50, np.float32),
         in_place=False,
         levels=np.tile(levels, 2),
+        share=share,
     )
     codes, left = np.zeros(FOUR.code_bytes(values.size), np.uint8), np.zeros_like(values)
     expected, expected_left = np.zeros_like(codes), np.zeros_like(values)
-    cpu.quantize(FOUR, values, left, levels, codes)
-    reference.quantize(FOUR, values, expected_left, levels, expected)
+    cpu.quantize(FOUR, values, left, levels, codes, share=share)
+    reference.quantize(FOUR, values, expected_left, levels, expected, share=share)
     assert same_bits(codes, expected)
     assert same_bits(left, expected_left)
 
@@ -137,7 +142,8 @@ def test_some_blocks_with_levels_that_double() -> None:
     doubling = (0.01 * 2.0 ** np.arange(7)).astype(np.float32)
     levels = np.concatenate([doubling, levels_of(FOUR), doubling, np.nextafter(doubling, np.float32(1))])
     sizes = [5000, 77, 300, 4100]
-    check(FOUR, gradients_of(sizes), residual_of(sum(sizes)), in_place=True, levels=levels)
+    for share in (1.0, 0.75):
+        check(FOUR, gradients_of(sizes), residual_of(sum(sizes)), in_place=True, levels=levels, share=share)
 
 
 @pytest.mark.parametrize("format", SIGNED)

@@ -122,6 +122,16 @@ def test_running_levels_follow_the_gradient() -> None:
     assert payloads[2].levels[1] == pytest.approx(expected)
 
 
+def test_running_levels_are_the_nearest_so_that_what_is_left_has_either_sign() -> None:
+    """Cut off towards zero, what is left would have the sign of the gradient, and Adam loses by that."""
+    gradient = np.random.default_rng(0).standard_normal(2000).astype(np.float32)
+    (payload,), (left,) = compress("4bit", gradient.tolist())
+    within = np.abs(gradient) > payload.levels[0]
+    rest, level = np.array(left)[within], decode(payload)[within]
+    assert (np.abs(rest) <= np.abs(level) / 2).all()
+    assert 0.3 < (np.sign(rest) != np.sign(gradient[within])).mean() < 0.7
+
+
 def test_running_levels_do_not_starve_the_rows_of_an_embedding() -> None:
     """32 rows of 50 000 are touched: what they get in one step is most of their gradient, not 1 % of it."""
     gradient = np.zeros((50_000, 16), np.float32)

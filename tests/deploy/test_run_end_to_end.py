@@ -19,6 +19,7 @@ from safetensors import safe_open
 
 from gradwire.deploy import paths, prepare
 from gradwire.deploy.cli import main
+from gradwire.deploy.processes import WARNING
 from gradwire.exits import Exit
 from gradwire.settings import RunSettings
 
@@ -275,9 +276,22 @@ def test_what_else_is_wrong_with_a_spec_is_said_by_the_process_that_checks_them(
     specs: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its last line is what gc-run says, as the cases above show; here no process has to be started."""
-    assert prepare.main(specs) == Exit.USAGE
+    assert prepare.main([*specs, "sgd", "gradients"]) == Exit.USAGE
     said = capsys.readouterr().err.splitlines()[-1]
     assert [word for word in words if word not in said] == []
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "work", "warned"),
+    [("adamw", "gradients", 1), ("sgd", "gradients", 0), ("adamw", "local", 0)],
+)
+def test_what_speaks_against_a_compressor_is_said_before_anything_starts(
+    optimizer: str, work: str, warned: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare.main(["topk", "auto", "digits", optimizer, work]) == Exit.DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == warned
+    assert all(line.startswith(f"{WARNING}topk loses where") for line in lines)
 
 
 def test_runs_of_the_same_second_have_directories_of_their_own(

@@ -19,9 +19,10 @@ from torch import nn
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]
 
 from ... import __version__
-from ...compressors import LayerRule, ModelCompressor
+from ...compressors import LayerRule, ModelCompressor, advice, suited
 from ...compressors.registry import names
 from ...configuration import Effective
+from ...optimizer import parse_optimizer
 from ...proto import messages as m
 from ...proto.job import job_terms
 from ...settings import WorkerSettings, names_in, parse_address
@@ -237,9 +238,12 @@ class Job:
         rule = LayerRule(
             dense=names_in(settings.dense_layers), compressed=names_in(settings.compressed_layers)
         )
-        compressor = ModelCompressor(
-            replica.manifest.specs, self._compressor, rule, terms.seed, self._reply.rank
-        )
+        local = self._steps_here  # otherwise all groups have optimizers of one kind
+        optimizer = parse_optimizer("sgd" if local else self._groups.groups[0].optimizer)
+        chosen = self._compressor if self._auto else suited(self._compressor, optimizer, local=local)
+        if chosen != self._compressor:
+            log.info("compressor %s, because the server's optimizer is an Adam", chosen)
+        compressor = ModelCompressor(replica.manifest.specs, chosen, rule, terms.seed, self._reply.rank)
         session = Session(
             self._connection,
             replica,
@@ -251,6 +255,8 @@ class Job:
         )
         turns = self._turns_of(session, self._optimizer)
         self._session, self._turns = session, turns
+        for line in advice(chosen, optimizer, local=local):
+            log.warning("%s", line)
         session.begin()
         return session, turns
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from ...compressors import LayerRule, ModelCompressor, TensorSpec, model_wide, wrapping_of
+from ...compressors import LayerRule, ModelCompressor, TensorSpec, advice, model_wide, suited
 from ...optimizer import parse_optimizer
 from ...proto import messages as m
 from ...proto.job import job_terms
@@ -60,6 +60,11 @@ class Trainer:
         self._computation = Computation(task, replica, device, job.seed)
         specs = _measured(self._computation, replica, task.name) if model_wide(compressor) else None
         specs = specs or replica.manifest.specs
+        optimizer, local = parse_optimizer(job.optimizer), isinstance(work, Local)
+        if not auto:
+            given, compressor = compressor, suited(compressor, optimizer, local=local)
+            if compressor != given:
+                log.info("compressor %s, because the server's optimizer is %s", compressor, job.optimizer)
         compression = Compression(
             ModelCompressor(specs, compressor, rule, job.seed, reply.rank), in_parts=job.overlap == "both"
         )
@@ -74,7 +79,8 @@ class Trainer:
         )
         self._strategy = _strategy(work, job, self.session, self._computation, metrics)
         self._evaluation: m.Evaluation | None = None  # the last one
-        _warn_of_momentum(compressor, work, job)
+        for line in advice(compressor, optimizer, local=local):
+            log.warning("%s", line)
 
     def run(self) -> bool:
         """Train until the job is done, or `session.leave` was called and everything is handed over.
@@ -151,21 +157,3 @@ def _measured(computation: Computation, replica: Replica, task: str) -> Sequence
     what = f"task {task!r}: the loss of one sample, for counting its operations,"
     flops = guarded(what, lambda: layer_flops(replica.model, computation.probe))
     return [replace(spec, flops=flops.get(spec.name, 0.0)) for spec in replica.manifest.specs]
-
-
-def _warn_of_momentum(compressor: str, work: Work, job: JobTerms) -> None:
-    wrapping = wrapping_of(compressor)
-    if wrapping is None or not wrapping.momentum:
-        return
-    if isinstance(work, Local):
-        log.warning(
-            "the momentum of %s acts on the changes that local steps make, besides what --optimizer and "
-            "the mode's outer optimizer have; give it momentum=0 unless that is meant",
-            compressor,
-        )
-    elif parse_optimizer(job.optimizer).has_momentum:
-        log.warning(
-            "momentum is applied twice: by %s and by the server's optimizer %s; "
-            "start the server with plain sgd, or give the compressor momentum=0",
-            *(compressor, job.optimizer),
-        )

@@ -1,0 +1,52 @@
+"""What was measured to lose, said when a job starts, with what to use instead.
+
+The figures behind it are those of `gc-bench adam` (docs/accuracy.md#adam).
+"""
+
+from __future__ import annotations
+
+from ..spec import parse_spec
+from ..steps import OptimizerOptions
+from .registry import adam_loss, wrapping_of
+from .wrapping import WRAPPING_KEYS
+
+INSTEAD = (
+    "use 4bit, which lost nothing; for fewer bytes yet 4bit with --mode local:steps=8,correction=0, whose "
+    "workers run the optimizer and exchange every eighth step"
+)
+
+
+def suited(compressor: str, optimizer: OptimizerOptions, *, local: bool) -> str:
+    """The spec as it suits an optimizer: `4bit` without feedback where the server's is Adam, unless it says
+    otherwise. What waits and comes larger later is in Adam's denominators, too. Arguments as of `advice`."""
+    spec = parse_spec("compressor", compressor)
+    asked = set(spec.options) & {*WRAPPING_KEYS, "levels"}
+    if local or asked or spec.name != "4bit" or not optimizer.undoes_weights:
+        return compressor
+    return f"{compressor}{',' if spec.options else ':'}feedback=off"
+
+
+def advice(compressor: str, optimizer: OptimizerOptions, *, local: bool) -> list[str]:
+    """Of a combination: a line for each reason to choose another one.
+
+    compressor: that `create` accepts. optimizer: of the job. local: whether workers run it, and compress what
+    their steps have changed.
+    """
+    wrapping, lines = wrapping_of(compressor), list[str]()
+    if wrapping is not None and wrapping.momentum:
+        if local:
+            lines.append(
+                f"the momentum of {compressor} acts on the changes that local steps make, besides what "
+                "--optimizer and the mode's outer optimizer have; give it momentum=0 unless that is meant"
+            )
+        elif optimizer.has_momentum:
+            lines.append(
+                f"momentum is applied twice: by {compressor} and by the server's optimizer; start the server "
+                "with plain sgd, or give the compressor momentum=0"
+            )
+    if not local and optimizer.undoes_weights and (loss := adam_loss(compressor)) > 1:
+        lines.append(
+            f"{compressor} loses where the server's optimizer is {type(optimizer).__name__}: a small GPT "
+            f"ended at {loss:g} times the uncompressed loss; {INSTEAD}"
+        )
+    return lines

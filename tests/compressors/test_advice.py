@@ -1,0 +1,60 @@
+"""What is said of combinations that were measured to lose."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire.compressors import advice, suited
+from gradwire.compressors.registry import BUILT_IN, adam_loss
+from gradwire.optimizer import parse_optimizer
+
+
+def said(compressor: str, optimizer: str, *, local: bool = False) -> str:
+    return " ".join(advice(compressor, parse_optimizer(optimizer), local=local))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw:weight_decay=0.1"])
+@pytest.mark.parametrize("compressor", ["topk", "topk:ratio=10,values=8bit", "1bit", "4bit:feedback=on"])
+def test_a_compressor_that_loses_with_adam_is_named_with_what_to_use_instead(
+    compressor: str, optimizer: str
+) -> None:
+    text = said(compressor, optimizer)
+    assert text.startswith(f"{compressor} loses where the server's optimizer is Adam")
+    assert "use 4bit" in text
+    assert "--mode local" in text
+    assert said(compressor, "sgd:momentum=0.9") == ""
+    assert said(compressor, optimizer, local=True) == ""  # workers run it, and compress changes
+
+
+@pytest.mark.parametrize("compressor", ["none", "8bit", "4bit:feedback=off"])
+def test_nothing_is_said_of_what_lost_nothing(compressor: str) -> None:
+    assert said(compressor, "adamw") == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "optimizer", "local", "expected"),
+    [
+        ("4bit", "adamw", False, "4bit:feedback=off"),
+        ("4bit:scale=mean", "adam", False, "4bit:scale=mean,feedback=off"),
+        ("4bit", "sgd:momentum=0.9", False, "4bit"),
+        ("4bit", "adamw", True, "4bit"),
+        ("4bit:feedback=on", "adamw", False, "4bit:feedback=on"),
+        ("4bit:momentum=0.5", "adamw", False, "4bit:momentum=0.5"),
+        ("4bit:levels=groups", "adamw", False, "4bit:levels=groups"),
+        ("topk", "adamw", False, "topk"),
+    ],
+)
+def test_4bit_leaves_its_feedback_out_where_the_server_runs_adam(
+    given: str, optimizer: str, local: bool, expected: str
+) -> None:
+    assert suited(given, parse_optimizer(optimizer), local=local) == expected
+
+
+def test_momentum_at_both_ends() -> None:
+    assert "applied twice" in said("topk:momentum=0.9", "sgd:momentum=0.9")
+    assert "acts on the changes" in said("dgc", "adamw", local=True)
+    assert said("dgc", "sgd") == ""
+
+
+def test_the_figures_are_losses() -> None:
+    assert all(1 <= adam_loss(name) < 10 for name in BUILT_IN)
