@@ -11,8 +11,8 @@ from .registry import adam_loss, wrapping_of
 from .wrapping import WRAPPING_KEYS
 
 INSTEAD = (
-    "use 4bit, which lost nothing; for fewer bytes yet 4bit with --mode local:steps=8,correction=0, whose "
-    "workers run the optimizer and exchange every eighth step"
+    "use 4bit, which loses little, or 8bit; for fewer bytes yet 4bit with --mode local:steps=8,correction=0, "
+    "whose workers run the optimizer and exchange every eighth step"
 )
 
 
