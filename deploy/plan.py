@@ -235,6 +235,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         job = live_job(given.server) if given.server is not None else None
         profile = profile_of(given) if job is None else job.profile
         given.model = given.model if job is None else job.name
+        if "auto" in given.compressors:
+            raise SpecError("--compressors auto: it chooses by what it measures; name those to compare")
         ranked = rank(profile, given.compressors)
     except (SpecError, argparse.ArgumentTypeError) as error:
         print(f"gc-plan: {error}", file=sys.stderr)
@@ -257,6 +259,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(job.beside())
         print(reason)
         print(*(f"    {line}" for line in commands(profile, chosen.choice)), sep="\n")
+        if profile.servers > 1:
+            print(f"That is one server: {profile.servers} are a what-if, which cannot be run yet.")
     if given.plot is not None:
         from .plan_tables import draw
 

@@ -57,7 +57,7 @@ def best_few(ranked: Sequence[Prediction]) -> list[Prediction]:
 
 
 def _table(title: str, rows: Sequence[Prediction], chosen: Prediction) -> Table:
-    table = Table(title=title)
+    table = Table(title=title, caption="MB: of a step, on the busiest server's link")
     for name in ("compressor", "mode", "overlap", "fusion", "order"):
         table.add_column(name, no_wrap=True)
     for name in ("s per step", "MB up", "MB down"):

@@ -123,7 +123,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     log.info(
         "gc-server %s listening on %s:%d; job %s: %s, mode %s",
         *(__version__, options.host, port),
-        *(service.job.id, options.task, options.mode),
+        *(service.job.id, "scripts" if options.script else options.task, options.mode),
     )
     if not options.insecure:
         log.info("protected mode: only peers on this machine are answered (--insecure lifts it)")

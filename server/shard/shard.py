@@ -10,6 +10,8 @@ one of the two.
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -31,7 +33,14 @@ from .downlink import LARGEST
 from .mean import Push, Share
 from .store import Complete, Copy, DivergedError, Encoded, Float32, Send, Store
 
+log = logging.getLogger("gradwire.server")
+
 T = TypeVar("T")
+COMPILING_AFTER_S = 5.0
+COMPILING = (
+    "compiling kernels, as the first start after an installation does, for a minute or so; the parameters "
+    "are taken when that is done"
+)
 COUNTED_REMEMBERED = 1024  # pushes of lost members of which parts count
 Build = Callable[[Manifest, Sequence[Float32], Plan], Store]
 
@@ -105,6 +114,11 @@ class Shard:
         """Load what applying takes, while the workers come."""
         # `open` waits for the kernels in the thread's queue: no push is read before they are there.
         self._loading = [self._reducer.submit(load) for load in WARM_UPS]
+        saying = threading.Timer(COMPILING_AFTER_S, log.info, (COMPILING,))
+        saying.daemon = True
+        saying.start()
+        for loading in self._loading[-1:]:
+            loading.add_done_callback(lambda _: saying.cancel())
 
     def close(self) -> None:
         """Let go of everything. Nothing may be in progress any more."""

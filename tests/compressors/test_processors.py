@@ -39,7 +39,8 @@ def codes_and_selection():
     for elements in (1, 16, 17, 257, 8193):
         k.test_magnitudes(elements)
         for format in k.SIGNED:
-            k.test_quantize(format, elements)
+            k.test_quantize(format, 1.0, elements)
+            k.test_quantize(k.SIGNED[0], 0.75, elements)
             k.test_add_quantized(format, elements, False)
             k.test_add_quantized(format, elements, True)
         k.test_encode_dense(DenseFormat.FLOAT16, elements)
@@ -47,7 +48,8 @@ def codes_and_selection():
     for format in k.SIGNED:
         for in_place in (False, True):
             o.check(format, o.gradients_of(sizes), o.residual_of(sum(sizes)), in_place=in_place)
-    o.test_levels_each_double_the_next(0.04)
+    o.test_levels_each_double_the_next(0.04, 1.0)
+    o.test_levels_each_double_the_next(0.04, 0.75)
 """
 EVERYTHING = """
 from numba.core import event

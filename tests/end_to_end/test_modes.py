@@ -256,6 +256,7 @@ def test_workers_that_are_killed_all_the_time_cost_nothing_that_was_acknowledged
     server = daemons.server(
         *("--task", "small_tasks:slow_digits", *arguments),
         *("--lease-seconds", "1", "--output", str(output)),
+        *("--downlink", "none"),  # what is written is what the workers have, and so the server's to the bit
         program=("recording_server", str(record)),
     )
     workers = daemons.workers(server, 4)

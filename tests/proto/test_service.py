@@ -11,7 +11,7 @@ from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.service import Stub, generic_handler, refusal_of
 
-METHODS = ("Join", "Initialize", "Fetch", "Exchange", "Status")
+METHODS = ("Join", "Initialize", "Fetch", "Exchange", "Status", "PutState", "GetState")
 
 
 def ignore(_: int) -> None:

@@ -49,6 +49,9 @@ class Script:
     def initialize(self, manifest: Any, values: Any, state: Any = None, least: int = 1) -> bool:
         return True
 
+    def get_state(self, manifest: Any, epoch: int, frozen: bytes) -> dict[str, Any]:
+        return {}  # the job's buffers are this worker's own
+
     def ready(self, manifest: Any) -> None:
         pass
 

@@ -47,7 +47,9 @@ async def serve(arguments: dict[str, str]) -> int:
     async def unused(*_: Any) -> Any:
         raise AssertionError("gc-run asks for nothing but the status")
 
-    handlers: dict[str, Any] = dict.fromkeys(("Join", "Initialize", "Fetch", "Exchange"), unused)
+    handlers: dict[str, Any] = dict.fromkeys(
+        ("Join", "Initialize", "Fetch", "Exchange", "PutState", "GetState"), unused
+    )
     aio: Any = grpc.aio  # whose handlers are generic without saying of what
     handler = generic_handler({**handlers, "Status": status}, sent=ignore, received=ignore)
     server = aio.server(options=SERVER_OPTIONS)

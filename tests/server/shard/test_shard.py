@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -538,3 +540,17 @@ def test_parts_are_stepped_at_the_rates_of_their_pushes() -> None:
         assert await steps.close(1, 2, 3) == [4, 4, 4]
 
     in_parts(test)
+
+
+def test_kernels_that_take_long_to_load_are_worth_a_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr("gradwire.server.shard.shard.COMPILING_AFTER_S", 0.2)
+    for seconds, lines in ((0.0, 0), (0.6, 1)):
+        monkeypatch.setattr("gradwire.server.shard.shard.WARM_UPS", (partial(time.sleep, seconds),))
+        shard = Shard(build)
+        shard.start()
+        time.sleep(0.4)
+        shard.close()
+        assert sum("compiling kernels" in record.getMessage() for record in caplog.records) == lines
