@@ -343,6 +343,17 @@ class Optimizer:
                 found.append(run)
         return found
 
+    def image(self) -> dict[str, Any]:
+        """All that it remembers, as plain values and copies of its tensors."""
+        runs = [[(run.start, run.end, _copied(run.memory)) for run in runs] for runs in self._runs]
+        return {"rates": list(self.learning_rates), "runs": runs}
+
+    def restore(self, image: Mapping[str, Any]) -> None:
+        """Go on from an `image` of one like it, of parameters that are divided alike; takes over its
+        tensors."""
+        self.learning_rates = list(image["rates"])
+        self._runs = [[_Run(*run) for run in runs] for runs in image["runs"]]
+
     def state(self) -> list[tuple[str, int, torch.Tensor]]:
         """What it remembers of parameters that were always stepped whole.
 

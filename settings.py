@@ -35,6 +35,7 @@ compression = partial(option, group="compression")
 connection = partial(option, group="connection")
 process = partial(option, group="process")
 results = partial(option, group="results")
+lasting = partial(option, group="durability")
 
 _MAX_UINT32 = 2**32 - 1
 _HTTP_PORT = "port of /metrics, /livez and /readyz; 0 for a free one, -1 for none"
@@ -288,6 +289,24 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
     insecure: bool = connection(False, "service for remote peers too, without encryption or authentication")
     stay: bool = process(False, "service after the job is done, until told to stop")
     output: str = results("", "file for the final parameters, as safetensors", metavar="FILE")
+    state: str = lasting(
+        "",
+        "folder in which the job outlives its server: checkpoints and a journal. A server that is started on it again "
+        "goes on where the one before was, also after kill -9, and the workers come back to it",
+        metavar="DIR",
+    )
+    durability: Literal["none", "journal", "fsync"] = lasting(
+        "journal",
+        "what an accepted push means with --state: that it survives until the next checkpoint is lost with the "
+        "server (none), that it survives the server's process (journal), or its machine too (fsync)",
+    )
+    checkpoint_every: str = lasting(
+        "10min",
+        "length of training after which a checkpoint is written with --state, such as 1epoch, 500steps or 10min; also "
+        "when the journal has grown to twice a checkpoint",
+        metavar="LENGTH",
+        parse=parse_evaluate_every,
+    )
     keep: str = results(
         "",
         "best version, kept as NAME.best.safetensors beside --output: best:METRIC, such as best:accuracy, "

@@ -10,26 +10,35 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from ..compressors import Plan
+from ..compressors import Payload, Plan
 from ..planning.job import Choice
 from ..proto import messages as m
+from ..proto.manifest import Manifest
+from ..proto.plans import plan_message, plan_of
+from ..proto.refusal import Reason, Refusal, Refused
+from ..proto.transfer import payload_header
+from ..proto.wire import encode_server
 from .best import BestFile
+from .durable.journal import JournalError
+from .durable.recorder import Recorder, Stored
 from .job import events as e
+from .job import refusals as job_refusals
 from .job.core import Core
 from .metrics import Metrics
-from .model_state import ModelState, complete
+from .model_state import Deposit, ModelState, Values, complete
 from .pacing import Came, Pacing
 from .planner import Planner
 from .publishing import Publishing
 from .replanning import Replanning, fixed
 from .reporting import count_waiting, shortened, update_gauges
 from .shard.inbox import Arrivals
-from .shard.shard import Shard
+from .shard.shard import Image, Shard
 from .shard.store import DivergedError
 from .streams import WorkerStream
 from .updates import Broadcast
@@ -52,6 +61,7 @@ class Conductor:
         planner: Planner | None = None,
         output: Path | None = None,
         keep_best: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         """
         Args:
@@ -59,7 +69,11 @@ class Conductor:
             output: where the final parameters go. Those of a job that ends before it is finished go to a file
                 beside it, so that no finished model is lost to them, or mistaken for them.
             keep_best: keep another file beside it, of the best version that was evaluated.
+            recorder: writes down what happens; None for a job that ends with its server.
         """
+        self._recorder = recorder
+        self._clock: Callable[[], float] = time.monotonic
+        self._again: list[int] | None = None  # versions that came again, while a recovery goes on
         self.core = core
         self.metrics = metrics
         self.shard = shard
@@ -80,6 +94,7 @@ class Conductor:
         self.failed = asyncio.Event()
         self.failure = ""  # why the job cannot go on
         self.diverged = False  # is why
+        self.unwritten = False  # what it has to write down is why
         self.parameters_sha256 = ""  # of the final parameters, once they are saved
         self._arrivals: dict[tuple[str, int], Arrivals] = {}
         self._output = output
@@ -98,8 +113,17 @@ class Conductor:
         if self._started_at is None:
             return 0.0
         over = self.core.phase in (m.Phase.FINISHING, m.Phase.FINISHED)
-        end = self._ended_at if over and self._ended_at is not None else time.monotonic()
+        end = self._ended_at if over and self._ended_at is not None else self.now()
         return end - self._started_at
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the job outlives its server."""
+        return self._recorder is not None
+
+    def now(self) -> float:
+        """Seconds of the job's clock, which stands still while there is no server."""
+        return self._clock()
 
     def arrivals(self, worker: str, incarnation: int) -> Arrivals:
         """What has come of a member's pushes that are not decided on."""
@@ -140,6 +164,66 @@ class Conductor:
         )
         return choice, len(members)
 
+    def store(
+        self, member: tuple[str, int], part: m.Part, checksum: int, payloads: Sequence[Payload]
+    ) -> bool:
+        """A part is here whole and valid. Returns False if it is not needed any more. Raises Refused."""
+        if not self.arrivals(*member).store(part.seq, part.part, checksum):
+            return False
+        if self._recorder is not None and self._again is None:
+            with self._promising(part):
+                self._recorder.part(member, part, checksum, payloads)
+                if self.shard.steps_parts:
+                    self._recorder.sync()
+        key = e.PushKey(*member, part.seq)
+        self.shard.put(key, part.part, payloads, part.assignment, part.learning_rates)
+        return True
+
+    def close_push(
+        self, member: tuple[str, int], seq: int, refusal: Refusal | None = None, *, again: bool = False
+    ) -> None:
+        """A push is abandoned or refused. again: only what is stored of it, and all of it may come again."""
+        if self._recorder is not None and self._again is None:
+            with self._promising(seq):
+                self._recorder.closed(member, seq, refusal, again=again)
+        arrivals = self.arrivals(*member)
+        if again:
+            arrivals.forget(seq)
+        else:
+            arrivals.close(seq, refusal)
+        self.shard.drop(e.PushKey(*member, seq))
+
+    def put_buffers(self, key: e.PushKey, deposit: Deposit) -> None:
+        """Buffers have come that belong to a push. Raises Refused."""
+        if self._recorder is not None:
+            with self._promising(key):
+                member = key.worker, key.incarnation
+                self._recorder.buffers(member, key.seq, deposit.collection, deposit.values)
+        self.state.put(key, deposit)
+
+    def put_evaluated(self, epoch: int, values: Values) -> None:
+        """Buffers have come with which an epoch is evaluated. Raises Refused."""
+        if self._recorder is not None:
+            with self._promising(epoch):
+                self._recorder.evaluated(epoch, values)
+        self.state.evaluated(epoch, values)
+
+    def push(self, event: e.Pushed) -> e.Result[e.Decided]:
+        """Decide on a push that is committed and whole: as `decide`. Raises Refused."""
+        payloads = self.shard.payloads(event.key)
+        result = self.decide(event)
+        outcome = result.reply.outcome
+        accepted = outcome.decision is m.Decision.ACCEPTED
+        if not result.reply.repeated:
+            if accepted:
+                self.metrics.push_accepted(payloads, outcome.version - 1 - event.base_version)
+            else:
+                self.metrics.push_refused(outcome.refusal.reason if outcome.refusal else Reason.STALE)
+            member = self.core.roster.get((event.worker, event.incarnation))
+            rank = 0 if member is None else member.rank
+            self.state.decided(event.key, accepted=accepted, rank=rank, samples=event.samples)
+        return result
+
     def arrived(self, came: Came) -> None:
         """A part of a push is there."""
         self.pacing.arrived(came)
@@ -164,7 +248,26 @@ class Conductor:
 
     def decide(self, event: e.Event[R]) -> e.Result[R]:
         """The reply to an event, and actions still to be performed. Raises Refused."""
-        return self.core.step(event, time.monotonic())
+        now, recorder = self.now(), self._recorder
+        if recorder is None or self._again is not None:
+            return self.core.step(event, now)
+        leases = recorder.leases(self.core) if isinstance(event, e.Tick) else {}
+        result = self.core.step(event, now)
+        with self._promising(event):
+            recorder.event(event, now, result, leases)
+        return result
+
+    @contextmanager
+    def _promising(self, what: object) -> Generator[None]:
+        """In it something is written down. If it cannot be, the job ends, and nothing follows from it."""
+        try:
+            yield
+        except JournalError as error:
+            if not self.failed.is_set():
+                self.failure, self.unwritten = str(error), True
+                self.failed.set()
+            worker = what.worker if isinstance(what, e.FromWorker) else ""
+            raise Refused(job_refusals.stopping(worker, "its journal cannot be written")) from None
 
     def happen(self, event: e.Event[R]) -> R:
         """Decide and perform. Raises Refused."""
@@ -194,7 +297,7 @@ class Conductor:
                 case e.Drop():
                     self.shard.drop(action.key)
                 case e.Closed():
-                    self._ended_at = time.monotonic()
+                    self._ended_at = self.now()
                     seconds = self._ended_at - action.opened_at
                     self.metrics.round_closed(seconds, action.samples, action.loss, self.core.version)
                     self.metrics.redundancy.set(action.redundancy)
@@ -239,6 +342,12 @@ class Conductor:
             stream.outbox.send(message)
 
     def _assign(self, action: e.Assign) -> None:
+        if self._started_at is None:
+            self._started_at = self.now()
+        if action.assignment.evaluate_epoch:
+            self.state.pin(action.assignment.evaluate_epoch, action.assignment.version)
+            if self._best is not None:
+                self._best.evaluated(action.assignment.evaluate_epoch, action.assignment.version)
         stream = self.streams.get(action.worker)
         if stream is None:
             return
@@ -249,12 +358,6 @@ class Conductor:
             checked=checked,
             checksum=checksum,
         )
-        if self._started_at is None:
-            self._started_at = time.monotonic()
-        if assignment.evaluate_epoch:
-            self.state.pin(assignment.evaluate_epoch, assignment.version)
-            if self._best is not None:
-                self._best.evaluated(assignment.evaluate_epoch, assignment.version)
         self._publishing.divide(stream)
         if action.has != assignment.version:
             self._publishing.update(stream, assignment.version, action.has)
@@ -270,6 +373,9 @@ class Conductor:
         Raises Refused: PLAN, if the model cannot be divided so.
         """
         self.shard.prepare(plan)
+        if self._recorder is not None:
+            with self._promising(plan):
+                self._recorder.plan(encode_server(plan_message(plan)))
         self.happen(e.Planned())
 
     def _adopt(self, action: e.Adopt) -> None:
@@ -317,10 +423,10 @@ class Conductor:
             self.give_up_late()
 
     async def _apply(self, action: e.Apply, broadcast: Broadcast, applying: Awaitable[int]) -> None:
-        started = time.monotonic()
+        started = self.now()
         passed_over = await applying
         broadcast.finish()
-        self._ended_at = time.monotonic()
+        self._ended_at = self.now()
         if passed_over:
             self.metrics.passed_over.inc()
             log.warning(
@@ -337,8 +443,18 @@ class Conductor:
         if action.clocks_stale is not None:
             self.metrics.clocks_stale(action.clocks_stale)
         self.metrics.round_closed(self._ended_at - action.opened_at, samples, mean_loss, action.version)
-        self.happen(e.Published(version=action.version))
-        self.plans.published(action.version)
+        if self._again is not None:  # it happens when it is the turn of its record
+            self._again.append(action.version)
+            return
+        await self._published(action.version)
+
+    async def _published(self, version: int) -> None:
+        now, progress = self.now(), self.core.samples.progress
+        if self._recorder is not None and self._recorder.due(version, now, progress):
+            with self._promising(version):
+                await self.checkpoint()
+        self.happen(e.Published(version=version))
+        self.plans.published(version)
 
     async def _finish(self) -> None:
         if self.shard.manifest is not None:
@@ -389,6 +505,121 @@ class Conductor:
         self._publishing.replaced()
         self.happen(e.Copied(version=key.version))
 
+    # ---- what outlives the server
+
+    async def checkpoint(self) -> None:
+        """Write down all that there is between two versions. Control has not heard of the newest one yet, or is
+        about to: what it has heard of since stands in the new segment. Raises JournalError."""
+        assert self._recorder is not None
+        image = await self.shard.image()
+        await self.state.settled()
+        assert self.shard.manifest is not None
+        tree = self._tree(self.core.save(), self.shard.manifest, self.shard.plan, image)
+        stored = list(self._stored())
+        self._recorder.checkpoint(self.shard.version, tree, stored, self.now(), self.core.samples.progress)
+
+    async def first_checkpoint(self, manifest: Manifest, image: Image, plan: Plan, state: Values) -> None:
+        """Before control hears of the parameters. Raises Refused where it cannot be written."""
+        assert self._recorder is not None
+        entries = ModelState()
+        entries.open(manifest.entries, state)
+        tree = self._tree(self.core.save(), manifest, plan, image, entries)
+        try:
+            await self._recorder.first(tree, self.now())
+        except OSError as error:
+            self.failure, self.unwritten = f"the first checkpoint cannot be written: {error}", True
+            self.failed.set()
+            raise Refused(job_refusals.stopping("", self.failure)) from None
+
+    def _tree(
+        self, core: Any, manifest: Manifest, plan: Plan, image: Image, state: ModelState | None = None
+    ) -> dict[str, Any]:
+        return {
+            "core": core,
+            "manifest": manifest.to_message(),
+            "plan": plan_message(plan),
+            "planner": self.plans.planner.terms,
+            "shard": image,
+            "late": {key: sorted(parts) for key, parts in self.shard.late.items()},
+            "arrivals": {name: arrivals.image() for name, arrivals in self._arrivals.items()},
+            "state": (state or self.state).image(),
+            "metrics": self.metrics.image(),
+            "now": self.now(),
+            "times": (self._started_at, self._ended_at),
+        }
+
+    def _stored(self) -> Iterator[Stored]:
+        """Parts of open pushes, and of those that wait to be applied."""
+        for key, parts in self.shard.pushes.items():
+            arrivals = self.arrivals(key.worker, key.incarnation)
+            for number, payloads in parts.items():
+                headers = tuple(map(payload_header, payloads))
+                part = m.Part(
+                    seq=key.seq,
+                    assignment=arrivals.assignment(key.seq),
+                    part=number,
+                    plan=self.shard.plan.number,
+                    payloads=headers,
+                    learning_rates=tuple(self.shard.rates(key)),
+                )
+                yield (key.worker, key.incarnation), part, arrivals.checksum(key.seq, number), payloads
+
+    async def take_over(self, tree: Mapping[str, Any]) -> None:
+        """Be as the conductor was that has written this down. From then on things happen by `again`."""
+        self._again = []
+        self._clock = lambda: tree["now"]
+        message: m.Manifest = tree["manifest"]
+        manifest = Manifest.from_message(message, worker="", max_bytes=self.core.rules.max_model_bytes)
+        self.plans.planner.first(manifest, *tree["planner"])
+        await self.shard.reopen(manifest, plan_of(tree["plan"], manifest), tree["shard"])
+        self.shard.counts(tree["late"])
+        self.core.load(tree["core"])
+        for name, image in tree["arrivals"].items():
+            self.arrivals(*name).restore(image)
+        self.state.restore(manifest.entries, tree["state"])
+        self.metrics.restore(tree["metrics"])
+        self._started_at, self._ended_at = tree["times"]
+
+    async def again(self, event: e.Event[Any], now: float, heard: Mapping[str, float]) -> int:
+        """Have happen what has happened. heard: when members were. Returns how many pushes were decided on."""
+        assert self._again is not None
+        self._clock = lambda: now
+        for worker, at in heard.items():
+            if worker in self.core.roster.members:
+                self.core.roster.members[worker].heard_at = at
+        if isinstance(event, e.Published):
+            while event.version not in self._again:
+                if self.failed.is_set() or not self._working:
+                    raise ValueError(
+                        f"version {event.version} does not come: {self.failure or 'nothing leads to it'}"
+                    )
+                await asyncio.wait(set(self._working), return_when=asyncio.FIRST_COMPLETED)
+            self._again.remove(event.version)
+        if isinstance(event, e.Pushed):
+            result = self.push(event)
+            self.arrivals(event.worker, event.incarnation).close(event.seq)
+            self.perform(result.actions)
+            return 1
+        self.happen(event)
+        if isinstance(event, e.Tick):
+            self._forget_arrivals()
+        return 0
+
+    async def caught_up(self) -> None:
+        """The recovery is over: what follows happens now."""
+        while self._working:
+            await asyncio.wait(set(self._working))
+        published, self._again = self._again, None
+        last, began = self.now(), time.monotonic()
+        self._clock = lambda: last + time.monotonic() - began
+        if self._recorder is not None:
+            self._recorder.go_on(self.core.version, last, self.core.samples.progress)
+        self.happen(e.Restarted())
+        for version in published or ():
+            await self._published(version)
+
+    # ---- tasks
+
     def _work(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._working.add(task)
@@ -397,7 +628,7 @@ class Conductor:
     def _worked(self, task: asyncio.Future[None]) -> None:
         """A round that cannot be applied would never close, and without ticks no lease would end: give up."""
         self._working.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
+        if task.cancelled() or (error := task.exception()) is None or self.failed.is_set():
             return
         self.diverged = isinstance(error, DivergedError)
         if self.diverged:
@@ -409,7 +640,7 @@ class Conductor:
 
     def _show(self) -> None:
         parts = len(self.shard.plan.parts) if self.shard.manifest is not None else 0
-        update_gauges(self.metrics, self.core, parts, time.monotonic())
+        update_gauges(self.metrics, self.core, parts, self.now())
 
     def start(self) -> None:
         """Let time pass from now on."""
@@ -423,7 +654,7 @@ class Conductor:
             self.happen(e.Tick())
             self._forget_arrivals()
             self._show()
-            count_waiting(self.metrics, self.core, time.monotonic(), TICK_S)
+            count_waiting(self.metrics, self.core, self.now(), TICK_S)
 
     async def stop(self, reason: str) -> None:
         """Finish what is being applied, tell the members, let them go, and save what there is."""

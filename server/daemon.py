@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import signal
+import uuid
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
@@ -24,9 +26,12 @@ from ..proto.channel import SERVER_OPTIONS
 from ..proto.manifest import Manifest
 from ..proto.service import generic_handler
 from ..proto.standard import Health, reflect
-from ..settings import ServerSettings
+from ..settings import ServerSettings, parse_evaluate_every
 from ..telemetry import HttpEndpoint, add_log_fields
 from .conductor import Conductor
+from .durable.recorder import Recorder
+from .durable.recovery import recover
+from .durable.state import StateError, StateFolder
 from .job.core import Core
 from .job.modes import registry
 from .job.modes.options import ModeOptions
@@ -76,7 +81,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> Shard:
     return Shard(build)
 
 
-def _conductor(options: ServerSettings, mode: ModeOptions) -> Conductor:
+def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder | None) -> Conductor:
     metrics = Metrics(options.downlink)
     if mode.staleness_bound is not None:
         metrics.staleness_bound.set(mode.staleness_bound)
@@ -93,18 +98,77 @@ def _conductor(options: ServerSettings, mode: ModeOptions) -> Conductor:
     )
     shard = _shard(options, mode)
     core = Core(options, mode)
-    return Conductor(core, metrics, shard=shard, planner=planner, output=output, keep_best=bool(options.keep))
+    return Conductor(
+        core,
+        metrics,
+        shard=shard,
+        planner=planner,
+        output=output,
+        keep_best=bool(options.keep),
+        recorder=recorder,
+    )
+
+
+# What a server that goes on may be told otherwise: where it is, what it says, how long it waits, what it writes.
+_MAY_CHANGE = frozenset(
+    {
+        *("host", "port", "http_port", "insecure", "stay", "threads", "log_format"),
+        *("lease_seconds", "max_model_bytes", "output"),
+        *("state", "durability", "checkpoint_every"),
+    }
+)
+
+
+def _opened(options: ServerSettings, job: str) -> tuple[StateFolder | None, str]:
+    """The folder of --state, and the id of its job, which is `job` if it is new. Raises UsageError."""
+    if not options.state:
+        return None, job
+    if registry.parse(options.mode).work.startswith("exchange"):
+        raise UsageError(
+            "--state: in mode coded the workers have the parameters, and the server a copy of theirs from time to "
+            "time; there is nothing of its own that it could go on with. Use --output"
+        )
+    given = {
+        each.name: getattr(options, each.name) for each in fields(options) if each.name not in _MAY_CHANGE
+    }
+    try:
+        folder = StateFolder(Path(options.state), syncs=options.durability == "fsync")
+        known = folder.job()
+        if known is None:
+            folder.begin({"job": job, "gradwire": __version__, "options": given})
+            return folder, job
+    except StateError as error:
+        raise UsageError(str(error)) from None
+    before = known["options"]
+    for name in given:
+        if before.get(name, given[name]) != given[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{flag} {given[name]}: the job in --state {options.state} was begun with {flag} {before[name]}, and "
+                f"goes on only with that; leave {flag} as it was, or begin another job in another folder"
+            )
+    return folder, known["job"]
 
 
 async def _serve(effective: Effective[ServerSettings]) -> int:
     options = effective.settings
     mode = registry.parse(options.mode)
-    conductor = _conductor(options, mode)
-    service = Service(conductor, options, mode)
+    folder, job = _opened(options, uuid.uuid4().hex[:12])
+    recorder = None
+    if folder is not None:
+        every = parse_evaluate_every(options.checkpoint_every)
+        recorder = Recorder(folder, every, job=job, recorded=options.durability != "none")
+    conductor = _conductor(options, mode, recorder)
+    service = Service(conductor, options, mode, job)
     add_log_fields(lambda: {"job": service.job.id, "version": conductor.core.version})
     metrics = conductor.metrics
     metrics.info.labels(__version__, options.mode, service.job.id).set(1)
     stopping = asyncio.Event()
+    if folder is not None:
+        try:
+            await recover(conductor, folder)
+        except StateError as error:
+            raise UsageError(str(error)) from None
 
     server = grpc.aio.server(options=SERVER_OPTIONS)
     handler = generic_handler(service.handlers(), sent=metrics.sent, received=metrics.received)
@@ -134,6 +198,8 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     await conductor.stop(conductor.failure or "it was told to stop")
     if conductor.unsaved and code == Exit.DONE:
         code = Exit.INTERNAL
+    if recorder is not None:
+        await recorder.close()
     await server.stop(GRACE_S)
     http.close()
     log.info("stopped at version %d", conductor.core.version)
@@ -184,6 +250,8 @@ async def _until_stopped(conductor: Conductor, stopping: asyncio.Event, *, stay:
     if received:
         return 128 + received[0]
     log.error("%s", conductor.failure)
+    if conductor.unwritten:
+        return Exit.UNWRITTEN
     return Exit.DIVERGED if conductor.diverged else Exit.INTERNAL
 
 

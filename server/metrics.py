@@ -11,6 +11,8 @@ from collections import Counter as Counts
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from copy import deepcopy
+from typing import Any
 
 from prometheus_client import Counter
 
@@ -173,6 +175,13 @@ class Metrics(MetricSet, prefix="gradwire_server"):
     def received_raw(self, raw_bytes: int) -> None:
         self._traffic["raw_bytes_up"] += raw_bytes
         self._raw_bytes.labels("up", SENDER.get()).inc(raw_bytes)
+
+    def image(self) -> dict[str, Any]:
+        """What the job's status and report say, as opposed to this process's counters."""
+        return {"accepted": self.accepted, "refused": self.refused, "curve": deepcopy(self.curve)}
+
+    def restore(self, image: Mapping[str, Any]) -> None:
+        self.accepted, self.refused, self.curve = image["accepted"], image["refused"], image["curve"]
 
     def push_accepted(self, payloads: Sequence[Payload], versions_stale: int) -> None:
         self.accepted += 1

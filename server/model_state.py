@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -60,6 +60,35 @@ class ModelState:
         self.frozen = {name: value for name, value in values.items() if name in names}
         self.frozen_digest = frozen_digest(entries, self.frozen)
         self._buffers = _done({name: value for name, value in values.items() if name not in names})
+
+    async def settled(self) -> None:
+        """Wait for means that are being taken."""
+        for each in (self._buffers, *(values for _, values in self._pinned.values())):
+            await each
+
+    def image(self) -> dict[str, Any]:
+        """All of it but the entries. Nothing may have happened since `settled`."""
+        return {
+            "frozen": dict(self.frozen),
+            "buffers": dict(_result(self._buffers)),
+            "waiting": dict(self._waiting),
+            "counted": dict(self._counted),
+            "newest": self._newest,
+            "changed": self._changed,
+            "pinned": {
+                epoch: (version, dict(_result(values))) for epoch, (version, values) in self._pinned.items()
+            },
+        }
+
+    def restore(self, entries: Sequence[Entry], image: Mapping[str, Any]) -> None:
+        """Go on from an `image`, of a model with these entries."""
+        self.entries, self.frozen = entries, image["frozen"]
+        self.frozen_digest = frozen_digest(entries, self.frozen)
+        self._buffers = _done(image["buffers"])
+        self._waiting, self._counted = image["waiting"], image["counted"]
+        self._newest, self._changed = image["newest"], image["changed"]
+        pinned: dict[int, tuple[int, Values]] = image["pinned"]
+        self._pinned = {epoch: (version, _done(values)) for epoch, (version, values) in pinned.items()}
 
     def put(self, key: PushKey, deposit: Deposit) -> None:
         """A worker's buffers have come. They wait for the decision on their push."""
@@ -166,10 +195,15 @@ def _done(values: Mapping[str, Bytes]) -> Awaitable[Values]:
     return _Done(values)
 
 
+def _result(values: Awaitable[Values]) -> Values:
+    """Of what has been waited for."""
+    return values.values if isinstance(values, _Done) else cast("asyncio.Future[Values]", values).result()
+
+
 class _Done:
     def __init__(self, values: Mapping[str, Bytes]) -> None:
-        self._values = values
+        self.values = values
 
     def __await__(self) -> Generator[Any, None, Mapping[str, Bytes]]:
         yield from ()
-        return self._values
+        return self.values

@@ -80,6 +80,11 @@ class Planner:
         self._planned: tuple[int, Measured] | None = None  # at which version, by what
 
     @property
+    def terms(self) -> tuple[int, int]:
+        """Slices and least bytes, as in `first`."""
+        return self._slices, self._least_bytes
+
+    @property
     def takes_norms(self) -> bool:
         """Whether plans depend on the norms of gradients."""
         return self._fusion.merging is Merging.SEAMGS

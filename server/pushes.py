@@ -101,8 +101,7 @@ class Pushes:
 
     def _store(self, part: m.Part, checksum: int, finish: Callable[[], list[Payload]]) -> None:
         """A part is here whole. finish: returns its payloads, or raises Refused where they are not valid."""
-        arrivals, shard = self._arrivals, self._conductor.shard
-        if part.plan != shard.plan.number:  # there is a new one since it began to come
+        if part.plan != self._conductor.shard.plan.number:  # there is a new one since it began to come
             self._deliver()
             return
         try:
@@ -111,9 +110,7 @@ class Pushes:
         except Refused as error:
             self._refuse(part.seq, error)
             return
-        if arrivals.store(part.seq, part.part, checksum):
-            key = e.PushKey(*self._stream.id, part.seq)
-            shard.put(key, part.part, payloads, part.assignment, part.learning_rates)
+        if self._conductor.store(self._stream.id, part, checksum, payloads):
             self._deliver()
         self._say_stored(part)
 
@@ -175,8 +172,7 @@ class Pushes:
         arrivals = self._arrivals
         self._stream.inbox.drop_push(abandon.seq)
         if not arrivals.over(abandon.seq):
-            arrivals.close(abandon.seq)
-            self._conductor.shard.drop(e.PushKey(*self._stream.id, abandon.seq))
+            self._conductor.close_push(self._stream.id, abandon.seq)
             self._deliver()
 
     def _deliver(self) -> None:
@@ -187,8 +183,7 @@ class Pushes:
                 complete = arrivals.next(self._core.plan)
             except Refused as error:  # what is stored is not what was sent
                 seq = min(arrivals.open)
-                arrivals.forget(seq)
-                self._conductor.shard.drop(e.PushKey(*self._stream.id, seq))
+                self._conductor.close_push(self._stream.id, seq, again=True)
                 self._refuse(seq, error, again=True)
                 continue
             if complete is None:
@@ -200,7 +195,7 @@ class Pushes:
                     self._check_parts(commit, parts)
                 elif not self._core.unwanted(*self._stream.id, commit.assignment):
                     # Its member got the work back.
-                    arrivals.forget(commit.seq)
+                    self._conductor.close_push(self._stream.id, commit.seq, again=True)
                     again = refusals.given_up(self._stream.worker, commit.seq)
                     self._refuse(commit.seq, Refused(again), again=True)
                     continue
@@ -231,8 +226,7 @@ class Pushes:
         if not again and not (part is not None and damaged):
             part = None
             if not arrivals.over(seq):  # what is over may still have to be applied
-                arrivals.close(seq, error.refusal)
-                self._conductor.shard.drop(e.PushKey(*self._stream.id, seq))
+                self._conductor.close_push(self._stream.id, seq, error.refusal)
         self._metrics.push_refused(error.refusal.reason)
         log.warning("refused push %d: %s", seq, error)
         decision = m.Decision.REFUSED
@@ -252,21 +246,8 @@ class Pushes:
             computing_s=commit.computing_seconds,
             learning_rates=self._arrivals.rates(commit.seq),
         )
-        payloads = self._conductor.shard.payloads(event.key)
-        result = self._conductor.decide(event)
+        result = self._conductor.push(event)
         outcome = result.reply.outcome
-        if outcome.decision is m.Decision.REFUSED and not result.reply.repeated:
-            self._metrics.push_refused(outcome.refusal.reason if outcome.refusal else Reason.STALE)
-        elif not result.reply.repeated:
-            self._metrics.push_accepted(payloads, outcome.version - 1 - commit.base_version)
-        if not result.reply.repeated:
-            member = self._core.roster.get(self._stream.id)
-            self._conductor.state.decided(
-                event.key,
-                accepted=outcome.decision is m.Decision.ACCEPTED,
-                rank=0 if member is None else member.rank,
-                samples=commit.samples,
-            )
         counted = self._conductor.shard.counted(event.key)
         if counted and outcome.decision is m.Decision.REFUSED:
             outcome = replace(outcome, counted=tuple(sorted(counted)))

@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from .. import __version__
-from ..compressors import least_part_bytes, lossless
+from ..compressors import Plan, least_part_bytes, lossless
 from ..configuration import shared
 from ..proto import messages as m
 from ..proto.entries import of_kind
@@ -33,6 +31,7 @@ from .fetching import Fetches
 from .job import events as e
 from .job import refusals
 from .job.modes.options import ModeOptions
+from .shard.shard import Image
 from .state_calls import StateCalls
 from .streams import Context
 
@@ -45,14 +44,15 @@ HEARTBEATS_PER_LEASE = 5
 
 
 class Service:
-    def __init__(self, conductor: Conductor, options: ServerSettings, mode: ModeOptions) -> None:
+    def __init__(self, conductor: Conductor, options: ServerSettings, mode: ModeOptions, job: str) -> None:
+        """job: its id."""
         told = options
         if options.overlap == "both" and not mode.steps_parts(options):
             told = replace(options, overlap="backward")
             clipped = " and --clip-norm" if options.clip_norm else ""
             text = "--overlap both: with mode %s, aggregation %s%s it is backward, updates need whole pushes"
             log.warning(text, options.mode, options.aggregation, clipped)
-        self.job = JobTerms(id=uuid.uuid4().hex[:12], work=mode.work, **shared(JobSettings, told))
+        self.job = JobTerms(id=job, work=mode.work, **shared(JobSettings, told))
         self._conductor = conductor
         self._core = conductor.core
         self._metrics = conductor.metrics
@@ -170,7 +170,11 @@ class Service:
             self._conductor.state.open(manifest.entries, state)
             return accepted
 
-        initialized = await shard.open(manifest, assembly, plan, accept)
+        async def keep(image: Image, plan: Plan) -> None:
+            await self._conductor.first_checkpoint(manifest, image, plan, state)
+
+        written = keep if self._conductor.keeps else None
+        initialized = await shard.open(manifest, assembly, plan, accept, written)
         self._metrics.received_raw(manifest.raw_bytes)
         log.info(
             "%d tensors, %d parameters, %d training samples from %s",
@@ -210,7 +214,7 @@ class Service:
         await self._states.get(request, self.job.id, context)
 
     async def _status(self, request: m.StatusRequest, context: Context) -> m.StatusResponse:
-        core, now = self._core, time.monotonic()
+        core, now = self._core, self._conductor.now()
         # The job is not over for anyone who asks before its last parameters are saved and hashed.
         saving = core.phase is m.Phase.FINISHED and not self._conductor.parameters_sha256
         return m.StatusResponse(

@@ -68,9 +68,9 @@ class StateCalls:
             raise why
         if header.seq:
             deposit = Deposit(collection=header.collection, values=values)
-            self._state.put(e.PushKey(*member, header.seq), deposit)
+            self._conductor.put_buffers(e.PushKey(*member, header.seq), deposit)
         else:
-            self._state.evaluated(header.epoch, values)
+            self._conductor.put_evaluated(header.epoch, values)
         return m.PutStateResponse()
 
     def _why_not(self, header: m.StateHeader) -> Refused | None:

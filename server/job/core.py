@@ -71,6 +71,7 @@ class Core(JobState):
             e.Evaluated: self._evaluated,
             e.Left: self._left,
             e.Tick: self._tick,
+            e.Restarted: self._restarted,
             e.Stopping: self._stopping,
         }
 
@@ -493,6 +494,12 @@ class Core(JobState):
         if expired or self.mode.due(now) or (ends and not self.stopped):
             actions += self._advance(now)
         return actions + self._report(now)
+
+    def _restarted(self, event: e.Restarted, now: float) -> list[e.Action]:
+        for member in self.roster.by_rank():
+            self.roster.become(member, BROKEN[member.life])
+            member.heard_at = now
+        return []
 
     def waiting(self, now: float) -> Awaited:
         """Whom or what everything waits for."""

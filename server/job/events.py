@@ -248,6 +248,12 @@ class Tick(Event[None]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Restarted(Event[None]):
+    """The server was away, and has read what it had written down: no stream is open, and no member is to
+    blame for its silence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Stopping(Event[None]):
     """The server was told to shut down."""
 

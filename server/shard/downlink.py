@@ -25,7 +25,8 @@ have no say in the bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, pairwise
@@ -204,6 +205,24 @@ class Downlink:
             )
             for number, part in enumerate(self._plan.parts)
         ]
+
+    def image(self) -> dict[str, Any]:
+        """What it remembers besides the parameters, as plain values and copies of its tensors."""
+        apart = self.replica is not self._parameters
+        return {
+            "replica": self.replica.clone() if apart else None,
+            "behind": list(self._behind),
+            "running": self._running.image(),
+            "states": {name: deepcopy(coder.states) for name, coder in self._coders.items()},
+        }
+
+    def restore(self, image: Mapping[str, Any]) -> None:
+        """Go on from an `image`; takes over its tensors."""
+        self.replica = self._parameters if image["replica"] is None else image["replica"]
+        self._behind = list(image["behind"])
+        self._running.restore(image["running"])
+        for name, states in image["states"].items():
+            self._coder(name).states = list(states)
 
     def _separate(self) -> None:
         """From now on the replica is apart from the parameters."""

@@ -9,8 +9,10 @@ sent again, so a push is handed on once both are there, and after those before i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...compressors import Plan
 from ...proto.manifest import Manifest
@@ -137,6 +139,14 @@ class Arrivals:
         self._open: dict[int, _Push] = {}
         self._refused: dict[int, Refusal] = {}  # the last
 
+    def image(self) -> dict[str, Any]:
+        """All of it, as values that nobody changes."""
+        return {"through": self.through, "open": deepcopy(self._open), "refused": dict(self._refused)}
+
+    def restore(self, image: Mapping[str, Any]) -> None:
+        """Go on from an `image`."""
+        self.through, self._open, self._refused = image["through"], image["open"], image["refused"]
+
     @property
     def stored(self) -> tuple[Stored, ...]:
         """What need not be sent again."""
@@ -216,6 +226,14 @@ class Arrivals:
     def unwanted(self, seq: int) -> bool:
         """Whether the parts of a push are of no use."""
         return seq in self._open and self._open[seq].unwanted
+
+    def assignment(self, seq: int) -> int:
+        """That an open push answers; 0 of one that is over."""
+        return self._open[seq].assignment if seq in self._open else 0
+
+    def checksum(self, seq: int, part: int) -> int:
+        """Of a part that is stored of an open push; 0 of one that is over."""
+        return self._open[seq].checksums.get(part, 0) if seq in self._open else 0
 
     def close(self, seq: int, refusal: Refusal | None = None) -> None:
         """The push has been decided on, abandoned, or refused as a whole."""

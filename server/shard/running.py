@@ -6,7 +6,8 @@ version on. So neither the pieces nor the order in which they come have a say in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,17 @@ class RunningCoder:
     def adopt(self, largest: int) -> None:
         """There is a new plan; largest: as before."""
         self._largest = largest
+
+    def image(self) -> dict[str, Any]:
+        """What it remembers, as plain values and arrays that nobody writes to."""
+        found = {tensor: dict(pieces) for tensor, pieces in self._found.items()}
+        states, whole = list(self._states), dict(self._whole)
+        return {"states": states, "version": self._version, "whole": whole, "found": found}
+
+    def restore(self, image: Mapping[str, Any]) -> None:
+        """Go on from an `image`."""
+        self._states, self._version = list(image["states"]), image["version"]
+        self._whole, self._found = dict(image["whole"]), dict(image["found"])
 
     def knows(self, tensor: int, version: int) -> bool:
         """Whether pieces of a tensor can be coded at a version; the first time it has to be whole."""

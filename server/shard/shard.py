@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +42,7 @@ COMPILING = (
     "are taken when that is done"
 )
 COUNTED_REMEMBERED = 1024  # pushes of lost members of which parts count
+Image = Mapping[str, Any]
 Build = Callable[[Manifest, Sequence[Float32], Plan], Store]
 
 
@@ -146,10 +147,18 @@ class Shard:
         """How many pushes and snapshots wait to be applied or dropped."""
         return len(self._pushes) + len(self._copies)
 
-    async def open(self, manifest: Manifest, values: Assembly, plan: Plan, accept: Callable[[], T]) -> T:
+    async def open(
+        self,
+        manifest: Manifest,
+        values: Assembly,
+        plan: Plan,
+        accept: Callable[[], T],
+        keep: Callable[[Image, Plan], Awaitable[None]] | None = None,
+    ) -> T:
         """Take over version 0, unless control has other ideas by the time that it is in place.
 
         accept: tells control, on the event loop; if it raises, the values are forgotten.
+        keep: is given what `reopen` takes, and awaited before that.
         Returns what it returns. Raises Refused for values that are not finite.
         """
 
@@ -159,9 +168,51 @@ class Shard:
             return self._build(manifest, arrays, plan), norms
 
         store, norms = await self._run(build)
+        plan = replace(plan, norms=norms)
+        if keep is not None:
+            await keep(await self._run(store.image), plan)
         accepted = accept()
-        self._store, self._plan = store, replace(plan, norms=norms)
+        self._store, self._plan = store, plan
         return accepted
+
+    def image(self) -> Awaitable[Image]:
+        """All that the store remembers, as `Store.image` has it."""
+        return self._run(self._opened.image)
+
+    async def reopen(self, manifest: Manifest, plan: Plan, image: Image) -> None:
+        """Instead of `open`: go on from an `image` that was taken under this plan."""
+
+        def build() -> Store:
+            values = [np.zeros(spec.elements, np.float32) for spec in manifest.specs]
+            store = self._build(manifest, values, plan)
+            store.restore(image)
+            return store
+
+        self._store = await self._run(build)
+        self._plan = plan
+
+    @property
+    def pushes(self) -> Mapping[PushKey, Mapping[int, Sequence[Payload]]]:
+        """What is stored of pushes that are neither applied nor dropped, by part."""
+        return self._pushes
+
+    def rates(self, key: PushKey) -> Sequence[float]:
+        """Learning rates that came with a push; none for those of the job."""
+        return self._rates.get(key, ())
+
+    @property
+    def steps_parts(self) -> bool:
+        """Whether a round is open whose parts are stepped one by one."""
+        return self._round is not None
+
+    @property
+    def late(self) -> Mapping[PushKey, Collection[int]]:
+        """Parts that count of pushes that were never applied as a whole, for `counts`."""
+        return self._counted
+
+    def counts(self, late: Mapping[PushKey, Collection[int]]) -> None:
+        """Go on with what `late` was."""
+        self._counted = {key: set(parts) for key, parts in late.items()}
 
     def prepare(self, plan: Plan) -> None:
         """Have a plan ready under the next number. Raises Refused: PLAN, if the model cannot have it."""

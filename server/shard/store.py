@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -444,6 +445,30 @@ class Store:
             if version < newest - 1 and version not in bases:
                 del self._bases[version]
         self._bases[newest] = self._downlink.replica.clone()
+
+    def image(self) -> dict[str, Any]:
+        """All of it between two versions, as plain values and copies of its tensors: `restore` makes another
+        store go on to the same bits."""
+        return {
+            "version": self.version,
+            "parameters": self._flat.clone(),
+            "optimizer": self._optimizer.image(),
+            "downlink": self._downlink.image(),
+            "bases": {version: base.clone() for version, base in self._bases.items()},
+            "checked": self.checked,
+            "measures_norms": self.measures_norms,
+            "square_norms": self.square_norms,
+        }
+
+    def restore(self, image: Mapping[str, Any]) -> None:
+        """Go on from an `image` of a store with the same manifest, plan and options; takes over its
+        tensors."""
+        self._flat.copy_(image["parameters"])
+        self.version, self.checked = image["version"], image["checked"]
+        self._optimizer.restore(image["optimizer"])
+        self._downlink.restore(image["downlink"])
+        self._bases = dict(image["bases"])
+        self.measures_norms, self.square_norms = image["measures_norms"], image["square_norms"]
 
     def snapshot(self) -> list[Encoded]:
         """The replica as it is, for a worker that has none or an old one."""

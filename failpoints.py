@@ -1,0 +1,2 @@
+def reached(name: str) -> None:
+    pass

@@ -1,0 +1,136 @@
+"""The journal: what has happened since a checkpoint, in order, so that it can happen again.
+
+A segment is a file of records. It begins with the state that a checkpoint holds, and has its version in its
+name. A record is in the file, and on the disk if that is asked for, before anything that follows from it
+leaves the server. A process that is killed leaves at most one record half written, at the end: reading stops
+there, and the next process goes on writing in its place.
+
+A record is a head of 20 bytes, little-endian (magic, bytes of the text and of the data, crc32c of each),
+the text, which is JSON, and the data.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import failpoints
+from ...proto.transfer import Bytes
+from ...proto.wire import crc32c
+
+MAGIC = 0x4A57_4757
+MAX_TEXT_BYTES = 64 << 20
+_HEAD = struct.Struct("<IIIII")
+_ONE_WRITE = 512  # buffers, below what any system takes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """what: its kind. fields: plain values. data: uint8, shape (bytes,)."""
+
+    what: str
+    fields: Mapping[str, Any]
+    data: Bytes
+
+
+class JournalError(Exception):
+    """Nothing can be written down any more, so nothing more can be promised."""
+
+
+class Journal:
+    """Writes one segment. Belongs to one thread, but for `sync`."""
+
+    def __init__(self, path: Path, *, syncs: bool, at: int = 0) -> None:
+        """
+        Args:
+            syncs: whether `sync` waits for the disk; otherwise what is written survives the process alone.
+            at: bytes that stay; what follows them is cut off.
+        """
+        self.path = path
+        self.bytes = at
+        self._syncs, self._dirty = syncs, False
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(self._file, at)
+        os.lseek(self._file, at, os.SEEK_SET)
+
+    def append(self, what: str, fields: Mapping[str, Any], data: Sequence[Bytes] = ()) -> None:
+        """Raises JournalError, which says what to do."""
+        text = json.dumps([what, fields], default=_to_json, separators=(",", ":")).encode()
+        size = sum(each.size for each in data)
+        sums = crc32c((np.frombuffer(text, np.uint8),)), crc32c(data)
+        buffers = [
+            _HEAD.pack(MAGIC, len(text), size, *sums) + text,
+            *(each.data for each in data if each.size),
+        ]
+        try:
+            self._write(buffers)
+        except OSError as error:
+            raise JournalError(
+                f"the journal {self.path} cannot be written: {error.strerror or error}; what it has is whole. "
+                "Make room, or have its folder writable, and start gc-server again with the same --state"
+            ) from None
+        self.bytes += _HEAD.size + len(text) + size
+        self._dirty = True
+        failpoints.reached("journal.appended")
+
+    def _write(self, buffers: list[Any]) -> None:
+        while buffers:
+            written = os.writev(self._file, buffers[:_ONE_WRITE])
+            while buffers and written >= len(buffers[0]):
+                written -= len(buffers.pop(0))
+            if written:
+                buffers[0] = memoryview(buffers[0])[written:]
+
+    def sync(self) -> None:
+        """Have all of it on the disk, if that is asked for. Raises JournalError."""
+        if not self._syncs or not self._dirty:
+            return
+        self._dirty = False
+        try:
+            os.fdatasync(self._file)
+        except OSError as error:
+            raise JournalError(f"the journal {self.path} did not reach the disk: {error.strerror}") from None
+        failpoints.reached("journal.synced")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read(path: Path) -> Iterator[tuple[Record, int]]:
+    """The records of a segment, each with where it ends in the file, up to the first that is not whole or not
+    as it was written."""
+    data: Bytes = np.fromfile(path, np.uint8)
+    at = 0
+    while at + _HEAD.size <= data.size:
+        magic, text_bytes, data_bytes, text_sum, data_sum = _HEAD.unpack_from(data, at)
+        begin = at + _HEAD.size + text_bytes
+        end = begin + data_bytes
+        if magic != MAGIC or text_bytes > MAX_TEXT_BYTES or end > data.size:
+            return
+        text, body = data[begin - text_bytes : begin], data[begin:end]
+        if crc32c((text,)) != text_sum or crc32c((body,)) != data_sum:
+            return
+        try:
+            what, fields = json.loads(text.tobytes(), object_hook=_from_json)
+        except (ValueError, TypeError):
+            return
+        yield Record(what, fields, body), end
+        at = end
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    raise TypeError(f"not plain: {value!r:.100}")
+
+
+def _from_json(value: dict[str, Any]) -> Any:
+    return base64.b64decode(value["base64"]) if value.keys() == {"base64"} else value

@@ -1,0 +1,200 @@
+"""What a running server writes down: events that control has taken in, parts that are stored, and from time to
+time a checkpoint, after which the journal begins anew.
+
+`recovery` reads it again. An event is recorded after control has decided and before any action of it is
+performed; a part before the shard has it. Not recorded is what follows from the rest: parts that are stepped,
+versions' contents, what goes out; nor signs of life alone: ticks, by which leases end, have when each member was heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...compressors import Payload
+from ...proto import messages as m
+from ...proto.refusal import Refusal
+from ...proto.transfer import Bytes
+from ...proto.wire import encode_worker
+from ...spec import Length
+from ..job import events as e
+from ..job import saving
+from ..job.core import Core
+from .journal import Journal
+from .state import StateFolder, segment_limit
+
+log = logging.getLogger("gradwire.server")
+
+Member = tuple[str, int]
+Stored = tuple[Member, m.Part, int, Sequence[Payload]]  # a part, the crc32c of its bytes, and what it holds
+
+EVENT, PART, CLOSED, PLAN, BUFFERS, EVALUATED = "event", "part", "closed", "plan", "buffers", "evaluated"
+# What follows from other records, or changes nothing that lasts.
+_NOT_RECORDED = (e.Heard, e.Begun, e.Stopping)
+
+
+class Recorder:
+    """Belongs to the conductor's event loop.
+
+    Attributes:
+        failing: why the last checkpoint could not be written; empty if it could.
+        bytes: of the last checkpoint; 0 before the first.
+    """
+
+    def __init__(self, folder: StateFolder, every: Length, *, job: str, recorded: bool) -> None:
+        """
+        Args:
+            every: length of training after which a checkpoint is due.
+            recorded: whether there is a journal between checkpoints.
+        """
+        self._folder, self._every, self._job = folder, every, job
+        self._recorded = recorded
+        self._journal: Journal | None = None
+        self._heard: dict[str, float] = {}
+        self._last = 0, math.inf, 0.0  # version, time and epochs of the last checkpoint
+        self._writing: asyncio.Task[None] | None = None
+        self.failing = ""
+        self.bytes = 0
+
+    def begin(self, version: int) -> None:
+        """From here on things happen that are not in the checkpoint of this version, which is still to be written."""
+        if self._journal is not None:
+            self._journal.sync()
+            self._journal.close()
+        self._journal = self._folder.segment(version) if self._recorded else None
+        self._heard = {}
+
+    def go_on(self, version: int, now: float, progress: float) -> None:
+        """After a recovery."""
+        self._journal = self._folder.journal() if self._recorded else None
+        self._last = version, now, progress
+
+    # ---- records
+
+    def _append(self, what: str, fields: Mapping[str, Any], data: Sequence[Bytes] = ()) -> None:
+        if self._journal is not None:
+            self._journal.append(what, fields, data)
+
+    def sync(self) -> None:
+        """Before anything leaves that follows from the last records. Raises JournalError."""
+        if self._journal is not None:
+            self._journal.sync()
+
+    def leases(self, core: Core) -> dict[str, float]:
+        """When members were heard, of which that is not recorded."""
+        heard = {worker: member.heard_at for worker, member in core.roster.members.items()}
+        return {worker: at for worker, at in heard.items() if self._heard.get(worker) != at}
+
+    def event(
+        self, event: e.Event[Any], now: float, result: e.Result[Any], leases: Mapping[str, float]
+    ) -> None:
+        """leases: before a tick. Raises JournalError."""
+        if isinstance(event, _NOT_RECORDED) or self._journal is None:
+            return
+        if isinstance(event, e.Pushed) and isinstance(result.reply, e.Decided) and result.reply.repeated:
+            return
+        fields: dict[str, Any] = {"now": now, "event": saving.save(event)}
+        if isinstance(event, e.Tick):
+            if not leases and not result.actions:
+                return
+            fields["heard"] = dict(leases)
+            self._heard.update(leases)
+        self._append(EVENT, fields)
+        if isinstance(event, e.Pushed | e.Initialized | e.Joined):
+            self._journal.sync()
+
+    def part(
+        self,
+        member: Member,
+        part: m.Part,
+        checksum: int,
+        payloads: Iterable[Payload],
+        *,
+        carried: bool = False,
+    ) -> None:
+        """A part is about to be stored. carried: from the segment before. Raises JournalError."""
+        header = encode_worker(part)
+        fields = {"member": member, "header": header, "checksum": checksum, "carried": carried}
+        self._append(PART, fields, [payload.data for payload in payloads])
+
+    def closed(self, member: Member, seq: int, refusal: Refusal | None, *, again: bool) -> None:
+        """A push is over without control, or all of its parts are to come again."""
+        self._append(CLOSED, {"member": member, "seq": seq, "refusal": saving.save(refusal), "again": again})
+
+    def plan(self, plan: bytes) -> None:
+        """The shard has this plan ready."""
+        self._append(PLAN, {"plan": plan})
+
+    def buffers(self, member: Member, seq: int, collection: int, values: Mapping[str, Bytes]) -> None:
+        """Buffers have come that belong to a push."""
+        sizes = {name: int(each.size) for name, each in values.items()}
+        fields = {"member": member, "seq": seq, "collection": collection, "sizes": sizes}
+        self._append(BUFFERS, fields, list(values.values()))
+
+    def evaluated(self, epoch: int, values: Mapping[str, Bytes]) -> None:
+        """Buffers have come with which an epoch is evaluated."""
+        sizes = {name: int(each.size) for name, each in values.items()}
+        self._append(EVALUATED, {"epoch": epoch, "sizes": sizes}, list(values.values()))
+
+    # ---- checkpoints
+
+    def due(self, version: int, now: float, progress: float) -> bool:
+        """Whether a checkpoint is to be taken at a version. progress: epochs so far."""
+        if self._writing is not None:
+            return False
+        if self._journal is not None and self._journal.bytes > segment_limit(self.bytes):
+            return True
+        steps, at, epochs = self._last
+        passed = {"steps": version - steps, "seconds": now - at, "epochs": progress - epochs}
+        return passed[self._every.unit] >= self._every.number
+
+    def checkpoint(
+        self, version: int, tree: Any, stored: Iterable[Stored], now: float, progress: float
+    ) -> asyncio.Task[None]:
+        """Begin a new segment with what is stored of open pushes, and write the tree down meanwhile."""
+        self.begin(version)
+        for member, part, checksum, payloads in stored:
+            self.part(member, part, checksum, payloads, carried=True)
+        self._last = version, now, progress
+        self._writing = asyncio.create_task(self._write(version, tree))
+        return self._writing
+
+    async def first(self, tree: Any, now: float) -> None:
+        """Write the checkpoint of version 0. Raises OSError."""
+        self.begin(0)
+        self._last = 0, now, 0.0
+        await self.write(0, tree)
+
+    async def write(self, version: int, tree: Any) -> None:
+        """Write a checkpoint. Raises OSError."""
+        about = {"job": self._job, "version": version}
+        self.bytes = await asyncio.to_thread(self._folder.write, version, tree, about)
+
+    async def _write(self, version: int, tree: Any) -> None:
+        try:
+            await self.write(version, tree)
+        except Exception as error:
+            self.failing = f"the checkpoint of version {version} could not be written: {error}"
+            log.error(
+                "%s; the one before it and the journal stay, and the next is tried when it is due",
+                self.failing,
+            )
+        else:
+            if self.failing:
+                log.info("checkpoints can be written again")
+            self.failing = ""
+            log.info("checkpoint of version %d written, %.1f MB", version, self.bytes / 1e6)
+        finally:
+            self._writing = None
+
+    async def close(self) -> None:
+        """Finish what is being written."""
+        if self._writing is not None:
+            await self._writing
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        self._folder.close()

@@ -1,0 +1,115 @@
+"""A server goes on where another one was: it takes over the newest checkpoint, and lets everything that the
+journal has happen again, in the same order and at the same times.
+
+What happens is the same because it is all that control and shard depend on. Messages go nowhere meanwhile:
+nobody is connected. Workers that come back find their membership, what is stored of their pushes, and the outcomes
+of those that were decided on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ...proto import messages as m
+from ...proto.plans import plan_of
+from ...proto.refusal import Refusal, Refused
+from ...proto.transfer import received_payloads
+from ...proto.wire import decode_envelope
+from ..conductor import Conductor
+from ..job import events as e
+from ..job import saving
+from ..model_state import Deposit
+from . import recorder as r
+from .journal import Record
+from .state import Found, StateError, StateFolder
+
+log = logging.getLogger("gradwire.server")
+
+_EVENTS: Mapping[str, Any] = {
+    kind.__name__: kind
+    for kind in vars(e).values()
+    if isinstance(kind, type) and issubclass(kind, e.Event) and kind not in (e.Event, e.FromWorker)
+}
+
+
+async def recover(conductor: Conductor, folder: StateFolder) -> Found | None:
+    """Have a conductor that has just been made go on. Returns the checkpoint; None if there is none.
+
+    Raises StateError.
+    """
+    began, found = time.monotonic(), folder.newest()
+    if found is None:
+        return None
+    pushes = 0
+    try:
+        await conductor.take_over(found.tree)
+        for record, own in folder.records(found.version):
+            if not (record.fields.get("carried") and not own):
+                pushes += await _again(conductor, record)
+        await conductor.caught_up()
+    except (Refused, KeyError, TypeError, ValueError, AssertionError) as error:
+        raise StateError(
+            f"--state {folder.path}: what was written down does not lead on from version {found.version}: "
+            f"{error!r}; please report this"
+        ) from error
+    log.info(
+        "checkpoint of version %d read, and %d pushes of the journal taken in, in %.1f s: going on at version %d",
+        *(found.version, pushes, time.monotonic() - began, conductor.core.version),
+    )
+    return found
+
+
+async def _again(conductor: Conductor, record: Record) -> int:
+    """Let what is recorded happen. Returns how many pushes were decided on."""
+    fields = record.fields
+    match record.what:
+        case r.EVENT:
+            plain = fields["event"]
+            event = saving.load(_EVENTS[plain["type"]], plain)
+            return await conductor.again(event, fields["now"], fields.get("heard", {}))
+        case r.PART:
+            worker, incarnation = fields["member"]
+            part: m.Part = decode_envelope(fields["header"], "WorkerMessage")
+            shard = conductor.shard
+            assert shard.manifest is not None
+            if part.plan == shard.plan.number:
+                bounds = shard.plan.parts[part.part]
+                payloads = received_payloads(
+                    part.payloads, record.data, bounds, shard.manifest, worker=worker
+                )
+                arrivals = conductor.arrivals(worker, incarnation)
+                if fields["carried"]:  # `arrivals` know it already, or the push waits to be applied
+                    key = e.PushKey(worker, incarnation, part.seq)
+                    shard.put(key, part.part, payloads, part.assignment, part.learning_rates)
+                elif arrivals.wants(part.seq, part.part, part.assignment):
+                    arrivals.check_rates(part, max(1, len(shard.manifest.groups)))
+                    conductor.store((worker, incarnation), part, fields["checksum"], payloads)
+        case r.CLOSED:
+            worker, incarnation = fields["member"]
+            refusal = saving.load(Refusal | None, fields["refusal"])
+            conductor.close_push((worker, incarnation), fields["seq"], refusal, again=fields["again"])
+        case r.PLAN:
+            assert conductor.shard.manifest is not None
+            message: m.Plan = decode_envelope(fields["plan"], "ServerMessage")
+            conductor.shard.prepare(plan_of(message, conductor.shard.manifest))
+        case r.BUFFERS:
+            worker, incarnation = fields["member"]
+            deposit = Deposit(collection=fields["collection"], values=_values(record))
+            conductor.state.put(e.PushKey(worker, incarnation, fields["seq"]), deposit)
+        case r.EVALUATED:
+            conductor.state.evaluated(fields["epoch"], _values(record))
+        case _:
+            raise ValueError(f"a record of an unknown kind {record.what!r}")
+    return 0
+
+
+def _values(record: Record) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    at = 0
+    for name, size in record.fields["sizes"].items():
+        found[name] = record.data[at : at + size]
+        at += size
+    return found
