@@ -1,2 +1,0 @@
-def reached(name: str) -> None:
-    pass
