@@ -43,8 +43,8 @@ class DamagedError(Exception):
 def flatten(tree: Any) -> tuple[Any, Tensors]:
     """A tree as what JSON takes, and its tensors by name, which share memory with it.
 
-    Takes None, bool, int, float, str, bytes, list, tuple, NamedTuple, dict with any keys, dataclass, Enum, numpy
-    array and CPU tensor. Raises TypeError for anything else.
+    Takes None, bool, int, float, str, bytes, list, tuple, NamedTuple, dict with any keys, dataclass, Enum,
+    numpy array and CPU tensor. Raises TypeError for anything else.
     """
     tensors: Tensors = {}
     return _flatten(tree, tensors), tensors
@@ -70,21 +70,21 @@ def _flatten(value: Any, tensors: Tensors) -> Any:
     if isinstance(value, Enum):
         return {"enum": _name(type(value)), "value": value.value}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kind = cast(Any, type(value))
-        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
+        made_of: Any = value.__class__
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(made_of)}
         return {
-            "dataclass": _name(kind),
+            "dataclass": _name(made_of),
             "fields": {name: _flatten(each, tensors) for name, each in fields.items()},
         }
+    items: Any = value  # of which nothing is known but what the checks say
     if isinstance(value, tuple):
-        items = [_flatten(each, tensors) for each in cast("tuple[Any, ...]", value)]
-        kind = cast(Any, type(value))
-        return {"tuple": items} if kind is tuple else {"named": _name(kind), "items": items}
+        each_of = [_flatten(each, tensors) for each in items]
+        kind: Any = items.__class__
+        return {"tuple": each_of} if kind is tuple else {"named": _name(kind), "items": each_of}
     if isinstance(value, list):
-        return [_flatten(each, tensors) for each in cast("list[Any]", value)]
+        return [_flatten(each, tensors) for each in items]
     if isinstance(value, dict):
-        items = cast("dict[Any, Any]", value).items()
-        return {"dict": [[_flatten(key, tensors), _flatten(each, tensors)] for key, each in items]}
+        return {"dict": [[_flatten(key, tensors), _flatten(items[key], tensors)] for key in items]}
     raise TypeError(f"{type(value).__qualname__} cannot be saved: {value!r:.100}")
 
 
@@ -95,7 +95,8 @@ def unflatten(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if isinstance(plain, _PLAIN):
         return plain
     if isinstance(plain, list):
-        return [unflatten(each, tensors) for each in cast("list[Any]", plain)]
+        each_of: Any = plain
+        return [unflatten(each, tensors) for each in each_of]
     try:
         match plain:
             case {"bytes": text}:

@@ -291,19 +291,19 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
     output: str = results("", "file for the final parameters, as safetensors", metavar="FILE")
     state: str = lasting(
         "",
-        "folder in which the job outlives its server: checkpoints and a journal. A server that is started on it again "
-        "goes on where the one before was, also after kill -9, and the workers come back to it",
+        "folder in which the job outlives its server: checkpoints and a journal. A server that is started "
+        "with it again goes on where the one before was, also after kill -9, and the workers come back to it",
         metavar="DIR",
     )
     durability: Literal["none", "journal", "fsync"] = lasting(
         "journal",
-        "what an accepted push means with --state: that it survives until the next checkpoint is lost with the "
-        "server (none), that it survives the server's process (journal), or its machine too (fsync)",
+        "what an accepted push survives with --state: nothing before the next checkpoint (none), the end of "
+        "the server's process (journal), or that of its machine, too (fsync)",
     )
     checkpoint_every: str = lasting(
         "10min",
-        "length of training after which a checkpoint is written with --state, such as 1epoch, 500steps or 10min; also "
-        "when the journal has grown to twice a checkpoint",
+        "length of training after which a checkpoint is written with --state, such as 1epoch, 500steps or "
+        "10min; or earlier, when the journal has grown to twice a checkpoint",
         metavar="LENGTH",
         parse=parse_evaluate_every,
     )
@@ -329,6 +329,12 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
     )
     worker_id: str = connection(
         "", "name of this worker, unique in the job; empty for host name and process id"
+    )
+    state: str = lasting(
+        "",
+        "folder of this worker's own, for what the server has not, such as residuals: written when the "
+        "server writes its --state, and read when a worker of the same --worker-id comes at that version",
+        metavar="DIR",
     )
     task: str = training(
         "",

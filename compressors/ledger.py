@@ -26,7 +26,8 @@ new number of slices rescales it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -132,6 +133,20 @@ class Ledger:
     @property
     def device(self) -> torch.device:
         return self._device
+
+    def image(self) -> dict[str, Any]:
+        """All that it would go on from with no push open, as plain values and copies of its tensors on the
+        host."""
+        buffers = {"residual": self._residual, "velocity": self._velocity}
+        copies = {name: None if each is None else each.cpu().clone() for name, each in buffers.items()}
+        return {**copies, "states": deepcopy(self.states), "slices": self.slices}
+
+    def restore(self, image: Mapping[str, Any]) -> None:
+        """Go on from an `image` of a ledger of the same tensors; takes over its tensors."""
+        self._residual, self._velocity = (
+            None if image[name] is None else image[name].to(self._device) for name in ("residual", "velocity")
+        )
+        self.states, self.slices, self._latest = image["states"], image["slices"], None
 
     @property
     def unused(self) -> bool:

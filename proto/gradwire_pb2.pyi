@@ -462,7 +462,7 @@ class PayloadHeader(_message.Message):
     def __init__(self, elements: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ..., sparse: _Optional[_Union[SparseHeader, _Mapping]] = ..., absent: _Optional[_Union[AbsentHeader, _Mapping]] = ..., content: _Optional[_Union[Content, str]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("chunk", "part", "heartbeat", "hello", "evaluation", "leave", "ready", "packet", "snapshot", "commit", "abandon", "profile", "batch", "crc32c")
+    __slots__ = ("chunk", "part", "heartbeat", "hello", "evaluation", "leave", "ready", "packet", "snapshot", "commit", "abandon", "profile", "saved", "batch", "crc32c")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -475,6 +475,7 @@ class WorkerMessage(_message.Message):
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     ABANDON_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
@@ -489,9 +490,10 @@ class WorkerMessage(_message.Message):
     commit: Commit
     abandon: Abandon
     profile: Profile
+    saved: Saved
     batch: Batch
     crc32c: int
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "worker", "incarnation")
@@ -504,20 +506,22 @@ class Hello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("fingerprint", "version", "assigned", "plan", "data", "drifted")
+    __slots__ = ("fingerprint", "version", "assigned", "plan", "data", "drifted", "restored")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     DRIFTED_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     version: int
     assigned: int
     plan: int
     data: int
     drifted: int
-    def __init__(self, fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ..., assigned: _Optional[int] = ..., plan: _Optional[int] = ..., data: _Optional[int] = ..., drifted: _Optional[int] = ...) -> None: ...
+    restored: bool
+    def __init__(self, fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ..., assigned: _Optional[int] = ..., plan: _Optional[int] = ..., data: _Optional[int] = ..., drifted: _Optional[int] = ..., restored: bool = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("seq", "assignment", "part", "plan", "payloads", "waited", "learning_rates")
@@ -651,7 +655,7 @@ class Leave(_message.Message):
     def __init__(self, failed: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("chunk", "update", "assignment", "outcome", "welcome", "waiting", "initialize", "packet", "snapshot", "plan", "unwanted", "stored", "batch", "crc32c")
+    __slots__ = ("chunk", "update", "assignment", "outcome", "welcome", "waiting", "initialize", "packet", "snapshot", "plan", "unwanted", "stored", "save", "batch", "crc32c")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
@@ -664,6 +668,7 @@ class ServerMessage(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     UNWANTED_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
@@ -678,9 +683,10 @@ class ServerMessage(_message.Message):
     plan: Plan
     unwanted: Unwanted
     stored: Stored
+    save: Save
     batch: Batch
     crc32c: int
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., unwanted: _Optional[_Union[Unwanted, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., unwanted: _Optional[_Union[Unwanted, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("rank", "version", "last_seq", "stored", "plan")
@@ -827,6 +833,20 @@ class Unwanted(_message.Message):
     SEQ_FIELD_NUMBER: _ClassVar[int]
     seq: int
     def __init__(self, seq: _Optional[int] = ...) -> None: ...
+
+class Save(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class Saved(_message.Message):
+    __slots__ = ("version", "error")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    error: str
+    def __init__(self, version: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("ranks", "seconds", "text")

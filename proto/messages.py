@@ -377,6 +377,7 @@ class Ready:
     plan: int = 0  # Number of the last plan that the worker has got; 0 for none
     data: int = 0  # As in Manifest
     drifted: int = 0  # Version at which the replica was not the server's; the worker has let go of it
+    restored: bool = False  # The worker goes on from its own state at the server's version, buffers included
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -632,6 +633,23 @@ class Unwanted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Save:
+    """The server writes its state down: the worker is to write down its own, as it is at this version
+    before anything else is computed.
+    """
+
+    version: int  # of the parameters
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """Answer to Save, once it is written."""
+
+    version: int  # of the parameters
+    error: str = ""  # Why nothing was written; empty if it was
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
     """The workers that all others wait for."""
 
@@ -772,8 +790,8 @@ InitializeMessage = Chunk | InitializeHeader
 StateMessage = Chunk | StateHeader
 FetchMessage = Chunk | FetchHeader
 WorkerMessage = (
-    Chunk | Part | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Profile | Batch
+    Chunk | Part | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Profile | Saved | Batch
 )
 ServerMessage = (
-    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | Plan | Unwanted | Stored | Batch
+    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | Plan | Unwanted | Stored | Save | Batch
 )

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +20,13 @@ from ..compressors import Payload, Plan
 from ..planning.job import Choice
 from ..proto import messages as m
 from ..proto.manifest import Manifest
-from ..proto.plans import plan_message, plan_of
+from ..proto.plans import plan_message
 from ..proto.refusal import Reason, Refusal, Refused
-from ..proto.transfer import payload_header
 from ..proto.wire import encode_server
 from .best import BestFile
+from .durable.image import image_of, restore, stored_of
 from .durable.journal import JournalError
-from .durable.recorder import Recorder, Stored
+from .durable.recorder import Recorder
 from .job import events as e
 from .job import refusals as job_refusals
 from .job.core import Core
@@ -47,6 +47,7 @@ log = logging.getLogger("gradwire.server")
 R = TypeVar("R")
 
 TICK_S = 0.25
+FAREWELL_POLL_S = 0.02
 
 
 class Conductor:
@@ -96,6 +97,7 @@ class Conductor:
         self.diverged = False  # is why
         self.unwritten = False  # what it has to write down is why
         self.parameters_sha256 = ""  # of the final parameters, once they are saved
+        self._paused = asyncio.Event()
         self._arrivals: dict[tuple[str, int], Arrivals] = {}
         self._output = output
         self._best: BestFile | None = None
@@ -115,6 +117,20 @@ class Conductor:
         over = self.core.phase in (m.Phase.FINISHING, m.Phase.FINISHED)
         end = self._ended_at if over and self._ended_at is not None else self.now()
         return end - self._started_at
+
+    @property
+    def all_arrivals(self) -> Mapping[tuple[str, int], Arrivals]:
+        """By worker and incarnation."""
+        return self._arrivals
+
+    @property
+    def times(self) -> tuple[float | None, float | None]:
+        """When work was first given out, and when the last version was made."""
+        return self._started_at, self._ended_at
+
+    @times.setter
+    def times(self, times: tuple[float | None, float | None]) -> None:
+        self._started_at, self._ended_at = times
 
     @property
     def keeps(self) -> bool:
@@ -257,15 +273,18 @@ class Conductor:
             recorder.event(event, now, result, leases)
         return result
 
+    def _cannot_write(self, why: str) -> None:
+        if not self.failed.is_set():
+            self.failure, self.unwritten = why, True
+            self.failed.set()
+
     @contextmanager
     def _promising(self, what: object) -> Generator[None]:
         """In it something is written down. If it cannot be, the job ends, and nothing follows from it."""
         try:
             yield
         except JournalError as error:
-            if not self.failed.is_set():
-                self.failure, self.unwritten = str(error), True
-                self.failed.set()
+            self._cannot_write(str(error))
             worker = what.worker if isinstance(what, e.FromWorker) else ""
             raise Refused(job_refusals.stopping(worker, "its journal cannot be written")) from None
 
@@ -312,6 +331,8 @@ class Conductor:
                     stream = self.streams.get(action.worker)
                     if stream is not None and stream.incarnation == action.incarnation:
                         stream.outbox.end(action.refusal, final=action.final)
+                case e.Report() | e.Lost() | e.Note() if self._again is not None:
+                    pass  # it was said then
                 case e.Report():
                     self._report(action)
                 case e.Best():
@@ -323,6 +344,8 @@ class Conductor:
                     log.warning("%s is lost: %s", action.name, action.reason, extra=about)
                 case e.Note():
                     log.log(logging.WARNING if action.warning else logging.INFO, "%s", action.text)
+                case e.Paused():
+                    self._paused.set()
                 case e.Finish():
                     self._work(self._finish())
 
@@ -507,113 +530,98 @@ class Conductor:
 
     # ---- what outlives the server
 
-    async def checkpoint(self) -> None:
-        """Write down all that there is between two versions. Control has not heard of the newest one yet, or is
-        about to: what it has heard of since stands in the new segment. Raises JournalError."""
+    async def checkpoint(self) -> Awaitable[None]:
+        """Write down all that there is, here and at the workers. What control hears of from now on, such as
+        the newest version, is in the next segment. Returns the writing. Raises JournalError."""
         assert self._recorder is not None
         image = await self.shard.image()
         await self.state.settled()
         assert self.shard.manifest is not None
-        tree = self._tree(self.core.save(), self.shard.manifest, self.shard.plan, image)
-        stored = list(self._stored())
-        self._recorder.checkpoint(self.shard.version, tree, stored, self.now(), self.core.samples.progress)
+        tree = image_of(self, self.shard.manifest, self.shard.plan, image, self.state)
+        progress, version = self.core.samples.progress, self.shard.version
+        writing = self._recorder.checkpoint(version, tree, stored_of(self), self.now(), progress)
+        for worker in self.streams:
+            self._send(worker, m.Save(version=version))
+        return writing
+
+    def saved(self, stream: WorkerStream, message: m.Saved) -> None:
+        """A worker has written down its state, or could not."""
+        if message.error:
+            text = "worker %r could not write down its state at version %d, and will go on without: %s"
+            log.error(text, stream.worker, message.version, shortened(message.error))
+        stream.saved = message.version
+
+    async def pause(self, grace_s: float) -> None:
+        """Let what has begun come to its end, then write all down, here and at the workers. What takes longer
+        than `grace_s` is as if the server had been killed: the journal has it."""
+        assert self._recorder is not None
+        self.happen(e.Closing())
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._paused.wait()
+                if self.shard.manifest is None or self.finished.is_set():
+                    return
+                with self._promising(None):
+                    await (await self.checkpoint())
+                listening = [member.worker for member in self.core.roster.listening()]
+                streams = [self.streams[worker] for worker in listening if worker in self.streams]
+                while any(stream.saved < self.shard.version for stream in streams):
+                    await asyncio.sleep(FAREWELL_POLL_S)
+        except TimeoutError:
+            log.warning("the job is not at rest after %g s, and stops where it is", grace_s)
+        else:
+            log.info("paused at version %d; gc-server with the same --state goes on", self.core.version)
 
     async def first_checkpoint(self, manifest: Manifest, image: Image, plan: Plan, state: Values) -> None:
         """Before control hears of the parameters. Raises Refused where it cannot be written."""
         assert self._recorder is not None
-        entries = ModelState()
-        entries.open(manifest.entries, state)
-        tree = self._tree(self.core.save(), manifest, plan, image, entries)
+        first = ModelState()
+        first.open(manifest.entries, state)
         try:
-            await self._recorder.first(tree, self.now())
+            await self._recorder.first(image_of(self, manifest, plan, image, first), self.now())
         except OSError as error:
-            self.failure, self.unwritten = f"the first checkpoint cannot be written: {error}", True
-            self.failed.set()
+            self._cannot_write(f"the first checkpoint cannot be written: {error}")
             raise Refused(job_refusals.stopping("", self.failure)) from None
-
-    def _tree(
-        self, core: Any, manifest: Manifest, plan: Plan, image: Image, state: ModelState | None = None
-    ) -> dict[str, Any]:
-        return {
-            "core": core,
-            "manifest": manifest.to_message(),
-            "plan": plan_message(plan),
-            "planner": self.plans.planner.terms,
-            "shard": image,
-            "late": {key: sorted(parts) for key, parts in self.shard.late.items()},
-            "arrivals": {name: arrivals.image() for name, arrivals in self._arrivals.items()},
-            "state": (state or self.state).image(),
-            "metrics": self.metrics.image(),
-            "now": self.now(),
-            "times": (self._started_at, self._ended_at),
-        }
-
-    def _stored(self) -> Iterator[Stored]:
-        """Parts of open pushes, and of those that wait to be applied."""
-        for key, parts in self.shard.pushes.items():
-            arrivals = self.arrivals(key.worker, key.incarnation)
-            for number, payloads in parts.items():
-                headers = tuple(map(payload_header, payloads))
-                part = m.Part(
-                    seq=key.seq,
-                    assignment=arrivals.assignment(key.seq),
-                    part=number,
-                    plan=self.shard.plan.number,
-                    payloads=headers,
-                    learning_rates=tuple(self.shard.rates(key)),
-                )
-                yield (key.worker, key.incarnation), part, arrivals.checksum(key.seq, number), payloads
 
     async def take_over(self, tree: Mapping[str, Any]) -> None:
         """Be as the conductor was that has written this down. From then on things happen by `again`."""
         self._again = []
         self._clock = lambda: tree["now"]
-        message: m.Manifest = tree["manifest"]
-        manifest = Manifest.from_message(message, worker="", max_bytes=self.core.rules.max_model_bytes)
-        self.plans.planner.first(manifest, *tree["planner"])
-        await self.shard.reopen(manifest, plan_of(tree["plan"], manifest), tree["shard"])
-        self.shard.counts(tree["late"])
-        self.core.load(tree["core"])
-        for name, image in tree["arrivals"].items():
-            self.arrivals(*name).restore(image)
-        self.state.restore(manifest.entries, tree["state"])
-        self.metrics.restore(tree["metrics"])
-        self._started_at, self._ended_at = tree["times"]
+        await restore(self, tree)
 
-    async def again(self, event: e.Event[Any], now: float, heard: Mapping[str, float]) -> int:
-        """Have happen what has happened. heard: when members were. Returns how many pushes were decided on."""
+    async def again(self, event: e.Event[Any], now: float, heard: Mapping[str, float]) -> None:
+        """Have happen what has happened. heard: when members were."""
         assert self._again is not None
         self._clock = lambda: now
-        for worker, at in heard.items():
-            if worker in self.core.roster.members:
-                self.core.roster.members[worker].heard_at = at
-        if isinstance(event, e.Published):
-            while event.version not in self._again:
-                if self.failed.is_set() or not self._working:
-                    raise ValueError(
-                        f"version {event.version} does not come: {self.failure or 'nothing leads to it'}"
-                    )
-                await asyncio.wait(set(self._working), return_when=asyncio.FIRST_COMPLETED)
-            self._again.remove(event.version)
-        if isinstance(event, e.Pushed):
-            result = self.push(event)
-            self.arrivals(event.worker, event.incarnation).close(event.seq)
-            self.perform(result.actions)
-            return 1
-        self.happen(event)
-        if isinstance(event, e.Tick):
-            self._forget_arrivals()
-        return 0
+        self.core.roster.hear(heard)
+        match event:
+            case e.Published():
+                while event.version not in self._again:
+                    if self.failed.is_set() or not self._working:
+                        why = self.failure or "nothing leads to it"
+                        raise ValueError(f"version {event.version} does not come: {why}")
+                    await asyncio.wait(set(self._working), return_when=asyncio.FIRST_COMPLETED)
+                self._again.remove(event.version)
+                self.happen(event)
+            case e.Pushed():
+                result = self.push(event)
+                self.arrivals(event.worker, event.incarnation).close(event.seq)
+                self.perform(result.actions)
+            case e.Tick():
+                self.happen(event)
+                self._forget_arrivals()
+            case _:
+                self.happen(event)
 
     async def caught_up(self) -> None:
         """The recovery is over: what follows happens now."""
+        assert self._recorder is not None
         while self._working:
             await asyncio.wait(set(self._working))
         published, self._again = self._again, None
         last, began = self.now(), time.monotonic()
         self._clock = lambda: last + time.monotonic() - began
-        if self._recorder is not None:
-            self._recorder.go_on(self.core.version, last, self.core.samples.progress)
+        self._recorder.go_on(self.core.version, last, self.core.samples.progress)
         self.happen(e.Restarted())
         for version in published or ():
             await self._published(version)
@@ -656,11 +664,19 @@ class Conductor:
             self._show()
             count_waiting(self.metrics, self.core, self.now(), TICK_S)
 
-    async def stop(self, reason: str) -> None:
-        """Finish what is being applied, tell the members, let them go, and save what there is."""
+    async def stop(self, reason: str, *, comes_back: bool = False) -> None:
+        """Finish what is being applied, tell the members, let them go, and save what there is.
+
+        comes_back: the members are to wait for the next server instead.
+        """
         if self._ticker is not None:
             self._ticker.cancel()
-        self.happen(e.Stopping(reason=reason))
+        if comes_back:
+            why = job_refusals.stopping("", f"{reason}, and may come back")
+            for stream in self.streams.values():
+                stream.outbox.end(why, final=False)
+        else:
+            self.happen(e.Stopping(reason=reason))
         while self._working:
             await asyncio.wait(set(self._working))
         if self.shard.manifest is not None and not self.finished.is_set():

@@ -44,6 +44,7 @@ from .shard.store import Float32, Store
 
 log = logging.getLogger("gradwire.server")
 
+PAUSE_S = 15.0  # for what has begun to end, where the job goes on later
 GRACE_S = 5.0  # for calls and streams to end after the members were told
 LINGER_S = 5.0  # for the parameters to be fetched, and the status asked for, when the job is done
 
@@ -109,7 +110,7 @@ def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder | 
     )
 
 
-# What a server that goes on may be told otherwise: where it is, what it says, how long it waits, what it writes.
+# What a server that goes on may be told otherwise: where it is, what it says and writes, how long it waits.
 _MAY_CHANGE = frozenset(
     {
         *("host", "port", "http_port", "insecure", "stay", "threads", "log_format"),
@@ -125,8 +126,8 @@ def _opened(options: ServerSettings, job: str) -> tuple[StateFolder | None, str]
         return None, job
     if registry.parse(options.mode).work.startswith("exchange"):
         raise UsageError(
-            "--state: in mode coded the workers have the parameters, and the server a copy of theirs from time to "
-            "time; there is nothing of its own that it could go on with. Use --output"
+            "--state: in mode coded the workers have the parameters, and the server a copy from time to "
+            "time; it has nothing of its own to go on with. Use --output"
         )
     given = {
         each.name: getattr(options, each.name) for each in fields(options) if each.name not in _MAY_CHANGE
@@ -144,8 +145,8 @@ def _opened(options: ServerSettings, job: str) -> tuple[StateFolder | None, str]
         if before.get(name, given[name]) != given[name]:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"{flag} {given[name]}: the job in --state {options.state} was begun with {flag} {before[name]}, and "
-                f"goes on only with that; leave {flag} as it was, or begin another job in another folder"
+                f"{flag} {given[name]}: the job in --state {options.state} was begun with {before[name]}, "
+                f"and goes on only with that; leave {flag} as it was, or begin another job in another folder"
             )
     return folder, known["job"]
 
@@ -195,7 +196,10 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     conductor.start()
     code = await _until_stopped(conductor, stopping, stay=options.stay)
     await health.stopping()  # not ready first, then the rest
-    await conductor.stop(conductor.failure or "it was told to stop")
+    comes_back = recorder is not None and not conductor.failed.is_set() and not conductor.finished.is_set()
+    if comes_back:
+        await conductor.pause(PAUSE_S)
+    await conductor.stop(conductor.failure or "it was told to stop", comes_back=comes_back)
     if conductor.unsaved and code == Exit.DONE:
         code = Exit.INTERNAL
     if recorder is not None:

@@ -121,8 +121,11 @@ class WorkerCall:
                             assigned=message.assigned,
                             data=message.data,
                             drifted=message.drifted,
+                            restored=message.restored,
                         )
                     )
+                case m.Saved():
+                    conductor.saved(stream, message)
                 case m.Evaluation():
                     self._evaluated(stream, message)
                 case m.Profile():

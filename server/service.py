@@ -229,7 +229,7 @@ class Service:
                     worker=member.worker,
                     rank=member.rank,
                     attached=member.attached,
-                    heard_seconds=now - member.heard_at,
+                    heard_seconds=max(0.0, now - member.heard_at),
                     activity=member.activity,
                     compressor=member.compressor,
                     pushes=member.pushes,

@@ -23,8 +23,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 @dataclass(slots=True)
 class WorkerStream:
     """A worker that is connected. scans: of parts that have come, while they run. following: the last update
-    that it is sent as it grows. plan: number of the last plan that it has, or has been sent. unwanted: open
-    pushes that it was told to send no more of."""
+    that it is sent as it grows. saved: the last version of which it has written down its own state, if it has
+    any. plan: number of the last plan that it has, or has been sent. unwanted: open pushes that it was told
+    to send no more of."""
 
     worker: str
     incarnation: int
@@ -33,6 +34,7 @@ class WorkerStream:
     following: Broadcast | None = None
     plan: int = 0
     unwanted: frozenset[int] = frozenset()
+    saved: int = -1
     scans: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     @property

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -26,6 +27,7 @@ from ..telemetry import HttpEndpoint, add_log_fields, set_up_logging
 from .metrics import Metrics
 from .session.attempts import UnreachableError
 from .session.connection import Connection
+from .session.own_state import OwnState
 from .session.replica import ModelError, Replica
 from .session.session import Session
 from .tasks import Task, TaskError, check_task, load_allowed
@@ -196,6 +198,9 @@ def _train(
                 dense=names_in(settings.dense_layers), compressed=names_in(settings.compressed_layers)
             ),
             metrics=metrics,
+            own=OwnState(Path(settings.state), job=job.id, worker=connection.worker)
+            if settings.state
+            else None,
         )
         signals.session = trainer.session
         done = trainer.run()

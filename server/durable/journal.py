@@ -74,8 +74,8 @@ class Journal:
             self._write(buffers)
         except OSError as error:
             raise JournalError(
-                f"the journal {self.path} cannot be written: {error.strerror or error}; what it has is whole. "
-                "Make room, or have its folder writable, and start gc-server again with the same --state"
+                f"the journal {self.path} cannot be written: {error.strerror or error}; what it has is "
+                "whole. Make room, or have its folder writable, and start gc-server with the same --state"
             ) from None
         self.bytes += _HEAD.size + len(text) + size
         self._dirty = True
@@ -110,7 +110,7 @@ def read(path: Path) -> Iterator[tuple[Record, int]]:
     data: Bytes = np.fromfile(path, np.uint8)
     at = 0
     while at + _HEAD.size <= data.size:
-        magic, text_bytes, data_bytes, text_sum, data_sum = _HEAD.unpack_from(data, at)
+        magic, text_bytes, data_bytes, text_sum, data_sum = _HEAD.unpack_from(data.data, at)
         begin = at + _HEAD.size + text_bytes
         end = begin + data_bytes
         if magic != MAGIC or text_bytes > MAX_TEXT_BYTES or end > data.size:

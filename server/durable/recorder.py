@@ -1,9 +1,10 @@
-"""What a running server writes down: events that control has taken in, parts that are stored, and from time to
-time a checkpoint, after which the journal begins anew.
+"""What a running server writes down: events that control has taken in, parts that are stored, and from time
+to time a checkpoint, after which the journal begins anew.
 
 `recovery` reads it again. An event is recorded after control has decided and before any action of it is
-performed; a part before the shard has it. Not recorded is what follows from the rest: parts that are stepped,
-versions' contents, what goes out; nor signs of life alone: ticks, by which leases end, have when each member was heard.
+performed, a part before the shard has it. What follows from these is not recorded: parts that are stepped,
+what is in a version, what goes out. Nor are signs of life; but a tick, by which leases end, has when each
+member was heard of.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Stored = tuple[Member, m.Part, int, Sequence[Payload]]  # a part, the crc32c of 
 
 EVENT, PART, CLOSED, PLAN, BUFFERS, EVALUATED = "event", "part", "closed", "plan", "buffers", "evaluated"
 # What follows from other records, or changes nothing that lasts.
-_NOT_RECORDED = (e.Heard, e.Begun, e.Stopping)
+_NOT_RECORDED = (e.Heard, e.Begun, e.Closing, e.Stopping)
 
 
 class Recorder:
@@ -60,7 +61,7 @@ class Recorder:
         self.bytes = 0
 
     def begin(self, version: int) -> None:
-        """From here on things happen that are not in the checkpoint of this version, which is still to be written."""
+        """What happens from here on is not in the checkpoint of this version, which is to be written."""
         if self._journal is not None:
             self._journal.sync()
             self._journal.close()

@@ -2,8 +2,8 @@
 journal has happen again, in the same order and at the same times.
 
 What happens is the same because it is all that control and shard depend on. Messages go nowhere meanwhile:
-nobody is connected. Workers that come back find their membership, what is stored of their pushes, and the outcomes
-of those that were decided on.
+nobody is connected. Workers that come back find their membership, what is stored of their pushes, and the
+outcomes of those that were decided on.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def recover(conductor: Conductor, folder: StateFolder) -> Found | None:
             f"{error!r}; please report this"
         ) from error
     log.info(
-        "checkpoint of version %d read, and %d pushes of the journal taken in, in %.1f s: going on at version %d",
+        "checkpoint of version %d and %d pushes of the journal read in %.1f s: going on at version %d",
         *(found.version, pushes, time.monotonic() - began, conductor.core.version),
     )
     return found
@@ -69,7 +69,8 @@ async def _again(conductor: Conductor, record: Record) -> int:
         case r.EVENT:
             plain = fields["event"]
             event = saving.load(_EVENTS[plain["type"]], plain)
-            return await conductor.again(event, fields["now"], fields.get("heard", {}))
+            await conductor.again(event, fields["now"], fields.get("heard", {}))
+            return isinstance(event, e.Pushed)
         case r.PART:
             worker, incarnation = fields["member"]
             part: m.Part = decode_envelope(fields["header"], "WorkerMessage")

@@ -6,8 +6,9 @@
     lock                      held by the server that uses the folder
 
 The last `KEPT` checkpoints stay, with all segments since the first of them: if the newest one is damaged,
-the one before and its journal lead to the same state. So the folder holds no more than `KEPT` + 1 checkpoints and, for each
-that is kept, a segment, which is as large as `segment_limit` says and what comes until the next version.
+the one before and its journal lead to the same state. So the folder holds no more than `KEPT` + 1
+checkpoints and as many segments, each as large as `segment_limit` says, and what comes until the next
+version.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class StateFolder:
     def __init__(self, path: Path, *, syncs: bool) -> None:
         self.path = path
         self._syncs = syncs
+        self._last = path, 0  # the last segment that was read, and where it ends
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -73,7 +75,8 @@ class StateFolder:
     def job(self) -> Mapping[str, Any] | None:
         """What was written by `begin`; None in a new folder. Raises StateError."""
         try:
-            return json.loads((self.path / JOB).read_text(encoding="utf-8"))
+            found: Mapping[str, Any] = json.loads((self.path / JOB).read_text(encoding="utf-8"))
+            return found
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -104,8 +107,8 @@ class StateFolder:
             return Found(version, tree)
         if versions:
             raise StateError(
-                f"--state {self.path}: none of its {len(versions)} checkpoints is whole; start the job anew in another "
-                "folder"
+                f"--state {self.path}: none of its {len(versions)} checkpoints is whole; begin the job anew "
+                "in another folder"
             )
         return None
 
@@ -117,7 +120,7 @@ class StateFolder:
         segments = [each for each in self._versions(SEGMENT) if each >= version]
         for place, each in enumerate(segments):
             path, end = self.path / _name(SEGMENT, each, ".log"), 0
-            for record, end in read(path):
+            for record, end in read(path):  # noqa: B007 - where the last one ends
                 yield record, each == version
             cut = path.stat().st_size - end
             self._last = path, end

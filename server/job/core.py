@@ -30,10 +30,11 @@ from .roster import BROKEN, OPENED, Life, Member, Roster, WorkLife
 from .samples import Samples
 from .schedule import parse_schedule
 from .state import LOST_REMEMBERED, JobState
-from .waiting import Awaited, describe_waiting
+from .waiting import Awaited, describe_reunion, describe_waiting
 
 R = TypeVar("R")
 
+RETURN_S = 60.0  # for members to come back to a server that was away, besides their leases
 REPORT_AFTER_S = 1.0  # a round that waits longer names whom it waits for
 REPORT_EVERY_S = 10.0  # and says so again
 
@@ -72,6 +73,7 @@ class Core(JobState):
             e.Left: self._left,
             e.Tick: self._tick,
             e.Restarted: self._restarted,
+            e.Closing: self._closing,
             e.Stopping: self._stopping,
         }
 
@@ -137,7 +139,7 @@ class Core(JobState):
         if self.phase is Phase.EMPTY and self.initializer in (None, member.id):
             return self._request_initialize(member)
         if self.phase in (Phase.GATHERING, Phase.RUNNING):
-            if event.version is None and self.started_at is not None:
+            if event.version is None and self.started_at is not None and not event.restored:
                 self.buffers.joined(member)
             self._reinstate(member, event.assigned)
             return [*notes, *self.mode.resume(member, event.assigned, now), *self._advance(now)]
@@ -249,6 +251,9 @@ class Core(JobState):
 
     def _advance(self, now: float) -> list[e.Action]:
         """Whatever can happen now: give out work, apply what is complete, begin to wait, or to finish."""
+        return [*self._go_on(now), *self._paused()]
+
+    def _go_on(self, now: float) -> list[e.Action]:
         if self.phase not in (Phase.GATHERING, Phase.RUNNING):
             return self._finish(now) if self.phase is Phase.FINISHING else []
         started = self.started_at is not None
@@ -270,6 +275,7 @@ class Core(JobState):
             self.wait_from(now)
         if self.started_at is None:
             self.started_at = now
+        self.reunion = self.apart
         actions = [*self._adopt(), *self.mode.advance(now)]
         if self.mode.quiet and not self.roster.ready_members:
             self.phase = Phase.GATHERING
@@ -498,11 +504,22 @@ class Core(JobState):
     def _restarted(self, event: e.Restarted, now: float) -> list[e.Action]:
         for member in self.roster.by_rank():
             self.roster.become(member, BROKEN[member.life])
-            member.heard_at = now
+            member.heard_at = now + RETURN_S
+        self.closing, self.reunion = False, True
         return []
+
+    def _closing(self, event: e.Closing, now: float) -> list[e.Action]:
+        self.closing = True
+        return self._paused()
+
+    def _paused(self) -> list[e.Action]:
+        """Once nothing is under way any more, where no more work is given out."""
+        return [e.Paused()] if self.closing and (self.phase is not Phase.RUNNING or self.mode.quiet) else []
 
     def waiting(self, now: float) -> Awaited:
         """Whom or what everything waits for."""
+        if self.phase is Phase.RUNNING and self.apart and self.mode.quiet:
+            return describe_reunion(self, now)
         return self.mode.waiting(now) if self.phase is Phase.RUNNING else describe_waiting(self, now)
 
     def wait_from(self, now: float) -> None:

@@ -105,7 +105,7 @@ class Prepared(FromWorker[None]):
 
     assigned: id of the last assignment that it got. data: checksum of some of its training samples; 0 if they
     cannot be compared. drifted: version at which its replica was not the server's, so that it has none now; 0
-    if it never was.
+    if it never was. restored: it goes on from what it had written down at the server's version.
     """
 
     fingerprint: bytes
@@ -113,6 +113,7 @@ class Prepared(FromWorker[None]):
     assigned: int = 0
     data: int = 0
     drifted: int = 0
+    restored: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,6 +252,12 @@ class Tick(Event[None]):
 class Restarted(Event[None]):
     """The server was away, and has read what it had written down: no stream is open, and no member is to
     blame for its silence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Closing(Event[None]):
+    """The server is about to stop, and to go on later: what has begun is to end, and nothing to begin.
+    Answered by `Paused`, at once or later."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -463,6 +470,11 @@ class Note:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Paused:
+    """Nothing is under way, and nothing will be."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Finish:
     """The job is done; nothing will change any more."""
 
@@ -486,6 +498,7 @@ Action = (
     | Report
     | Best
     | Note
+    | Paused
     | Finish
 )
 

@@ -10,6 +10,7 @@ ARCHITECTURE.md says what the states of a member and of its work mean.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -197,7 +198,7 @@ class Roster:
         if current is None and known is not None and incarnation == known.incarnation:
             return self._revive(known, now), None
         self.departed.pop(worker, None)
-        rank = current.rank if current is not None else self._free_rank()
+        rank = self._rank_of(known)
         member = Member(
             worker=worker, incarnation=incarnation, rank=rank, heard_at=now, compressor=compressor
         )
@@ -267,6 +268,12 @@ class Roster:
         member.heard_at = now
         return member
 
+    def hear(self, heard: Mapping[str, float]) -> None:
+        """When workers were heard of; of those that are no members nothing is said."""
+        for worker, at in heard.items():
+            if worker in self.members:
+                self.members[worker].heard_at = at
+
     def expired(self, now: float) -> list[Member]:
         """Members whose lease is over, in rank order."""
         return [member for member in self.by_rank() if now - member.heard_at > self.lease_s]
@@ -300,14 +307,18 @@ class Roster:
 
     def _revive(self, member: Member, now: float) -> Member:
         del self.departed[member.worker]
-        if any(other.rank == member.rank for other in self.members.values()):
-            member.rank = self._free_rank()
+        member.rank = self._rank_of(member)
         member.heard_at = now
         self.members[member.worker] = member
         self._in_order = []
         self.become(member, Life.JOINED)
         return member
 
-    def _free_rank(self) -> int:
-        taken = {member.rank for member in self.members.values()}
+    def _rank_of(self, known: Member | None) -> int:
+        """That which a worker had, if nobody else has it now; otherwise the lowest that is free."""
+        taken = {
+            member.rank for member in self.members.values() if member.worker != getattr(known, "worker", "")
+        }
+        if known is not None and known.rank not in taken:
+            return known.rank
         return next(rank for rank in range(len(taken) + 1) if rank not in taken)

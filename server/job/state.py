@@ -56,6 +56,8 @@ class JobState:
     drifting: int = 0  # members whose replicas differ from the first one's
     largest_staleness: int = 0  # of accepted pushes: in clocks in stale mode, else in versions
     elapsed_s: float = 0.0  # from then on
+    closing: bool = field(default=False, metadata=DERIVED)  # no more work is given out: the server will stop
+    reunion: bool = False  # the server was away, and not all members have come back since
     stopped: str = ""  # why it ends before its last epoch; empty while it does not
     last_evaluation: int = 0  # number of the one of the last version
     waiting_since: float | None = None  # when whatever is waited for began
@@ -87,7 +89,14 @@ class JobState:
     def may_step(self, ahead: int = 0) -> bool:
         """Whether one more step may be begun, with so many under way."""
         most = self.rules.max_steps
-        return not self.stopped and (not most or self.version + ahead < most)
+        held = self.stopped or self.closing or self.apart
+        return not held and (not most or self.version + ahead < most)
+
+    @property
+    def apart(self) -> bool:
+        """Whether members are still to come back, or to be lost, after the server was away: without them the
+        steps would be others than if it had not been."""
+        return self.reunion and not all(member.listening for member in self.roster.members.values())
 
     def look_at_limits(self, now: float) -> None:
         """Whether the job ends before its last epoch."""

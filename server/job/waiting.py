@@ -60,6 +60,13 @@ def waiting_for(state: JobState, members: Sequence[tuple[int, Name]], now: float
     return Awaited(ranks=ranks, subject=f"{ranks}", text=text)
 
 
+def describe_reunion(state: JobState, now: float) -> Awaited:
+    """After the server was away."""
+    away = [member for member in state.roster.by_rank() if not member.listening]
+    names = ", ".join(member.name for member in away)
+    return _of(f"{names} to come back", state.waited(now), tuple(member.rank for member in away))
+
+
 def describe(state: JobState, name: Name, rank: int, now: float) -> str:
     """A member that is waited for, and what is known of it. rank: in its round."""
     member = state.roster.present(name)
@@ -67,7 +74,7 @@ def describe(state: JobState, name: Name, rank: int, now: float) -> str:
         return f"rank {rank} ({name[0]}, gone)"
     link = "connected" if member.attached else "disconnected"
     doing = f", {member.activity}" if member.activity else ""
-    return f"rank {rank} ({member.worker}, {link}, heard {now - member.heard_at:.1f} s ago{doing})"
+    return f"rank {rank} ({member.worker}, {link}, heard {max(0.0, now - member.heard_at):.1f} s ago{doing})"
 
 
 def _of(subject: str, since: str, ranks: tuple[int, ...] = ()) -> Awaited:

@@ -20,7 +20,7 @@ from gradwire.settings import ServerSettings
 def service_of(mode: str, **rules: Any) -> Service:
     options, parsed = ServerSettings(mode=mode, min_workers=3, **rules), registry.parse(mode)
     shard: Any = SimpleNamespace(manifest=None)
-    return Service(Conductor(Core(options, parsed), Metrics("none"), shard=shard), options, parsed)
+    return Service(Conductor(Core(options, parsed), Metrics("none"), shard=shard), options, parsed, "job")
 
 
 def join(service: Service, compressor: str) -> Any:

@@ -3,6 +3,9 @@ among them, its slice, or where a lost worker had pushed some, the others."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ...compressors import Ledger, ModelCompressor, Plan, Step
 from ...proto.messages import Assignment
 
@@ -35,6 +38,15 @@ class Compression:
     @property
     def ledger(self) -> Ledger:
         return self._compressor.ledger
+
+    def image(self) -> dict[str, Any]:
+        """What the next step depends on, as the ledger's."""
+        return {"ledger": self.ledger.image(), "slice": self._slice}
+
+    def restore(self, image: Mapping[str, Any]) -> None:
+        """Go on from an `image`."""
+        self.ledger.restore(image["ledger"])
+        self._slice = image["slice"]
 
     @property
     def tensors(self) -> int:

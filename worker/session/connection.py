@@ -42,6 +42,7 @@ log = logging.getLogger("gradwire.worker")
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 10.0
+MAX_ERROR_CHARACTERS = 512
 LEAVE_TIMEOUT_S = 5.0
 LAST_WORD_S = 1.0
 FLUSH_POLL_S = 0.02
@@ -57,6 +58,7 @@ Incoming = (
     | m.Waiting
     | m.InitializeRequest
     | m.SnapshotRequest
+    | m.Save
 )
 
 
@@ -198,9 +200,13 @@ class Connection:
 
         return self._call(self._again(download))
 
-    def ready(self, manifest: Manifest) -> None:
-        """Say that work may come."""
-        self._soon(self._outgoing.ready, manifest)
+    def ready(self, manifest: Manifest, *, restored: bool = False) -> None:
+        """Say that work may come. restored: to a worker that goes on from its own state."""
+        self._soon(self._outgoing.ready, manifest, restored)
+
+    def saved(self, version: int, error: str) -> None:
+        """Say that this worker's state of a version is written down, or why not; lost if the stream is."""
+        self._soon(self._outgoing.say, m.Saved(version=version, error=error[:MAX_ERROR_CHARACTERS]))
 
     def next(self, timeout_s: float) -> Incoming | None:
         """What arrived next, None after the timeout.
@@ -452,7 +458,7 @@ class Connection:
                     outgoing.assigned = message.id
                     outgoing.pace(message.pace)
                     arrived = message
-                case m.Waiting() | m.InitializeRequest() | m.SnapshotRequest():
+                case m.Waiting() | m.InitializeRequest() | m.SnapshotRequest() | m.Save():
                     arrived = message
                 case m.Unwanted():
                     outgoing.unwanted(message.seq)

@@ -92,6 +92,7 @@ class Outgoing:
         self.assigned = 0
         self.exchange = 0
         self.sent = 0, 0.0
+        self._restored = False
         self._pushes: dict[int, _Push] = {}  # that are not settled, in order of seq
         self._evaluation: m.Evaluation | None = None
         self._queue: deque[bytes | Transfer] | None = None
@@ -150,8 +151,8 @@ class Outgoing:
         """A sign of life."""
         self.say(m.Heartbeat(activity=activity))
 
-    def ready(self, manifest: Manifest) -> None:
-        self.manifest = manifest
+    def ready(self, manifest: Manifest, restored: bool = False) -> None:
+        self.manifest, self._restored = manifest, restored
         self._say_ready(manifest)
 
     def report(self, evaluation: m.Evaluation) -> None:
@@ -327,6 +328,7 @@ class Outgoing:
             plan=0 if self.plan is None else self.plan.number,
             data=manifest.data,
             drifted=self.drifted,
+            restored=self._restored and self.version is None,
         )
         self.drifted = 0
         self.say(ready)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from .compression import Compression
 from .connection import Connection
 from .memory import FreeMemory
 from .outcomes import OpenPushes
+from .own_state import OwnState
 from .pushing import Pushing
 from .receiving import Received, ReceivedPacket
 from .replica import Replica
@@ -98,6 +99,7 @@ class Session:
         initialize: bool,
         auto: str = "",
         buffers: str = "mean",
+        own: OwnState | None = None,
     ) -> None:
         """
         Args:
@@ -106,6 +108,7 @@ class Session:
             auto: name of the compressor that is left where it loses; "" if it never is.
             buffers: as the job has it.
             initialize: whether the server has asked for the initial parameters.
+            own: where this worker writes down what the server has not; None if nowhere.
         """
         self.replica = replica
         self.leaving = False
@@ -118,6 +121,12 @@ class Session:
         self._pushes = OpenPushes(connection, compression, metrics)
         self._updates = Updates(replica, connection, metrics)
         self._state = StateExchange(connection, replica, buffers)
+        self._own = own
+        self._of_owner: Callable[[], Mapping[str, Any]] = dict
+        self._save: int | None = (
+            None  # version at which the server wants this worker's state to be written down
+        )
+        self._restored: int | None = None  # version at which it was, where it is gone on from
         self._answered = 0  # id of the last assignment that was
         self._reconnects = 0
         self._held: m.Assignment | None = None  # until its version is whole
@@ -155,6 +164,43 @@ class Session:
         """What the next heartbeats say."""
         self._connection.activity = activity
 
+    # ---- what outlives the worker
+
+    def keep(self, image: Callable[[], Mapping[str, Any]]) -> None:
+        """image: all that the owner's next step depends on, as `saved.flatten` takes it; asked for between
+        two steps."""
+        self._of_owner = image
+
+    def restore(self, version: int) -> Mapping[str, Any] | None:
+        """Before `begin`: go on from what was written down at a version, where it was. Returns what is the
+        owner's; None if there is nothing."""
+        tree = None if self._own is None else self._own.read(version)
+        if tree is None:
+            return None
+        self._compression.restore(tree["compression"])
+        self._state.restore(tree["buffers"])
+        self._restored = version
+        log.info("going on from this worker's own state at version %d", version)
+        owner: Mapping[str, Any] = tree["owner"]
+        return owner
+
+    def _write_down(self) -> None:
+        """This worker's state, if the server wants it and this is the version."""
+        version = self._save
+        if version is None or self.replica.version is None or self.replica.version < version or self._pushes:
+            return
+        self._save = None
+        if self._own is None or self.replica.version > version:
+            self._connection.saved(version, "")
+            return
+        tree = {
+            "owner": dict(self._of_owner()),
+            "compression": self._compression.image(),
+            "buffers": self._state.image(),
+        }
+        connection = self._connection
+        self._own.write(version, tree, lambda error: connection.saved(version, error))
+
     # ---- the course of things
 
     def begin(self) -> None:
@@ -171,7 +217,7 @@ class Session:
                 self.replica.version = 0
                 self._state.begun()
                 self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
-        self._connection.ready(self.replica.manifest)
+        self._connection.ready(self.replica.manifest, restored=self._restored is not None)
         log.info("ready for work")
 
     def next(self, timeout_s: float) -> m.Assignment | None:
@@ -181,9 +227,11 @@ class Session:
             An assignment, at whose version the replica is, or one that says that the job is done. None when
             something else was taken in, or nothing came for `timeout_s`.
         """
+        self._write_down()
         held = self._released()  # if it came in `take_in`
         if held is None:
             self._take(timeout_s, early=False)
+            self._write_down()
         return held or self._released()
 
     def take_in(self, place: int, version: int, timeout_s: float) -> bool:
@@ -232,6 +280,8 @@ class Session:
                 self._pushes.settle(message)
             case m.Waiting():
                 self._waiting.say(message.text)
+            case m.Save():
+                self._save = message.version
             case m.InitializeRequest():
                 self._initialize = True
                 self.begin()
@@ -405,6 +455,7 @@ class Session:
             if self._has_drifted(assignment):
                 return None
             self._at(assignment.version, "told to work at")
+            self._check_restored(assignment.version)
             self._updates.count()
             self._metrics.epoch.set(assignment.epoch)
         self.replica.go_back()
@@ -412,6 +463,16 @@ class Session:
         if self.is_new(assignment):
             self._state.before(assignment)
         return assignment
+
+    def _check_restored(self, version: int) -> None:
+        """What is restored is of one version, and of no use at another."""
+        if self._restored not in (None, version):
+            log.warning(
+                "this worker's state is of version %d, and the job has gone on to %d: its residual is dropped",
+                *(self._restored, version),
+            )
+            self._compression.ledger.clear()
+        self._restored = None
 
     def _has_drifted(self, assignment: m.Assignment) -> bool:
         """Whether the replica is not what the server takes it for. Then ask for another one."""

@@ -4,12 +4,13 @@ it joins, when it evaluates, and when the server says so."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 from ...proto import messages as m
 from ...proto.entries import of_kind
 from ...proto.state import frozen_digest
+from ...proto.transfer import Bytes
 from .connection import Connection
 from .replica import Replica
 
@@ -25,6 +26,15 @@ class StateExchange:
         self._how = how
         self._frozen = b""  # SHA-256 of this worker's frozen parameters
         self._begun = False
+
+    def image(self) -> dict[str, Bytes]:
+        """This worker's buffers, by name."""
+        return self._replica.state.values(frozen=False)
+
+    def restore(self, image: Mapping[str, Bytes]) -> None:
+        """Go on with buffers that this worker had."""
+        self._replica.state.put(image)
+        self._begun = True
 
     def begun(self) -> None:
         """This worker's initial state is the job's."""

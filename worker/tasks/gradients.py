@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -58,6 +59,15 @@ class GradientWork(Strategy):
         if self._ahead is not None and not self._ahead.fits(self._session, assignment):
             self._ahead.kept.put_back()
             self._ahead = None
+
+    def image(self) -> dict[str, Any]:
+        if self._ahead is not None:
+            self._ahead.kept.put_back()
+            self._ahead = None
+        return {"held": self._held, "steps": self._steps}
+
+    def restore(self, image: Mapping[str, Any]) -> None:
+        self._held, self._steps = image["held"], image["steps"]
 
     def work(self, assignment: m.Assignment) -> None:
         session = self._session

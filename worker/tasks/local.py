@@ -34,8 +34,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -102,10 +103,22 @@ class LocalWork(GradientWork):
         if begun is None or assignment.id == begun.after:  # told again: it has been answered
             return
         if not (self._session.is_new(assignment) and as_expected(assignment, begun.assignment)):
+            self._give_up_begun()
+
+    def _give_up_begun(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
             self._metrics.ahead.labels("discarded").inc()
             begun.kept.put_back()
             self._training.optimizer = begun.optimizer
-            self._begun = None
+
+    def image(self) -> dict[str, Any]:
+        self._give_up_begun()
+        return {**super().image(), "optimizer": self._training.optimizer.image()}
+
+    def restore(self, image: Mapping[str, Any]) -> None:
+        super().restore(image)
+        self._training.optimizer.restore(image["optimizer"])
 
     def work(self, assignment: m.Assignment) -> None:
         super().work(assignment)

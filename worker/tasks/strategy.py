@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 from ...proto.messages import Assignment
 from ..metrics import Metrics
@@ -35,6 +37,15 @@ class Strategy(ABC):
         Raises:
             TaskFailedError: the task raised, or its gradients stay unusable.
         """
+
+    def image(self) -> dict[str, Any]:
+        """What its next work depends on besides the assignment, where no step has begun: plain values and
+        copies of tensors (`saved`). What was begun early is given up for it."""
+        return {}
+
+    def restore(self, image: Mapping[str, Any]) -> None:
+        """Go on from an `image`."""
+        return
 
     def finish(self) -> None:
         """The job is done."""

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from ...settings import JobTerms
 from ..metrics import Metrics
 from ..session.compression import Compression
 from ..session.connection import Connection
+from ..session.own_state import OwnState
 from ..session.replica import Replica
 from ..session.session import Session
 from . import Task
@@ -53,7 +55,9 @@ class Trainer:
         auto: bool = False,
         rule: LayerRule,
         metrics: Metrics,
+        own: OwnState | None = None,
     ) -> None:
+        """own: where this worker writes down what the server has not; None if nowhere."""
         job = job_terms(reply.job)
         work = parse_work(job.work)
         self._metrics = metrics
@@ -76,9 +80,15 @@ class Trainer:
             initialize=reply.initialize,
             auto=compressor if auto else "",
             buffers=job.buffers,
+            own=own,
         )
         self._strategy = _strategy(work, job, self.session, self._computation, metrics)
         self._evaluation: m.Evaluation | None = None  # the last one
+        self.session.keep(self._image)
+        image = None if reply.initialize else self.session.restore(reply.version)
+        if image is not None:
+            self._strategy.restore(image["strategy"])
+            torch.set_rng_state(image["random"])
         for line in advice(compressor, optimizer, local=local):
             log.warning("%s", line)
 
@@ -107,6 +117,9 @@ class Trainer:
                 self._strategy.work(assignment)
         self._strategy.hand_over()
         return False
+
+    def _image(self) -> dict[str, Any]:
+        return {"strategy": self._strategy.image(), "random": torch.get_rng_state()}
 
     def _evaluate(self, assignment: m.Assignment) -> None:
         """Report the metrics of the epoch that the assignment names, if it names one."""
