@@ -248,12 +248,19 @@ class Conductor:
     def give_up(self, stream: WorkerStream, seq: int) -> None:
         """Keep nothing of a push that would be refused, and tell its worker to send no more of it."""
         stream.inbox.drop_push(seq)
+        self.do_without(stream.id, seq)
         arrivals = self.arrivals(*stream.id)
-        arrivals.give_up(seq)
-        self.shard.drop(e.PushKey(*stream.id, seq))
         if seq not in stream.unwanted:
             stream.unwanted = (stream.unwanted & {*arrivals.open}) | {seq}
             stream.outbox.send(m.Unwanted(seq=seq))
+
+    def do_without(self, member: tuple[str, int], seq: int) -> None:
+        """The parts of a push are of no use."""
+        if self._recorder is not None and self._again is None:
+            with self._promising(seq):
+                self._recorder.unwanted(member, seq, self.arrivals(*member).assignment(seq))
+        self.arrivals(*member).give_up(seq)
+        self.shard.drop(e.PushKey(*member, seq))
 
     def give_up_late(self) -> None:
         """A round has closed, or there is a new plan: what still comes for it is too late."""
@@ -475,7 +482,7 @@ class Conductor:
         now, progress = self.now(), self.core.samples.progress
         if self._recorder is not None and self._recorder.due(version, now, progress):
             with self._promising(version):
-                await self.checkpoint()
+                await self.checkpoint(announced=False)
         self.happen(e.Published(version=version))
         self.plans.published(version)
 
@@ -530,14 +537,16 @@ class Conductor:
 
     # ---- what outlives the server
 
-    async def checkpoint(self) -> Awaitable[None]:
-        """Write down all that there is, here and at the workers. What control hears of from now on, such as
-        the newest version, is in the next segment. Returns the writing. Raises JournalError."""
+    async def checkpoint(self, *, announced: bool = True) -> Awaitable[None]:
+        """Write down all that there is, here and at the workers. What control hears of from now on is in the
+        next segment. announced: whether it has heard of the newest version. Returns the writing. Raises
+        JournalError."""
         assert self._recorder is not None
         image = await self.shard.image()
         await self.state.settled()
         assert self.shard.manifest is not None
         tree = image_of(self, self.shard.manifest, self.shard.plan, image, self.state)
+        tree["announced"] = announced
         progress, version = self.core.samples.progress, self.shard.version
         writing = self._recorder.checkpoint(version, tree, stored_of(self), self.now(), progress)
         for worker in self.streams:
@@ -588,6 +597,8 @@ class Conductor:
         self._again = []
         self._clock = lambda: tree["now"]
         await restore(self, tree)
+        if not tree["announced"]:
+            self._again.append(self.shard.version)
 
     async def again(self, event: e.Event[Any], now: float, heard: Mapping[str, float]) -> None:
         """Have happen what has happened. heard: when members were."""

@@ -34,6 +34,7 @@ def image_of(
         "metrics": conductor.metrics.image(),
         "now": conductor.now(),
         "times": conductor.times,
+        "announced": True,
     }
 
 

@@ -32,7 +32,8 @@ log = logging.getLogger("gradwire.server")
 Member = tuple[str, int]
 Stored = tuple[Member, m.Part, int, Sequence[Payload]]  # a part, the crc32c of its bytes, and what it holds
 
-EVENT, PART, CLOSED, PLAN, BUFFERS, EVALUATED = "event", "part", "closed", "plan", "buffers", "evaluated"
+EVENT, PART, CLOSED, UNWANTED, PLAN = "event", "part", "closed", "unwanted", "plan"
+BUFFERS, EVALUATED = "buffers", "evaluated"
 # What follows from other records, or changes nothing that lasts.
 _NOT_RECORDED = (e.Heard, e.Begun, e.Closing, e.Stopping)
 
@@ -124,6 +125,10 @@ class Recorder:
     def closed(self, member: Member, seq: int, refusal: Refusal | None, *, again: bool) -> None:
         """A push is over without control, or all of its parts are to come again."""
         self._append(CLOSED, {"member": member, "seq": seq, "refusal": saving.save(refusal), "again": again})
+
+    def unwanted(self, member: Member, seq: int, assignment: int) -> None:
+        """The server does without the parts of a push, which answers an assignment."""
+        self._append(UNWANTED, {"member": member, "seq": seq, "assignment": assignment})
 
     def plan(self, plan: bytes) -> None:
         """The shard has this plan ready."""

@@ -92,6 +92,10 @@ async def _again(conductor: Conductor, record: Record) -> int:
             worker, incarnation = fields["member"]
             refusal = saving.load(Refusal | None, fields["refusal"])
             conductor.close_push((worker, incarnation), fields["seq"], refusal, again=fields["again"])
+        case r.UNWANTED:
+            worker, incarnation = fields["member"]
+            conductor.arrivals(worker, incarnation).wants(fields["seq"], 0, fields["assignment"])
+            conductor.do_without((worker, incarnation), fields["seq"])
         case r.PLAN:
             assert conductor.shard.manifest is not None
             message: m.Plan = decode_envelope(fields["plan"], "ServerMessage")

@@ -1,0 +1,252 @@
+"""A server that is killed at any moment: another one reads what it had written down, and is as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pushes import MANIFEST, assembly
+from stepping import core_of
+from wired import ONES, PLAN, Message, Wired
+
+from gradwire.compressors import Plan
+from gradwire.optimizer import Optimizer, parse_optimizer
+from gradwire.proto import messages as m
+from gradwire.proto import plans
+from gradwire.proto.manifest import Manifest
+from gradwire.server.conductor import Conductor
+from gradwire.server.durable.recorder import Recorder
+from gradwire.server.durable.recovery import recover
+from gradwire.server.durable.state import StateFolder
+from gradwire.server.exchange import WorkerCall
+from gradwire.server.job import events as e
+from gradwire.server.metrics import Metrics
+from gradwire.server.shard.shard import Shard
+from gradwire.server.shard.store import Float32, Store
+from gradwire.spec import parse_length
+
+MODES: list[tuple[str, dict[str, Any]]] = [
+    ("sync", {}),
+    ("sync", {"overlap": "both"}),
+    ("sync:backup=1", {}),
+    ("sync:redundancy=2", {}),
+    ("stale:bound=1", {}),
+    ("async", {}),
+    ("local:steps=2", {}),
+]
+
+
+def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
+    """With something to remember: moments, and a replica that is apart from the parameters."""
+    options = parse_optimizer("adam")
+    return Store(manifest, values, "bf16", lambda ps: Optimizer(options, ps, 0.1), keep_last=True, plan=plan)
+
+
+class Kept(Wired):
+    """A job whose server may be killed."""
+
+    def __init__(self, folder: Path, mode: str, workers: str, every: str, **rules: Any) -> None:
+        super().__init__(mode, workers, **rules)
+        self.mode, self.rules, self.every = mode, rules, every
+        self.seqs = dict.fromkeys(workers, 1)
+        self.begin(folder)
+
+    def begin(self, folder: Path) -> None:
+        """As a new process does, before it reads anything."""
+        self.folder = StateFolder(folder, syncs=False)
+        recorder = Recorder(self.folder, parse_length(self.every), job="job", recorded=True)
+        self.core = core_of(self.mode, min_workers=len(self.workers), epochs=100, **self.rules)
+        self.shard = Shard(build)
+        self.conductor = Conductor(self.core, Metrics("none"), shard=self.shard, recorder=recorder)
+        self.call = WorkerCall(self.conductor)
+
+    async def open(self) -> None:
+        for worker in self.workers:
+            self.conductor.happen(e.Joined(worker, 1, compressor="none"))
+            self.attach(worker)
+        opened = e.Initialized("a", 1, fingerprint=b"m", train_samples=400)
+        conductor = self.conductor
+
+        async def keep(image: Any, plan: Plan) -> None:
+            await conductor.first_checkpoint(MANIFEST, image, plan, {})
+
+        values = assembly(0, 0, 0)
+        await self.shard.open(MANIFEST, values, PLAN, lambda: conductor.happen(opened), keep)
+        for worker in self.workers:
+            conductor.happen(e.Prepared(worker, 1, fingerprint=b"m", version=0))
+
+    async def settle(self) -> None:
+        """Let everything happen that follows."""
+        for _ in range(1000):
+            if not self.conductor._working:  # pyright: ignore[reportPrivateUsage]
+                return
+            await asyncio.sleep(0.002)
+        raise AssertionError("it does not come to rest")
+
+    async def state(self) -> dict[str, Any]:
+        """All that matters, but when members were heard of."""
+        await self.settle()
+        image: Any = await self.shard.image()
+        moments = image["optimizer"]["runs"]
+        return {
+            "core": without(self.core.save(), "heard_at"),
+            "stored": {key: sorted(parts) for key, parts in self.shard.pushes.items()},
+            "late": {key: sorted(parts) for key, parts in self.shard.late.items()},
+            "plan": self.shard.plan,
+            "arrivals": {
+                name: (each.through, {seq: each.assignment(seq) for seq in each.open})
+                for name, each in self.conductor.all_arrivals.items()
+            },
+            "tensors": [
+                image["parameters"].tolist(),
+                image["downlink"]["replica"].tolist(),
+                [[each.tolist() for each in run[2].values()] for runs in moments for run in runs],
+            ],
+        }
+
+    async def killed(self, folder: Path) -> None:
+        """Go on as another process, on a copy of the folder."""
+        while True:  # as it is at one moment
+            try:
+                shutil.copytree(self.folder.path, folder)
+                break
+            except (shutil.Error, OSError):
+                shutil.rmtree(folder, ignore_errors=True)
+        self.shard.close()
+        self.begin(folder)
+        assert await recover(self.conductor, self.folder) is not None
+
+
+def without(plain: Any, name: str) -> Any:
+    if isinstance(plain, dict):
+        return {key: without(each, name) for key, each in plain.items() if key != name}
+    return [without(each, name) for each in plain] if isinstance(plain, list) else plain
+
+
+def differences(one: Any, other: Any, at: str = "") -> list[str]:
+    """Where two plain values differ."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [each for key in one for each in differences(one[key], other[key], f"{at}/{key}")]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = enumerate(zip(one, other, strict=True))
+        return [each for place, pair in pairs for each in differences(*pair, f"{at}/{place}")]
+    return [] if one == other or repr(one) == repr(other) else [f"{at}: {one!r:.200} is not {other!r:.200}"]
+
+
+def restarted(job: Kept, state: dict[str, Any]) -> dict[str, Any]:
+    """The state, once control has heard that the server was away."""
+    core = core_of(job.mode, min_workers=len(job.workers), epochs=100, **job.rules)
+    core.load(job.core.save())
+    core.step(e.Restarted(), job.conductor.now())
+    return {**state, "core": without(core.save(), "heard_at")}
+
+
+class Story:
+    """What workers and time do, at random."""
+
+    def __init__(self, job: Kept, seed: int) -> None:
+        self.job, self.random = job, random.Random(seed)
+        self.sent: dict[str, list[Message]] = {}
+        self.last: dict[str, list[Message]] = {}
+
+    async def act(self) -> None:
+        job, worker = self.job, self.random.choice(self.job.workers)
+        member = job.core.roster.members.get(worker)
+        acts = [self.push, self.push, self.push, self.some, self.again, self.abandon, self.tick]
+        if member is None or not member.listening:
+            self.back(worker)
+        elif self.random.random() < 0.1:
+            self.cut(worker)
+        else:
+            self.random.choice(acts)(worker)
+        if self.random.random() < 0.5:
+            await job.settle()
+
+    def values(self) -> Sequence[float]:
+        return [self.random.choice((-1.0, 0.5, 2.0)) for _ in ONES]
+
+    def made(self, worker: str) -> list[Message] | None:
+        """The push that a worker has made and not had decided on; a new one if it has work."""
+        if worker not in self.sent:
+            if self.job.core.roster.members[worker].work is None:
+                return None
+            self.sent[worker] = self.job.push(worker, self.values(), seq=self.job.seqs[worker])
+        return self.sent[worker]
+
+    def push(self, worker: str) -> None:
+        messages = self.made(worker)
+        if messages is not None:
+            self.job.arrive(worker, messages)
+            self.over(worker)
+
+    def over(self, worker: str) -> None:
+        self.last[worker] = self.sent.pop(worker)
+        self.job.seqs[worker] += 1
+
+    def some(self, worker: str) -> None:
+        """Parts, and no commit yet."""
+        messages = self.made(worker)
+        if messages is not None:
+            self.job.arrive(worker, messages[: 2 * self.random.randint(1, 3)])
+
+    def again(self, worker: str) -> None:
+        if worker in self.last:
+            self.job.arrive(worker, self.last[worker])
+
+    def abandon(self, worker: str) -> None:
+        if "both" not in self.job.rules.values() and worker in self.sent:
+            self.job.arrive(worker, [m.Abandon(seq=self.job.seqs[worker])])
+            self.over(worker)
+            del self.last[worker]
+
+    def tick(self, worker: str) -> None:
+        self.job.conductor.happen(e.Tick())
+        self.job.conductor._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+
+    def cut(self, worker: str) -> None:
+        self.job.conductor.streams.pop(worker, None)
+        self.job.conductor.happen(e.Detached(worker, 1))
+
+    def back(self, worker: str) -> None:
+        job = self.job
+        job.attach(worker)
+        member = job.core.roster.members[worker]
+        job.conductor.happen(
+            e.Prepared(
+                *(worker, 1),
+                fingerprint=b"m",
+                version=job.core.version,
+                assigned=member.work.id if member.work else 0,
+            )
+        )
+
+
+@pytest.mark.parametrize(("mode", "rules"), MODES, ids=lambda each: str(each))
+@pytest.mark.parametrize("every", ["100000steps", "3steps"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_server_that_is_killed_goes_on_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, rules: dict[str, Any], every: str, seed: int
+) -> None:
+    monkeypatch.setattr(plans, "ALIGNMENT", 1)  # parts of one element
+
+    async def run() -> None:
+        job = Kept(tmp_path / "0", mode, "abcd" if "redundancy" in mode else "abc", every, **rules)
+        await job.open()
+        story, kills = Story(job, seed), 0
+        for step in range(100):
+            await story.act()
+            assert not job.conductor.failed.is_set(), job.conductor.failure
+            if step % 20 == 19:
+                expected = restarted(job, await job.state())
+                kills += 1
+                await job.killed(tmp_path / str(kills))
+                assert differences(await job.state(), expected) == []
+        assert job.core.version > 1
+        job.shard.close()
+
+    asyncio.run(run())
