@@ -165,6 +165,12 @@ class Daemons:
         self._all.append(worker)
         return worker
 
+    def plain(self, module: str, *arguments: str) -> Daemon:
+        """Any command."""
+        daemon = Daemon(module, arguments, start=self._start)
+        self._all.append(daemon)
+        return daemon
+
     def workers(self, server: Server, count: int, *arguments: str) -> list[Daemon]:
         return [self.worker(server.address, "--worker-id", f"w{i}", *arguments) for i in range(count)]
 
@@ -365,6 +371,6 @@ def poll(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S
         time.sleep(0.1)
 
 
-def stop(server: Server, number: int = signal.SIGTERM) -> int:
+def stop(server: Daemon, number: int = signal.SIGTERM) -> int:
     server.signal(number)
     return server.wait()

@@ -52,7 +52,7 @@ class Script:
     def get_state(self, manifest: Any, epoch: int, frozen: bytes) -> dict[str, Any]:
         return {}  # the job's buffers are this worker's own
 
-    def ready(self, manifest: Any) -> None:
+    def ready(self, manifest: Any, *, restored: bool = False) -> None:
         pass
 
     def next(self, timeout_s: float) -> Any:

@@ -55,7 +55,7 @@ class Server(Script):
         self.manifest = manifest
         return True
 
-    def ready(self, manifest: Manifest) -> None:
+    def ready(self, manifest: Manifest, *, restored: bool = False) -> None:
         sizes = [spec.elements for spec in manifest.specs]
         self.messages += [arrange(sizes, [1] * len(sizes), []), self.assignment()]  # a part for each tensor
 

@@ -1,0 +1,138 @@
+"""A job outlives its server, and its workers: real processes are killed and stopped, and the parameters that
+come out are those of a run that nobody disturbed, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from daemons import Daemon, Daemons, Server, poll, stop
+from test_endings import asked
+
+TASK = "small_tasks:regression:slow=0.02,samples=1920"
+MOMENTUM = (
+    "--optimizer",
+    "sgd:momentum=0.9",
+    "--learning-rate",
+    "0.02",
+    "--min-workers",
+    "2",
+    "--epochs",
+    "1",
+)
+LOSSY = ("--downlink", "4bit", "--overlap", "both")
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
+
+
+def begun(daemons: Daemons, state: Path | None, *arguments: str, port: int = 0) -> Server:
+    kept = () if state is None else ("--state", str(state))
+    return daemons.server("--task", TASK, *MOMENTUM, "--port", str(port), *kept, *arguments)
+
+
+def joined(daemons: Daemons, server: Server, *arguments: str, states: Path | None = None) -> list[Daemon]:
+    """Two workers, whose ranks are in the order of their names."""
+    workers: list[Daemon] = []
+    for number in range(2):
+        kept = () if states is None else ("--state", str(states / f"w{number}"))
+        name = f"w{number}"
+        workers.append(daemons.worker(server.address, "--worker-id", name, *kept, *arguments))
+        server.wait_for(rf"\({name}\) joined|going on at version")
+    return workers
+
+
+def result(server: Server, workers: Sequence[Daemon]) -> str:
+    """The SHA-256 of the parameters, at the end of the job."""
+    assert [worker.wait() for worker in workers] == [0, 0]
+    return asked(server).parameters_sha256
+
+
+_CALM: dict[tuple[str, ...], str] = {}
+
+
+def calm(daemons: Daemons, *options: str) -> str:
+    """What comes out if nothing happens."""
+    if options not in _CALM:
+        server = begun(daemons, None, *options)
+        _CALM[options] = result(server, joined(daemons, server, "--compressor", "4bit"))
+    return _CALM[options]
+
+
+@pytest.mark.parametrize("options", [(), LOSSY], ids=["defaults", "lossy down, parts count at once"])
+@pytest.mark.parametrize("every", ["1000steps", "3steps"])
+def test_a_job_whose_server_is_killed_ends_with_the_same_bits(
+    daemons: Daemons, tmp_path: Path, options: tuple[str, ...], every: str
+) -> None:
+    server = begun(daemons, tmp_path, "--checkpoint-every", every, *options)
+    workers = joined(daemons, server, "--compressor", "4bit")
+    port = server.port
+    for version in (3, 9, 14):
+        poll(lambda version=version: asked(server).version >= version, "no progress")
+        server.signal(signal.SIGKILL)
+        server.wait()
+        server = begun(daemons, tmp_path, "--checkpoint-every", every, *options, port=port)
+        server.wait_for("going on at version")
+    assert result(server, workers) == calm(daemons, *options)
+    assert len(list(tmp_path.glob("checkpoint-*"))) <= 2
+
+
+def test_a_job_that_is_stopped_goes_on_elsewhere_with_the_same_bits(daemons: Daemons, tmp_path: Path) -> None:
+    state = tmp_path / "server"
+    for stops in range(2):
+        server = begun(daemons, state)
+        workers = joined(daemons, server, "--compressor", "4bit", states=tmp_path)
+        poll(lambda version=5 + 8 * stops: asked(server).version >= version, "no progress")
+        assert stop(server) == 143
+        server.wait_for(r"paused at version \d+")
+        for worker in workers:
+            worker.wait_for(r"state of version \d+ written")
+            worker.end()
+    server = begun(daemons, state)
+    workers = joined(daemons, server, "--compressor", "4bit", states=tmp_path)
+    for worker in workers:
+        worker.wait_for("going on from this worker's own state at version")
+    assert result(server, workers) == calm(daemons)
+
+
+def test_a_damaged_checkpoint_is_told_of_and_the_one_before_leads_to_the_same_state(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    server = begun(daemons, tmp_path, "--checkpoint-every", "4steps")
+    workers = joined(daemons, server, "--compressor", "4bit")
+    poll(
+        lambda: len(list(tmp_path.glob("checkpoint-*"))) == 2 and asked(server).version > 8, "no checkpoints"
+    )
+    server.signal(signal.SIGKILL)
+    server.wait()
+    newest = max(tmp_path.glob("checkpoint-*")) / "tensors.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+    server = begun(daemons, tmp_path, "--checkpoint-every", "4steps", port=server.port)
+    server.wait_for("a checkpoint cannot be used, and the one before is taken: .*its checksum is not")
+    assert result(server, workers) == calm(daemons)
+
+
+def test_a_folder_is_one_jobs_and_one_servers(daemons: Daemons, tmp_path: Path) -> None:
+    def refused(*arguments: str) -> str:
+        daemon = daemons.plain("gradwire.server.cli", "--port", "0", "--state", str(tmp_path), *arguments)
+        assert daemon.wait() == 2
+        return daemon.log
+
+    server = begun(daemons, tmp_path)
+    assert "another gc-server uses it" in refused("--task", TASK, *MOMENTUM)
+    assert stop(server) == 143
+    assert "was begun with 0.02, and goes on only with that" in refused(
+        "--task", TASK, *MOMENTUM, "--learning-rate", "0.5"
+    )
+    assert "it has nothing of its own to go on with" in refused("--mode", "coded")
+    assert json.loads((tmp_path / "job.json").read_text())["job"]
