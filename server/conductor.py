@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .. import failpoints
 from ..compressors import Payload, Plan
 from ..planning.job import Choice
 from ..proto import messages as m
@@ -238,6 +239,7 @@ class Conductor:
             member = self.core.roster.get((event.worker, event.incarnation))
             rank = 0 if member is None else member.rank
             self.state.decided(event.key, accepted=accepted, rank=rank, samples=event.samples)
+        failpoints.reached("push.decided")
         return result
 
     def arrived(self, came: Came) -> None:
@@ -455,6 +457,7 @@ class Conductor:
     async def _apply(self, action: e.Apply, broadcast: Broadcast, applying: Awaitable[int]) -> None:
         started = self.now()
         passed_over = await applying
+        failpoints.reached("version.applied")
         broadcast.finish()
         self._ended_at = self.now()
         if passed_over:
@@ -483,6 +486,7 @@ class Conductor:
         if self._recorder is not None and self._recorder.due(version, now, progress):
             with self._promising(version):
                 await self.checkpoint(announced=False)
+        failpoints.reached("version.announced")
         self.happen(e.Published(version=version))
         self.plans.published(version)
 

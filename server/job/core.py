@@ -34,6 +34,7 @@ from .waiting import Awaited, describe_reunion, describe_waiting
 
 R = TypeVar("R")
 
+ASSIGNMENTS_SKIPPED = 1 << 32
 RETURN_S = 60.0  # for members to come back to a server that was away, besides their leases
 REPORT_AFTER_S = 1.0  # a round that waits longer names whom it waits for
 REPORT_EVERY_S = 10.0  # and says so again
@@ -128,7 +129,8 @@ class Core(JobState):
             self._check_model(event.worker, event.fingerprint, event.data)
         self.roster.become(member, Life.LISTENING)
         member.fingerprint, member.data = event.fingerprint, event.data
-        member.version = event.version
+        ahead = event.version is not None and event.version > self.version
+        member.version = None if ahead else event.version  # of a version that was lost with the server
         self.evaluations.forget(member.id, event.assigned)
         notes: list[e.Action] = []
         if event.drifted:
@@ -139,7 +141,7 @@ class Core(JobState):
         if self.phase is Phase.EMPTY and self.initializer in (None, member.id):
             return self._request_initialize(member)
         if self.phase in (Phase.GATHERING, Phase.RUNNING):
-            if event.version is None and self.started_at is not None and not event.restored:
+            if member.version is None and self.started_at is not None and not event.restored:
                 self.buffers.joined(member)
             self._reinstate(member, event.assigned)
             return [*notes, *self.mode.resume(member, event.assigned, now), *self._advance(now)]
@@ -506,6 +508,8 @@ class Core(JobState):
             self.roster.become(member, BROKEN[member.life])
             member.heard_at = now + RETURN_S
         self.closing, self.reunion = False, True
+        # Some may have been given out of which nothing is known any more, on a machine that lost its power.
+        self.assignments += ASSIGNMENTS_SKIPPED
         return []
 
     def _closing(self, event: e.Closing, now: float) -> list[e.Action]:

@@ -50,6 +50,10 @@ def joined(daemons: Daemons, server: Server, *arguments: str, states: Path | Non
     return workers
 
 
+def reach(server: Server, version: int) -> None:
+    poll(lambda: asked(server).version >= version, "no progress")
+
+
 def result(server: Server, workers: Sequence[Daemon]) -> str:
     """The SHA-256 of the parameters, at the end of the job."""
     assert [worker.wait() for worker in workers] == [0, 0]
@@ -76,7 +80,7 @@ def test_a_job_whose_server_is_killed_ends_with_the_same_bits(
     workers = joined(daemons, server, "--compressor", "4bit")
     port = server.port
     for version in (3, 9, 14):
-        poll(lambda version=version: asked(server).version >= version, "no progress")
+        reach(server, version)
         server.signal(signal.SIGKILL)
         server.wait()
         server = begun(daemons, tmp_path, "--checkpoint-every", every, *options, port=port)
@@ -90,7 +94,7 @@ def test_a_job_that_is_stopped_goes_on_elsewhere_with_the_same_bits(daemons: Dae
     for stops in range(2):
         server = begun(daemons, state)
         workers = joined(daemons, server, "--compressor", "4bit", states=tmp_path)
-        poll(lambda version=5 + 8 * stops: asked(server).version >= version, "no progress")
+        reach(server, 5 + 8 * stops)
         assert stop(server) == 143
         server.wait_for(r"paused at version \d+")
         for worker in workers:
@@ -101,6 +105,22 @@ def test_a_job_that_is_stopped_goes_on_elsewhere_with_the_same_bits(daemons: Dae
     for worker in workers:
         worker.wait_for("going on from this worker's own state at version")
     assert result(server, workers) == calm(daemons)
+
+
+def test_without_a_journal_the_job_goes_on_from_its_last_checkpoint(daemons: Daemons, tmp_path: Path) -> None:
+    options = ("--checkpoint-every", "5steps", "--durability", "none")
+    server = begun(daemons, tmp_path, *options)
+    workers = joined(daemons, server, "--compressor", "4bit")
+    reach(server, 8)
+    server.signal(signal.SIGKILL)
+    server.wait()
+    assert not list(tmp_path.glob("journal-*"))
+    server = begun(daemons, tmp_path, *options, port=server.port)
+    server.wait_for(r"going on at version \d+")
+    for worker in workers:
+        worker.wait_for(r"the server has gone back from version \d+ to \d+")
+    assert result(server, workers)
+    assert asked(server).version == 30
 
 
 def test_a_damaged_checkpoint_is_told_of_and_the_one_before_leads_to_the_same_state(

@@ -59,6 +59,7 @@ Incoming = (
     | m.InitializeRequest
     | m.SnapshotRequest
     | m.Save
+    | m.Welcome
 )
 
 
@@ -467,6 +468,8 @@ class Connection:
                 case m.Welcome():
                     log.info("connected as rank %d, server at version %d", message.rank, message.version)
                     outgoing.welcome(message)
+                    if outgoing.version is not None and message.version < outgoing.version:
+                        outgoing.version, arrived = None, message
                 case m.Batch():
                     raise BrokenError("the server sent a batch in a batch")
                 case Malformed():

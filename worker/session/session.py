@@ -282,6 +282,8 @@ class Session:
                 self._waiting.say(message.text)
             case m.Save():
                 self._save = message.version
+            case m.Welcome():
+                self._set_back(message.version)
             case m.InitializeRequest():
                 self._initialize = True
                 self.begin()
@@ -464,11 +466,21 @@ class Session:
             self._state.before(assignment)
         return assignment
 
+    def _set_back(self, version: int) -> None:
+        """The server has lost the versions after this one."""
+        log.warning(
+            "the server has gone back from version %s to %d: what was pushed between them is lost with what it "
+            "had not written down",
+            *(self.replica.version, version),
+        )
+        self._held = None
+        self._updates.let_go()
+
     def _check_restored(self, version: int) -> None:
         """What is restored is of one version, and of no use at another."""
         if self._restored not in (None, version):
             log.warning(
-                "this worker's state is of version %d, and the job has gone on to %d: its residual is dropped",
+                "this worker's state is of version %d, and the job has got to %d: its residual is dropped",
                 *(self._restored, version),
             )
             self._compression.ledger.clear()
