@@ -39,6 +39,11 @@ lasting = partial(option, group="durability")
 
 _MAX_UINT32 = 2**32 - 1
 _HTTP_PORT = "port of /metrics, /livez and /readyz; 0 for a free one, -1 for none"
+_STATE = (
+    "folder in which what this process has of its job outlives it: of a server checkpoints and a journal, with "
+    "which one that is started again goes on, also after kill -9; of a worker, at the versions of the "
+    "checkpoints, what the server has not, such as residuals"
+)
 _SPEC = "NAME[:KEY=VALUE,...]"
 _TASK = "TASK[:KEY=VALUE,...]"
 
@@ -289,12 +294,7 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
     insecure: bool = connection(False, "service for remote peers too, without encryption or authentication")
     stay: bool = process(False, "service after the job is done, until told to stop")
     output: str = results("", "file for the final parameters, as safetensors", metavar="FILE")
-    state: str = lasting(
-        "",
-        "folder in which the job outlives its server: checkpoints and a journal. A server that is started "
-        "with it again goes on where the one before was, also after kill -9, and the workers come back to it",
-        metavar="DIR",
-    )
+    state: str = lasting("", _STATE, metavar="DIR")
     durability: Literal["none", "journal", "fsync"] = lasting(
         "journal",
         "what an accepted push survives with --state: nothing before the next checkpoint (none), the end of "
@@ -330,12 +330,7 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
     worker_id: str = connection(
         "", "name of this worker, unique in the job; empty for host name and process id"
     )
-    state: str = lasting(
-        "",
-        "folder of this worker's own, for what the server has not, such as residuals: written when the "
-        "server writes its --state, and read when a worker of the same --worker-id comes at that version",
-        metavar="DIR",
-    )
+    state: str = lasting("", _STATE, metavar="DIR")
     task: str = training(
         "",
         "task that this worker trains, and no other; empty for what the server names, if it is built in or "

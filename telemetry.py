@@ -93,12 +93,15 @@ class HttpEndpoint:
         registry: CollectorRegistry,
         stopping: Callable[[], bool],
         state: Callable[[], str],
+        *,
+        failing: Callable[[], str] = str,
     ) -> None:
         """
         Args:
             effective: its option `http_port` is 0 for a free port and below for no endpoint. When the port is
                 taken that is its default, which nobody chose, any free one is used.
             stopping, state: /readyz says whether the daemon is stopping, and otherwise its state in words.
+            failing: why it is not ready although it goes on; empty while it is.
 
         Raises:
             UsageError: the port cannot be listened on.
@@ -117,6 +120,8 @@ class HttpEndpoint:
             status, text = "200 OK", "alive"
             if path == "/readyz" and stopping():
                 status, text = "503 Service Unavailable", "shutting down"
+            elif path == "/readyz" and (why := failing()):
+                status, text = "503 Service Unavailable", why
             elif path == "/readyz":
                 text = state()
             elif path != "/livez":

@@ -37,7 +37,7 @@ from .pacing import Came, Pacing
 from .planner import Planner
 from .publishing import Publishing
 from .replanning import Replanning, fixed
-from .reporting import count_waiting, shortened, update_gauges
+from .reporting import count_waiting, shortened, update_durability, update_gauges
 from .shard.inbox import Arrivals
 from .shard.shard import Image, Shard
 from .shard.store import DivergedError
@@ -664,6 +664,8 @@ class Conductor:
     def _show(self) -> None:
         parts = len(self.shard.plan.parts) if self.shard.manifest is not None else 0
         update_gauges(self.metrics, self.core, parts, self.now())
+        if self._recorder is not None:
+            update_durability(self.metrics, self._recorder)
 
     def start(self) -> None:
         """Let time pass from now on."""

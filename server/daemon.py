@@ -181,6 +181,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         *(effective, options.host, metrics.registry),
         stopping=stopping.is_set,
         state=lambda: conductor.core.phase.name.lower(),
+        failing=lambda: "" if recorder is None else recorder.failing,
     )
     await server.start()
     await health.serving()

@@ -94,6 +94,12 @@ class Metrics(MetricSet, prefix="gradwire_server"):
     staleness_largest_clocks = gauge(
         "staleness_largest_clocks", "stale mode: the most clocks of all pushes applied so far"
     )
+    checkpoint_version = gauge(
+        "checkpoint_version", "with --state: version of the last checkpoint; NaN before the first"
+    )
+    checkpoint_bytes = gauge("checkpoint_bytes", "with --state: size of the last checkpoint")
+    journal_bytes = gauge("journal_bytes", "with --state: size of the journal since the last checkpoint")
+    checkpoint_failures = counter("checkpoint_failures", "checkpoints that could not be written")
     local_steps = gauge("local_steps", "local mode: steps of the last round opened, H; 1 in the other modes")
     redundancy = gauge("redundancy", "coded mode: workers that computed the same in the last round")
     uncoded_exchanges = counter(

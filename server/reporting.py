@@ -6,6 +6,7 @@ import math
 import re
 
 from ..proto.messages import Phase
+from .durable.recorder import Recorder
 from .job.core import Core
 from .metrics import Metrics
 
@@ -41,6 +42,14 @@ def update_gauges(metrics: Metrics, core: Core, parts: int, now: float) -> None:
     metrics.drifting.set(core.drifting)
     metrics.follow(metrics.uncoded_exchanges, core.uncoded_exchanges)
     metrics.set_phase(core.phase)
+
+
+def update_durability(metrics: Metrics, recorder: Recorder) -> None:
+    """What of the job outlives the server."""
+    metrics.checkpoint_version.set(math.nan if recorder.version is None else recorder.version)
+    metrics.checkpoint_bytes.set(recorder.bytes)
+    metrics.journal_bytes.set(recorder.journal_bytes)
+    metrics.follow(metrics.checkpoint_failures, recorder.failures)
 
 
 def count_waiting(metrics: Metrics, core: Core, now: float, tick_s: float) -> None:

@@ -43,7 +43,8 @@ class Recorder:
 
     Attributes:
         failing: why the last checkpoint could not be written; empty if it could.
-        bytes: of the last checkpoint; 0 before the first.
+        failures: how many could not be.
+        bytes, version: of the last checkpoint; 0 and None before the first.
     """
 
     def __init__(self, folder: StateFolder, every: Length, *, job: str, recorded: bool) -> None:
@@ -58,8 +59,9 @@ class Recorder:
         self._heard: dict[str, float] = {}
         self._last = 0, math.inf, 0.0  # version, time and epochs of the last checkpoint
         self._writing: asyncio.Task[None] | None = None
-        self.failing = ""
+        self.failing, self.failures = "", 0
         self.bytes = 0
+        self.version: int | None = None
 
     def begin(self, version: int) -> None:
         """What happens from here on is not in the checkpoint of this version, which is to be written."""
@@ -73,6 +75,11 @@ class Recorder:
         """After a recovery."""
         self._journal = self._folder.journal() if self._recorded else None
         self._last = version, now, progress
+
+    @property
+    def journal_bytes(self) -> int:
+        """Since the last checkpoint."""
+        return 0 if self._journal is None else self._journal.bytes
 
     # ---- records
 
@@ -151,7 +158,7 @@ class Recorder:
         """Whether a checkpoint is to be taken at a version. progress: epochs so far."""
         if self._writing is not None:
             return False
-        if self._journal is not None and self._journal.bytes > segment_limit(self.bytes):
+        if self.journal_bytes > segment_limit(self.bytes):
             return True
         steps, at, epochs = self._last
         passed = {"steps": version - steps, "seconds": now - at, "epochs": progress - epochs}
@@ -178,11 +185,13 @@ class Recorder:
         """Write a checkpoint. Raises OSError."""
         about = {"job": self._job, "version": version}
         self.bytes = await asyncio.to_thread(self._folder.write, version, tree, about)
+        self.version = version
 
     async def _write(self, version: int, tree: Any) -> None:
         try:
             await self.write(version, tree)
         except Exception as error:
+            self.failures += 1
             self.failing = f"the checkpoint of version {version} could not be written: {error}"
             log.error(
                 "%s; the one before it and the journal stay, and the next is tried when it is due",

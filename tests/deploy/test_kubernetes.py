@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -253,6 +254,7 @@ def test_nothing_runs_as_root_or_writes_to_the_image(kind: str, manifests: dict[
 
 def test_everything_written_is_on_a_volume(manifests: dict[str, Manifest]) -> None:
     output = Path(manifests["gradwire-server"]["data"]["GC_OUTPUT"])
+    state = Path(manifests["gradwire-server"]["data"]["GC_STATE"])
     (claim,) = manifests["StatefulSet"]["spec"]["volumeClaimTemplates"]
     for kind in ("StatefulSet", "Job"):
         daemon = container(manifests[kind])
@@ -261,6 +263,7 @@ def test_everything_written_is_on_a_volume(manifests: dict[str, Manifest]) -> No
         assert {"/tmp", variables["NUMBA_CACHE_DIR"]} <= mounts.keys()
         if kind == "StatefulSet":
             assert mounts[str(output.parent)] == claim["metadata"]["name"]
+            assert mounts[str(state.parent)] == claim["metadata"]["name"]
 
 
 @pytest.mark.parametrize(("kind", "name"), [("StatefulSet", "gradwire-server"), ("Job", "gradwire-worker")])
@@ -308,6 +311,10 @@ class Daemons:
     def exit_code(self, name: str) -> int:
         return self._running[name].wait(timeout=90)
 
+    def kill(self, name: str) -> None:
+        self._running[name].kill()
+        self._running[name].wait()
+
     def stop(self, name: str) -> int:
         self._running[name].terminate()
         return self.exit_code(name)
@@ -350,17 +357,22 @@ def test_the_containers_train(manifests: dict[str, Manifest], daemons: Daemons, 
     port, http = free_port(), free_port()
     output = tmp_path / Path(server["GC_OUTPUT"]).name
     server |= {"GC_PORT": port, "GC_HTTP_PORT": http, "GC_OUTPUT": str(output)}
-    server |= {"GC_MIN_WORKERS": "2", "GC_EPOCHS": "2"}
+    server |= {"GC_MIN_WORKERS": "2", "GC_EPOCHS": "2", "GC_STATE": str(tmp_path / "state")}
     worker |= {"GC_SERVER": f"127.0.0.1:{port}"}
 
     daemons.start("server", manifests["StatefulSet"], server)
     for index in ("0", "1"):
         variables = {**worker, "GC_WORKER_ID": index, "GC_HTTP_PORT": free_port()}
         daemons.start(f"worker {index}", manifests["Job"], variables)
+    while "epoch 1, version" not in daemons.log("server"):
+        time.sleep(0.05)
+    daemons.kill("server")  # its node is lost, and the set starts it anew
+    daemons.start("server", manifests["StatefulSet"], server)
     codes = {name: daemons.exit_code(name) for name in ("worker 0", "worker 1")}
 
     assert codes == {"worker 0": 0, "worker 1": 0}, daemons.log("worker 0") + daemons.log("server")
     assert load_file(output)
+    assert "going on at version" in daemons.log("server")
     # The server stays, so that its set does not start it again, and keeps answering.
     probes = container(manifests["StatefulSet"])
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):

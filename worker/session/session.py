@@ -469,8 +469,8 @@ class Session:
     def _set_back(self, version: int) -> None:
         """The server has lost the versions after this one."""
         log.warning(
-            "the server has gone back from version %s to %d: what was pushed between them is lost with what it "
-            "had not written down",
+            "the server has gone back from version %s to %d: what was pushed between is lost, because it had "
+            "not been written down",
             *(self.replica.version, version),
         )
         self._held = None
