@@ -235,6 +235,13 @@ class ServingSettings:
     lease_seconds: float = connection(
         10.0, "time without a sign of life after which a worker is lost", unit="seconds", least=0.5
     )
+    progress_seconds: float = connection(
+        600.0,
+        "time without progress of a worker's training thread after which its samples go to others; more "
+        "where the same took long before; 0 for no limit",
+        unit="seconds",
+        least=0,
+    )
     max_model_bytes: int = connection(
         16 << 30, "size of the largest model taken, as float32", unit="bytes", least=4
     )

@@ -182,14 +182,16 @@ class Job(_message.Message):
     def __init__(self, id: _Optional[str] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("chunk_bytes", "lease_seconds", "heartbeat_seconds")
+    __slots__ = ("chunk_bytes", "lease_seconds", "heartbeat_seconds", "progress_seconds")
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_SECONDS_FIELD_NUMBER: _ClassVar[int]
     chunk_bytes: int
     lease_seconds: float
     heartbeat_seconds: float
-    def __init__(self, chunk_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+    progress_seconds: float
+    def __init__(self, chunk_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., progress_seconds: _Optional[float] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("name", "shape", "dtype", "state", "group")
@@ -620,10 +622,12 @@ class Profile(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., kept: _Optional[_Iterable[int]] = ..., sent_bytes: _Optional[int] = ..., compressing_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., processor_share: _Optional[float] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("activity",)
+    __slots__ = ("activity", "still_seconds")
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    STILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     activity: str
-    def __init__(self, activity: _Optional[str] = ...) -> None: ...
+    still_seconds: float
+    def __init__(self, activity: _Optional[str] = ..., still_seconds: _Optional[float] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("version", "epoch", "metrics")
@@ -887,7 +891,7 @@ class Measured(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., part_seconds: _Optional[float] = ..., byte_seconds: _Optional[float] = ..., compressor: _Optional[str] = ..., fusion: _Optional[str] = ..., order: _Optional[str] = ..., part_bytes: _Optional[int] = ..., cores: _Optional[int] = ..., processor_share: _Optional[float] = ..., square_norms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("worker", "rank", "attached", "heard_seconds", "activity", "compressor", "pushes")
+    __slots__ = ("worker", "rank", "attached", "heard_seconds", "activity", "compressor", "pushes", "still_seconds", "aside")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
@@ -895,6 +899,8 @@ class MemberStatus(_message.Message):
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
+    STILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ASIDE_FIELD_NUMBER: _ClassVar[int]
     worker: str
     rank: int
     attached: bool
@@ -902,7 +908,9 @@ class MemberStatus(_message.Message):
     activity: str
     compressor: str
     pushes: int
-    def __init__(self, worker: _Optional[str] = ..., rank: _Optional[int] = ..., attached: bool = ..., heard_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., compressor: _Optional[str] = ..., pushes: _Optional[int] = ...) -> None: ...
+    still_seconds: float
+    aside: bool
+    def __init__(self, worker: _Optional[str] = ..., rank: _Optional[int] = ..., attached: bool = ..., heard_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., compressor: _Optional[str] = ..., pushes: _Optional[int] = ..., still_seconds: _Optional[float] = ..., aside: bool = ...) -> None: ...
 
 class LostStatus(_message.Message):
     __slots__ = ("worker", "rank", "reason", "version")

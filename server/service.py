@@ -117,6 +117,7 @@ class Service:
                 chunk_bytes=CHUNK_BYTES,
                 lease_seconds=self._options.lease_seconds,
                 heartbeat_seconds=self._options.lease_seconds / HEARTBEATS_PER_LEASE,
+                progress_seconds=self._options.progress_seconds,
             ),
             rank=admission.rank,
             version=admission.version,
@@ -229,6 +230,8 @@ class Service:
                     activity=member.activity,
                     compressor=member.compressor,
                     pushes=member.pushes,
+                    still_seconds=member.still_s,
+                    aside=member.aside,
                 )
                 for member in core.roster.by_rank()
             ),

@@ -155,6 +155,10 @@ class Session:
         """What the next heartbeats say."""
         self._connection.activity = activity
 
+    def moved(self) -> None:
+        """The owner has got on with what it does."""
+        self._connection.moved()
+
     # ---- the course of things
 
     def begin(self) -> None:
@@ -212,8 +216,7 @@ class Session:
             message = self._connection.next(timeout_s)
             if self._auto is not None:
                 self._auto.waited(self._auto.now() - began)
-        if early:
-            self.doing(activity)
+        self.doing(activity if early else "working")
         self._metrics.reconnects.inc(self._connection.reconnects - self._reconnects)
         self._reconnects = self._connection.reconnects
         match message:
