@@ -17,7 +17,6 @@ import uvloop
 from .. import __version__, machine
 from ..compressors import Plan, set_threads
 from ..configuration import Effective, UsageError
-from ..exits import Exit
 from ..optimizer import Group, Optimizer
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..proto.channel import SERVER_OPTIONS
@@ -27,6 +26,7 @@ from ..proto.standard import Health, reflect
 from ..settings import ServerSettings
 from ..telemetry import HttpEndpoint, add_log_fields
 from .conductor import Conductor
+from .ending import exit_code
 from .job.core import Core
 from .job.modes import registry
 from .job.modes.options import ModeOptions
@@ -129,15 +129,19 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         log.info("protected mode: only peers on this machine are answered (--insecure lifts it)")
 
     conductor.start()
-    code = await _until_stopped(conductor, stopping, stay=options.stay)
+    received = await _until_stopped(conductor, stopping, stay=options.stay)
     await health.stopping()  # not ready first, then the rest
     await conductor.stop(conductor.failure or "it was told to stop")
-    if conductor.unsaved and code == Exit.DONE:
-        code = Exit.INTERNAL
     await server.stop(GRACE_S)
     http.close()
     log.info("stopped at version %d", conductor.core.version)
-    return code
+    return exit_code(
+        finished=conductor.finished.is_set(),
+        received=received,
+        failed=conductor.failed.is_set(),
+        diverged=conductor.diverged,
+        unsaved=conductor.unsaved,
+    )
 
 
 def _listen(server: grpc.aio.Server, options: ServerSettings) -> int:
@@ -154,10 +158,12 @@ def _listen(server: grpc.aio.Server, options: ServerSettings) -> int:
     return port
 
 
-async def _until_stopped(conductor: Conductor, stopping: asyncio.Event, *, stay: bool) -> int:
+async def _until_stopped(
+    conductor: Conductor, stopping: asyncio.Event, *, stay: bool
+) -> signal.Signals | None:
     """Wait for a signal, for the job to fail, or, unless the server shall stay, for its end.
 
-    Returns the exit code. A second signal ends the process at once.
+    Returns the signal, if there was one. A second one ends the process at once.
     """
     loop = asyncio.get_running_loop()
     received: list[signal.Signals] = []
@@ -179,12 +185,9 @@ async def _until_stopped(conductor: Conductor, stopping: asyncio.Event, *, stay:
     for wait in waits:
         wait.cancel()
     stopping.set()
-    if conductor.finished.is_set():
-        return Exit.DONE
-    if received:
-        return 128 + received[0]
-    log.error("%s", conductor.failure)
-    return Exit.DIVERGED if conductor.diverged else Exit.INTERNAL
+    if conductor.failed.is_set() and not conductor.finished.is_set():
+        log.error("%s", conductor.failure)
+    return received[0] if received else None
 
 
 async def _over(conductor: Conductor) -> Literal[True]:

@@ -397,7 +397,7 @@ class Core(JobState):
     def _done_for_mode(self, event: e.Published | e.Copied, now: float) -> list[e.Action]:
         """The shard has done what the mode wanted."""
         self.mode.done(event)
-        return self._advance(now)
+        return self.mode.drain(now) if self.phase is Phase.STOPPING else self._advance(now)
 
     # ---- evaluations and the end
 
@@ -466,10 +466,13 @@ class Core(JobState):
         return [e.Best(epoch=event.epoch, version=event.version)]
 
     def _stopping(self, event: e.Stopping, now: float) -> list[e.Action]:
+        drained: list[e.Action] = []
         if self.phase is not Phase.FINISHED:
             self.phase = Phase.STOPPING
+            drained = [] if event.failed else self.mode.drain(now)
         why = refusals.stopping("", event.reason)
-        return [e.Disconnect(*member.id, refusal=why, final=True) for member in self.roster.attached()]
+        ends = [e.Disconnect(*member.id, refusal=why, final=True) for member in self.roster.attached()]
+        return [*ends, *drained]
 
     def _refuse_when_over(self, worker: str) -> None:
         if self.phase is Phase.STOPPING:

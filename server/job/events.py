@@ -250,9 +250,10 @@ class Tick(Event[None]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stopping(Event[None]):
-    """The server was told to shut down."""
+    """The server shuts down. failed: because nothing can be applied any more."""
 
     reason: str
+    failed: bool = False
 
 
 # ---- actions -----------------------------------------------------------------------------------
