@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ async def well(request: m.StatusRequest, context: Any, ahead_s: float = 0.0) -> 
 
 
 @contextlib.contextmanager
-def serving(status: Status | None = well, credentials: Any = None) -> Iterator[int]:
+def serving(status: Status | None = well, credentials: Any = None) -> Generator[int]:
     """A server of which nothing works but `Status`; None: it is of another program. Its port."""
     ports: list[int] = []
     ready, over = threading.Event(), threading.Event()
@@ -156,7 +156,7 @@ def test_nothing_listens() -> None:
 
 
 @contextlib.contextmanager
-def saying(what: bytes) -> Iterator[int]:
+def saying(what: bytes) -> Generator[int]:
     """A program that says so to whoever connects, and hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
