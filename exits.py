@@ -12,6 +12,6 @@ class Exit(IntEnum):
     STOPPED = 5  # the server shut the job down
     TASK = 6  # the task does not exist or raised
     DIVERGED = 7  # the parameters are no longer finite
-    UNWRITTEN = 8  # the folder of --state cannot be written
+    UNWRITTEN = 8  # what was to be kept could not be written
     INTERRUPTED = 130
     TERMINATED = 143

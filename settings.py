@@ -40,8 +40,8 @@ lasting = partial(option, group="durability")
 _MAX_UINT32 = 2**32 - 1
 _HTTP_PORT = "port of /metrics, /livez and /readyz; 0 for a free one, -1 for none"
 _STATE = (
-    "folder in which what this process has of its job outlives it: of a server checkpoints and a journal, with "
-    "which one that is started again goes on, also after kill -9; of a worker, at the versions of the "
+    "folder in which what this process has of its job outlives it: of a server checkpoints and a journal, "
+    "with which one that is started again goes on, also after kill -9; of a worker, at the versions of the "
     "checkpoints, what the server has not, such as residuals"
 )
 _SPEC = "NAME[:KEY=VALUE,...]"
@@ -240,6 +240,13 @@ class ServingSettings:
     )
     lease_seconds: float = connection(
         10.0, "time without a sign of life after which a worker is lost", unit="seconds", least=0.5
+    )
+    progress_seconds: float = connection(
+        600.0,
+        "time without progress of a worker's training thread after which its samples go to others; more "
+        "where the same took long before; 0 for no limit",
+        unit="seconds",
+        least=0,
     )
     max_model_bytes: int = connection(
         16 << 30, "size of the largest model taken, as float32", unit="bytes", least=4

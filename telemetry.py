@@ -93,13 +93,14 @@ class HttpEndpoint:
         registry: CollectorRegistry,
         stopping: Callable[[], bool],
         state: Callable[[], str],
-        *,
+        hung: Callable[[], str] = str,
         failing: Callable[[], str] = str,
     ) -> None:
         """
         Args:
             effective: its option `http_port` is 0 for a free port and below for no endpoint. When the port is
                 taken that is its default, which nobody chose, any free one is used.
+            hung: why the process should be restarted, which /livez says then; empty while it is well.
             stopping, state: /readyz says whether the daemon is stopping, and otherwise its state in words.
             failing: why it is not ready although it goes on; empty while it is.
 
@@ -118,7 +119,9 @@ class HttpEndpoint:
             if path == "/metrics":
                 return cast("Iterable[bytes]", metrics(environ, start_response))
             status, text = "200 OK", "alive"
-            if path == "/readyz" and stopping():
+            if path == "/livez" and (why := hung()):
+                status, text = "503 Service Unavailable", why
+            elif path == "/readyz" and stopping():
                 status, text = "503 Service Unavailable", "shutting down"
             elif path == "/readyz" and (why := failing()):
                 status, text = "503 Service Unavailable", why

@@ -22,11 +22,13 @@ from ..settings import DEFAULT_PORT, parse_address
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
-    from ..proto.messages import StatusResponse
+    from ..proto.messages import MemberStatus, StatusResponse
 
 EVERY_SECONDS = 2.0
 LOST_SHOWN = 5
+STILL_SHOWN_S = 10.0  # without progress
 
 
 def address(text: str) -> str:
@@ -118,6 +120,7 @@ def plain(status: StatusResponse) -> dict[str, Any]:
     from .pace import seconds_left
 
     found: dict[str, Any] = _plain(dataclasses.asdict(status))
+    del found["padding"]  # it was not asked for
     found["phase"] = status.phase.name.lower()
     found["steps_per_second"] = steps_per_second(status)
     found["seconds_left"] = seconds_left(status)
@@ -160,12 +163,24 @@ def page(status: StatusResponse) -> RenderableType:
             compressor = member.compressor or "–"
             table.add_row(
                 *(str(member.rank), Text(member.worker), Text(compressor), f"{member.pushes:,}"),
-                *(heard, Text(member.activity or "–")),
+                *(heard, _doing(member)),
             )
         parts.append(table)
     lines = [f"lost: {each.worker} at version {each.version}: {each.reason}" for each in status.lost]
     parts += [Text(line, style="yellow") for line in lines[-LOST_SHOWN:]]
     return Group(*parts)
+
+
+def _doing(member: MemberStatus) -> Text:
+    from rich.text import Text
+
+    if member.aside:
+        return Text(
+            f"set aside: {member.activity}, no progress for {member.still_seconds:.0f} s", style="red"
+        )
+    if member.still_seconds >= STILL_SHOWN_S:
+        return Text(f"{member.activity}, no progress for {member.still_seconds:.0f} s", style="yellow")
+    return Text(member.activity or "–")
 
 
 def facts(status: StatusResponse) -> Generator[tuple[str, str]]:

@@ -182,14 +182,16 @@ class Job(_message.Message):
     def __init__(self, id: _Optional[str] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("chunk_bytes", "lease_seconds", "heartbeat_seconds")
+    __slots__ = ("chunk_bytes", "lease_seconds", "heartbeat_seconds", "progress_seconds")
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_SECONDS_FIELD_NUMBER: _ClassVar[int]
     chunk_bytes: int
     lease_seconds: float
     heartbeat_seconds: float
-    def __init__(self, chunk_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+    progress_seconds: float
+    def __init__(self, chunk_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., progress_seconds: _Optional[float] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("name", "shape", "dtype", "state", "group")
@@ -624,10 +626,12 @@ class Profile(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., kept: _Optional[_Iterable[int]] = ..., sent_bytes: _Optional[int] = ..., compressing_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., processor_share: _Optional[float] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("activity",)
+    __slots__ = ("activity", "still_seconds")
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    STILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     activity: str
-    def __init__(self, activity: _Optional[str] = ...) -> None: ...
+    still_seconds: float
+    def __init__(self, activity: _Optional[str] = ..., still_seconds: _Optional[float] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("version", "epoch", "metrics")
@@ -871,12 +875,16 @@ class InitializeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ("measured", "losses")
+    __slots__ = ("measured", "losses", "padding", "echo")
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
     measured: bool
     losses: bool
-    def __init__(self, measured: bool = ..., losses: bool = ...) -> None: ...
+    padding: bytes
+    echo: bool
+    def __init__(self, measured: bool = ..., losses: bool = ..., padding: _Optional[bytes] = ..., echo: bool = ...) -> None: ...
 
 class Measured(_message.Message):
     __slots__ = ("tensors", "forward_seconds", "backward_seconds", "part_seconds", "byte_seconds", "compressor", "fusion", "order", "part_bytes", "cores", "processor_share", "square_norms")
@@ -907,7 +915,7 @@ class Measured(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., part_seconds: _Optional[float] = ..., byte_seconds: _Optional[float] = ..., compressor: _Optional[str] = ..., fusion: _Optional[str] = ..., order: _Optional[str] = ..., part_bytes: _Optional[int] = ..., cores: _Optional[int] = ..., processor_share: _Optional[float] = ..., square_norms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("worker", "rank", "attached", "heard_seconds", "activity", "compressor", "pushes")
+    __slots__ = ("worker", "rank", "attached", "heard_seconds", "activity", "compressor", "pushes", "still_seconds", "aside")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
@@ -915,6 +923,8 @@ class MemberStatus(_message.Message):
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
+    STILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ASIDE_FIELD_NUMBER: _ClassVar[int]
     worker: str
     rank: int
     attached: bool
@@ -922,7 +932,9 @@ class MemberStatus(_message.Message):
     activity: str
     compressor: str
     pushes: int
-    def __init__(self, worker: _Optional[str] = ..., rank: _Optional[int] = ..., attached: bool = ..., heard_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., compressor: _Optional[str] = ..., pushes: _Optional[int] = ...) -> None: ...
+    still_seconds: float
+    aside: bool
+    def __init__(self, worker: _Optional[str] = ..., rank: _Optional[int] = ..., attached: bool = ..., heard_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., compressor: _Optional[str] = ..., pushes: _Optional[int] = ..., still_seconds: _Optional[float] = ..., aside: bool = ...) -> None: ...
 
 class LostStatus(_message.Message):
     __slots__ = ("worker", "rank", "reason", "version")
@@ -984,7 +996,7 @@ class Traffic(_message.Message):
     def __init__(self, wire_bytes_up: _Optional[int] = ..., wire_bytes_down: _Optional[int] = ..., raw_bytes_up: _Optional[int] = ..., raw_bytes_down: _Optional[int] = ..., payload_bytes_up: _Optional[int] = ..., compressed_payload_bytes_up: _Optional[int] = ..., compressed_raw_bytes_up: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "phase", "waiting", "version", "epoch", "epoch_progress", "members", "lost", "evaluations", "traffic", "pushes", "refused_pushes", "train_loss", "training_seconds", "parameters_sha256", "software", "local_steps", "largest_staleness", "redundancy", "uncoded_exchanges", "clipped_elements", "repeated_samples", "measured", "step_seconds", "predicted_step_seconds", "learning_rate", "losses")
+    __slots__ = ("job", "phase", "waiting", "version", "epoch", "epoch_progress", "members", "lost", "evaluations", "traffic", "pushes", "refused_pushes", "train_loss", "training_seconds", "parameters_sha256", "software", "local_steps", "largest_staleness", "redundancy", "uncoded_exchanges", "clipped_elements", "repeated_samples", "measured", "step_seconds", "predicted_step_seconds", "learning_rate", "losses", "unix_seconds", "padding")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -1012,6 +1024,8 @@ class StatusResponse(_message.Message):
     PREDICTED_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
+    UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     job: Job
     phase: Phase
     waiting: str
@@ -1039,4 +1053,6 @@ class StatusResponse(_message.Message):
     predicted_step_seconds: float
     learning_rate: float
     losses: _containers.RepeatedCompositeFieldContainer[LossPoint]
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ..., local_steps: _Optional[int] = ..., largest_staleness: _Optional[int] = ..., redundancy: _Optional[int] = ..., uncoded_exchanges: _Optional[int] = ..., clipped_elements: _Optional[int] = ..., repeated_samples: _Optional[int] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., step_seconds: _Optional[float] = ..., predicted_step_seconds: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Iterable[_Union[LossPoint, _Mapping]]] = ...) -> None: ...
+    unix_seconds: float
+    padding: bytes
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ..., local_steps: _Optional[int] = ..., largest_staleness: _Optional[int] = ..., redundancy: _Optional[int] = ..., uncoded_exchanges: _Optional[int] = ..., clipped_elements: _Optional[int] = ..., repeated_samples: _Optional[int] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., step_seconds: _Optional[float] = ..., predicted_step_seconds: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Iterable[_Union[LossPoint, _Mapping]]] = ..., unix_seconds: _Optional[float] = ..., padding: _Optional[bytes] = ...) -> None: ...

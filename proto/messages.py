@@ -148,6 +148,7 @@ class Limits:
     chunk_bytes: int  # bytes of payload per chunk; every chunk but the last has exactly this size
     lease_seconds: float  # a member not heard of for this long is lost
     heartbeat_seconds: float  # how often a member should be heard of
+    progress_seconds: float = 0.0  # without progress of the training thread, a member is set aside; 0: never
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -480,6 +481,7 @@ class Heartbeat:
     """Sent at least every Limits.heartbeat_seconds, whatever else is going on."""
 
     activity: str = ""  # "computing", "waiting", …, for people
+    still_seconds: float = 0.0  # for which the training thread has made no progress; 0 while it waits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -678,6 +680,8 @@ class StatusRequest:
 
     measured: bool = False  # Also say what has been measured of the job's steps
     losses: bool = False  # Also say how the training loss went
+    padding: bytes = b""  # of no meaning, to measure the way up; and, with echo, the way down
+    echo: bool = False  # Send the padding back
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -709,6 +713,8 @@ class MemberStatus:
     activity: str  # from its last heartbeat
     compressor: str  # that it uses
     pushes: int  # accepted
+    still_seconds: float = 0.0  # for which its training thread has made no progress
+    aside: bool = False  # it hangs: nobody waits for it until its training thread goes on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -784,6 +790,8 @@ class StatusResponse:
     predicted_step_seconds: float = 0.0  # What a step should take, by what has been measured; 0: not known
     learning_rate: float = 0.0  # Of the next step, by the job's schedule; 0 where scripts say it
     losses: tuple[LossPoint, ...] = ()  # If they were asked for: training losses, in order of version
+    unix_seconds: float = 0.0  # Of the server's clock, since 1970
+    padding: bytes = b""  # That of the request, if it was to be sent back
 
 
 InitializeMessage = Chunk | InitializeHeader

@@ -28,6 +28,7 @@ from .best import BestFile
 from .durable.image import image_of, restore, stored_of
 from .durable.journal import JournalError
 from .durable.recorder import Recorder
+from .ending import written
 from .job import events as e
 from .job import refusals as job_refusals
 from .job.core import Core
@@ -92,7 +93,8 @@ class Conductor:
             chosen=self._chosen,
         )
         self.finished = asyncio.Event()  # and saved, as far as that was possible
-        self.unsaved = False  # the final parameters exist here alone
+        self.unsaved = False  # the last parameters are not where they were to be written
+        self._stopped = False
         self.failed = asyncio.Event()
         self.failure = ""  # why the job cannot go on
         self.diverged = False  # is why
@@ -514,16 +516,22 @@ class Conductor:
             path = path.with_name(f"{path.stem}.unfinished-v{shard.version}{path.suffix}")
         try:
             buffers = await (self.state.of(self.core.last_evaluation) if finished else self.state.newest())
-            values = {**self.state.frozen, **buffers}
-            entries = self.state.entries
-            await shard.save(
-                path, digest, finished=finished, complete=lambda tensors: complete(tensors, entries, values)
-            )
-            log.info("parameters of version %d written to %s", shard.version, path)
         except Exception as error:
-            self.unsaved = True
-            remedy = "; fetch them before stopping the server" if finished else ""
-            log.error("the parameters could not be saved: %s%s", error, remedy)
+            log.error("the parameters are saved without buffers: %s", error)
+            buffers = {}
+        values = {**self.state.frozen, **buffers}
+        entries = self.state.entries
+        self.unsaved = not await written(
+            path,
+            shard.version,
+            lambda file: shard.save(
+                file, digest, finished=finished, complete=lambda tensors: complete(tensors, entries, values)
+            ),
+        )
+        if self.unsaved and finished and not self._stopped:
+            log.error(
+                "fetch them before stopping the server, or make room: it tries again when it is stopped"
+            )
         return digest
 
     async def dispersed(self) -> None:
@@ -682,10 +690,11 @@ class Conductor:
             count_waiting(self.metrics, self.core, self.now(), TICK_S)
 
     async def stop(self, reason: str, *, comes_back: bool = False) -> None:
-        """Finish what is being applied, tell the members, let them go, and save what there is.
+        """Apply what was accepted, tell the members, let them go, and save what there is.
 
         comes_back: the members are to wait for the next server instead.
         """
+        self._stopped = True
         if self._ticker is not None:
             self._ticker.cancel()
         if comes_back:
@@ -693,9 +702,10 @@ class Conductor:
             for stream in self.streams.values():
                 stream.outbox.end(why, final=False)
         else:
-            self.happen(e.Stopping(reason=reason))
+            self.happen(e.Stopping(reason=reason, failed=self.failed.is_set()))
         while self._working:
             await asyncio.wait(set(self._working))
-        if self.shard.manifest is not None and not self.finished.is_set():
-            await self._conclude(finished=False)
+        finished = self.finished.is_set()
+        if self.shard.manifest is not None and (self.unsaved or not finished):
+            await self._conclude(finished=finished)
         await asyncio.to_thread(self.shard.close)  # it may wait for a kernel that is being compiled

@@ -19,7 +19,6 @@ import uvloop
 from .. import __version__, machine
 from ..compressors import Plan, set_threads
 from ..configuration import Effective, UsageError
-from ..exits import Exit
 from ..optimizer import Group, Optimizer
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..proto.channel import SERVER_OPTIONS
@@ -32,6 +31,7 @@ from .conductor import Conductor
 from .durable.recorder import Recorder
 from .durable.recovery import recover
 from .durable.state import StateError, StateFolder
+from .ending import exit_code
 from .job.core import Core
 from .job.modes import registry
 from .job.modes.options import ModeOptions
@@ -195,20 +195,25 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         log.info("protected mode: only peers on this machine are answered (--insecure lifts it)")
 
     conductor.start()
-    code = await _until_stopped(conductor, stopping, stay=options.stay)
+    received = await _until_stopped(conductor, stopping, stay=options.stay)
     await health.stopping()  # not ready first, then the rest
     comes_back = recorder is not None and not conductor.failed.is_set() and not conductor.finished.is_set()
     if comes_back:
         await conductor.pause(PAUSE_S)
     await conductor.stop(conductor.failure or "it was told to stop", comes_back=comes_back)
-    if conductor.unsaved and code == Exit.DONE:
-        code = Exit.INTERNAL
     if recorder is not None:
         await recorder.close()
     await server.stop(GRACE_S)
     http.close()
     log.info("stopped at version %d", conductor.core.version)
-    return code
+    return exit_code(
+        finished=conductor.finished.is_set(),
+        received=received,
+        failed=conductor.failed.is_set(),
+        diverged=conductor.diverged,
+        unsaved=conductor.unsaved,
+        unwritten=conductor.unwritten,
+    )
 
 
 def _listen(server: grpc.aio.Server, options: ServerSettings) -> int:
@@ -225,10 +230,12 @@ def _listen(server: grpc.aio.Server, options: ServerSettings) -> int:
     return port
 
 
-async def _until_stopped(conductor: Conductor, stopping: asyncio.Event, *, stay: bool) -> int:
+async def _until_stopped(
+    conductor: Conductor, stopping: asyncio.Event, *, stay: bool
+) -> signal.Signals | None:
     """Wait for a signal, for the job to fail, or, unless the server shall stay, for its end.
 
-    Returns the exit code. A second signal ends the process at once.
+    Returns the signal, if there was one. A second one ends the process at once.
     """
     loop = asyncio.get_running_loop()
     received: list[signal.Signals] = []
@@ -250,14 +257,9 @@ async def _until_stopped(conductor: Conductor, stopping: asyncio.Event, *, stay:
     for wait in waits:
         wait.cancel()
     stopping.set()
-    if conductor.finished.is_set():
-        return Exit.DONE
-    if received:
-        return 128 + received[0]
-    log.error("%s", conductor.failure)
-    if conductor.unwritten:
-        return Exit.UNWRITTEN
-    return Exit.DIVERGED if conductor.diverged else Exit.INTERNAL
+    if conductor.failed.is_set() and not conductor.finished.is_set():
+        log.error("%s", conductor.failure)
+    return received[0] if received else None
 
 
 async def _over(conductor: Conductor) -> Literal[True]:

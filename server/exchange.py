@@ -110,7 +110,16 @@ class WorkerCall:
                     uploads.begin(message)
                 case m.Heartbeat():
                     activity = message.activity[:MAX_TEXT_CHARACTERS]
-                    conductor.happen(e.Heard(*stream.id, activity=activity))
+                    still_s = message.still_seconds
+                    if not 0 <= still_s < math.inf:
+                        raise refused(
+                            Reason.NON_FINITE,
+                            worker=stream.worker,
+                            field="heartbeat still_seconds",
+                            limit="a finite number of seconds, 0 or more",
+                            value=str(still_s),
+                        )
+                    conductor.happen(e.Heard(*stream.id, activity=activity, still_s=still_s))
                 case m.Ready():
                     stream.plan = message.plan
                     conductor.happen(

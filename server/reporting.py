@@ -38,6 +38,8 @@ def update_gauges(metrics: Metrics, core: Core, parts: int, now: float) -> None:
     metrics.missing.set(len(core.mode.waiting(now).ranks))
     metrics.local_steps.set(core.local_steps)
     metrics.parts.set(parts)
+    metrics.follow(metrics.set_aside, core.set_aside)
+    metrics.still_seconds.set(max((each.still_s for each in core.roster.members.values()), default=0.0))
     metrics.follow(metrics.repeated_samples, core.repeated_samples)
     metrics.drifting.set(core.drifting)
     metrics.follow(metrics.uncoded_exchanges, core.uncoded_exchanges)

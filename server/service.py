@@ -117,6 +117,7 @@ class Service:
                 chunk_bytes=CHUNK_BYTES,
                 lease_seconds=self._options.lease_seconds,
                 heartbeat_seconds=self._options.lease_seconds / HEARTBEATS_PER_LEASE,
+                progress_seconds=self._options.progress_seconds,
             ),
             rank=admission.rank,
             version=admission.version,
@@ -233,6 +234,8 @@ class Service:
                     activity=member.activity,
                     compressor=member.compressor,
                     pushes=member.pushes,
+                    still_seconds=member.still_s,
+                    aside=member.aside,
                 )
                 for member in core.roster.by_rank()
             ),
@@ -256,6 +259,8 @@ class Service:
             predicted_step_seconds=self._conductor.plans.predicted_s,
             learning_rate=core.learning_rate,
             losses=self._metrics.curve.messages() if request.losses else (),
+            unix_seconds=time.time(),
+            padding=request.padding if request.echo else b"",  # never more than came
         )
 
     def _measured(self) -> m.Measured | None:

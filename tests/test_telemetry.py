@@ -6,8 +6,9 @@ import json
 import logging
 import re
 import socket
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +68,32 @@ class Settings:
     http_port: int
 
 
-def endpoint(port: int, origin: str) -> HttpEndpoint:
+def endpoint(port: int, origin: str, hung: Callable[[], str] = str) -> HttpEndpoint:
     effective = Effective(settings=Settings(port), origins={"http_port": origin}, print_config=False)
-    return HttpEndpoint(effective, "127.0.0.1", CollectorRegistry(), lambda: False, lambda: "running")
+    return HttpEndpoint(effective, "127.0.0.1", CollectorRegistry(), lambda: False, lambda: "running", hung)
+
+
+def test_a_process_that_hangs_is_alive_no_more_and_ready_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    why = [""]
+    http = endpoint(0, "flag", lambda: why[0])
+    try:
+        found = re.search(r"on port (\d+)", caplog.text)
+        assert found
+        url = f"http://127.0.0.1:{found[1]}"
+        with urllib.request.urlopen(f"{url}/livez", timeout=10) as response:
+            assert response.read() == b"alive\n"
+        why[0] = "it hangs"
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(f"{url}/livez", timeout=10)
+        with error.value as answer:
+            assert (answer.code, answer.read()) == (503, b"it hangs\n")
+        with urllib.request.urlopen(f"{url}/readyz", timeout=10) as response:
+            assert response.read() == b"running\n"
+    finally:
+        http.close()
 
 
 def test_a_default_http_port_that_is_taken_is_replaced_and_the_log_says_by_which(

@@ -113,7 +113,11 @@ def run(effective: Effective[WorkerSettings]) -> int:
     metrics = Metrics(settings.compressor.partition(":")[0])
     connection: Connection | None = None
     leaving = threading.Event()
-    http = HttpEndpoint(effective, "0.0.0.0", metrics.registry, leaving.is_set, lambda: "running")
+
+    def hung() -> str:
+        return "" if connection is None else connection.progress.hung()
+
+    http = HttpEndpoint(effective, "0.0.0.0", metrics.registry, leaving.is_set, lambda: "running", hung)
     signals = _Signals(settings.leave_seconds)
     try:
         connection = Connection(

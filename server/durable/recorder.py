@@ -3,8 +3,8 @@ to time a checkpoint, after which the journal begins anew.
 
 `recovery` reads it again. An event is recorded after control has decided and before any action of it is
 performed, a part before the shard has it. What follows from these is not recorded: parts that are stepped,
-what is in a version, what goes out. Nor are signs of life; but a tick, by which leases end, has when each
-member was heard of.
+what is in a version, what goes out. Nor are signs of life that say nothing; but a tick, by which leases end,
+has when each member was heard of.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Stored = tuple[Member, m.Part, int, Sequence[Payload]]  # a part, the crc32c of 
 EVENT, PART, CLOSED, UNWANTED, PLAN = "event", "part", "closed", "unwanted", "plan"
 BUFFERS, EVALUATED = "buffers", "evaluated"
 # What follows from other records, or changes nothing that lasts.
-_NOT_RECORDED = (e.Heard, e.Begun, e.Closing, e.Stopping)
+_NOT_RECORDED = (e.Begun, e.Closing, e.Stopping)
 
 
 class Recorder:
@@ -101,7 +101,8 @@ class Recorder:
         self, event: e.Event[Any], now: float, result: e.Result[Any], leases: Mapping[str, float]
     ) -> None:
         """leases: before a tick. Raises JournalError."""
-        if isinstance(event, _NOT_RECORDED) or self._journal is None:
+        alive = isinstance(event, e.Heard) and event.activity is None
+        if alive or isinstance(event, _NOT_RECORDED) or self._journal is None:
             return
         if isinstance(event, e.Pushed) and isinstance(result.reply, e.Decided) and result.reply.repeated:
             return

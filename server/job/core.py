@@ -22,7 +22,7 @@ from ...proto.messages import Assignment, Decision, LostStatus, Outcome, Phase, 
 from ...proto.refusal import Refusal, Refused
 from ...settings import ServerSettings, parse_evaluate_every
 from . import events as e
-from . import limits, refusals, saving
+from . import limits, progress, refusals, saving
 from .keeping import parse_keep
 from .modes.mode import Mode
 from .modes.options import ModeOptions
@@ -133,6 +133,9 @@ class Core(JobState):
         member.version = None if ahead else event.version  # of a version that was lost with the server
         self.evaluations.forget(member.id, event.assigned)
         notes: list[e.Action] = []
+        if member.aside:
+            notes.append(e.Note(text=f"{member.name} makes progress again, and takes part"))
+            member.aside, member.named_s = False, 0.0
         if event.drifted:
             text = (
                 f"version {event.drifted}: the replica of {member.name} was not the server's; it gets another"
@@ -155,9 +158,9 @@ class Core(JobState):
 
     def _heard(self, event: e.Heard, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
-        if event.activity is not None:
-            member.activity = event.activity
-        return []
+        if event.activity is None:
+            return []
+        return progress.heard(self, member, event.activity, event.still_s)
 
     def _left(self, event: e.Left, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
@@ -403,7 +406,7 @@ class Core(JobState):
     def _done_for_mode(self, event: e.Published | e.Copied, now: float) -> list[e.Action]:
         """The shard has done what the mode wanted."""
         self.mode.done(event)
-        return self._advance(now)
+        return self.mode.drain(now) if self.phase is Phase.STOPPING else self._advance(now)
 
     # ---- evaluations and the end
 
@@ -417,7 +420,7 @@ class Core(JobState):
             return [self._last_assignment(member, finished=True) for member in self.roster.listening()]
         if self.phase is not Phase.FINISHING:
             return []
-        if not self.roster.members:
+        if all(member.aside for member in self.roster.members.values()):
             self.phase = Phase.FINISHED
             return [e.Note(text="no member is left to evaluate the last version", warning=True), e.Finish()]
         # Whoever is still busy with what comes too late would keep everybody waiting.
@@ -472,18 +475,22 @@ class Core(JobState):
         return [e.Best(epoch=event.epoch, version=event.version)]
 
     def _stopping(self, event: e.Stopping, now: float) -> list[e.Action]:
+        drained: list[e.Action] = []
         if self.phase is not Phase.FINISHED:
             self.phase = Phase.STOPPING
+            drained = [] if event.failed else self.mode.drain(now)
         why = refusals.stopping("", event.reason)
-        return [e.Disconnect(*member.id, refusal=why, final=True) for member in self.roster.attached()]
+        ends = [e.Disconnect(*member.id, refusal=why, final=True) for member in self.roster.attached()]
+        return [*ends, *drained]
 
     def _refuse_when_over(self, worker: str) -> None:
         if self.phase is Phase.STOPPING:
             raise Refused(refusals.stopping(worker, "no new members"))
         if self.phase is Phase.FINISHED or (self.phase is Phase.FINISHING and not self.roster.knows(worker)):
-            raise Refused(
-                refusals.finished(worker, self.stopped or f"its {self.rules.epochs} epochs are done")
-            )
+            raise Refused(self._over(worker))
+
+    def _over(self, worker: str) -> Refusal:
+        return refusals.finished(worker, self.stopped or f"its {self.rules.epochs} epochs are done")
 
     # ---- time
 
@@ -498,8 +505,16 @@ class Core(JobState):
                 actions.append(e.Disconnect(*member.id, refusal=why, final=False))
             finished = self.phase is Phase.FINISHED
             actions += self._take_out(member, reason, expected=finished, away=True)
+        hanging: list[Member] = []
+        if self.phase is Phase.FINISHED:
+            actions += self._send_home()
+        elif self.phase is not Phase.STOPPING:
+            hanging = progress.to_set_aside(self)
+            for member in hanging:
+                actions += self._set_aside(member)
+            actions += progress.name_slow(self)
         ends = self.phase is Phase.RUNNING and 0 < self.rules.max_seconds <= now - (self.started_at or now)
-        if expired or self.mode.due(now) or (ends and not self.stopped):
+        if expired or hanging or self.mode.due(now) or (ends and not self.stopped):
             actions += self._advance(now)
         return actions + self._report(now)
 
@@ -519,6 +534,27 @@ class Core(JobState):
     def _paused(self) -> list[e.Action]:
         """Once nothing is under way any more, where no more work is given out."""
         return [e.Paused()] if self.closing and (self.phase is not Phase.RUNNING or self.mode.quiet) else []
+
+    def _set_aside(self, member: Member) -> list[e.Action]:
+        """Wait no longer for a member whose training thread hangs; it comes back when that goes on."""
+        self.set_aside += 1
+        limit_s = progress.limit_of(self, member)
+        why = refusals.no_progress(member.worker, member.activity, member.still_s, limit_s)
+        member.aside = True
+        cut = e.Disconnect(*member.id, refusal=why, final=False)
+        return [cut, *self._take_out(member, progress.describe(member), expected=False, away=True)]
+
+    def _send_home(self) -> list[e.Action]:
+        """The job is over: nobody waits until a member that hangs has heard of it."""
+        actions: list[e.Action] = []
+        for member in list(self.roster.by_rank()):
+            if progress.hangs(self, member):
+                over = e.Disconnect(*member.id, refusal=self._over(member.worker), final=True)
+                actions += [
+                    over,
+                    *self._take_out(member, progress.describe(member), expected=True, away=False),
+                ]
+        return actions
 
     def waiting(self, now: float) -> Awaited:
         """Whom or what everything waits for."""

@@ -123,9 +123,10 @@ class Detached(FromWorker[None]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heard(FromWorker[None]):
-    """Any sign of life."""
+    """Any sign of life. A heartbeat says what the training thread does, and for how long without progress."""
 
     activity: str | None = None
+    still_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,9 +263,10 @@ class Closing(Event[None]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stopping(Event[None]):
-    """The server was told to shut down."""
+    """The server shuts down. failed: because nothing can be applied any more."""
 
     reason: str
+    failed: bool = False
 
 
 # ---- actions -----------------------------------------------------------------------------------

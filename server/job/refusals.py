@@ -52,6 +52,18 @@ def lease_over(worker: str, silent_s: float, lease_s: float) -> Refusal:
     )
 
 
+def no_progress(worker: str, activity: str, still_s: float, limit_s: float) -> Refusal:
+    return refusal(
+        Reason.NOT_A_MEMBER,
+        worker=worker,
+        field="progress",
+        limit=f"{limit_s:.0f} s without progress of the training thread",
+        value=f"{still_s:.0f} s" + (f" ({activity})" if activity else ""),
+        remedy="the worker takes part again when its training thread goes on; if it does not hang but takes "
+        "that long, start gc-server with a larger --progress-seconds",
+    )
+
+
 def wrong_model(worker: str, fingerprint: bytes, expected: bytes) -> Refusal:
     return refusal(
         Reason.MODEL,

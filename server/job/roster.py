@@ -110,6 +110,10 @@ class Member:
     heard_at: float
     compressor: str = ""
     activity: str = ""
+    still_s: float = 0.0  # for which its training thread had made no progress, as it last said
+    first: bool = True  # it had yet to finish a step then, which takes longer
+    named_s: float = 0.0  # when the log last said so; 0 if it has not, or the thread has got on
+    aside: bool = False  # because of that; until it says that it is ready
     life: Life = Life.JOINED
     fingerprint: bytes = b""
     data: int = 0  # checksum of some training samples

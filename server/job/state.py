@@ -19,6 +19,7 @@ from .saving import DERIVED
 from .schedule import Constant, Passed
 
 LOST_REMEMBERED = 256
+ACTIVITIES = 16  # of which it is remembered how long they took: workers name them
 PUSHES_AFTER_PLAN = 3  # of each member, or a new plan does not come into force
 
 
@@ -52,6 +53,10 @@ class JobState:
     applied: int = 0  # number of the exchange that led to the version, in coded mode
     uncoded_exchanges: int = 0  # that replaced one which could not end
     last_redundancy: int = 0  # of the last round of coded mode
+    longest_still_s: dict[str, float] = field(
+        default_factory=dict[str, float]
+    )  # without progress, by activity
+    set_aside: int = 0  # times that a member was, for want of progress
     clipped: int = 0  # elements of gradients in coded mode, by all workers
     drifting: int = 0  # members whose replicas differ from the first one's
     largest_staleness: int = 0  # of accepted pushes: in clocks in stale mode, else in versions
@@ -171,8 +176,15 @@ class JobState:
         )
         work = Work(assignment=assignment, drawn=drawn, given_at=now, counted=counted, share=share)
         self.roster.give(member, work)
-        member.activity = ""  # what it last said was before that
+        self.went_on(member)
+        member.activity, member.still_s = "", 0.0  # what it last said was before that
         return [self.send(member, assignment)] if member.listening else []
+
+    def went_on(self, member: Member) -> None:
+        """Remember how long a member has been without progress, as the measure for others."""
+        longest = self.longest_still_s
+        if not member.first and (member.activity in longest or len(longest) < ACTIVITIES):
+            longest[member.activity] = max(longest.get(member.activity, 0.0), member.still_s)
 
     def _evaluation_after(self, samples: int) -> int:
         """Number of the evaluation that is due once every member has pushed for so many samples; 0 if none

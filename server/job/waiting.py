@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...proto.messages import Phase
+from . import progress
 from .roster import Name
 from .state import JobState
+
+STILL_SHOWN_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +44,7 @@ def describe_waiting(state: JobState, now: float) -> Awaited:
             have = state.roster.ready()
             needed = 1 if state.started_at is not None else state.rules.min_workers
             names = ", ".join(member.name for member in have) or "none"
-            return _of(f"workers: have {len(have)} of {needed} ({names})", since)
+            return _of(f"workers: have {len(have)} of {needed} ({names}){progress.aside(state)}", since)
         case Phase.FINISHING if state.evaluations.asked is not None:
             member = state.roster.members[state.evaluations.asked.by[0]]
             return _of(f"{member.name} to evaluate the last version", since, (member.rank,))
@@ -74,6 +77,8 @@ def describe(state: JobState, name: Name, rank: int, now: float) -> str:
         return f"rank {rank} ({name[0]}, gone)"
     link = "connected" if member.attached else "disconnected"
     doing = f", {member.activity}" if member.activity else ""
+    if member.still_s >= STILL_SHOWN_S:
+        doing += f", no progress for {member.still_s:.0f} s"
     return f"rank {rank} ({member.worker}, {link}, heard {max(0.0, now - member.heard_at):.1f} s ago{doing})"
 
 

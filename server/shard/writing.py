@@ -20,8 +20,12 @@ def write_model(
     """
     metadata = {"version": str(version), "sha256": digest, "finished": "true" if finished else "false"}
     temporary = path.with_name(path.name + ".partial")
-    temporary.touch()
-    mode = temporary.stat().st_mode  # by the process's umask; safetensors lets nobody else read its files
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
-    temporary.chmod(mode & 0o777)
-    temporary.replace(path)
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # by the process's umask; safetensors lets nobody else read its files
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        temporary.chmod(mode & 0o777)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # the disk may be full
+        raise

@@ -158,10 +158,12 @@ class Daemons:
         self._all.append(worker)
         return worker
 
-    def program(self, module: str, first: str, address: str, *arguments: str) -> Daemon:
+    def program(
+        self, module: str, first: str, address: str, *arguments: str, environ: Mapping[str, str] | None = None
+    ) -> Daemon:
         """A worker of another make: a module of `programs`, and its own arguments, which come first."""
         arguments = (*first.split(), "--server", address, *ALLOWED, "--threads", "1", *arguments)
-        worker = Daemon(module, arguments, start=self._start)
+        worker = Daemon(module, arguments, environ, self._start)
         self._all.append(worker)
         return worker
 

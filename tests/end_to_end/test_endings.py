@@ -11,13 +11,15 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from daemons import Daemons, Server, poll, status, stop, talk
+from daemons import Daemons, Server, gradient, poll, status, stop, talk
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from safetensors import safe_open
+from test_training import free_port, get
 
 from gradwire.proto import messages as m
+from gradwire.proto.refusal import Refused
 
 SLOW = "small_tasks:regression:slow=0.05,samples=9600"
 
@@ -93,3 +95,72 @@ def test_standard_tools_learn_what_the_server_offers_and_that_it_serves(daemons:
         for name in ("", service):
             reply = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=20)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_what_was_accepted_is_in_the_file_of_a_server_that_is_told_to_stop(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    output = tmp_path / "model.safetensors"
+    server = job(daemons, output, "--min-workers", "2", "--batch-size", "4")
+
+    async def told_to_stop() -> None:
+        async with talk(server.address) as make:
+            first, second = make("a"), make("b")
+            await first.train()
+            await second.train()
+            told = await first.receive(m.Assignment)
+            messages = await first.push(gradient(), assignment=told.id)
+            for message in messages:
+                await first.send(message)
+            outcome = await first.receive(m.Outcome)
+            assert (outcome.decision, outcome.version) == (m.Decision.ACCEPTED, 1)
+            assert server.process.poll() is None
+            server.signal(signal.SIGTERM)
+            with pytest.raises(Refused, match="told to stop"):
+                await second.receive(m.Outcome)
+
+    asyncio.run(told_to_stop())
+    assert server.wait() == 143
+    assert metadata(tmp_path / "model.unfinished-v1.safetensors")["version"] == "1"
+
+
+def test_a_server_that_stops_is_not_ready_first_and_ends_at_once_when_told_twice(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    http = free_port()
+    server = job(daemons, tmp_path / "model.safetensors", "--http-port", str(http), task=SLOW)
+    daemons.worker(server.address)
+    poll(lambda: asked(server).version > 1, "no progress")
+
+    async def told_to_stop() -> None:
+        async with talk(server.address) as make:
+            raw = make()
+            raw.call = raw.stub.exchange()  # says nothing, and does not end by itself
+            await status(raw)
+            assert get(http, "/readyz")[0] == 200
+            server.signal(signal.SIGTERM)
+            await asyncio.to_thread(server.wait_for, "parameters of version .* written")
+            assert get(http, "/readyz") == (503, "shutting down\n")
+            assert get(http, "/livez") == (200, "alive\n")
+
+    asyncio.run(told_to_stop())
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 143
+
+
+def test_parameters_that_cannot_be_written_where_they_should_are_kept_elsewhere(
+    daemons: Daemons, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, temporary = tmp_path / "gone", tmp_path / "temporary"
+    gone.mkdir()
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    server = job(daemons, gone / "model.safetensors", task=SLOW)
+    daemons.worker(server.address)
+    poll(lambda: asked(server).version > 1, "no progress")
+    gone.rmdir()
+    assert stop(server) == 8
+    (kept,) = temporary.glob("model.unfinished-v*.safetensors")
+    assert metadata(kept)["finished"] == "false"
+    server.wait_for(f"could not be saved as {gone}/model.unfinished-v.*: .*No such file")
+    server.wait_for(f"parameters of version .* written to {kept}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pushes import MANIFEST
+from stepping import core_of
 from wired import PLAN, Wired, accepted, reasons, wired
 
 from gradwire.proto import messages as m
@@ -239,3 +240,53 @@ def test_parts_may_be_on_their_way_at_once_and_an_abandoned_push_takes_up_no_roo
         assert await job.reach(1) == [-1, -1, -1]
 
     wired("sync", "a", test)
+
+
+def stopped(mode: str, came: str, versions: int, **rules: Any) -> list[float]:
+    """The parameters after `came` have pushed, of a server that is told to stop at once."""
+    found: list[float] = []
+
+    async def test(job: Wired) -> None:
+        for worker in came:
+            assert accepted(job.arrive(worker, job.push(worker)))
+        await job.conductor.stop("it was told to")
+        assert job.core.version == job.shard.version == versions
+        store: Any = job.shard._opened  # pyright: ignore[reportPrivateUsage]
+        found.extend(value for values in store.parameters for value in values.reshape(-1).tolist())
+
+    wired(mode, "abc", test, **rules)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["async", "stale:bound=3"])
+def test_pushes_that_are_queued_when_the_server_is_told_to_stop_are_applied(mode: str) -> None:
+    assert stopped(mode, "abc", 3) == [-3, -3, -3]
+
+
+@pytest.mark.parametrize("overlap", ["backward", "both"])
+def test_a_round_that_is_open_when_the_server_is_told_to_stop_is_of_those_that_have_pushed(
+    overlap: str,
+) -> None:
+    assert stopped("sync", "ab", 1, overlap=overlap) == [-1, -1, -1]
+
+
+def test_a_round_of_which_nothing_has_come_is_not_closed_for_a_stop() -> None:
+    assert stopped("sync", "", 0) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("mode", ["sync:redundancy=3", "sync:stragglers=1"])
+def test_pushes_that_are_of_no_use_by_themselves_are_left_at_a_stop(mode: str) -> None:
+    job = core_of(mode, min_workers=3)
+    assert job.mode.drain(0.0) == []
+
+
+def test_nothing_is_applied_by_a_server_that_stops_because_it_cannot() -> None:
+    async def test(job: Wired) -> None:
+        job.arrive("a", job.push("a"))
+        job.conductor.failed.set()
+        await job.conductor.stop("it cannot go on")
+        assert job.core.version == 0
+        job.conductor.failed.clear()
+        job.shard.drop(e.PushKey("a", 1, 1))
+
+    wired("sync", "abc", test)

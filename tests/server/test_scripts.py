@@ -12,6 +12,8 @@ it, in that order. `#` begins a comment. What can happen:
     a evaluates
     published           the version that was to be applied is in place
     3 s pass            everyone but `without a b` being heard of
+    a hangs 700 s       its heartbeat says that its training thread has made no progress for so long
+    a wakes             and is ready, after it has been cut off
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ class Story:
                 return re.sub(r" since [\d.]+ s|, heard [\d.]+ s ago", "", text)
             case e.Finish():
                 return "the job is done"
-            case e.Note(text=text) if "computes its part" in text or "in groups of" in text:
+            case e.Note(text=text) if re.search("computes its part|in groups of|progress", text):
                 return re.sub(r"rank \d \((\w)\)", r"\1", text)
             case _:
                 return ""
@@ -164,6 +166,21 @@ class Story:
                         if member.worker not in silent:
                             self.step(e.Heard(worker=member.worker, incarnation=member.incarnation))
                     self.step(e.Tick())
+            case [name, "hangs", seconds, "s"]:
+                self.step(
+                    e.Heard(
+                        worker=name,
+                        incarnation=self.incarnations[name],
+                        activity="computing",
+                        still_s=float(seconds),
+                    )
+                )
+                self.step(e.Tick())
+            case [name, "is", "cut", "off"]:
+                self.step(e.Detached(worker=name, incarnation=self.incarnations[name]))
+                self.step(e.Attached(worker=name, incarnation=self.incarnations[name]))
+            case [name, "wakes"]:
+                self.prepare(name, self.told[name][-1].id)
             case _:
                 raise ValueError(f"cannot read {line!r}")
 

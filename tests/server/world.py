@@ -72,7 +72,7 @@ class World(Network):
         if self.in_parts:
             choices.append((1, self.take_in_early))
         if self.pick(8) == 0:
-            choices += [(1, self.crash), (1, self.leave), (1, self.jump)]
+            choices += [(1, self.crash), (1, self.leave), (1, self.jump), (1, self.hang)]
         at = self.pick(sum(weight for weight, _ in choices))
         for weight, happen in choices:
             if at < weight:
@@ -336,6 +336,14 @@ class World(Network):
         """The server was asleep: every lease is over."""
         self.now += LEASE_S * (1 + self.pick(3))
         self.tick()
+
+    def hang(self) -> None:
+        """A training thread makes no progress, for longer than any limit; its stream is there."""
+        sim = self.any_sim()
+        if sim is not None and sim.attached:
+            still_s = 100 * self.rules.progress_seconds
+            self.step(e.Heard(sim.name, sim.incarnation, activity="computing", still_s=still_s))
+            self.tick()
 
     def tick(self) -> None:
         self.step(e.Tick())

@@ -14,6 +14,7 @@ from gradwire.proto.job import job_message
 from gradwire.proto.transfer import digest, payload_header
 from gradwire.proto.wire import crc32c
 from gradwire.settings import JobTerms
+from gradwire.worker.session.progress import Progress
 from gradwire.worker.session.receiving import Received
 from gradwire.worker.session.replica import Replica
 
@@ -35,6 +36,7 @@ class Script:
     def __init__(self, *messages: Any) -> None:
         self.messages = list(messages)
         self.activity = ""
+        self.progress = Progress()
         self.reconnects = 0
         self.parts: dict[tuple[int, int], tuple[m.Part, list[Payload]]] = {}
         self.pushed: list[tuple[m.Commit, list[Payload]]] = []
@@ -53,6 +55,9 @@ class Script:
         return {}  # the job's buffers are this worker's own
 
     def ready(self, manifest: Any, *, restored: bool = False) -> None:
+        pass
+
+    def moved(self) -> None:
         pass
 
     def next(self, timeout_s: float) -> Any:

@@ -92,7 +92,10 @@ class Job:
         self._http: HttpEndpoint | None = None
         try:
             registry = self._metrics.registry
-            self._http = HttpEndpoint(effective, "0.0.0.0", registry, lambda: self.done, lambda: "running")
+            hung = self._connection.progress.hung
+            self._http = HttpEndpoint(
+                effective, "0.0.0.0", registry, lambda: self.done, lambda: "running", hung
+            )
             self._reply = self._connection.join(__version__, self._compressor, names())
             self._terms = job_terms(self._reply.job)
             self._work = script_work(self._terms)
@@ -320,7 +323,10 @@ class Job:
 
         checksum = partial(data_checksum, partial(together, here), len(dataset))
         for assignment, batch in self._batches(len(dataset), checksum):
-            yield together(loading, self._indices(assignment, len(dataset))[batch])
+            self._doing("loading a batch")
+            found = together(loading, self._indices(assignment, len(dataset))[batch])
+            self._doing("computing")
+            yield found
 
     def steps(self, loader: Iterable[Any], *, per_epoch: int | None = None) -> Generator[Any]:
         """Batches of a loader of one's own, for as long as the epoch lasts. Which samples they hold is the
@@ -377,6 +383,7 @@ class Job:
 
     def _begin_evaluation(self, session: Session) -> None:
         """The script may evaluate now. If the server has asked for it, the model is the one that it has."""
+        session.doing("evaluating" if self.evaluating else "between epochs")
         if self.evaluating and self._next is not None:
             self._evaluation.close()
             self._evaluation.enter_context(session.evaluated(self._next.evaluate_epoch))
@@ -390,6 +397,8 @@ class Job:
     def log(self, **metrics: float | torch.Tensor) -> None:
         """Note numbers by name. The server shows their means over the epoch, of the worker that it asks; and
         `loss`, if it comes before `optimizer.step()`, as the step's."""
+        if self._session is not None:
+            self._session.moved()
         for name, value in metrics.items():
             number = float(value.detach() if isinstance(value, torch.Tensor) else value)
             total = self._logged.setdefault(name, [0.0, 0])
@@ -400,6 +409,10 @@ class Job:
 
     # ---- inside
 
+    def _doing(self, activity: str) -> None:
+        if self._session is not None:
+            self._session.doing(activity)
+
     def _step(self, scale: float, overflow: bool, evaluate: Callable[[], Any] | None) -> None:
         """`optimizer.step()`: push, and wait for what comes of it; in local mode with the round's last."""
         session, turns = self._session, self._turns
@@ -407,6 +420,7 @@ class Job:
             raise ScriptError("optimizer.step(): call it in the loop over job.batches(...)")
         if self._left:
             raise ScriptError("optimizer.step(): this script has left the job")
+        session.moved()
         if overflow:
             turns.skip("the GradScaler has found gradients that are not finite")
             usable = False

@@ -156,6 +156,7 @@ class Turns:
 
     def _passed(self, *_: object) -> None:
         """The model's forward pass is over: gradients may come, and a script has set its rates by now."""
+        self._session.moved()
         assignment = self._assignment
         if assignment is None or self._apart or not torch.is_grad_enabled():
             return

@@ -36,6 +36,7 @@ from ...proto.transfer import Bytes, encode_chunks, packet_transfer, part_transf
 from ...proto.wire import gather
 from .attempts import Attempts, BrokenError, UnreachableError, translated
 from .outgoing import Outgoing, Transfer
+from .progress import Progress
 from .receiving import Received, ReceivedPacket, Receiver
 
 log = logging.getLogger("gradwire.worker")
@@ -79,7 +80,7 @@ class Connection:
     ) -> None:
         self.worker = worker
         self.incarnation = incarnation
-        self.activity = "starting"  # goes out with each heartbeat
+        self.progress = Progress()  # goes out with each heartbeat
         self.reconnects = 0
         self._address = address
         self._connect_s = connect_s
@@ -95,8 +96,22 @@ class Connection:
         self._reopen = asyncio.Event()  # the stream shall be another one
         self._streaming: asyncio.Task[None] | None = None
         self._left = False
+        self._named = False  # whether the log has said that the owner's thread hangs
 
     # ---- for the owner's thread
+
+    @property
+    def activity(self) -> str:
+        """What the owner does."""
+        return self.progress.activity
+
+    @activity.setter
+    def activity(self, activity: str) -> None:
+        self.progress.moved(activity)
+
+    def moved(self) -> None:
+        """The owner has got on with what it does."""
+        self.progress.moved()
 
     @property
     def sent(self) -> tuple[int, float]:
@@ -118,6 +133,7 @@ class Connection:
             compressor=compressor,
         )
         self._reply = reply = self._call(self._join(request))
+        self.progress.stated_s = reply.limits.progress_seconds
         self._streaming = self._call(self._start(self._keep_streaming()))
         return reply
 
@@ -203,6 +219,7 @@ class Connection:
 
     def ready(self, manifest: Manifest, *, restored: bool = False) -> None:
         """Say that work may come. restored: to a worker that goes on from its own state."""
+        self.progress.begun = True
         self._soon(self._outgoing.ready, manifest, restored)
 
     def saved(self, version: int, error: str) -> None:
@@ -217,7 +234,8 @@ class Connection:
             UnreachableError: the stream could not be opened again for `give_up_s`.
         """
         try:
-            item = self._incoming.get(timeout=timeout_s)
+            with self.progress.waiting():
+                item = self._incoming.get(timeout=timeout_s)
         except queue.Empty:
             return None
         if isinstance(item, BaseException):
@@ -228,10 +246,13 @@ class Connection:
         """Send a part of a push, and keep it until `settle`. Nobody may write to the payloads until then."""
         data = [payload.data for payload in payloads]
         transfer = self._transfer(header, part_transfer(header.seq, header.part), data)
+        self.progress.moved()
         self._soon(self._outgoing.part, header.seq, header.part, transfer)
 
     def commit(self, commit: m.Commit) -> None:
         """Send the commit of a push, and keep it with its parts."""
+        self.progress.moved()
+        self.progress.stepped = True
         self._soon(self._outgoing.commit, commit)
 
     def abandon(self, seq: int) -> None:
@@ -318,7 +339,8 @@ class Connection:
     # ---- on the loop
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+        with self.progress.waiting():
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
 
     def _soon(self, function: Callable[..., object], *arguments: Any) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)
@@ -396,7 +418,8 @@ class Connection:
         call = self._stub.exchange()
         outgoing = self._outgoing
         self._reopen.clear()
-        outgoing.begin(m.Hello(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation))
+        hello = m.Hello(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation)
+        outgoing.begin(hello, ready=not self.progress.still_beyond_stated)
 
         async def write() -> None:
             while True:
@@ -405,7 +428,8 @@ class Connection:
         async def beat() -> None:
             while True:
                 await asyncio.sleep(self._reply.limits.heartbeat_seconds)
-                outgoing.beat(self.activity)
+                still_s = self._watch()
+                outgoing.beat(self.activity, still_s)
 
         reader = asyncio.create_task(self._read(call, progress))
         reopen = asyncio.create_task(self._reopen.wait())
@@ -429,6 +453,21 @@ class Connection:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             call.cancel()
+
+    def _watch(self) -> float:
+        """Seconds without progress of the owner's thread, which are logged if they are many."""
+        progress, still_s = self.progress, self.progress.still_s
+        if not progress.still_beyond_stated:
+            self._outgoing.wake()
+            self._named = False
+        elif progress.begun and not self._named:
+            self._named = True
+            log.error(
+                "no progress for %.0f s (%s): the server sets this worker aside after %.0f s "
+                "(gc-server --progress-seconds), until it goes on. It is here:\n%s",
+                *(still_s, progress.activity, progress.limit_s, progress.stack()),
+            )
+        return still_s
 
     async def _read(self, call: AsyncIterator[m.ServerMessage | Malformed], progress: asyncio.Event) -> None:
         receiver, outgoing = Receiver(self.worker), self._outgoing

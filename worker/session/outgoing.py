@@ -102,6 +102,7 @@ class Outgoing:
         self._unanswered: set[tuple[int, int]] = set()  # parts, by seq and number, if the plan has a credit
         self._welcome = False  # whether the server has said what it has of open pushes
         self._writing = False
+        self._sleeps = False  # the server is not to hear yet that work may come
         self._throttle = Throttle()
         self._busy_since: float | None = None
 
@@ -110,8 +111,9 @@ class Outgoing:
         """Whether everything has been written, or there is no stream to write to."""
         return self._queue is None or not (self._queue or self._urgent or self._sending or self._writing)
 
-    def begin(self, hello: m.Hello) -> None:
-        """A stream has been opened. Pushes are not sent until the server has said what it has of them."""
+    def begin(self, hello: m.Hello, *, ready: bool = True) -> None:
+        """A stream has been opened. Pushes are not sent until the server has said what it has of them. ready:
+        whether the owner's thread can take work; otherwise the server hears of it after `wake`."""
         self._queue, self._writing, self._welcome = deque(), False, False
         self._sending.clear()
         self._unanswered.clear()
@@ -119,7 +121,8 @@ class Outgoing:
         for push in self._pushes.values():  # what was said of it may be news to the server
             push.unwanted = False
         self.say(hello)
-        if self.manifest is not None:
+        self._sleeps = not ready
+        if self.manifest is not None and ready:
             self._say_ready(self.manifest)
         if self._evaluation is not None:
             self.say(self._evaluation)
@@ -147,15 +150,23 @@ class Outgoing:
         self._more.set()
         return True
 
-    def beat(self, activity: str) -> None:
-        """A sign of life."""
-        self.say(m.Heartbeat(activity=activity))
+    def beat(self, activity: str, still_s: float = 0.0) -> None:
+        """A sign of life. still_s: seconds without progress."""
+        self.say(m.Heartbeat(activity=activity, still_seconds=still_s))
+
+    def wake(self) -> None:
+        """The owner's thread goes on: if the server has not heard that work may come, it does now."""
+        if self._sleeps and self._queue is not None:
+            self._sleeps = False
+            if self.manifest is not None:
+                self._say_ready(self.manifest)
 
     def ready(self, manifest: Manifest, restored: bool = False) -> None:
-        self.manifest, self._restored = manifest, restored
+        self.manifest, self._restored, self._sleeps = manifest, restored, False
         self._say_ready(manifest)
 
     def report(self, evaluation: m.Evaluation) -> None:
+        self.wake()
         self._evaluation = evaluation
         self.say(evaluation)
 
@@ -165,6 +176,7 @@ class Outgoing:
 
     def part(self, seq: int, number: int, transfer: Transfer) -> None:
         """Now, and again until the push is settled."""
+        self.wake()
         push = self._pushes.setdefault(seq, _Push())
         push.parts[number] = transfer
         if isinstance(transfer.header, m.Part):
@@ -174,12 +186,14 @@ class Outgoing:
 
     def commit(self, commit: m.Commit) -> None:
         """As `part`."""
+        self.wake()
         self._pushes.setdefault(commit.seq, _Push()).commit = commit
         if self._welcome:
             self._put(encode_worker(commit))
 
     def abandon(self, seq: int) -> None:
         """Nothing will come of a push."""
+        self.wake()
         self.settle(seq)
         if self._welcome:
             self._put(encode_worker(m.Abandon(seq=seq)))

@@ -201,6 +201,10 @@ class Session:
         connection = self._connection
         self._own.write(version, tree, lambda error: connection.saved(version, error))
 
+    def moved(self) -> None:
+        """The owner has got on with what it does."""
+        self._connection.moved()
+
     # ---- the course of things
 
     def begin(self) -> None:
@@ -260,8 +264,7 @@ class Session:
             message = self._connection.next(timeout_s)
             if self._auto is not None:
                 self._auto.waited(self._auto.now() - began)
-        if early:
-            self.doing(activity)
+        self.doing(activity if early else "working")
         self._metrics.reconnects.inc(self._connection.reconnects - self._reconnects)
         self._reconnects = self._connection.reconnects
         match message:

@@ -49,7 +49,16 @@ class SkippedSteps:
 class Computation:
     """A task at a replica. Every call of the user's code may raise TaskFailedError."""
 
-    def __init__(self, task: Task, replica: Replica, device: torch.device, seed: int) -> None:
+    def __init__(
+        self,
+        task: Task,
+        replica: Replica,
+        device: torch.device,
+        seed: int,
+        doing: Callable[[str], None] | None = None,
+    ) -> None:
+        """doing: is told whenever the task has got on, and with what."""
+        self._doing = doing or _unheard
         self._task = task
         self._replica = replica
         self._device = device
@@ -101,7 +110,10 @@ class Computation:
             model.train()
             for parameter in self._replica.parameters if not onto else ():
                 parameter.grad = None
-            return self._task.loss(model, to_device(self._task.batch(indices), self._device))
+            self._doing("loading a batch")
+            batch = to_device(self._task.batch(indices), self._device)
+            self._doing("computing")
+            return self._task.loss(model, batch)
 
         found: torch.Tensor = guarded(f"task {self._task.name!r}", compute)
         return found
@@ -136,8 +148,12 @@ class Computation:
 
         def compute() -> dict[str, float]:
             model.eval()
-            with torch.no_grad():
-                found: Any = self._task.evaluate(model)
+            passes = model.register_forward_pre_hook(lambda model, inputs: self._doing("evaluating"))
+            try:
+                with torch.no_grad():
+                    found: Any = self._task.evaluate(model)
+            finally:
+                passes.remove()
             if not isinstance(found, Mapping):
                 raise TypeError(f"it must return numbers by name, not a {type(found).__name__}")
             measured: Mapping[Any, Any] = found  # pyright: ignore[reportUnknownVariableType]
@@ -145,6 +161,10 @@ class Computation:
 
         measured: dict[str, float] = guarded(f"task {self._task.name!r}: evaluate", compute)
         return measured
+
+
+def _unheard(activity: str) -> None:
+    pass
 
 
 class Kept:

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,7 +62,9 @@ class Trainer:
         job = job_terms(reply.job)
         work = parse_work(job.work)
         self._metrics = metrics
-        self._computation = Computation(task, replica, device, job.seed)
+        self._computation = Computation(
+            task, replica, device, job.seed, partial(setattr, connection, "activity")
+        )
         specs = _measured(self._computation, replica, task.name) if model_wide(compressor) else None
         specs = specs or replica.manifest.specs
         optimizer, local = parse_optimizer(job.optimizer), isinstance(work, Local)

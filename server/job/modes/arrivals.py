@@ -276,6 +276,9 @@ class Arrivals(Mode):
 
     # ---- applying
 
+    def drain(self, now: float) -> list[e.Action]:
+        return self._apply()
+
     def _apply(self) -> list[e.Action]:
         if self._applying is not None or not self._queue:
             return []

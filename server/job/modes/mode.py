@@ -64,6 +64,11 @@ class Mode(ABC):
         """Give work to everybody that may have some, then have applied what can be: so what is sent out is
         sent at the version before what comes next is applied."""
 
+    def drain(self, now: float) -> list[e.Action]:
+        """The server stops: have applied what was accepted, without what has not come; called again after
+        each version. Nothing more is given out."""
+        return []
+
     @abstractmethod
     def waiting(self, now: float) -> Awaited:
         """Whom the training waits for. Takes a look at every member.

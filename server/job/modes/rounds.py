@@ -338,6 +338,20 @@ class Rounds(Mode):
 
     # ---- closing
 
+    def drain(self, now: float) -> list[e.Action]:
+        """Members that have not pushed are lost, but where others' pushes are of no use without theirs."""
+        round_ = self.round
+        if round_ is None or round_.life is not RoundLife.OPEN or self.shares_samples:
+            return []
+        if not any(each.samples for each in round_.contributions.values()):
+            return []
+        missing = tuple(round_.places[number].work for number in sorted({*round_.open, *round_.vacant}))
+        for number in list(round_.open):
+            round_.lose(number)
+        round_.unfilled = True
+        told: list[e.Action] = [e.Without(assignments=missing)] if round_.parts and missing else []
+        return [*told, *self._close(now)]
+
     def _close(self, now: float) -> list[e.Action]:
         round_ = self.round
         if round_ is None or round_.life is not RoundLife.OPEN or not round_.complete:

@@ -7,6 +7,7 @@ end which parameters they have.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -318,6 +319,28 @@ def other_batches(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> 
         next(job.batches(data(), batch_size=64))
 
 
+def hanging(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """As `trained`. In a process with HANGS in its environment one of the samples never comes."""
+
+    class Stuck(TensorDataset):
+        fetched = 0
+
+        def __getitem__(self, index: int) -> Any:
+            type(self).fetched += 1
+            if "HANGS" in os.environ and self.fetched > 100:
+                time.sleep(3600)
+            untyped: Any = super()
+            return untyped.__getitem__(index)
+
+    model, step = job.attach(model, optimizer)
+    stuck = Stuck(*data().tensors)
+    for _ in job.epochs():
+        for inputs, targets in job.batches(stuck):
+            mse_loss(model(inputs), targets).backward()
+            step.step()
+            step.zero_grad()
+
+
 def careless(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
     """Steps outside of the loop."""
     _, step = job.attach(model, optimizer)
@@ -345,6 +368,7 @@ LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "scaled": (scaled, sgd),
     "logged": (logged, sgd),
     "careless": (careless, sgd),
+    "hanging": (hanging, sgd),
     "other_batches": (other_batches, sgd),
     "lbfgs": (trained, lambda model: torch.optim.LBFGS(model.parameters())),
     "amsgrad": (trained, lambda model: torch.optim.Adam(model.parameters(), amsgrad=True)),

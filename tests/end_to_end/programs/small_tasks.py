@@ -191,6 +191,36 @@ def dying(samples: int = 96, width: int = 16) -> Task:
     return dataclasses.replace(task, loss=loss)
 
 
+def hanging(where: str = "loss", seconds: float = 3600.0, samples: int = 192, slow: float = 0.05) -> Task:
+    """The noisy linear problem. A worker with HANGS in its environment hangs once, after three steps.
+
+    Args:
+        where: loss, batch or evaluate.
+        seconds: for how long.
+    """
+    task, steps = regression(samples, slow=slow), itertools.count(1)
+    left = ["HANGS"] if "HANGS" in os.environ else []
+
+    def hang(at: str) -> None:
+        if at == where and left and (at == "evaluate" or next(steps) > 3):
+            left.clear()
+            time.sleep(seconds)
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        hang("loss")
+        return task.loss(model, batch)
+
+    def batch(indices: npt.NDArray[np.int64]) -> Any:
+        hang("batch")
+        return task.batch(indices)
+
+    def evaluate(model: nn.Module) -> Mapping[str, float]:
+        hang("evaluate")
+        return task.evaluate(model)
+
+    return dataclasses.replace(task, batch=batch, loss=loss, evaluate=evaluate)
+
+
 def slow_digits(slow: float = 0.1) -> Task:
     """Digits, with so many seconds of delay per step."""
     task = load("digits")

@@ -529,3 +529,22 @@ def test_who_waits_for_a_credit_wakes_when_it_comes() -> None:
         assert isinstance(decode_envelope(await asyncio.wait_for(waiting, 0.05), "WorkerMessage"), m.Part)
 
     asyncio.run(run())
+
+
+def test_a_worker_whose_thread_hangs_is_ready_once_that_goes_on_and_before_it_pushes() -> None:
+    async def story() -> None:
+        outgoing = Outgoing()
+        outgoing.ready(MANIFEST)
+        outgoing.begin(HELLO, ready=False)
+        outgoing.welcome(welcome())
+        outgoing.beat("computing", 700.0)
+        assert await drained(outgoing) == [HELLO, m.Heartbeat(activity="computing", still_seconds=700.0)]
+        push(outgoing, 1)
+        first, *others = await drained(outgoing)
+        assert isinstance(first, m.Ready)
+        assert not any(isinstance(other, m.Ready) for other in others)
+        assert commit(1) in others
+        outgoing.wake()
+        assert not await drained(outgoing)
+
+    asyncio.run(story())
