@@ -14,7 +14,7 @@ INSTEAD = (
     "use 4bit, which loses little, or 8bit; for fewer bytes yet 4bit with --mode local:steps=8,correction=0, "
     "whose workers run the optimizer and exchange every eighth step"
 )
-INSTEAD_WITHOUT_SERVER = "use 4bit:feedback=off, which loses little, or 8bit"
+INSTEAD_WITHOUT_SERVER = "use 4bit, which loses little, or 8bit"
 
 
 def suited(compressor: str, optimizer: OptimizerOptions, *, local: bool) -> str:

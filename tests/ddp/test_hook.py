@@ -296,7 +296,7 @@ def test_what_loses_with_the_optimizer_is_warned_of(caplog: pytest.LogCaptureFix
     gradwire.ddp.state("topk")
     lost, twice = (record.getMessage() for record in caplog.records)
     assert lost.startswith("topk loses where the optimizer is Adam")
-    assert lost.endswith("use 4bit:feedback=off, which loses little, or 8bit")  # no server, no mode
+    assert lost.endswith("use 4bit, which loses little, or 8bit")  # no server, no mode
     assert twice.startswith("momentum is applied twice: by dgc and by the optimizer; take plain SGD")
 
 
