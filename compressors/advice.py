@@ -14,6 +14,7 @@ INSTEAD = (
     "use 4bit, which loses little, or 8bit; for fewer bytes yet 4bit with --mode local:steps=8,correction=0, "
     "whose workers run the optimizer and exchange every eighth step"
 )
+INSTEAD_WITHOUT_SERVER = "use 4bit, which loses little, or 8bit"
 
 
 def suited(compressor: str, optimizer: OptimizerOptions, *, local: bool) -> str:
@@ -26,13 +27,14 @@ def suited(compressor: str, optimizer: OptimizerOptions, *, local: bool) -> str:
     return f"{compressor}{',' if spec.options else ':'}feedback=off"
 
 
-def advice(compressor: str, optimizer: OptimizerOptions, *, local: bool) -> list[str]:
+def advice(compressor: str, optimizer: OptimizerOptions, *, local: bool, server: bool = True) -> list[str]:
     """Of a combination: a line for each reason to choose another one.
 
     compressor: that `create` accepts. optimizer: of the job. local: whether workers run it, and compress what
-    their steps have changed.
+    their steps have changed. server: whether there is one, which otherwise runs it.
     """
     wrapping, lines = wrapping_of(compressor), list[str]()
+    runs = "the server's optimizer" if server else "the optimizer"
     if wrapping is not None and wrapping.momentum:
         if local:
             lines.append(
@@ -40,13 +42,14 @@ def advice(compressor: str, optimizer: OptimizerOptions, *, local: bool) -> list
                 "--optimizer and the mode's outer optimizer have; give it momentum=0 unless that is meant"
             )
         elif optimizer.has_momentum:
+            plain = "start the server with plain sgd" if server else "take plain SGD"
             lines.append(
-                f"momentum is applied twice: by {compressor} and by the server's optimizer; start the server "
-                "with plain sgd, or give the compressor momentum=0"
+                f"momentum is applied twice: by {compressor} and by {runs}; {plain}, or give the compressor "
+                "momentum=0"
             )
     if not local and optimizer.undoes_weights and (loss := adam_loss(compressor)) > 1:
         lines.append(
-            f"{compressor} loses where the server's optimizer is {type(optimizer).__name__}: a small GPT "
-            f"ended at {loss:g} times the uncompressed loss; {INSTEAD}"
+            f"{compressor} loses where {runs} is {type(optimizer).__name__}: a small GPT ended at {loss:g} "
+            f"times the uncompressed loss; {INSTEAD if server else INSTEAD_WITHOUT_SERVER}"
         )
     return lines

@@ -77,15 +77,23 @@ def _dense(format: DenseFormat, wrapping: Wrapping | None = WITH_FEEDBACK) -> Co
     )
 
 
-def _lost(loss: float) -> Callable[[Any], float]:
-    return lambda options: loss
+def _lost(loss: float, kind: type[Any] = NoOptions) -> Callable[[Any], float]:
+    """Measured with the default options."""
+    return lambda options: loss if options == kind() else 1.0
 
 
-def _top_k_lost(options: SparseOptions) -> float:
-    """Measured without a warm-up, at ratios of 10 and 100."""
-    if options.warmup or options.ratio < 10:
-        return 1.0
-    return 1.43 if options.ratio >= 100 else 1.33
+def _sparse_lost(measured: Mapping[tuple[int, int], float]) -> Callable[[Any], float]:
+    """By ratio and epochs of warm-up: with a larger ratio and a shorter warm-up no less is lost."""
+
+    def lost(options: SparseOptions) -> float:
+        losses = (
+            loss
+            for (ratio, warmup), loss in measured.items()
+            if options.ratio >= ratio and options.warmup <= warmup
+        )
+        return max(losses, default=1.0)
+
+    return lost
 
 
 def _why(reason: str) -> Callable[[Any], str]:
@@ -98,8 +106,13 @@ BUILT_IN: Mapping[str, CompressorEntry] = {
     "bf16": _dense(DenseFormat.BFLOAT16),
     "fp16": _dense(DenseFormat.FLOAT16),
     # Every element, in few bits.
-    "1bit": CompressorEntry(options=NoOptions, build=lambda _: OneBit(), adam_loss=_lost(1.53)),
-    "2bit": CompressorEntry(options=TwoBitOptions, build=lambda o: TwoBit(options=o), downlink=_why(MEANT)),
+    "1bit": CompressorEntry(options=NoOptions, build=lambda _: OneBit(), adam_loss=_lost(1.56)),
+    "2bit": CompressorEntry(
+        options=TwoBitOptions,
+        build=lambda options: TwoBit(options=options),
+        downlink=_why(MEANT),
+        adam_loss=_lost(1.56, TwoBitOptions),
+    ),
     "4bit": CompressorEntry(
         options=FourBitOptions,
         build=lambda options: FourBit(options=options),
@@ -122,31 +135,59 @@ BUILT_IN: Mapping[str, CompressorEntry] = {
         build=lambda options: SignVote(options=options),
         wrapping=WITHOUT_FEEDBACK,
         downlink=_why("it needs voters, and the server is one alone"),
+        adam_loss=_lost(1.17, SignOptions),
     ),
     "terngrad": CompressorEntry(
         options=TernGradOptions,
         build=lambda options: TernGrad(options=options),
         wrapping=WITHOUT_FEEDBACK,
         downlink=_why(LARGER_ERROR),
+        adam_loss=_lost(1.06, TernGradOptions),
     ),
     # Some elements.
-    "dgc": CompressorEntry(options=DgcOptions, build=dgc, wrapping=Wrapping(momentum=0.9)),
+    "dgc": CompressorEntry(
+        options=DgcOptions,
+        build=dgc,
+        wrapping=Wrapping(momentum=0.9),
+        adam_loss=_sparse_lost({(100, 4): 1.28}),
+    ),
     # What has been sent is 0, and may be farthest from the median or at an end.
-    "gcac": CompressorEntry(options=SparseOptions, build=near_centroid, downlink=_why(CHOSEN_AGAIN)),
+    "gcac": CompressorEntry(
+        options=SparseOptions,
+        build=near_centroid,
+        downlink=_why(CHOSEN_AGAIN),
+        adam_loss=_sparse_lost({(100, 0): 1.42}),
+    ),
     "krngc": CompressorEntry(
         options=KReciprocalOptions,
         build=k_reciprocal,
         wrapping=Wrapping(momentum=0.9),
         downlink=_why(CHOSEN_AGAIN),
+        adam_loss=_sparse_lost({(100, 5): 1.19}),
     ),
-    "l1": CompressorEntry(options=SparseOptions, build=top_k, wrapping=WITHOUT_FEEDBACK),
+    "l1": CompressorEntry(
+        options=SparseOptions,
+        build=top_k,
+        wrapping=WITHOUT_FEEDBACK,
+        adam_loss=_sparse_lost({(100, 0): 1.29}),
+    ),
     "randk": CompressorEntry(
         options=RandKOptions,
         build=rand_k,
         downlink=lambda options: BY_LAYERS if options.density is Density.NORM else "",
+        adam_loss=_sparse_lost({(10, 0): 1.51, (100, 0): 1.54}),
     ),
-    "threshold": CompressorEntry(options=ThresholdOptions, build=threshold, downlink=_why(MEANT)),
-    "topk": CompressorEntry(options=SparseOptions, build=top_k, adam_loss=_top_k_lost),
+    "threshold": CompressorEntry(
+        options=ThresholdOptions,
+        build=threshold,
+        downlink=_why(MEANT),
+        adam_loss=_lost(1.47, ThresholdOptions),
+    ),
+    "topk": CompressorEntry(
+        options=SparseOptions,
+        build=top_k,
+        adam_loss=_sparse_lost({(10, 0): 1.31, (100, 0): 1.41, (100, 2): 1.26}),
+    ),
 }
 
 
@@ -201,9 +242,10 @@ def lossless(spec: str) -> bool:
 
 
 def adam_loss(spec: str) -> float:
-    """See `CompressorEntry.adam_loss`; 1 without feedback that is there by default."""
+    """See `CompressorEntry.adam_loss`; 1 with feedback or without it where the default is otherwise."""
     parsed, entry = _found(spec)
-    if parsed.options.get("feedback") == "off":
+    wrapping = wrapping_of(spec)
+    if wrapping is None or entry.wrapping is None or wrapping.feedback != entry.wrapping.feedback:
         return 1.0
     own = {key: value for key, value in parsed.options.items() if key not in WRAPPING_KEYS}
     return entry.adam_loss(parse_options(entry.options, replace(parsed, options=own)))

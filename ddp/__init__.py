@@ -1,7 +1,7 @@
 """The compressors inside torch's DistributedDataParallel, without a server.
 
     model = torch.nn.parallel.DistributedDataParallel(network)
-    model.register_comm_hook(gradwire.ddp.state("4bit"), gradwire.ddp.hook)
+    model.register_comm_hook(gradwire.ddp.state("4bit", optimizer=optimizer), gradwire.ddp.hook)
 
 Every rank compresses its gradients as a worker of Gradwire does, the payloads go to all ranks, and each rank
 averages what it decodes. See `State` for the order in which things happen, and docs/ddp.md for when it pays.

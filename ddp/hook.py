@@ -15,13 +15,16 @@ from torch._C._distributed_c10d import GradBucket  # as `torch.distributed` has 
 from ..compressors import (
     LayerRule,
     NonFiniteGradient,
+    advice,
     chooses_by_norm,
     create,
     model_wide,
     norm,
+    suited,
     wrapping_of,
 )
 from ..spec import SpecError
+from ..steps import Adam, OptimizerOptions, Sgd
 from .bundle import Bundle, Owed, Parameter, SavedState, Terms, mean, plain
 from .exchange import Flight, Frame, Gather, checksum, from_bytes, to_bytes
 
@@ -61,6 +64,7 @@ class State:
     its tensor, also where DDP has arranged the buckets anew, as it does after its first step.
 
     Attributes:
+        compressor: what the gradients are compressed with, as it suits the optimizer.
         epoch: passes over the training samples so far, for the warm-up of sparsifiers such as `dgc`: set it
             as you set a sampler's. Infinite, and so no warm-up, until then.
         steps: that have been taken.
@@ -73,6 +77,7 @@ class State:
         self,
         compressor: str = "4bit",
         *,
+        optimizer: torch.optim.Optimizer | None = None,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
         rule: LayerRule | None = None,
         seed: int = 0,
@@ -82,7 +87,11 @@ class State:
         """
         Args:
             compressor: `name[:key=value,...]`, as of `gc-worker --compressor`; not `auto`. The same on every
-                rank, like `rule` and `seed`.
+                rank, like `rule`, `seed` and the kind of `optimizer`.
+            optimizer: that steps the gradients, to go by what it is and no more: `4bit` leaves its feedback
+                out where that divides by the root of squared gradients, as Adam does, and what was measured
+                to lose with it is warned of. One with an `eps` among its `defaults` is taken for such a one.
+                Without it nothing of this is done.
             named_parameters: of the module that DDP wraps. `rule` needs the names, and so does a state that
                 is loaded where buckets have another size. Without them a tensor is called by the order in
                 which DDP first hands it over.
@@ -97,14 +106,17 @@ class State:
             SpecError: no such compressor, or `delay`, which DDP cannot do: accumulate with its `no_sync`.
             ValueError: seed or samples are out of range.
         """
-        wrapping = wrapping_of(compressor)
         create(compressor)
+        if optimizer is not None:
+            compressor = _suited(compressor, _options(optimizer))
+        wrapping = wrapping_of(compressor)
         if wrapping is not None and wrapping.delay > 1:
             limit = f"delay=1, got {wrapping.delay}; to exchange fewer gradients use DDP's no_sync()"
             raise SpecError(f"compressor {compressor!r}: DDP takes every step at once: expected {limit}")
         for name, value, least in (("seed", seed, 0), ("samples", samples, 1)):
             if value < least:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
+        self.compressor = compressor
         self._terms = Terms(compressor=compressor, rule=rule or LayerRule(), seed=seed)
         self._samples, self._group = samples, process_group
         self._by_norm = chooses_by_norm(compressor)
@@ -336,6 +348,23 @@ def hook(state: State, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]
         ValueError: `named_parameters` lacks a parameter, or a state that was loaded does not fit the model.
     """
     return state.take(bucket)
+
+
+def _suited(compressor: str, options: OptimizerOptions) -> str:
+    """The spec as it suits the optimizer; says what was changed, and what loses."""
+    chosen = suited(compressor, options, local=False)
+    if chosen != compressor:
+        _log.info("compressor %s, because the optimizer is like Adam", chosen)
+    for line in advice(chosen, options, local=False, server=False):
+        _log.warning("%s", line)
+    return chosen
+
+
+def _options(optimizer: torch.optim.Optimizer) -> OptimizerOptions:
+    """Of the optimizer of ours that a compressor fares with as with this one."""
+    if "eps" in optimizer.defaults:
+        return Adam()
+    return Sgd(momentum=0.9 if optimizer.defaults.get("momentum") else 0.0)
 
 
 def _average(frames: Sequence[Frame], buckets: Sequence[_Bucket]) -> None:

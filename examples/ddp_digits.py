@@ -38,12 +38,16 @@ def main() -> None:
     work = digits()
     network = work.model()
     model: Any = DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     state = gradwire.ddp.state(
-        given.compressor, named_parameters=network.named_parameters(), seed=given.seed, samples=batch
+        given.compressor,
+        optimizer=optimizer,
+        named_parameters=network.named_parameters(),
+        seed=given.seed,
+        samples=batch,
     )
     if not given.plain:
         model.register_comm_hook(state, gradwire.ddp.hook)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     shuffled = torch.Generator().manual_seed(given.seed)
     for epoch in range(given.epochs):
         state.epoch = epoch

@@ -14,7 +14,21 @@ def said(compressor: str, optimizer: str, *, local: bool = False) -> str:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw:weight_decay=0.1"])
-@pytest.mark.parametrize("compressor", ["topk", "topk:ratio=10,values=8bit", "1bit", "4bit:feedback=on"])
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        *(
+            "topk",
+            "topk:ratio=10,values=8bit",
+            "topk:warmup=2",
+            "gcac",
+            "krngc:momentum=0",
+            "l1",
+            "randk:ratio=10",
+        ),
+        *("1bit", "2bit", "4bit:feedback=on", "signsgd", "signsgd:feedback=off", "terngrad", "threshold"),
+    ],
+)
 def test_a_compressor_that_loses_with_adam_is_named_with_what_to_use_instead(
     compressor: str, optimizer: str
 ) -> None:
@@ -26,9 +40,23 @@ def test_a_compressor_that_loses_with_adam_is_named_with_what_to_use_instead(
     assert said(compressor, optimizer, local=True) == ""  # workers run it, and compress changes
 
 
-@pytest.mark.parametrize("compressor", ["none", "8bit", "4bit:feedback=off"])
+@pytest.mark.parametrize("compressor", ["none", "bf16", "fp16", "8bit", "qsgd", "4bit:feedback=off"])
 def test_nothing_is_said_of_what_lost_nothing(compressor: str) -> None:
     assert said(compressor, "adamw") == ""
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    ["topk:ratio=2", "topk:warmup=3", "1bit:feedback=off", "signsgd:feedback=on", "2bit:threshold=1"],
+)
+def test_nothing_is_said_of_what_was_not_measured(compressor: str) -> None:
+    assert said(compressor, "adamw") == ""
+
+
+def test_of_a_sparsifier_the_nearest_that_was_measured_is_said() -> None:
+    of = {spec: adam_loss(f"topk:{spec}") for spec in ("ratio=10", "ratio=99", "ratio=1000", "warmup=1")}
+    assert of["ratio=10"] == of["ratio=99"] < adam_loss("topk") == of["ratio=1000"]
+    assert 1 < of["warmup=1"] < adam_loss("topk")
 
 
 @pytest.mark.parametrize(
@@ -57,4 +85,6 @@ def test_momentum_at_both_ends() -> None:
 
 
 def test_the_figures_are_losses() -> None:
-    assert all(1 <= adam_loss(name) < 10 for name in BUILT_IN)
+    losses = {name: adam_loss(name) for name in BUILT_IN}
+    assert all(1 <= loss < 10 for loss in losses.values())
+    assert {name for name, loss in losses.items() if loss == 1} == {"none", "bf16", "fp16", "8bit", "qsgd"}

@@ -270,6 +270,36 @@ def test_errors_say_what_is_wrong(ran: list[dict[str, Any]], what: str, told: st
     assert re.match(told, ran[0]["errors"][what])
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "given", "taken"),
+    [
+        (torch.optim.AdamW, "4bit", "4bit:feedback=off"),
+        (torch.optim.RMSprop, "4bit:scale=mean", "4bit:scale=mean,feedback=off"),
+        (torch.optim.Adam, "4bit:feedback=on", "4bit:feedback=on"),
+        (torch.optim.Adam, "8bit", "8bit"),
+        (torch.optim.SGD, "4bit", "4bit"),
+    ],
+)
+def test_4bit_leaves_its_feedback_out_where_the_optimizer_is_like_adam(
+    optimizer: Any, given: str, taken: str
+) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    assert gradwire.ddp.state(given, optimizer=optimizer([weight], lr=0.1)).compressor == taken
+    assert gradwire.ddp.state(given).compressor == given
+
+
+def test_what_loses_with_the_optimizer_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    gradwire.ddp.state("topk", optimizer=torch.optim.Adam([weight]))
+    gradwire.ddp.state("dgc", optimizer=torch.optim.SGD([weight], momentum=0.9))
+    gradwire.ddp.state("topk", optimizer=torch.optim.SGD([weight], momentum=0.9))
+    gradwire.ddp.state("topk")
+    lost, twice = (record.getMessage() for record in caplog.records)
+    assert lost.startswith("topk loses where the optimizer is Adam")
+    assert lost.endswith("use 4bit, which loses little, or 8bit")  # no server, no mode
+    assert twice.startswith("momentum is applied twice: by dgc and by the optimizer; take plain SGD")
+
+
 def test_a_bad_compressor_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(SpecError, match="unknown compressor '4bits'"):
         gradwire.ddp.state("4bits")
