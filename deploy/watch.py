@@ -120,6 +120,7 @@ def plain(status: StatusResponse) -> dict[str, Any]:
     from .pace import seconds_left
 
     found: dict[str, Any] = _plain(dataclasses.asdict(status))
+    del found["padding"]  # it was not asked for
     found["phase"] = status.phase.name.lower()
     found["steps_per_second"] = steps_per_second(status)
     found["seconds_left"] = seconds_left(status)

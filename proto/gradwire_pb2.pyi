@@ -855,12 +855,16 @@ class InitializeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ("measured", "losses")
+    __slots__ = ("measured", "losses", "padding", "echo")
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
     measured: bool
     losses: bool
-    def __init__(self, measured: bool = ..., losses: bool = ...) -> None: ...
+    padding: bytes
+    echo: bool
+    def __init__(self, measured: bool = ..., losses: bool = ..., padding: _Optional[bytes] = ..., echo: bool = ...) -> None: ...
 
 class Measured(_message.Message):
     __slots__ = ("tensors", "forward_seconds", "backward_seconds", "part_seconds", "byte_seconds", "compressor", "fusion", "order", "part_bytes", "cores", "processor_share", "square_norms")
@@ -972,7 +976,7 @@ class Traffic(_message.Message):
     def __init__(self, wire_bytes_up: _Optional[int] = ..., wire_bytes_down: _Optional[int] = ..., raw_bytes_up: _Optional[int] = ..., raw_bytes_down: _Optional[int] = ..., payload_bytes_up: _Optional[int] = ..., compressed_payload_bytes_up: _Optional[int] = ..., compressed_raw_bytes_up: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "phase", "waiting", "version", "epoch", "epoch_progress", "members", "lost", "evaluations", "traffic", "pushes", "refused_pushes", "train_loss", "training_seconds", "parameters_sha256", "software", "local_steps", "largest_staleness", "redundancy", "uncoded_exchanges", "clipped_elements", "repeated_samples", "measured", "step_seconds", "predicted_step_seconds", "learning_rate", "losses")
+    __slots__ = ("job", "phase", "waiting", "version", "epoch", "epoch_progress", "members", "lost", "evaluations", "traffic", "pushes", "refused_pushes", "train_loss", "training_seconds", "parameters_sha256", "software", "local_steps", "largest_staleness", "redundancy", "uncoded_exchanges", "clipped_elements", "repeated_samples", "measured", "step_seconds", "predicted_step_seconds", "learning_rate", "losses", "unix_seconds", "padding")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -1000,6 +1004,8 @@ class StatusResponse(_message.Message):
     PREDICTED_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
+    UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     job: Job
     phase: Phase
     waiting: str
@@ -1027,4 +1033,6 @@ class StatusResponse(_message.Message):
     predicted_step_seconds: float
     learning_rate: float
     losses: _containers.RepeatedCompositeFieldContainer[LossPoint]
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ..., local_steps: _Optional[int] = ..., largest_staleness: _Optional[int] = ..., redundancy: _Optional[int] = ..., uncoded_exchanges: _Optional[int] = ..., clipped_elements: _Optional[int] = ..., repeated_samples: _Optional[int] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., step_seconds: _Optional[float] = ..., predicted_step_seconds: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Iterable[_Union[LossPoint, _Mapping]]] = ...) -> None: ...
+    unix_seconds: float
+    padding: bytes
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ..., local_steps: _Optional[int] = ..., largest_staleness: _Optional[int] = ..., redundancy: _Optional[int] = ..., uncoded_exchanges: _Optional[int] = ..., clipped_elements: _Optional[int] = ..., repeated_samples: _Optional[int] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., step_seconds: _Optional[float] = ..., predicted_step_seconds: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Iterable[_Union[LossPoint, _Mapping]]] = ..., unix_seconds: _Optional[float] = ..., padding: _Optional[bytes] = ...) -> None: ...

@@ -662,6 +662,8 @@ class StatusRequest:
 
     measured: bool = False  # Also say what has been measured of the job's steps
     losses: bool = False  # Also say how the training loss went
+    padding: bytes = b""  # of no meaning, to measure the way up; and, with echo, the way down
+    echo: bool = False  # Send the padding back
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -770,6 +772,8 @@ class StatusResponse:
     predicted_step_seconds: float = 0.0  # What a step should take, by what has been measured; 0: not known
     learning_rate: float = 0.0  # Of the next step, by the job's schedule; 0 where scripts say it
     losses: tuple[LossPoint, ...] = ()  # If they were asked for: training losses, in order of version
+    unix_seconds: float = 0.0  # Of the server's clock, since 1970
+    padding: bytes = b""  # That of the request, if it was to be sent back
 
 
 InitializeMessage = Chunk | InitializeHeader

@@ -255,6 +255,8 @@ class Service:
             predicted_step_seconds=self._conductor.plans.predicted_s,
             learning_rate=core.learning_rate,
             losses=self._metrics.curve.messages() if request.losses else (),
+            unix_seconds=time.time(),
+            padding=request.padding if request.echo else b"",  # never more than came
         )
 
     def _measured(self) -> m.Measured | None:

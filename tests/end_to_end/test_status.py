@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from daemons import Daemons
 
+from gradwire.deploy import doctor
 from gradwire.deploy.watch import main
 from gradwire.exits import Exit
 
@@ -37,6 +38,17 @@ def test_a_look_at_a_job_that_runs_and_watching_it_to_its_end(
     assert looks[-1]["seconds_left"] is None
     assert {each["worker"] for each in looks[0]["members"]} == {"left", "right"}
     assert [worker.wait() for worker in workers] == [0, 0]
+
+
+def test_the_doctor_finds_a_server_well_without_a_trace_in_it(
+    daemons: Daemons, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = daemons.server(*JOB)
+    assert doctor.main([server.address]) == Exit.DONE
+    said = capsys.readouterr().out
+    assert [line.split()[0] for line in said.splitlines()] == ["ok"] * 8
+    assert main([server.address, "--json"]) == Exit.DONE
+    assert json.loads(capsys.readouterr().out)["members"] == []
 
 
 def test_nobody_there_and_an_address_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ READS = {"argv", "environ", "getenv"}
 ENTRY_POINTS = {
     PurePosixPath("proto/generate.py"),
     PurePosixPath("deploy/child.py"),
+    PurePosixPath("deploy/doctor.py"),
     PurePosixPath("deploy/plan.py"),
     PurePosixPath("deploy/watch.py"),
     PurePosixPath("deploy/reference.py"),

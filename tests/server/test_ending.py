@@ -53,9 +53,9 @@ def test_every_code_of_a_server_is_one_of_the_table_in_the_docs() -> None:
     table = (DOCS / "commands.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
     codes = {int(code) for line in re.findall(r"^\| ([\d, ]+) \|", table, re.M) for code in line.split(",")}
     assert codes == {code.value for code in Exit}
-    for finished, received, failed, diverged, unsaved in product(
-        (False, True), (None, TERM, signal.SIGINT), *((False, True),) * 3
-    ):
+    either = (False, True)
+    signals = (None, TERM, signal.SIGINT)
+    for finished, received, failed, diverged, unsaved in product(either, signals, either, either, either):
         found = exit_code(
             finished=finished, received=received, failed=failed, diverged=diverged, unsaved=unsaved
         )

@@ -58,7 +58,7 @@ class Computation:
         doing: Callable[[str], None] | None = None,
     ) -> None:
         """doing: is told whenever the task has got on, and with what."""
-        self._doing = doing or (lambda activity: None)
+        self._doing = doing or _unheard
         self._task = task
         self._replica = replica
         self._device = device
@@ -161,6 +161,10 @@ class Computation:
 
         measured: dict[str, float] = guarded(f"task {self._task.name!r}: evaluate", compute)
         return measured
+
+
+def _unheard(activity: str) -> None:
+    pass
 
 
 class Kept:

@@ -1,0 +1,115 @@
+"""gc-doctor: why a worker cannot reach or use a server, as seen from where it is started.
+
+Looks up the name, connects to the port, speaks TLS or not, asks the server, and measures clock, round trip
+and bandwidth. Each check is a line: whether it is well, what was found, and what to do about it. The first
+one that fails ends the examination, because those after it would fail for the same reason.
+
+Exit codes: 0 if a worker could use the server, 4 if it cannot be reached, 3 if it is there and refuses, 2 for
+a command line to correct.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import __version__
+from ..exits import Exit
+from ..settings import DEFAULT_PORT
+from .findings import Finding, Target
+from .watch import address
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="gc-doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--version", action="version", version=f"gc-doctor {__version__}")
+    found.add_argument(
+        "server",
+        nargs="?",
+        type=address,
+        default=os.environ.get("GC_SERVER") or f"localhost:{DEFAULT_PORT}",
+        metavar="HOST[:PORT]",
+        help="address of the server, as gc-worker has it (default: GC_SERVER, or localhost)",
+    )
+    for flag, text in (
+        ("--tls-ca", "certificates of the authorities that the server's certificate is checked with"),
+        ("--tls-cert", "certificate of this worker"),
+        ("--tls-key", "key of this worker's certificate"),
+        ("--token-file", "file with the token of this worker"),
+    ):
+        variable = "GC_" + flag[2:].upper().replace("-", "_")
+        default = os.environ.get(variable, "")
+        found.add_argument(flag, default=default, metavar="FILE", help=f"{text} (default: {variable})")
+    found.add_argument("--json", action="store_true", help="one JSON object with all findings")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    given = parser().parse_args(sys.argv[1:] if argv is None else argv)
+    files = {name: getattr(given, name) for name in ("tls_ca", "tls_cert", "tls_key", "token_file")}
+    for name, path in files.items():
+        if path and not Path(path).is_file():
+            flag = f"--{name.replace('_', '-')}"
+            print(f"gc-doctor: {flag} {path}: expected a file that exists", file=sys.stderr)
+            return Exit.USAGE
+    if bool(given.tls_cert) != bool(given.tls_key):
+        print("gc-doctor: --tls-cert and --tls-key: expected both or neither", file=sys.stderr)
+        return Exit.USAGE
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in the findings
+    host, _, port = given.server.rpartition(":")
+    target = Target(host=host.strip("[]"), port=int(port), **files)
+    findings: list[Finding] = []
+    for finding in examine(target):
+        findings.append(finding)
+        if not given.json:
+            _show(finding)
+    wrong = next((each for each in findings if each.state == "wrong"), None)
+    code = Exit.DONE if wrong is None else Exit.UNREACHABLE if wrong.unreachable else Exit.REFUSED
+    if given.json:
+        plain = [dataclasses.asdict(each) for each in findings]
+        print(json.dumps({"server": given.server, "usable": wrong is None, "findings": plain}))
+    return code
+
+
+def examine(target: Target) -> Generator[Finding]:
+    """Each check, until one fails."""
+    from .reaching import reach
+
+    last: Finding | None = None
+    for last in reach(target):
+        yield last
+    if last is not None and last.state == "wrong":
+        return
+    from .answering import question  # late: it imports grpc
+
+    yield from question(target)
+
+
+def _show(finding: Finding) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    line: Text = Text.assemble(
+        (f"{finding.state:8}", STYLES[finding.state]), (f"{finding.check:12}", "bold"), finding.text
+    )
+    if finding.remedy:
+        line.append(f"; {finding.remedy}")
+    Console(soft_wrap=True).print(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""What gc-doctor looks at, and what it finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A server, and the files with which a worker would come to it; empty for none.
+
+    Attributes:
+        host: a name or an address, without brackets.
+    """
+
+    host: str
+    port: int
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    token_file: str = ""
+
+    @property
+    def tls(self) -> bool:
+        """Whether a worker with these files would speak TLS."""
+        return bool(self.tls_ca or self.tls_cert)
+
+    @property
+    def address(self) -> str:
+        """As gRPC has it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What came of one check.
+
+    Attributes:
+        state: a warning keeps no worker from its work.
+        remedy: what to do about it; empty if all is well.
+        unreachable: nothing that could be a gc-server has answered.
+    """
+
+    check: str
+    state: Literal["ok", "warning", "wrong"]
+    text: str
+    remedy: str = ""
+    unreachable: bool = False
