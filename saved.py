@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, EnumType
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -62,9 +62,9 @@ def _flatten(value: Any, tensors: Tensors) -> Any:
         name = str(len(tensors))
         tensors[name] = value.detach()
         return {"tensor": name}
+    items: Any = value  # of which nothing is known but what the checks say
     if isinstance(value, np.ndarray | np.generic):
-        name = str(len(tensors))
-        array = np.array(value)
+        name, array = str(len(tensors)), np.array(items)
         tensors[name] = torch.from_numpy(array.reshape(-1).view(np.uint8))
         return {"array": name, "dtype": array.dtype.str, "shape": list(array.shape)}
     if isinstance(value, Enum):
@@ -76,7 +76,6 @@ def _flatten(value: Any, tensors: Tensors) -> Any:
             "dataclass": _name(made_of),
             "fields": {name: _flatten(each, tensors) for name, each in fields.items()},
         }
-    items: Any = value  # of which nothing is known but what the checks say
     if isinstance(value, tuple):
         each_of = [_flatten(each, tensors) for each in items]
         kind: Any = items.__class__
@@ -94,9 +93,8 @@ def unflatten(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
     if isinstance(plain, _PLAIN):
         return plain
-    if isinstance(plain, list):
-        each_of: Any = plain
-        return [unflatten(each, tensors) for each in each_of]
+    if plain.__class__ is list:
+        return [unflatten(each, tensors) for each in plain]
     try:
         match plain:
             case {"bytes": text}:
@@ -136,12 +134,12 @@ def _kind(name: str) -> Any:
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
         found = getattr(found, part, None)
-    named = isinstance(found, type) and (
-        issubclass(found, Enum) or (issubclass(found, tuple) and hasattr(found, "_fields"))
-    )
-    if not named and not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-        raise DamagedError(f"{name!r} is no class of values that is known here")
-    return found
+    kind: Any = found if found.__class__ in (type, EnumType) else object
+    if issubclass(kind, Enum) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        return found
+    if dataclasses.is_dataclass(kind):
+        return found
+    raise DamagedError(f"{name!r} is no class of values that is known here")
 
 
 # ---- folders
@@ -152,7 +150,7 @@ def write_folder(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
 
     Returns its bytes. Raises OSError; nothing is left of it then.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
     plain, tensors = flatten(tree)
     partial = folder.with_name(f".{folder.name}.partial")
@@ -193,7 +191,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
     """The tree and the manifest of a folder. Raises DamagedError where anything is not as it was written."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
     manifest = read_manifest(folder)
     for name in (TREE, TENSORS):

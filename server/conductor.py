@@ -278,7 +278,7 @@ class Conductor:
         now, recorder = self.now(), self._recorder
         if recorder is None or self._again is not None:
             return self.core.step(event, now)
-        leases = recorder.leases(self.core) if isinstance(event, e.Tick) else {}
+        leases = recorder.leases(self.core, event)
         result = self.core.step(event, now)
         with self._promising(event):
             recorder.event(event, now, result, leases)

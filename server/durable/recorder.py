@@ -92,8 +92,10 @@ class Recorder:
         if self._journal is not None:
             self._journal.sync()
 
-    def leases(self, core: Core) -> dict[str, float]:
-        """When members were heard, of which that is not recorded."""
+    def leases(self, core: Core, event: e.Event[Any]) -> dict[str, float]:
+        """Before a tick, when members were heard, of which that is not recorded."""
+        if not isinstance(event, e.Tick):
+            return {}
         heard = {worker: member.heard_at for worker, member in core.roster.members.items()}
         return {worker: at for worker, at in heard.items() if self._heard.get(worker) != at}
 

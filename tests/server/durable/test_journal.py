@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gradwire.server.durable.journal import Journal, JournalError, read
 
-RECORDS = [
+RECORDS: list[tuple[str, dict[str, Any], list[Any]]] = [
     ("event", {"now": 1.5, "event": {"type": "Tick"}, "bytes": b"\x00\xff"}, []),
     (
         "part",

@@ -123,18 +123,22 @@ class Kept(Wired):
 
 
 def without(plain: Any, name: str) -> Any:
-    if isinstance(plain, dict):
+    if plain.__class__ is dict:
         return {key: without(each, name) for key, each in plain.items() if key != name}
-    return [without(each, name) for each in plain] if isinstance(plain, list) else plain
+    return [without(each, name) for each in plain] if plain.__class__ is list else plain
 
 
 def differences(one: Any, other: Any, at: str = "") -> list[str]:
     """Where two plain values differ."""
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+    kinds = one.__class__, other.__class__
+    if kinds == (dict, dict) and one.keys() == other.keys():
         return [each for key in one for each in differences(one[key], other[key], f"{at}/{key}")]
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = enumerate(zip(one, other, strict=True))
-        return [each for place, pair in pairs for each in differences(*pair, f"{at}/{place}")]
+    if kinds == (list, list) and len(one) == len(other):
+        return [
+            each
+            for place in range(len(one))
+            for each in differences(one[place], other[place], f"{at}/{place}")
+        ]
     return [] if one == other or repr(one) == repr(other) else [f"{at}: {one!r:.200} is not {other!r:.200}"]
 
 
