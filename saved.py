@@ -134,10 +134,10 @@ def _kind(name: str) -> Any:
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
         found = getattr(found, part, None)
-    kind: Any = found if found.__class__ in (type, EnumType) else object
-    if issubclass(kind, Enum) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
-        return found
-    if dataclasses.is_dataclass(kind):
+    plain_class = found.__class__ in (type, EnumType)
+    if plain_class and (
+        dataclasses.is_dataclass(found) or hasattr(found, "_fields") or found.__class__ is EnumType
+    ):
         return found
     raise DamagedError(f"{name!r} is no class of values that is known here")
 

@@ -376,3 +376,13 @@ def poll(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S
 def stop(server: Daemon, number: int = signal.SIGTERM) -> int:
     server.signal(number)
     return server.wait()
+
+
+def asked(server: Server) -> m.StatusResponse:
+    """The server's status, now."""
+
+    async def ask() -> m.StatusResponse:
+        async with talk(server.address) as make:
+            return await status(make())
+
+    return asyncio.run(ask())

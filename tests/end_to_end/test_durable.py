@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from daemons import Daemon, Daemons, Server, poll, stop
-from test_endings import asked
+from daemons import Daemon, Daemons, Server, asked, poll, stop
 
 TASK = "small_tasks:regression:slow=0.02,samples=1920"
 MOMENTUM = (

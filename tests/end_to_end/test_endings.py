@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from daemons import Daemons, Server, gradient, poll, status, stop, talk
+from daemons import Daemons, Server, asked, gradient, poll, status, stop, talk
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -26,14 +26,6 @@ SLOW = "small_tasks:regression:slow=0.05,samples=9600"
 
 def job(daemons: Daemons, output: Path, *arguments: str, task: str = "small_tasks:regression") -> Server:
     return daemons.server("--task", task, "--epochs", "1", "--output", str(output), *arguments)
-
-
-def asked(server: Server) -> m.StatusResponse:
-    async def ask() -> m.StatusResponse:
-        async with talk(server.address) as make:
-            return await status(make())
-
-    return asyncio.run(ask())
 
 
 def metadata(path: Path) -> dict[str, str]:
