@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .. import __version__
+from .. import __version__, failpoints
 from ..configuration import UsageError, read
 from ..exits import Exit
 from ..settings import COMMANDS, ServerSettings
@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             epilog=registry.describe(),
         )
         checks.check(effective.settings)
+        failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
         if effective.settings.script and effective.chosen("task"):
             raise UsageError(
                 f"--task {effective.settings.task}: not with --script, where scripts bring the model"

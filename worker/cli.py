@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .. import failpoints
 from ..configuration import UsageError, read
 from ..exits import Exit
 from ..settings import COMMANDS, WorkerSettings
@@ -21,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             argv=sys.argv[1:] if argv is None else argv,
             environ=os.environ,
         )
+        failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in our own messages
         # A task may fork, as a DataLoader with workers does. gRPC's handlers for that would kill the child
         # while a stream is open; without them it is safe as long as the child does not use gRPC.
