@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 import tracemalloc
 from functools import cache
-from pathlib import Path
 
 import pytest
+from run import mutated, stored
+from targets import TARGETS, valid
 
 from gradwire.proto import gradwire_pb2 as pb
 from gradwire.proto import wire
-
-sys.path.insert(0, str(Path(__file__).parent))
-from run import mutated, stored
-from targets import TARGETS, valid
 
 CHANGES = 300  # of each target
 
