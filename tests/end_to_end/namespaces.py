@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 NOBODY = "02:00:00:00:00:99"  # no interface has it
 _numbers = itertools.count(1)
@@ -90,7 +90,7 @@ def _run(*command: str) -> None:
 
 
 @contextlib.contextmanager
-def namespace() -> Iterator[Namespace]:
+def namespace() -> Generator[Namespace]:
     made = Namespace()
     try:
         made.begin()

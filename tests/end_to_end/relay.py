@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 SLOW_BUFFER = 1 << 15  # what a slow link holds, or else it would be quick as long as buffers fill
@@ -273,7 +273,7 @@ _Send = _Now | _Later
 
 
 @contextlib.contextmanager
-def troubled(server_port: int, plan: Plan) -> Iterator[Relay]:
+def troubled(server_port: int, plan: Plan) -> Generator[Relay]:
     """A relay with faults. What a test fails with meanwhile is told the seed, and what has happened."""
     relay = Relay(server_port, plan=plan)
     try:

@@ -128,7 +128,7 @@ async def until(condition: Callable[[m.StatusResponse], bool], raw: Raw) -> m.St
         if condition(reply := await status(raw)):
             return reply
         await asyncio.sleep(0.05)
-    raise AssertionError(f"it does not come to that: {reply}")
+    raise AssertionError(f"it does not come to that: {await status(raw)}")
 
 
 def test_a_push_whose_answer_is_lost_counts_once_before_and_after_its_round_closes(daemons: Daemons) -> None:

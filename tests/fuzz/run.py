@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import random
 import subprocess
 import sys
@@ -121,12 +122,7 @@ def main(argv: list[str]) -> int:
     unknown = set(arguments.targets) - set(TARGETS)
     if unknown:
         parser.error(f"unknown target {sorted(unknown)[0]!r}; known targets: {', '.join(TARGETS)}")
-    try:
-        import atheris  # noqa: F401  # pyright: ignore
-
-        coverage = not arguments.unguided
-    except ImportError:
-        coverage = False
+    coverage = not arguments.unguided and importlib.util.find_spec("atheris") is not None
     wrong = 0
     for name in arguments.targets or TARGETS:
         if coverage:

@@ -101,7 +101,7 @@ def test_no_changed_byte_of_a_join_goes_unnoticed() -> None:
 
     async def run() -> None:
         server = grpc.aio.server()
-        handlers = {**dict.fromkeys(METHODS, unused), "Join": join}
+        handlers: dict[str, Any] = {**dict.fromkeys(METHODS, unused), "Join": join}
         server.add_generic_rpc_handlers([generic_handler(handlers, sent=ignore, received=ignore)])
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
