@@ -11,7 +11,7 @@ CACHE := .cache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test kernels soak mutations check lint types check-stubs check-protobuf stubs docs format constraints clean
+.PHONY: help run test kernels soak faults endurance fuzz mutations check lint types check-stubs check-protobuf stubs docs format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -29,6 +29,15 @@ kernels: .venv/.dev ## compile the numeric kernels, once for all processes
 soak: .venv/.dev ## random histories of jobs in every mode, ten million steps; ARGS="--seed 2" for others
 	$(BIN)/python tests/server/histories.py --steps 9000000 $(ARGS)
 	$(BIN)/python tests/server/coded_histories.py --steps 1000000 $(ARGS)
+
+faults: kernels ## run the tests of faults that take minutes (docs/faults.md); ARGS="-k partition" picks some
+	$(BIN)/pytest -m slow -n 2 $(ARGS)
+
+endurance: kernels ## one job under random faults: does anything grow? ARGS="--minutes 60 --seed 1"
+	PYTHONPATH=.typing $(BIN)/python tests/end_to_end/soak.py $(ARGS)
+
+fuzz: kernels ## fuzz what is read from the wire; ARGS="payloads --minutes 10"
+	PYTHONPATH=.typing $(BIN)/python tests/fuzz/run.py $(ARGS)
 
 mutations: .venv/.dev ## break the code on purpose, piece by piece: the tests must notice; ARGS="--only name"
 	$(BIN)/python tests/mutations.py $(ARGS)

@@ -55,7 +55,7 @@ def crc32c(parts: Iterable[Bytes], value: int = 0) -> int:
     return value
 
 
-def _trailer(data: bytes) -> bytes:
+def trailer(data: bytes) -> bytes:
     """The field crc32c = 15 for a message that consists of `data` so far."""
     return b"\x7d" + crc32c((np.frombuffer(data, np.uint8),)).to_bytes(4, "little")
 
@@ -167,7 +167,7 @@ def encode_envelope(value: object, envelope: str) -> bytes:
         if field.message_type is not None and field.message_type.name == type(value).__name__:
             message: Message = getattr(pb, envelope)(**{field.name: to_message(value)})
             data = message.SerializeToString()
-            return data + _trailer(data)
+            return data + trailer(data)
     raise TypeError(f"{type(value).__name__} is no body of {envelope}")
 
 
@@ -187,14 +187,21 @@ def decode_envelope(data: bytes, envelope: str) -> Any:
             return _batched(data)
         except IndexError:
             raise DamagedError(f"a batch of {len(data)} bytes that is cut short") from None
-    elif data[-TRAILER_BYTES:] != _trailer(data[:-TRAILER_BYTES]):
-        raise DamagedError(f"a {envelope} whose checksum is not that of its bytes")
+    else:
+        without_trailer(data, envelope)
     body = member_of(parse(data, envelope), "body")
     if body is None:
         raise MalformedError(f"{envelope} without a body that this version knows")
     if isinstance(body, m.Batch):  # of whatever encoding: `_batched` knows the only one, with its limits
         raise MalformedError("a batch that begins with something else")
     return body
+
+
+def without_trailer(data: bytes, name: str) -> bytes:
+    """What stands before the checksum of a message. Raises DamagedError if that is not its own."""
+    if data[-TRAILER_BYTES:] != trailer(data[:-TRAILER_BYTES]):
+        raise DamagedError(f"a {name} whose checksum is not that of its bytes")
+    return data[:-TRAILER_BYTES]
 
 
 def encode_worker(value: m.WorkerMessage) -> bytes:

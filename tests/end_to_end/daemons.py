@@ -125,14 +125,16 @@ class Daemon:
 
 class Server(Daemon):
     def __init__(
-        self, *arguments: str, program: Sequence[str] = ("gradwire.server.cli",), start: Start = Forked
+        self,
+        *arguments: str,
+        program: Sequence[str] = ("gradwire.server.cli",),
+        start: Start = Forked,
+        host: str = "127.0.0.1",
     ) -> None:
         module, *first = program
         # It stays to be asked what the job came to, unless a test is about its end.
-        super().__init__(
-            module, (*first, "--port", "0", "--host", "127.0.0.1", "--stay", *arguments), start=start
-        )
-        self.port = int(self.wait_for(r"listening on 127\.0\.0\.1:(\d+)").group(1))
+        super().__init__(module, (*first, "--port", "0", "--host", host, "--stay", *arguments), start=start)
+        self.port = int(self.wait_for(rf"listening on {re.escape(host)}:(\d+)").group(1))
         self.address = f"127.0.0.1:{self.port}"
 
 

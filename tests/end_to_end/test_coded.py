@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from daemons import Daemon, Daemons, Server
-from relay import Relay
+from relay import Plan, Relay, troubled
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from test_training import finished
 
@@ -205,6 +205,29 @@ def test_connections_that_break_lead_to_the_same_bits(daemons: Daemons, tmp_path
         relay.close()
     assert reply.lost == ()
     same_bits(output, reference(4, 2, 7, 0.5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_coded_exchanges_over_bad_links_leave_the_bits_of_calm_ones(
+    daemons: Daemons, tmp_path: Path, seed: int
+) -> None:
+    """Packets are lost, cut off, late and damaged, with their connections."""
+    output = tmp_path / "model.safetensors"
+    server = coded_job(
+        daemons,
+        *("--task", "small_tasks:slow_digits:slow=0.02", "--optimizer", "sgd:momentum=0.5"),
+        *("--mode", "coded:redundancy=2", "--output", str(output), "--lease-seconds", "60"),
+        epochs=7,
+    )
+    with troubled(server.port, Plan(seed=seed, gap_bytes=(20_000, 2_000_000), faults=30)) as relay:
+        workers = [
+            daemons.worker(f"127.0.0.1:{relay.port}", "--worker-id", f"w{i}", "--give-up-seconds", "60")
+            for i in range(4)
+        ]
+        reply = ended(server, workers)
+        assert reply.lost == ()
+        same_bits(output, reference(4, 2, 7, 0.5))
 
 
 @pytest.mark.timeout(240)

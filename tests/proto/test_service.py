@@ -8,8 +8,10 @@ import grpc.aio
 import pytest
 
 from gradwire.proto import messages as m
+from gradwire.proto.convert import encode
 from gradwire.proto.refusal import Reason, Refusal
-from gradwire.proto.service import Stub, generic_handler, refusal_of
+from gradwire.proto.service import Malformed, Stub, generic_handler, refusal_of
+from gradwire.proto.wire import trailer
 
 METHODS = ("Join", "Initialize", "Fetch", "Exchange", "Status", "PutState", "GetState")
 
@@ -67,3 +69,76 @@ def test_a_server_of_another_version_is_named_too() -> None:
     refusal = refused(join)
     assert refusal.reason is Reason.PROTOCOL_VERSION
     assert "expected gradwire.v3" in refusal.message
+
+
+REQUEST = m.JoinRequest(worker="w", incarnation=1, compressor="4bit")
+RESPONSE = m.JoinResponse(
+    job=m.Job(id="j", settings={"learning_rate": "0.1"}),
+    limits=m.Limits(chunk_bytes=1, lease_seconds=10, heartbeat_seconds=2),
+    rank=0,
+    version=0,
+    initialize=True,
+)
+
+
+def damaged(message: Any) -> list[bytes]:
+    """It with one bit changed, at each place; and without its end."""
+    data = encode(message)
+    data += trailer(data)
+    changed = [bytearray(data) for _ in data]
+    for place, each in enumerate(changed):
+        each[place] ^= 1 << place % 8
+    return [*map(bytes, changed), data[:-1], data[:-5], b""]
+
+
+def test_no_changed_byte_of_a_join_goes_unnoticed() -> None:
+    """With another worker id it would be as good as before."""
+    heard: list[Any] = []
+
+    async def join(request: Any, context: Any) -> Any:
+        heard.append(request)
+        return RESPONSE
+
+    async def run() -> None:
+        server = grpc.aio.server()
+        handlers: dict[str, Any] = {**dict.fromkeys(METHODS, unused), "Join": join}
+        server.add_generic_rpc_handlers([generic_handler(handlers, sent=ignore, received=ignore)])
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            assert await Stub(channel, sent=ignore, received=ignore).join(REQUEST) == RESPONSE
+            untyped: Any = channel
+            bare = untyped.unary_unary("/gradwire.v3.ParameterServer/Join")
+            for data in damaged(REQUEST):
+                await bare(data)
+        await server.stop(None)
+
+    asyncio.run(run())
+    assert heard[0] == REQUEST
+    assert all(isinstance(each, Malformed) and each.damaged for each in heard[1:])
+
+
+def test_no_changed_byte_of_the_answer_to_a_join_goes_unnoticed() -> None:
+    """With another learning rate it would be as good as before."""
+
+    async def run() -> list[Any]:
+        answers = iter(damaged(RESPONSE))
+
+        async def answer(_: bytes, context: Any) -> bytes:
+            return next(answers)
+
+        untyped: Any = grpc
+        method = untyped.unary_unary_rpc_method_handler(answer)
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers(
+            [untyped.method_handlers_generic_handler("gradwire.v3.ParameterServer", {"Join": method})]
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = Stub(channel, sent=ignore, received=ignore)
+            found = [await stub.join(REQUEST) for _ in damaged(RESPONSE)]
+        await server.stop(None)
+        return found
+
+    assert all(isinstance(each, Malformed) and each.damaged for each in asyncio.run(run()))

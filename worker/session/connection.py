@@ -377,6 +377,8 @@ class Connection:
                 reply: m.JoinResponse | Malformed = await translated(
                     self._stub.join(request, timeout=CALL_TIMEOUT_S)
                 )
+                if isinstance(reply, Malformed) and reply.damaged:
+                    raise BrokenError(reply.text)
                 if isinstance(reply, Malformed):
                     raise UnreachableError(f"{self._address} answers, but not as a gc-server: {reply.text}")
                 return reply
