@@ -190,7 +190,7 @@ class Conductor:
         if not self.arrivals(*member).store(part.seq, part.part, checksum):
             return False
         if self._recorder is not None and self._again is None:
-            with self._promising(part):
+            with self._promising():
                 self._recorder.part(member, part, checksum, payloads)
                 if self.shard.steps_parts:
                     self._recorder.sync()
@@ -203,7 +203,7 @@ class Conductor:
     ) -> None:
         """A push is abandoned or refused. again: only what is stored of it, and all of it may come again."""
         if self._recorder is not None and self._again is None:
-            with self._promising(seq):
+            with self._promising():
                 self._recorder.closed(member, seq, refusal, again=again)
         arrivals = self.arrivals(*member)
         if again:
@@ -215,7 +215,7 @@ class Conductor:
     def put_buffers(self, key: e.PushKey, deposit: Deposit) -> None:
         """Buffers have come that belong to a push. Raises Refused."""
         if self._recorder is not None:
-            with self._promising(key):
+            with self._promising():
                 member = key.worker, key.incarnation
                 self._recorder.buffers(member, key.seq, deposit.collection, deposit.values)
         self.state.put(key, deposit)
@@ -223,7 +223,7 @@ class Conductor:
     def put_evaluated(self, epoch: int, values: Values) -> None:
         """Buffers have come with which an epoch is evaluated. Raises Refused."""
         if self._recorder is not None:
-            with self._promising(epoch):
+            with self._promising():
                 self._recorder.evaluated(epoch, values)
         self.state.evaluated(epoch, values)
 
@@ -261,7 +261,7 @@ class Conductor:
     def do_without(self, member: tuple[str, int], seq: int) -> None:
         """The parts of a push are of no use."""
         if self._recorder is not None and self._again is None:
-            with self._promising(seq):
+            with self._promising():
                 self._recorder.unwanted(member, seq, self.arrivals(*member).assignment(seq))
         self.arrivals(*member).give_up(seq)
         self.shard.drop(e.PushKey(*member, seq))
@@ -280,7 +280,7 @@ class Conductor:
             return self.core.step(event, now)
         leases = recorder.leases(self.core, event)
         result = self.core.step(event, now)
-        with self._promising(event):
+        with self._promising():
             recorder.event(event, now, result, leases)
         return result
 
@@ -290,14 +290,17 @@ class Conductor:
             self.failed.set()
 
     @contextmanager
-    def _promising(self, what: object) -> Generator[None]:
-        """In it something is written down. If it cannot be, the job ends, and nothing follows from it."""
+    def _promising(self) -> Generator[None]:
+        """In it something is written down. If it cannot be, nothing follows from it: the server ends, and
+        workers wait for the next, which goes on. Raises JournalError."""
         try:
             yield
         except JournalError as error:
             self._cannot_write(str(error))
-            worker = what.worker if isinstance(what, e.FromWorker) else ""
-            raise Refused(job_refusals.stopping(worker, "its journal cannot be written")) from None
+            why = job_refusals.stopping("", "its journal cannot be written")
+            for stream in self.streams.values():
+                stream.outbox.end(why, final=False)
+            raise
 
     def happen(self, event: e.Event[R]) -> R:
         """Decide and perform. Raises Refused."""
@@ -408,7 +411,7 @@ class Conductor:
         """
         self.shard.prepare(plan)
         if self._recorder is not None:
-            with self._promising(plan):
+            with self._promising():
                 self._recorder.plan(encode_server(plan_message(plan)))
         self.happen(e.Planned())
 
@@ -486,7 +489,7 @@ class Conductor:
     async def _published(self, version: int) -> None:
         now, progress = self.now(), self.core.samples.progress
         if self._recorder is not None and self._recorder.due(version, now, progress):
-            with self._promising(version):
+            with self._promising():
                 await self.checkpoint(announced=False)
         failpoints.reached("version.announced")
         self.happen(e.Published(version=version))
@@ -582,7 +585,7 @@ class Conductor:
                 await self._paused.wait()
                 if self.shard.manifest is None or self.finished.is_set():
                     return
-                with self._promising(None):
+                with self._promising():
                     await (await self.checkpoint())
                 listening = [member.worker for member in self.core.roster.listening()]
                 streams = [self.streams[worker] for worker in listening if worker in self.streams]

@@ -197,8 +197,9 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     conductor.start()
     received = await _until_stopped(conductor, stopping, stay=options.stay)
     await health.stopping()  # not ready first, then the rest
-    comes_back = recorder is not None and not conductor.failed.is_set() and not conductor.finished.is_set()
-    if comes_back:
+    going_on = not conductor.failed.is_set() or conductor.unwritten
+    comes_back = recorder is not None and going_on and not conductor.finished.is_set()
+    if comes_back and not conductor.unwritten:
         await conductor.pause(PAUSE_S)
     await conductor.stop(conductor.failure or "it was told to stop", comes_back=comes_back)
     if recorder is not None:

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import grpc
+
 from .. import __version__
 from ..compressors import Plan, least_part_bytes, lossless
 from ..configuration import shared
@@ -27,6 +29,7 @@ from ..proto.wire import CHUNK_BYTES
 from ..settings import JobSettings, JobTerms, ServerSettings
 from ..spec import SpecError
 from .conductor import Conductor
+from .durable.journal import JournalError
 from .exchange import WorkerCall, expect, unreadable
 from .fetching import Fetches
 from .job import events as e
@@ -90,6 +93,8 @@ class Service:
                 self._metrics.refusal(error.refusal.reason)
                 log.warning("refused %s: %s", context.peer(), error)
                 await abort(context, error.refusal)
+            except JournalError as error:  # another server may go on, so it is worth a retry
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
         return guarded
 

@@ -72,6 +72,7 @@ class Journal:
         ]
         try:
             self._write(buffers)
+            failpoints.reached("journal.appended")
         except OSError as error:
             raise JournalError(
                 f"the journal {self.path} cannot be written: {error.strerror or error}; what it has is "
@@ -79,7 +80,6 @@ class Journal:
             ) from None
         self.bytes += _HEAD.size + len(text) + size
         self._dirty = True
-        failpoints.reached("journal.appended")
 
     def _write(self, buffers: list[Any]) -> None:
         while buffers:
@@ -96,9 +96,9 @@ class Journal:
         self._dirty = False
         try:
             os.fdatasync(self._file)
+            failpoints.reached("journal.synced")
         except OSError as error:
             raise JournalError(f"the journal {self.path} did not reach the disk: {error.strerror}") from None
-        failpoints.reached("journal.synced")
 
     def close(self) -> None:
         os.close(self._file)

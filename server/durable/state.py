@@ -17,6 +17,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,9 @@ class StateFolder:
             raise StateError(
                 f"--state {path}: another gc-server uses it; stop that one, or choose another"
             ) from None
+
+        for left in path.glob(f".{CHECKPOINT}*.partial"):  # of a server that was killed meanwhile
+            shutil.rmtree(left, ignore_errors=True)
 
     def job(self) -> Mapping[str, Any] | None:
         """What was written by `begin`; None in a new folder. Raises StateError."""

@@ -130,10 +130,13 @@ class Server(Daemon):
         program: Sequence[str] = ("gradwire.server.cli",),
         start: Start = Forked,
         host: str = "127.0.0.1",
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         module, *first = program
         # It stays to be asked what the job came to, unless a test is about its end.
-        super().__init__(module, (*first, "--port", "0", "--host", host, "--stay", *arguments), start=start)
+        super().__init__(
+            module, (*first, "--port", "0", "--host", host, "--stay", *arguments), environ, start
+        )
         self.port = int(self.wait_for(rf"listening on {re.escape(host)}:(\d+)").group(1))
         self.address = f"127.0.0.1:{self.port}"
 
@@ -148,9 +151,14 @@ class Daemons:
         self._start = start
         self._all: list[Daemon] = []
 
-    def server(self, *arguments: str, program: Sequence[str] = ("gradwire.server.cli",)) -> Server:
+    def server(
+        self,
+        *arguments: str,
+        program: Sequence[str] = ("gradwire.server.cli",),
+        environ: Mapping[str, str] | None = None,
+    ) -> Server:
         """program: a module to run instead of gc-server, and its own arguments, which come first."""
-        server = Server(*arguments, program=program, start=self._start)
+        server = Server(*arguments, program=program, start=self._start, environ=environ)
         self._all.append(server)
         return server
 

@@ -13,6 +13,8 @@ INSTRUMENTED = [
     "gradwire.proto",
     "gradwire.planning",
     "gradwire.compressors",
+    "gradwire.saved",
+    "gradwire.server.durable",
     "gradwire.server.shard.inbox",
     "gradwire.worker.session.receiving",
 ]

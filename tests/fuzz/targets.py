@@ -8,11 +8,16 @@ does not refuse has to come out the same when it is written down and read again.
 from __future__ import annotations
 
 import dataclasses
+import json
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from gradwire import saved
 from gradwire.compressors import Part, Payload, PayloadError, decode, payload_bytes, reduce_payloads
 from gradwire.proto import convert, wire
 from gradwire.proto import messages as m
@@ -22,6 +27,7 @@ from gradwire.proto.manifest import Manifest
 from gradwire.proto.plans import plan_message, plan_of
 from gradwire.proto.refusal import Refused
 from gradwire.proto.transfer import announced_payloads, encode_chunks, payload_header, received_payloads
+from gradwire.server.durable import journal
 from gradwire.server.shard.inbox import Inbox
 from gradwire.worker.session.attempts import BrokenError
 from gradwire.worker.session.receiving import Receiver
@@ -200,7 +206,29 @@ def _several(data: bytes, envelope: str) -> list[Any]:
     return found
 
 
+def journals(data: bytes) -> None:
+    """A segment of a journal: whole records up to the first that is not, and nothing of what follows."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal-0000000000.log"
+        path.write_bytes(data)
+        last = 0
+        for record, end in journal.read(path):
+            assert last < end <= len(data)
+            assert record.data.size <= end - last
+            last = end
+
+
+def trees(data: bytes) -> None:
+    """What a checkpoint says of its values, as if its checksum were right."""
+    try:
+        saved.unflatten(json.loads(data), {"t0": torch.zeros(4, dtype=torch.uint8)})
+    except (ValueError, RecursionError, saved.DamagedError):
+        return
+
+
 TARGETS: dict[str, Target] = {
+    "journals": journals,
+    "trees": trees,
     "streams": streams,
     "calls": calls,
     "uploads": uploads,
@@ -220,8 +248,6 @@ def _joined(*messages: bytes) -> bytes:
 
 def valid() -> dict[str, list[bytes]]:
     """Of each target, bytes that it does not refuse: whatever is sent, of every compressor."""
-    import torch
-
     from gradwire.compressors import LayerRule, ModelCompressor
 
     found: dict[str, list[bytes]] = {name: [] for name in TARGETS}
@@ -265,5 +291,18 @@ def valid() -> dict[str, list[bytes]]:
     groups = (m.Group(optimizer="sgd:momentum=0.9", learning_rate=0.1),)
     for manifest in (MANIFEST, Manifest(TENSORS, 9, groups=groups, entries=entries)):
         found["uploads"].append(convert.encode(manifest.to_message()))
+    found["journals"] += _segments()
+    tree = {"a": (1, 2.5, b"x"), "m": m.Heartbeat(activity="a"), "n": np.zeros(1, np.float32)}
+    found["trees"].append(json.dumps(saved.flatten(tree)[0]).encode())
     found["plans"] += [convert.encode(plan_message(PLAN)), convert.encode(plan_message(MANIFEST.plan(64)))]
     return found
+
+
+def _segments() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "segment"
+        writer = journal.Journal(path, syncs=False)
+        for number in range(3):
+            writer.append("event", {"now": number / 3, "bytes": b"ab"}, [np.arange(9, dtype=np.uint8)])
+        writer.close()
+        return [path.read_bytes()]
