@@ -134,3 +134,16 @@ def _to_json(value: Any) -> Any:
 
 def _from_json(value: dict[str, Any]) -> Any:
     return base64.b64decode(value["base64"]) if value.keys() == {"base64"} else value
+
+
+def torn(path: Path, at: int) -> bool:
+    """Whether what lies from there on is one record that was being written when the process ended, as opposed
+    to records that were damaged later."""
+    with path.open("rb") as file:
+        file.seek(at)
+        head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return True
+    magic, text_bytes, data_bytes, _, _ = _HEAD.unpack(head)
+    end: int = at + _HEAD.size + text_bytes + data_bytes
+    return bool(magic == MAGIC) and end > path.stat().st_size

@@ -25,7 +25,7 @@ from typing import Any
 
 from ... import saved
 from ...saved import DamagedError
-from .journal import Journal, Record, read
+from .journal import Journal, Record, read, torn
 
 log = logging.getLogger("gradwire.server")
 
@@ -107,6 +107,9 @@ class StateFolder:
                 tree, _ = saved.read_folder(folder)
             except DamagedError as error:
                 log.error("a checkpoint cannot be used, and the one before is taken: %s", error)
+                aside = folder.with_name(f"damaged-{folder.name}")  # and not one of those that are kept
+                shutil.rmtree(aside, ignore_errors=True)
+                folder.rename(aside)
                 continue
             return Found(version, tree)
         if versions:
@@ -128,8 +131,10 @@ class StateFolder:
                 yield record, each == version
             cut = path.stat().st_size - end
             self._last = path, end
-            if cut:
-                log.warning("the last %d bytes of %s are no whole record and are cut off", cut, path)
+            if cut and torn(path, end):
+                log.warning("the last %d bytes of %s are half a record and are cut off", cut, path)
+            elif cut:
+                log.error("%s is damaged at byte %d: the %d bytes from there on are lost", path, end, cut)
             if cut and place < len(segments) - 1:
                 lost = ", ".join(_name(SEGMENT, other, ".log") for other in segments[place + 1 :])
                 log.error("%s is damaged: what came after that is lost, with %s", path, lost)

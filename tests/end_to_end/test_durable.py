@@ -23,6 +23,8 @@ MOMENTUM = (
     "--epochs",
     "1",
 )
+# Where a member is lost the bits are others, and a machine that is busy enough loses one.
+LEASE = ("--lease-seconds", "60")
 LOSSY = ("--downlink", "4bit", "--overlap", "both")
 
 
@@ -35,7 +37,7 @@ def free_port() -> int:
 
 def begun(daemons: Daemons, state: Path | None, *arguments: str, port: int = 0) -> Server:
     kept = () if state is None else ("--state", str(state))
-    return daemons.server("--task", TASK, *MOMENTUM, "--port", str(port), *kept, *arguments)
+    return daemons.server("--task", TASK, *MOMENTUM, *LEASE, "--port", str(port), *kept, *arguments)
 
 
 def joined(daemons: Daemons, server: Server, *arguments: str, states: Path | None = None) -> list[Daemon]:
@@ -107,7 +109,7 @@ def test_a_job_that_is_stopped_goes_on_elsewhere_with_the_same_bits(daemons: Dae
 
 
 def test_without_a_journal_the_job_goes_on_from_its_last_checkpoint(daemons: Daemons, tmp_path: Path) -> None:
-    options = ("--checkpoint-every", "5steps", "--durability", "none")
+    options = ("--checkpoint-every", "1000steps", "--durability", "none")
     server = begun(daemons, tmp_path, *options)
     workers = joined(daemons, server, "--compressor", "4bit")
     reach(server, 8)
@@ -115,9 +117,9 @@ def test_without_a_journal_the_job_goes_on_from_its_last_checkpoint(daemons: Dae
     server.wait()
     assert not list(tmp_path.glob("journal-*"))
     server = begun(daemons, tmp_path, *options, port=server.port)
-    server.wait_for(r"going on at version \d+")
+    server.wait_for("going on at version 0")
     for worker in workers:
-        worker.wait_for(r"the server has gone back from version \d+ to \d+")
+        worker.wait_for(r"the server has gone back from version \d+ to 0")
     assert result(server, workers)
     assert asked(server).version == 30
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from typing import Any
 
 import pytest
 from daemons import Daemon, Daemons, Server, stop
@@ -20,7 +21,7 @@ def started(
     daemons: Daemons, overlap: str, part_bytes: int, task: str = "digits", credit: int | None = None
 ) -> Server:
     """credit: also have the parts of the first layers go first."""
-    turns = {} if credit is None else {"program": ("turns_server", str(credit))}
+    turns: dict[str, Any] = {} if credit is None else {"program": ("turns_server", str(credit))}
     return daemons.server(
         *("--task", task, "--min-workers", "3", "--epochs", "1", "--batch-size", "32", "--seed", "3"),
         *("--overlap", overlap, "--part-bytes", str(part_bytes), "--lease-seconds", "2"),

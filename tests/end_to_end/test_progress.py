@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from daemons import Daemon, Daemons, Server, poll
-from test_endings import asked
+from daemons import Daemon, Daemons, Server, asked, poll
 from test_training import free_port, get, sample
 
 from gradwire.proto import messages as m

@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from daemons import Daemon, Daemons, Server, poll
+from daemons import Daemon, Daemons, Server, asked, poll
 from test_durable import joined, result
-from test_endings import asked
 
 from gradwire.exits import Exit
 from gradwire.failpoints import POINTS, VARIABLE

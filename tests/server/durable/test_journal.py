@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradwire.server.durable.journal import Journal, JournalError, read
+from gradwire.server.durable.journal import Journal, JournalError, read, torn
 
 RECORDS: list[tuple[str, dict[str, Any], list[Any]]] = [
     ("event", {"now": 1.5, "event": {"type": "Tick"}, "bytes": b"\x00\xff"}, []),
@@ -52,6 +52,7 @@ def test_wherever_the_file_ends_the_records_before_are_whole(tmp_path: Path) -> 
     for size in range(len(data)):
         path.write_bytes(data[:size])
         assert found(path) == WHOLE[: sum(end <= size for end in ends)]
+        assert torn(path, max((end for end in ends if end <= size), default=0))
 
 
 def test_wherever_a_bit_changes_the_records_before_are_whole(tmp_path: Path) -> None:
@@ -62,6 +63,8 @@ def test_wherever_a_bit_changes_the_records_before_are_whole(tmp_path: Path) -> 
     for at in range(0, len(data), 3):
         path.write_bytes(data[:at] + bytes((data[at] ^ 0x10,)) + data[at + 1 :])
         assert found(path) == WHOLE[: sum(end <= at for end in ends)]
+    path.write_bytes(data[: ends[0] + 25] + b"x" + data[ends[0] + 26 :])
+    assert not torn(path, ends[0])
 
 
 def test_the_next_process_goes_on_in_place_of_half_a_record(tmp_path: Path) -> None:
