@@ -39,6 +39,16 @@ lasting = partial(option, group="durability")
 
 _MAX_UINT32 = 2**32 - 1
 _HTTP_PORT = "port of /metrics, /livez and /readyz; 0 for a free one, -1 for none"
+_TLS_CERT = "certificate by which this end shows who it is, as PEM; read again when it changes on a server"
+_TLS_KEY = "key of that certificate, as PEM"
+_TLS_CA = (
+    "certificates of the authorities by which the other end's is checked, as PEM; with it a server wants one "
+    "of every client, and a worker speaks TLS"
+)
+_TOKEN_FILE = (
+    "file with tokens, one a line: of a worker the first is its own; a server takes them all, also as "
+    "WORKER-ID:TOKEN, which is good for that worker alone, and reads the file again when it changes"
+)
 _STATE = (
     "folder in which what this process has of its job outlives it: of a server checkpoints and a journal, "
     "with which one that is started again goes on, also after kill -9; of a worker, at the versions of the "
@@ -286,6 +296,11 @@ class ProcessSettings:
 
     threads: int = process(0, "CPU threads for numerics; 0 for one per core", least=0)
     http_port: int = process(9464, _HTTP_PORT, least=-1, most=65535)
+    http_host: str = process(
+        "",
+        "address to serve /metrics, /livez and /readyz on; empty for this machine alone, or, on a server "
+        "that remote peers may use, that of --host",
+    )
     log_format: Literal["text", "json"] = process("text", "form of a log line")
 
 
@@ -298,7 +313,13 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
     )
     port: int = connection(DEFAULT_PORT, "gRPC port; 0 for a free one", least=0, most=65535)
     min_workers: int = training(1, "workers to wait for before the first round", least=1)
-    insecure: bool = connection(False, "service for remote peers too, without encryption or authentication")
+    insecure: bool = connection(
+        False, "service for remote peers too although nothing is encrypted or nobody authenticated"
+    )
+    tls_cert: str = connection("", _TLS_CERT, metavar="FILE")
+    tls_key: str = connection("", _TLS_KEY, metavar="FILE")
+    tls_ca: str = connection("", _TLS_CA, metavar="FILE")
+    token_file: str = connection("", _TOKEN_FILE, metavar="FILE")
     stay: bool = process(False, "service after the job is done, until told to stop")
     output: str = results("", "file for the final parameters, as safetensors", metavar="FILE")
     state: str = lasting("", _STATE, metavar="DIR")
@@ -334,6 +355,10 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
         metavar="HOST[:PORT]",
         parse=parse_address,
     )
+    tls_cert: str = connection("", _TLS_CERT, metavar="FILE")
+    tls_key: str = connection("", _TLS_KEY, metavar="FILE")
+    tls_ca: str = connection("", _TLS_CA, metavar="FILE")
+    token_file: str = connection("", _TOKEN_FILE, metavar="FILE")
     worker_id: str = connection(
         "", "name of this worker, unique in the job; empty for host name and process id"
     )
@@ -351,6 +376,12 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
         metavar="MODULE,...",
         parse=_parse_modules,
     )
+
+
+def access_files(settings: WorkerSettings) -> dict[str, str]:
+    """For TLS and a token, by name."""
+    names = ("tls_ca", "tls_cert", "tls_key", "token_file")
+    return {name: getattr(settings, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,18 +7,17 @@ import os
 import statistics
 import time
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from .. import __version__
-from ..proto.channel import CLIENT_OPTIONS
+from ..proto.channel import credentials_of, dial
+from ..proto.findings import Finding, Target
 from ..proto.messages import StatusRequest, StatusResponse
 from ..proto.refusal import Reason, Refused
-from ..proto.service import SERVICE, Stub, refusal_of
-from .findings import Finding, Target
+from ..proto.service import SERVICE, Meter, Stub, refusal_of
 
 TIMEOUT_S = 10.0
 CALLS = 5  # for the round trip
@@ -32,28 +31,21 @@ class Patient:
 
     def __init__(self, target: Target) -> None:
         self._runner = asyncio.Runner()
-        self._metadata: tuple[tuple[str, str], ...] = ()
-        if target.token_file:
-            token = Path(target.token_file).read_text().strip()
-            self._metadata = (("authorization", f"Bearer {token}"),)
         self._channel = self._runner.run(self._open(target))
-        self._stub = Stub(self._channel, sent=lambda _: None, received=lambda _: None)
+        silent: Meter = lambda _: None  # noqa: E731
+        self._stub = Stub(
+            self._channel, sent=silent, received=silent, metadata=lambda: credentials_of(target)
+        )
 
     async def _open(self, target: Target) -> grpc.aio.Channel:
-        if not target.tls:
-            return grpc.aio.insecure_channel(target.address, options=CLIENT_OPTIONS)
-        untyped: Any = grpc
-        files = (target.tls_ca, target.tls_key, target.tls_cert)
-        read = [Path(file).read_bytes() if file else None for file in files]
-        credentials = untyped.ssl_channel_credentials(*read)
-        return grpc.aio.secure_channel(target.address, credentials, options=CLIENT_OPTIONS)
+        return dial(target)
 
     def ask(self, padding: bytes = b"", *, echo: bool = False) -> tuple[StatusResponse, float]:
         """The answer and the seconds that it took. Raises Refused and grpc.aio.AioRpcError."""
 
         async def ask() -> Any:
             request = StatusRequest(padding=padding, echo=echo)
-            return await self._stub.status(request, timeout=TIMEOUT_S, metadata=self._metadata)
+            return await self._stub.status(request, timeout=TIMEOUT_S)
 
         began = time.perf_counter()
         try:

@@ -16,13 +16,13 @@ import json
 import os
 import sys
 from collections.abc import Generator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..exits import Exit
+from ..proto.findings import Finding, Target
 from ..settings import DEFAULT_PORT
-from .findings import Finding, Target
+from .access_files import access_files_of, add_access_files
 from .watch import address
 
 if TYPE_CHECKING:
@@ -44,15 +44,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="HOST[:PORT]",
         help="address of the server, as gc-worker has it (default: GC_SERVER, or localhost)",
     )
-    for flag, text in (
-        ("--tls-ca", "certificates of the authorities that the server's certificate is checked with"),
-        ("--tls-cert", "certificate of this worker"),
-        ("--tls-key", "key of this worker's certificate"),
-        ("--token-file", "file with the token of this worker"),
-    ):
-        variable = "GC_" + flag[2:].upper().replace("-", "_")
-        default = os.environ.get(variable, "")
-        found.add_argument(flag, default=default, metavar="FILE", help=f"{text} (default: {variable})")
+    add_access_files(found, os.environ)
     found.add_argument("--json", action="store_true", help="one JSON object with all findings")
     return found
 
@@ -60,18 +52,13 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     given = parser().parse_args(sys.argv[1:] if argv is None else argv)
-    files = {name: getattr(given, name) for name in ("tls_ca", "tls_cert", "tls_key", "token_file")}
-    for name, path in files.items():
-        if path and not Path(path).is_file():
-            flag = f"--{name.replace('_', '-')}"
-            print(f"gc-doctor: {flag} {path}: expected a file that exists", file=sys.stderr)
-            return Exit.USAGE
-    if bool(given.tls_cert) != bool(given.tls_key):
-        print("gc-doctor: --tls-cert and --tls-key: expected both or neither", file=sys.stderr)
+    try:
+        files = access_files_of(given)
+    except ValueError as error:
+        print(f"gc-doctor: {error}", file=sys.stderr)
         return Exit.USAGE
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in the findings
-    host, _, port = given.server.rpartition(":")
-    target = Target(host=host.strip("[]"), port=int(port), **files)
+    target = Target.at(given.server, **files)
     findings: list[Finding] = []
     for finding in examine(target):
         findings.append(finding)
@@ -87,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def examine(target: Target) -> Generator[Finding]:
     """Each check, until one fails."""
-    from .reaching import reach
+    from ..proto.reaching import reach
 
     last: Finding | None = None
     for last in reach(target):

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ..planning import Link, models
 from ..planning.job import Choice, Profile, observed
 from ..planning.predictions import COMPRESSORS, Prediction, predict, rank, recommend
 from ..spec import SpecError
+from .access_files import access_files_of, add_access_files
 
 # Of a worker, per second, where nothing is said of the computation: what a GPU of some years ago reaches.
 MULTIPLICATIONS = 5e12
@@ -100,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
     known = f"{', '.join(models.MODELS)}, or NxSIZE for N tensors of SIZE elements"
     text = "a job that runs: its model, computation, workers and link are as its server has measured them"
     found.add_argument("--server", metavar="HOST[:PORT]", help=text)
+    add_access_files(found, os.environ)
     found.add_argument("--model", metavar="NAME", help=f"model: {known}")
     text = "bandwidth of each machine's link in each direction, such as 100mbit"
     found.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help=text)
@@ -179,8 +181,17 @@ class LiveJob:
         return f"The job runs with {what}: {took}."
 
 
-def live_job(server: str) -> LiveJob:
-    """Ask the server of a job. Raises SpecError if it does not answer, or does not know enough yet."""
+def files_of(given: argparse.Namespace) -> dict[str, str]:
+    """Raises SpecError."""
+    try:
+        return access_files_of(given)
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+
+
+def live_job(server: str, files: Mapping[str, str]) -> LiveJob:
+    """Ask the server of a job. files: for TLS and a token. Raises SpecError if it does not answer, or does
+    not know enough yet."""
     from ..proto.refusal import Refused
     from ..settings import parse_address
     from .status import asking  # late: it imports grpc
@@ -190,7 +201,7 @@ def live_job(server: str) -> LiveJob:
     except ValueError as error:
         raise SpecError(f"--server: {error}") from None
     try:
-        with asking(target, measured=True) as ask:
+        with asking(target, measured=True, files=files) as ask:
             ask()  # connects
             began = time.perf_counter()
             status = ask()
@@ -232,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if given.json not in (None, "-"):
             file_to_write(given.json)
-        job = live_job(given.server) if given.server is not None else None
+        job = live_job(given.server, files_of(given)) if given.server is not None else None
         profile = profile_of(given) if job is None else job.profile
         given.model = given.model if job is None else job.name
         if "auto" in given.compressors:

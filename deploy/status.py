@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import grpc.aio
 
-from ..proto.channel import CLIENT_OPTIONS
+from ..proto.channel import credentials_of, dial
+from ..proto.findings import Target
 from ..proto.messages import StatusRequest, StatusResponse
 from ..proto.service import Stub, refusal_of
 
@@ -19,17 +20,22 @@ Ask = Callable[[], StatusResponse | None]
 
 
 @contextlib.contextmanager
-def asking(target: str, *, measured: bool = False, losses: bool = False) -> Generator[Ask]:
+def asking(
+    target: str, *, measured: bool = False, losses: bool = False, files: Mapping[str, str] | None = None
+) -> Generator[Ask]:
     """A function that asks the server at `target`, host:port, from a program that is not asynchronous itself.
 
+    files: for TLS and a token, as in `Target`.
     measured: whether also for what has been measured of its steps. losses: for how its training loss went.
 
     It returns the answer, or None when there is none within `TIMEOUT_SECONDS`, and raises Refused where the
     server does not want to be asked from here.
     """
 
+    server = Target.at(target, **(files or {}))
+
     async def connect() -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(target, options=CLIENT_OPTIONS)  # belongs to the running loop
+        return dial(server)  # belongs to the running loop
 
     async def ask() -> StatusResponse | None:
         try:
@@ -45,7 +51,12 @@ def asking(target: str, *, measured: bool = False, losses: bool = False) -> Gene
 
     with asyncio.Runner() as runner:
         channel = runner.run(connect())
-        stub = Stub(channel, sent=lambda _: None, received=lambda _: None)
+        stub = Stub(
+            channel,
+            sent=lambda _: None,
+            received=lambda _: None,
+            metadata=lambda: credentials_of(server),
+        )
         try:
             yield lambda: runner.run(ask())
         finally:

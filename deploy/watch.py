@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..exits import Exit
 from ..settings import DEFAULT_PORT, parse_address
+from .access_files import access_files_of, add_access_files
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -62,18 +64,25 @@ def parser() -> argparse.ArgumentParser:
         "--watch", nargs="?", type=positive_seconds, const=EVERY_SECONDS, metavar="SECONDS", help=text
     )
     found.add_argument("--json", action="store_true", help="one JSON object on a line, each time")
+    add_access_files(found, os.environ)
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     given = parser().parse_args(sys.argv[1:] if argv is None else argv)
+    try:
+        files = access_files_of(given)
+    except ValueError as error:
+        print(f"gc-status: {error}", file=sys.stderr)
+        return Exit.USAGE
     from ..proto.messages import Phase
     from ..proto.refusal import Refused
     from .status import asking  # late: it imports grpc
 
     try:
-        with asking(given.server) as ask, showing(as_json=given.json, live=given.watch is not None) as show:
+        live = given.watch is not None
+        with asking(given.server, files=files) as ask, showing(as_json=given.json, live=live) as show:
             while True:
                 status = ask()
                 if status is None:

@@ -1,4 +1,4 @@
-"""Channel options, alike on both ends.
+"""The one place that listens and dials: options of channels, alike on both ends, TLS and tokens.
 
 Messages stay near 1 MiB whatever the model, so nobody has to raise a limit. Keepalive finds a dead peer
 behind a silent middlebox in half a minute; the server accepts pings as often as the client sends them,
@@ -7,6 +7,15 @@ which is what avoids "too many pings".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from .findings import Target
 from .wire import BATCH_BYTES, MAX_MESSAGE_BYTES
 
 KEEPALIVE_MS = 20_000
@@ -34,3 +43,73 @@ CLIENT_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
+
+AUTHORIZATION = "authorization"  # key of the metadata that a token travels in
+Metadata = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Files by which a server shows who it is; empty for no TLS.
+
+    ca: of the authorities that clients have to have a certificate of; empty for none.
+    """
+
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+
+    def read(self) -> tuple[bytes, bytes, bytes | None]:
+        """Raises OSError."""
+        ca = Path(self.ca).read_bytes() if self.ca else None
+        return Path(self.key).read_bytes(), Path(self.cert).read_bytes(), ca
+
+
+def dial(target: Target) -> grpc.aio.Channel:
+    """A channel to a server. Raises OSError for a file of the target that cannot be read."""
+    if not target.tls:
+        return grpc.aio.insecure_channel(target.address, options=CLIENT_OPTIONS)
+    untyped: Any = grpc
+    files = (target.tls_ca, target.tls_key, target.tls_cert)
+    credentials = untyped.ssl_channel_credentials(
+        *(Path(file).read_bytes() if file else None for file in files)
+    )
+    return grpc.aio.secure_channel(target.address, credentials, options=CLIENT_OPTIONS)
+
+
+def credentials_of(target: Target) -> Metadata:
+    """What goes with each call: the token, as its file has it now. Raises OSError."""
+    if not target.token_file:
+        return ()
+    lines = Path(target.token_file).read_text(encoding="utf-8").split()
+    return ((AUTHORIZATION, f"Bearer {lines[0] if lines else ''}"),)
+
+
+def listen(server: grpc.aio.Server, where: str, identity: Identity) -> int:
+    """Listen there; returns the port. Connections that are made after the files have changed are met with the
+    new ones; those that are open go on. Raises RuntimeError and OSError."""
+    if not identity.cert:
+        return server.add_insecure_port(where)
+    untyped: Any = grpc
+    latest = identity.read()
+
+    def configuration(files: tuple[bytes, bytes, bytes | None]) -> Any:
+        key, cert, ca = files
+        return untyped.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
+
+    def fetch() -> Any:
+        """Asked for before each handshake."""
+        nonlocal latest
+        try:
+            found = identity.read()
+        except OSError:  # they are being replaced
+            return None
+        if found == latest:
+            return None
+        latest = found
+        return configuration(found)
+
+    credentials = untyped.dynamic_ssl_server_credentials(
+        configuration(latest), fetch, require_client_authentication=bool(identity.ca)
+    )
+    return server.add_secure_port(where, credentials)

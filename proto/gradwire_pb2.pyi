@@ -35,6 +35,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_PACKET: _ClassVar[Reason]
     REASON_PLAN: _ClassVar[Reason]
     REASON_REDUNDANT: _ClassVar[Reason]
+    REASON_TOKEN: _ClassVar[Reason]
     REASON_GROUP: _ClassVar[Reason]
 
 class EntryKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -115,6 +116,7 @@ REASON_STOPPING: Reason
 REASON_PACKET: Reason
 REASON_PLAN: Reason
 REASON_REDUNDANT: Reason
+REASON_TOKEN: Reason
 REASON_GROUP: Reason
 ENTRY_KIND_UNSPECIFIED: EntryKind
 ENTRY_KIND_BUFFER: EntryKind
@@ -693,18 +695,20 @@ class ServerMessage(_message.Message):
     def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., unwanted: _Optional[_Union[Unwanted, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("rank", "version", "last_seq", "stored", "plan")
+    __slots__ = ("rank", "version", "last_seq", "newest", "stored", "plan")
     RANK_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     rank: int
     version: int
     last_seq: int
+    newest: int
     stored: _containers.RepeatedCompositeFieldContainer[Stored]
     plan: int
-    def __init__(self, rank: _Optional[int] = ..., version: _Optional[int] = ..., last_seq: _Optional[int] = ..., stored: _Optional[_Iterable[_Union[Stored, _Mapping]]] = ..., plan: _Optional[int] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., version: _Optional[int] = ..., last_seq: _Optional[int] = ..., newest: _Optional[int] = ..., stored: _Optional[_Iterable[_Union[Stored, _Mapping]]] = ..., plan: _Optional[int] = ...) -> None: ...
 
 class Stored(_message.Message):
     __slots__ = ("seq", "parts")

@@ -50,6 +50,7 @@ class Reason(_Enum):
     PACKET = 24  # a coded packet that is not this worker's to send
     PLAN = 26  # a part that the job's plan does not have, or a plan that the model cannot have
     REDUNDANT = 25  # the round was complete without it: nothing of it is to be sent again
+    TOKEN = 110  # no token, or none that is good for this worker
     GROUP = 27  # a parameter group that cannot be, or learning rates that members disagree on
 
 
@@ -508,6 +509,8 @@ class Welcome:
     rank: int  # as in JoinResponse
     version: int  # current parameter version
     last_seq: int  # last push that the server has decided on; 0 for none
+    # The latest version that a worker can have; who has a later one lets go of it: it is lost
+    newest: int = 0
     stored: tuple[Stored, ...] = ()  # What has come of later ones
     plan: int = 0  # Number of the job's plan: parts of another are of no use any more
 

@@ -9,7 +9,7 @@ is reported to a `Meter` with its size on the wire.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ STATUS = {
     Reason.NOT_INITIALIZED: _PRECONDITION,
     Reason.ALREADY_INITIALIZED: _PRECONDITION,
     Reason.CHECKSUM: grpc.StatusCode.DATA_LOSS,
+    Reason.TOKEN: grpc.StatusCode.UNAUTHENTICATED,
     Reason.SIZE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.STALE: grpc.StatusCode.ABORTED,
     Reason.PROTECTED: grpc.StatusCode.PERMISSION_DENIED,
@@ -140,11 +141,17 @@ def _shape(method: Any) -> str:
 
 
 def generic_handler(
-    handlers: dict[str, Callable[..., Awaitable[Any]]], *, sent: Meter, received: Meter
+    handlers: dict[str, Callable[..., Awaitable[Any]]],
+    *,
+    sent: Meter,
+    received: Meter,
+    admit: Callable[[Mapping[str, Any]], Refusal | None] = lambda _: None,
 ) -> Any:
     """gRPC handler for all methods. Streams are read and written through the context.
 
     It refuses calls of any other version of the protocol by name.
+
+    admit: is given the metadata of a call before anything of it is read, and says why it is refused.
     """
     methods: dict[str, Any] = {}
     for method in SERVICE.methods:
@@ -154,23 +161,29 @@ def generic_handler(
             request_deserializer=_deserializer(method.input_type, received),
             response_serializer=_serializer(method.output_type, sent),
         )
-    return _Methods(methods)
+    return _Methods(methods, admit)
 
 
 class _Methods:
     """A grpc.GenericRpcHandler, which is generic in one set of stubs and not in another."""
 
-    def __init__(self, methods: dict[str, Any]) -> None:
-        self._methods = methods
+    def __init__(self, methods: dict[str, Any], admit: Callable[[Mapping[str, Any]], Refusal | None]) -> None:
+        self._methods, self._admit = methods, admit
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         path = handler_call_details.method
         package, _, service = path.removeprefix("/").partition(f".{SERVICE.name}/")
-        if not service or package == pb.DESCRIPTOR.package:
+        if not service:
+            return None
+        metadata: Any = handler_call_details.invocation_metadata or ()
+        why = self._admit(dict(metadata)) or (
+            None if package == pb.DESCRIPTOR.package else _another_version(package)
+        )
+        if why is None:
             return self._methods.get(path)
+        refused = why
 
         async def refuse(_: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-            refused = _another_version(package)
             log.warning("refused %s: %s", context.peer(), sentence(refused))
             await abort(context, refused)
             raise AssertionError("an aborted call goes on")
@@ -188,15 +201,29 @@ def _another_version(got: str) -> Refusal:
 class Stub:
     """Client side of the methods on a grpc.aio channel, one attribute each."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, sent: Meter, received: Meter) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        sent: Meter,
+        received: Meter,
+        metadata: Callable[[], Sequence[tuple[str, str]]] = tuple,
+    ) -> None:
+        """metadata: that goes with each call."""
+
         def callable_of(name: str) -> Any:
             method = SERVICE.methods_by_name[name]
             make = getattr(channel, _shape(method))
-            return make(
+            call = make(
                 _path(method),
                 request_serializer=_serializer(method.input_type, sent),
                 response_deserializer=_deserializer(method.output_type, received),
             )
+
+            def calling(*given: Any, **options: Any) -> Any:
+                return call(*given, metadata=tuple(metadata()) or None, **options)
+
+            return calling
 
         self.join = callable_of("Join")
         self.initialize = callable_of("Initialize")

@@ -21,12 +21,13 @@ from ..compressors import Plan, set_threads
 from ..configuration import Effective, UsageError
 from ..optimizer import Group, Optimizer
 from ..planning import parse_fusion, parse_order, parse_replan
-from ..proto.channel import SERVER_OPTIONS
+from ..proto.channel import SERVER_OPTIONS, Identity, listen
 from ..proto.manifest import Manifest
 from ..proto.service import generic_handler
 from ..proto.standard import Health, reflect
 from ..settings import ServerSettings, parse_evaluate_every
 from ..telemetry import HttpEndpoint, add_log_fields
+from .access import Access, TokenFileError
 from .conductor import Conductor
 from .durable.recorder import Recorder
 from .durable.recovery import recover
@@ -44,6 +45,7 @@ from .shard.store import Float32, Store
 
 log = logging.getLogger("gradwire.server")
 
+LOOPBACK = "127.0.0.1"
 PAUSE_S = 15.0  # for what has begun to end, where the job goes on later
 GRACE_S = 5.0  # for calls and streams to end after the members were told
 LINGER_S = 5.0  # for the parameters to be fetched, and the status asked for, when the job is done
@@ -113,7 +115,8 @@ def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder | 
 # What a server that goes on may be told otherwise: where it is, what it says and writes, how long it waits.
 _MAY_CHANGE = frozenset(
     {
-        *("host", "port", "http_port", "insecure", "stay", "threads", "log_format"),
+        *("host", "port", "http_host", "http_port", "insecure", "stay", "threads", "log_format"),
+        *("tls_ca", "tls_cert", "tls_key", "token_file"),
         *("lease_seconds", "max_model_bytes", "output"),
         *("state", "durability", "checkpoint_every"),
     }
@@ -160,11 +163,16 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         every = parse_evaluate_every(options.checkpoint_every)
         recorder = Recorder(folder, every, job=job, recorded=options.durability != "none")
     conductor = _conductor(options, mode, recorder)
-    service = Service(conductor, options, mode, job)
+    try:
+        access = Access(options)
+    except TokenFileError as error:
+        raise UsageError(str(error)) from None
+    service = Service(conductor, options, mode, job, access)
     add_log_fields(lambda: {"job": service.job.id, "version": conductor.core.version})
     metrics = conductor.metrics
     metrics.info.labels(__version__, options.mode, service.job.id).set(1)
     stopping = asyncio.Event()
+    received = _heed_signals(stopping)
     if folder is not None:
         try:
             await recover(conductor, folder)
@@ -172,13 +180,15 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
             raise UsageError(str(error)) from None
 
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    handler = generic_handler(service.handlers(), sent=metrics.sent, received=metrics.received)
+    handler = generic_handler(
+        service.handlers(), sent=metrics.sent, received=metrics.received, admit=access.admit
+    )
     server.add_generic_rpc_handlers((handler,))
     health = Health(server)
     reflect(server)
     port = _listen(server, options)
     http = HttpEndpoint(
-        *(effective, options.host, metrics.registry),
+        *(effective, options.http_host or (options.host if access.remote else LOOPBACK), metrics.registry),
         stopping=stopping.is_set,
         state=lambda: conductor.core.phase.name.lower(),
         failing=lambda: "" if recorder is None else recorder.failing,
@@ -191,11 +201,18 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         *(__version__, options.host, port),
         *(service.job.id, "scripts" if options.script else options.task, options.mode),
     )
-    if not options.insecure:
-        log.info("protected mode: only peers on this machine are answered (--insecure lifts it)")
+    if not access.remote:
+        log.info(
+            "protected mode: only peers on this machine are answered; TLS with a token or with certificates "
+            "of clients lifts it, and so does --insecure"
+        )
+    elif not options.tls_cert:
+        log.warning(
+            "nothing is encrypted: whoever can read the traffic reads the parameters%s", _seen(options)
+        )
 
     conductor.start()
-    received = await _until_stopped(conductor, stopping, stay=options.stay)
+    await _until_stopped(conductor, stopping, stay=options.stay)
     await health.stopping()  # not ready first, then the rest
     going_on = not conductor.failed.is_set() or conductor.unwritten
     comes_back = recorder is not None and going_on and not conductor.finished.is_set()
@@ -209,7 +226,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     log.info("stopped at version %d", conductor.core.version)
     return exit_code(
         finished=conductor.finished.is_set(),
-        received=received,
+        received=received[0] if received else None,
         failed=conductor.failed.is_set(),
         diverged=conductor.diverged,
         unsaved=conductor.unsaved,
@@ -217,10 +234,19 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     )
 
 
+def _seen(options: ServerSettings) -> str:
+    return ", and the tokens" if options.token_file else ""
+
+
 def _listen(server: grpc.aio.Server, options: ServerSettings) -> int:
     host = f"[{options.host}]" if ":" in options.host else options.host
+    if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_ca and not options.tls_cert):
+        raise UsageError("--tls-cert, --tls-key: expected both, and both with --tls-ca")
+    identity = Identity(cert=options.tls_cert, key=options.tls_key, ca=options.tls_ca)
     try:
-        port = server.add_insecure_port(f"{host}:{options.port}")
+        port = listen(server, f"{host}:{options.port}", identity)
+    except OSError as error:
+        raise UsageError(f"--tls-cert, --tls-key, --tls-ca: {error.filename}: {error.strerror}") from None
     except RuntimeError:
         port = 0
     if port == 0:
@@ -231,13 +257,9 @@ def _listen(server: grpc.aio.Server, options: ServerSettings) -> int:
     return port
 
 
-async def _until_stopped(
-    conductor: Conductor, stopping: asyncio.Event, *, stay: bool
-) -> signal.Signals | None:
-    """Wait for a signal, for the job to fail, or, unless the server shall stay, for its end.
-
-    Returns the signal, if there was one. A second one ends the process at once.
-    """
+def _heed_signals(stopping: asyncio.Event) -> list[signal.Signals]:
+    """Have a signal set the event, and be in the list that is returned. A second one ends the process at
+    once."""
     loop = asyncio.get_running_loop()
     received: list[signal.Signals] = []
 
@@ -251,6 +273,11 @@ async def _until_stopped(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+    return received
+
+
+async def _until_stopped(conductor: Conductor, stopping: asyncio.Event, *, stay: bool) -> None:
+    """Wait for a signal, for the job to fail, or, unless the server shall stay, for its end."""
     waits = [asyncio.create_task(event.wait()) for event in (stopping, conductor.failed)]
     if not stay:
         waits.append(asyncio.create_task(_over(conductor)))
@@ -260,7 +287,6 @@ async def _until_stopped(
     stopping.set()
     if conductor.failed.is_set() and not conductor.finished.is_set():
         log.error("%s", conductor.failure)
-    return received[0] if received else None
 
 
 async def _over(conductor: Conductor) -> Literal[True]:

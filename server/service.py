@@ -28,6 +28,7 @@ from ..proto.transfer import MAX_PARTS, values_assembly
 from ..proto.wire import CHUNK_BYTES
 from ..settings import JobSettings, JobTerms, ServerSettings
 from ..spec import SpecError
+from .access import Access
 from .conductor import Conductor
 from .durable.journal import JournalError
 from .exchange import WorkerCall, expect, unreadable
@@ -48,8 +49,11 @@ HEARTBEATS_PER_LEASE = 5
 
 
 class Service:
-    def __init__(self, conductor: Conductor, options: ServerSettings, mode: ModeOptions, job: str) -> None:
+    def __init__(
+        self, conductor: Conductor, options: ServerSettings, mode: ModeOptions, job: str, access: Access
+    ) -> None:
         """job: its id."""
+        self._access = access
         told = options
         if options.overlap == "both" and not mode.steps_parts(options):
             told = replace(options, overlap="backward")
@@ -84,8 +88,7 @@ class Service:
         @functools.wraps(handler)
         async def guarded(request: Any, context: Context) -> Any:
             try:
-                if not self._options.insecure:
-                    check_loopback(context.peer())
+                self._access.check_peer(context.peer())
                 if isinstance(request, Malformed):
                     raise Refused(unreadable(request))
                 return await handler(request, context)
@@ -109,6 +112,7 @@ class Service:
                     value=f"{len(value)} characters",
                     remedy=f"choose another --{field.replace(' ', '-')}",
                 )
+        self._check_token(context, request.worker)
         if self._lossless and not _known_lossless(request.compressor):
             raise Refused(refusals.lossy_compressor(request.worker, request.compressor))
         event = e.Joined(
@@ -134,7 +138,7 @@ class Service:
 
     async def _initialize(self, requests: AsyncIterator[Any], context: Context) -> m.InitializeResponse:
         header = await expect(requests, m.InitializeHeader)
-        self._check_job(header.job, header.worker)
+        self._check_job(header.job, header.worker, context)
         why = self._core.check_initialize(header.worker, header.incarnation)
         if why is not None:
             raise Refused(why)
@@ -203,7 +207,7 @@ class Service:
             raise refused(Reason.CHUNK, worker=worker, field=field, limit=limit, value=got) from None
 
     async def _fetch(self, request: m.FetchRequest, context: Context) -> None:
-        self._check_job(request.job, "")
+        self._check_job(request.job, "", context)
         shard, manifest = self._conductor.shard, self._conductor.shard.manifest
         if manifest is None:
             text = "the job has no parameters yet"
@@ -213,11 +217,11 @@ class Service:
 
     async def _put_state(self, requests: AsyncIterator[Any], context: Context) -> m.PutStateResponse:
         header = await expect(requests, m.StateHeader)
-        self._check_job(header.job, header.worker)
+        self._check_job(header.job, header.worker, context)
         return await self._states.put(header, requests)
 
     async def _get_state(self, request: m.GetStateRequest, context: Context) -> None:
-        self._check_job(request.job, request.worker)
+        self._check_job(request.job, request.worker, context)
         await self._states.get(request, self.job.id, context)
 
     async def _status(self, request: m.StatusRequest, context: Context) -> m.StatusResponse:
@@ -292,10 +296,15 @@ class Service:
     async def _exchange(self, requests: AsyncIterator[Any], context: Context) -> None:
         messages = unbatched(requests, "WorkerMessage")
         hello = await expect(messages, m.Hello)
-        self._check_job(hello.job, hello.worker)
+        self._check_job(hello.job, hello.worker, context)
         await WorkerCall(self._conductor).run(hello, messages, context)
 
-    def _check_job(self, job: str, worker: str) -> None:
+    def _check_token(self, context: Context, worker: str) -> None:
+        metadata: Any = context.invocation_metadata() or ()
+        self._access.check(dict(metadata), worker)
+
+    def _check_job(self, job: str, worker: str, context: Context) -> None:
+        self._check_token(context, worker)
         if job and job != self.job.id:
             raise refused(
                 Reason.UNKNOWN_JOB,
@@ -313,15 +322,3 @@ def _known_lossless(compressor: str) -> bool:
         return lossless(compressor)
     except SpecError:
         return False
-
-
-def check_loopback(peer: str) -> None:
-    """Raise Refused for the name of a gRPC peer that is not of this machine."""
-    if not peer.startswith(("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "ipv6:[::ffff:127.", "unix:")):
-        raise refused(
-            Reason.PROTECTED,
-            field="peer",
-            limit="a loopback address, because this server runs in protected mode",
-            value=peer,
-            remedy="if everyone who can reach its port may take part, start gc-server with --insecure",
-        )

@@ -21,7 +21,7 @@ from ..configuration import Effective, UsageError
 from ..exits import Exit
 from ..proto.job import job_terms
 from ..proto.refusal import Reason, Refused
-from ..settings import JobTerms, WorkerSettings, names_in, parse_address
+from ..settings import JobTerms, WorkerSettings, access_files, names_in, parse_address
 from ..spec import SpecError
 from ..telemetry import HttpEndpoint, add_log_fields, set_up_logging
 from .metrics import Metrics
@@ -117,7 +117,14 @@ def run(effective: Effective[WorkerSettings]) -> int:
     def hung() -> str:
         return "" if connection is None else connection.progress.hung()
 
-    http = HttpEndpoint(effective, "0.0.0.0", metrics.registry, leaving.is_set, lambda: "running", hung)
+    http = HttpEndpoint(
+        effective,
+        settings.http_host or "127.0.0.1",
+        metrics.registry,
+        leaving.is_set,
+        lambda: "running",
+        hung,
+    )
     signals = _Signals(settings.leave_seconds)
     try:
         connection = Connection(
@@ -128,6 +135,7 @@ def run(effective: Effective[WorkerSettings]) -> int:
             give_up_s=settings.give_up_seconds,
             sent=metrics.wire_up.inc,
             received=metrics.wire_down.inc,
+            files=access_files(settings),
         )
         chosen = effective.chosen("compressor")
         code, reason = _train(connection, settings, metrics, signals, chosen=chosen)

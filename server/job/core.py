@@ -98,6 +98,11 @@ class Core(JobState):
         saving.restore(self.mode, plain["mode"])
         self.mode.restored()
 
+    @property
+    def newest(self) -> int:
+        """The latest version that any worker can have: of one that is being made all may be there already."""
+        return self.version if self.mode.quiet else self.version + 1
+
     # ---- membership
 
     def _joined(self, event: e.Joined, now: float) -> e.Result[e.Admission]:
@@ -120,7 +125,13 @@ class Core(JobState):
         self._refuse_when_over(event.worker)
         member = self.roster.find(event.worker, event.incarnation, now, revive=True)
         self.roster.become(member, OPENED[member.life])
-        welcome = Welcome(rank=member.rank, version=self.version, last_seq=member.last_seq, plan=self.plan)
+        welcome = Welcome(
+            rank=member.rank,
+            version=self.version,
+            last_seq=member.last_seq,
+            plan=self.plan,
+            newest=self.newest,
+        )
         return e.Result(reply=welcome, actions=[])
 
     def _prepared(self, event: e.Prepared, now: float) -> list[e.Action]:
@@ -129,7 +140,7 @@ class Core(JobState):
             self._check_model(event.worker, event.fingerprint, event.data)
         self.roster.become(member, Life.LISTENING)
         member.fingerprint, member.data = event.fingerprint, event.data
-        ahead = event.version is not None and event.version > self.version
+        ahead = event.version is not None and event.version > self.newest
         member.version = None if ahead else event.version  # of a version that was lost with the server
         self.evaluations.forget(member.id, event.assigned)
         notes: list[e.Action] = []

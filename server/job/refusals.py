@@ -13,8 +13,9 @@ def fenced(worker: str, incarnation: int, newest: int) -> Refusal:
         Reason.FENCED,
         worker=worker,
         field="incarnation",
-        limit=f"{newest}, the newest of this worker id",
-        value=str(incarnation),
+        # Not which: by its number a stranger could take the stream of the newest.
+        limit="the newest of this worker id",
+        value="an older one" if incarnation < newest else "another one",
         remedy="another process has taken this worker id; if none has, this machine's clock is behind",
     )
 

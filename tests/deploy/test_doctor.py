@@ -22,12 +22,12 @@ import pytest
 from gradwire import __version__
 from gradwire.deploy import answering
 from gradwire.deploy.doctor import examine, main
-from gradwire.deploy.findings import Finding, Target
-from gradwire.deploy.reaching import EXPIRES_SOON_S
 from gradwire.exits import Exit
 from gradwire.proto import messages as m
 from gradwire.proto.channel import SERVER_OPTIONS
+from gradwire.proto.findings import Finding, Target
 from gradwire.proto.job import job_message
+from gradwire.proto.reaching import EXPIRES_SOON_S
 from gradwire.proto.refusal import Reason
 from gradwire.proto.service import SERVICE, abort, generic_handler
 from gradwire.settings import JobTerms
@@ -375,7 +375,7 @@ def test_files_that_are_no_certificates(tmp_path: Path, certificates: Certificat
 
 
 def test_an_expired_certificate_names_the_clocks() -> None:
-    from gradwire.deploy.reaching import _remedy  # pyright: ignore[reportPrivateUsage]
+    from gradwire.proto.reaching import _remedy  # pyright: ignore[reportPrivateUsage]
 
     error = ssl.SSLCertVerificationError(1, "")
     error.verify_message = "certificate has expired"

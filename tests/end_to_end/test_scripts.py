@@ -214,7 +214,7 @@ def test_losses_are_those_of_the_plain_script_step_by_step(daemons: Daemons, mod
     found = [float(line.removeprefix("loss ")) for line in script.messages if line.startswith("loss ")]
     model: nn.Module = loops.network()
     optimizer, expected = loops.sgd(model), list[float]()
-    batches = loops.loader()
+    batches = loops.loader(0)  # a fork of this process, which has threads, may hang
     for _ in range(EPOCHS):
         for inputs, targets in batches:
             optimizer.zero_grad()

@@ -46,6 +46,7 @@ ENTRY_POINTS = {
     PurePosixPath("deploy/doctor.py"),
     PurePosixPath("deploy/plan.py"),
     PurePosixPath("deploy/watch.py"),
+    PurePosixPath("deploy/certs.py"),
     PurePosixPath("deploy/reference.py"),
     PurePosixPath("worker/script/api.py"),
 }

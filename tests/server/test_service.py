@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gradwire.proto import messages as m
+from gradwire.server.access import Access
 from gradwire.server.conductor import Conductor
 from gradwire.server.job.core import Core
 from gradwire.server.job.modes import registry
@@ -20,7 +21,13 @@ from gradwire.settings import ServerSettings
 def service_of(mode: str, **rules: Any) -> Service:
     options, parsed = ServerSettings(mode=mode, min_workers=3, **rules), registry.parse(mode)
     shard: Any = SimpleNamespace(manifest=None)
-    return Service(Conductor(Core(options, parsed), Metrics("none"), shard=shard), options, parsed, "job")
+    return Service(
+        Conductor(Core(options, parsed), Metrics("none"), shard=shard),
+        options,
+        parsed,
+        "job",
+        Access(options),
+    )
 
 
 def join(service: Service, compressor: str) -> Any:
@@ -30,7 +37,9 @@ def join(service: Service, compressor: str) -> Any:
         raise AssertionError(text)
 
     async def call() -> Any:
-        context: Any = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:7", abort=abort)
+        context: Any = SimpleNamespace(
+            peer=lambda: "ipv4:127.0.0.1:7", abort=abort, invocation_metadata=tuple
+        )
         request = m.JoinRequest(worker="w0", incarnation=1, compressor=compressor)
         return await service.handlers()["Join"](request, context)
 

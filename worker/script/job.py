@@ -25,7 +25,7 @@ from ...configuration import Effective
 from ...optimizer import parse_optimizer
 from ...proto import messages as m
 from ...proto.job import job_terms
-from ...settings import WorkerSettings, names_in, parse_address
+from ...settings import WorkerSettings, access_files, names_in, parse_address
 from ...telemetry import HttpEndpoint
 from ..metrics import Metrics
 from ..session.compression import Compression
@@ -88,13 +88,19 @@ class Job:
             give_up_s=settings.give_up_seconds,
             sent=self._metrics.wire_up.inc,
             received=self._metrics.wire_down.inc,
+            files=access_files(settings),
         )
         self._http: HttpEndpoint | None = None
         try:
             registry = self._metrics.registry
             hung = self._connection.progress.hung
             self._http = HttpEndpoint(
-                effective, "0.0.0.0", registry, lambda: self.done, lambda: "running", hung
+                effective,
+                settings.http_host or "127.0.0.1",
+                registry,
+                lambda: self.done,
+                lambda: "running",
+                hung,
             )
             self._reply = self._connection.join(__version__, self._compressor, names())
             self._terms = job_terms(self._reply.job)

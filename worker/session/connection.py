@@ -18,17 +18,17 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-import grpc
-import grpc.aio
 import numpy as np
 import numpy.typing as npt
 import uvloop
 
 from ...compressors import Payload, Plan
 from ...proto import messages as m
-from ...proto.channel import CLIENT_OPTIONS
+from ...proto.channel import credentials_of, dial
 from ...proto.entries import of_kind
+from ...proto.findings import Target
 from ...proto.manifest import Manifest
+from ...proto.reaching import reach
 from ...proto.refusal import Reason, Refused
 from ...proto.service import Malformed, Meter, Stub, unbatched
 from ...proto.state import EntryValues, encode_values
@@ -77,7 +77,10 @@ class Connection:
         give_up_s: float,
         sent: Meter,
         received: Meter,
+        files: Mapping[str, str] | None = None,
     ) -> None:
+        """files: for TLS and a token, as in `Target`."""
+        self._target = Target.at(address, **(files or {}))
         self.worker = worker
         self.incarnation = incarnation
         self.progress = Progress()  # goes out with each heartbeat
@@ -91,7 +94,8 @@ class Connection:
         self._thread = threading.Thread(target=self._loop.run_forever, name="connection", daemon=True)
         self._thread.start()
         self._stub: Stub = self._call(self._open())
-        self._reply: m.JoinResponse  # from `join` on
+        self._request: m.JoinRequest  # from `join` on, and what it was answered
+        self._reply: m.JoinResponse
         self._outgoing = Outgoing()
         self._reopen = asyncio.Event()  # the stream shall be another one
         self._streaming: asyncio.Task[None] | None = None
@@ -132,6 +136,7 @@ class Connection:
             compressors=tuple(compressors),
             compressor=compressor,
         )
+        self._request = request
         self._reply = reply = self._call(self._join(request))
         self.progress.stated_s = reply.limits.progress_seconds
         self._streaming = self._call(self._start(self._keep_streaming()))
@@ -367,8 +372,11 @@ class Connection:
         return asyncio.create_task(coroutine)
 
     async def _open(self) -> Stub:
-        self._channel = grpc.aio.insecure_channel(self._address, options=CLIENT_OPTIONS)
-        return Stub(self._channel, sent=self._meters[0], received=self._meters[1])
+        self._channel = dial(self._target)
+        sent, received = self._meters
+        return Stub(
+            self._channel, sent=sent, received=received, metadata=lambda: credentials_of(self._target)
+        )
 
     async def _join(self, request: m.JoinRequest) -> m.JoinResponse:
         attempts = Attempts(self._address, self._connect_s)
@@ -383,12 +391,20 @@ class Connection:
                     raise UnreachableError(f"{self._address} answers, but not as a gc-server: {reply.text}")
                 return reply
             except BrokenError as broken:
+                await self._give_up_on_tls()
                 await attempts.pause(str(broken))
             except Refused as refused:
                 # Perhaps the same worker, restarted: its old stream may take a moment to be missed.
                 if refused.refusal.reason is not Reason.DUPLICATE_WORKER or attempts.over:
                     raise
                 await attempts.pause(str(refused))
+
+    async def _give_up_on_tls(self) -> None:
+        """gRPC calls all of it UNAVAILABLE: what TLS does not let pass will not get better by waiting. Raises
+        UnreachableError."""
+        found = await asyncio.to_thread(lambda: [*reach(self._target)][-1])
+        if found.check == "tls" and found.state == "wrong" and not found.unreachable:
+            raise UnreachableError(f"{self._address}: {found.text}; {found.remedy}")
 
     async def _keep_streaming(self) -> None:
         """Keep a stream open until the worker leaves or there is no hope; then tell the owner."""
@@ -404,6 +420,13 @@ class Connection:
                     reason = "the server closed the stream"
                 except BrokenError as broken:
                     reason = str(broken)
+                except Refused as refused:
+                    if refused.refusal.reason is not Reason.NOT_A_MEMBER:
+                        raise
+                    # The server has gone back to before this worker joined: it joins as the same one.
+                    reason = str(refused)
+                    with contextlib.suppress(BrokenError):
+                        await translated(self._stub.join(self._request, timeout=CALL_TIMEOUT_S))
                 # A stream that only ever breaks, such as one too slow for the lease, is not progress.
                 if progress.is_set() or time.monotonic() - opened_at > self._give_up_s:
                     attempts = Attempts(self._address, self._give_up_s)
@@ -509,7 +532,7 @@ class Connection:
                 case m.Welcome():
                     log.info("connected as rank %d, server at version %d", message.rank, message.version)
                     outgoing.welcome(message)
-                    if outgoing.version is not None and message.version < outgoing.version:
+                    if outgoing.version is not None and outgoing.version > message.newest:
                         outgoing.version, arrived = None, message
                 case m.Batch():
                     raise BrokenError("the server sent a batch in a batch")

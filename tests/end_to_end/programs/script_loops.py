@@ -193,10 +193,10 @@ def rated_by_version(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) 
     say(f"{steps} steps")
 
 
-def loader() -> DataLoader[Any]:
+def loader(processes: int = 1) -> DataLoader[Any]:
     """Of a script's own, which shuffles, in a process of its own."""
     order = torch.Generator().manual_seed(7)
-    return DataLoader(data(), batch_size=8, shuffle=True, generator=order, num_workers=1)
+    return DataLoader(data(), batch_size=8, shuffle=True, generator=order, num_workers=processes)
 
 
 def own_loader(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:

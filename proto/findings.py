@@ -1,4 +1,4 @@
-"""What gc-doctor looks at, and what it finds."""
+"""A server as a client comes to it, and what there is to find on the way."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A server, and the files with which a worker would come to it; empty for none.
+    """A server, and the files with which a client comes to it; empty for none.
 
     Attributes:
         host: a name or an address, without brackets.
+        tls_ca: certificates of the authorities by which the server's is checked. tls_cert, tls_key: the
+            client's own.
+        token_file: whose first line is its token.
     """
 
     host: str
@@ -25,6 +28,12 @@ class Target:
     def tls(self) -> bool:
         """Whether a worker with these files would speak TLS."""
         return bool(self.tls_ca or self.tls_cert)
+
+    @classmethod
+    def at(cls, address: str, **files: str) -> Target:
+        """address: host:port, with brackets around IPv6 addresses."""
+        host, _, port = address.rpartition(":")
+        return cls(host=host.strip("[]"), port=int(port), **files)
 
     @property
     def address(self) -> str:

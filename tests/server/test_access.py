@@ -1,0 +1,90 @@
+"""Which peers and which tokens a server takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gradwire.proto.refusal import Reason, Refused
+from gradwire.server.access import Access, TokenFileError, Tokens
+from gradwire.settings import ServerSettings
+
+ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
+REMOTE = "ipv4:10.0.0.7:4711"
+
+
+def given(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+def test_a_token_is_good_for_its_worker(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"# comment\n\n{ONE}\nw:1:{OTHER}\n")
+    tokens = Tokens(path)
+    assert tokens.owner(given(ONE)) == ""
+    assert tokens.owner(given(OTHER)) == "w:1"
+    for wrong in (
+        {},
+        given(""),
+        given(ONE[:-1]),
+        given(ONE + "0"),
+        given("w:1:" + OTHER),
+        {"authorization": "\xff"},
+    ):
+        assert tokens.owner(wrong) is None
+    access = Access(ServerSettings(token_file=str(path)))
+    access.check(given(OTHER), "w:1")
+    access.check(given(ONE), "anybody")
+    with pytest.raises(Refused) as refused:
+        access.check(given(OTHER), "another")
+    assert refused.value.refusal.reason is Reason.TOKEN
+    assert OTHER not in str(refused.value)
+    why = access.admit(given("x" * 16))
+    assert why is not None
+    assert "x" * 16 not in why.message
+
+
+def test_a_file_is_read_again_when_it_changes_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(ONE)
+    tokens = Tokens(path)
+    path.write_text("")
+    assert tokens.owner(given(ONE)) == ""
+    path.write_text(OTHER + "0")
+    assert tokens.owner(given(ONE)) is None
+    assert tokens.owner(given(OTHER + "0")) == ""
+    path.unlink()
+    assert tokens.owner(given(OTHER + "0")) == ""
+    for text in ("", "# nothing", "short"):
+        path.write_text(text)
+        with pytest.raises(TokenFileError):
+            Tokens(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "remote"),
+    [
+        ({}, False),
+        ({"insecure": True}, True),
+        ({"token_file": "tokens"}, False),  # it would travel in the clear
+        ({"token_file": "tokens", "insecure": True}, True),
+        ({"tls_cert": "c", "tls_key": "k"}, False),  # encrypted, for everybody
+        ({"tls_cert": "c", "tls_key": "k", "token_file": "tokens"}, True),
+        ({"tls_cert": "c", "tls_key": "k", "tls_ca": "a"}, True),
+    ],
+)
+def test_remote_peers_are_answered_where_they_are_known_and_nobody_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], remote: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokens").write_text(ONE)
+    access = Access(ServerSettings(**options))  # type: ignore[arg-type]
+    assert access.remote is remote
+    access.check_peer("ipv4:127.0.0.1:1")
+    if remote:
+        access.check_peer(REMOTE)
+        return
+    with pytest.raises(Refused, match="--tls-cert") as refused:
+        access.check_peer(REMOTE)
+    assert refused.value.refusal.reason is Reason.PROTECTED
