@@ -323,6 +323,13 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
     stay: bool = process(False, "service after the job is done, until told to stop")
     output: str = results("", "file for the final parameters, as safetensors", metavar="FILE")
     state: str = lasting("", _STATE, metavar="DIR")
+    resume: str = lasting(
+        "",
+        "file with which a new job begins, instead of its first worker's parameters: a state_dict as "
+        "safetensors, such as --output, a checkpoint, or a folder of --state; without what the optimizer "
+        "remembered",
+        metavar="FILE",
+    )
     durability: Literal["none", "journal", "fsync"] = lasting(
         "journal",
         "what an accepted push survives with --state: nothing before the next checkpoint (none), the end of "

@@ -304,10 +304,12 @@ class InitializeHeader(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., least_samples: _Optional[int] = ...) -> None: ...
 
 class InitializeResponse(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "replaced")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
     version: int
-    def __init__(self, version: _Optional[int] = ...) -> None: ...
+    replaced: bool
+    def __init__(self, version: _Optional[int] = ..., replaced: bool = ...) -> None: ...
 
 class StateMessage(_message.Message):
     __slots__ = ("chunk", "header", "crc32c")

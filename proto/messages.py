@@ -234,6 +234,7 @@ class InitializeResponse:
     """The upload has been taken in whole."""
 
     version: int  # of the parameters that were uploaded
+    replaced: bool = False  # The job begins with others, which follow as a snapshot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

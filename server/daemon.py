@@ -38,6 +38,7 @@ from .job.modes import registry
 from .job.modes.options import ModeOptions
 from .metrics import Metrics
 from .planner import Planner
+from .resuming import ResumeError, read_model
 from .service import Service
 from .shard.aggregation import parse_aggregation
 from .shard.shard import Shard
@@ -118,7 +119,7 @@ _MAY_CHANGE = frozenset(
         *("host", "port", "http_host", "http_port", "insecure", "stay", "threads", "log_format"),
         *("tls_ca", "tls_cert", "tls_key", "token_file"),
         *("lease_seconds", "max_model_bytes", "output"),
-        *("state", "durability", "checkpoint_every"),
+        *("state", "durability", "checkpoint_every", "resume"),
     }
 )
 
@@ -167,7 +168,11 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         access = Access(options)
     except TokenFileError as error:
         raise UsageError(str(error)) from None
-    service = Service(conductor, options, mode, job, access)
+    try:
+        resumed = read_model(Path(options.resume)) if options.resume else None
+    except ResumeError as error:
+        raise UsageError(str(error)) from None
+    service = Service(conductor, options, mode, job, access, resumed)
     add_log_fields(lambda: {"job": service.job.id, "version": conductor.core.version})
     metrics = conductor.metrics
     metrics.info.labels(__version__, options.mode, service.job.id).set(1)

@@ -36,6 +36,7 @@ from .fetching import Fetches
 from .job import events as e
 from .job import refusals
 from .job.modes.options import ModeOptions
+from .resuming import Tensors, put_in
 from .shard.shard import Image
 from .state_calls import StateCalls
 from .streams import Context
@@ -46,14 +47,21 @@ Handler = Callable[[Any, Context], Awaitable[Any]]
 
 MAX_NAME_CHARACTERS = 128
 HEARTBEATS_PER_LEASE = 5
+FIRST_MESSAGE_S = 10.0
 
 
 class Service:
     def __init__(
-        self, conductor: Conductor, options: ServerSettings, mode: ModeOptions, job: str, access: Access
+        self,
+        conductor: Conductor,
+        options: ServerSettings,
+        mode: ModeOptions,
+        job: str,
+        access: Access,
+        resumed: Tensors | None = None,
     ) -> None:
-        """job: its id."""
-        self._access = access
+        """job: its id. resumed: what it begins with, by name; None for what the first worker brings."""
+        self._access, self._resumed = access, resumed
         told = options
         if options.overlap == "both" and not mode.steps_parts(options):
             told = replace(options, overlap="backward")
@@ -137,7 +145,7 @@ class Service:
         )
 
     async def _initialize(self, requests: AsyncIterator[Any], context: Context) -> m.InitializeResponse:
-        header = await expect(requests, m.InitializeHeader)
+        header = await _first(requests, m.InitializeHeader)
         self._check_job(header.job, header.worker, context)
         why = self._core.check_initialize(header.worker, header.incarnation)
         if why is not None:
@@ -166,6 +174,8 @@ class Service:
             self._conductor.happen(heard)
         member_id = header.worker, header.incarnation
         state = await self._states.receive(requests, of_kind(manifest.entries, frozen=True), member_id)
+        if self._resumed is not None:
+            put_in(self._resumed, manifest, assembly.data, state, header.worker)
         event = e.Initialized(
             *member_id,
             fingerprint=manifest.fingerprint,
@@ -194,7 +204,8 @@ class Service:
         largest = 4 * max(part.elements for part in plan.parts)
         log.info("%d parts of at most %d bytes, overlap %s", len(plan.parts), largest, self.job.overlap)
         self._conductor.perform(initialized.actions)
-        return m.InitializeResponse(version=0)
+        replaced, self._resumed = self._resumed is not None, None
+        return m.InitializeResponse(version=0, replaced=replaced)
 
     async def _next_in_time(self, requests: AsyncIterator[Any], worker: str) -> m.Chunk:
         """The next chunk of an upload; whoever stops sending does not keep the memory."""
@@ -216,7 +227,7 @@ class Service:
         self._metrics.sent_raw(manifest.raw_bytes)
 
     async def _put_state(self, requests: AsyncIterator[Any], context: Context) -> m.PutStateResponse:
-        header = await expect(requests, m.StateHeader)
+        header = await _first(requests, m.StateHeader)
         self._check_job(header.job, header.worker, context)
         return await self._states.put(header, requests)
 
@@ -295,7 +306,7 @@ class Service:
 
     async def _exchange(self, requests: AsyncIterator[Any], context: Context) -> None:
         messages = unbatched(requests, "WorkerMessage")
-        hello = await expect(messages, m.Hello)
+        hello = await _first(messages, m.Hello)
         self._check_job(hello.job, hello.worker, context)
         await WorkerCall(self._conductor).run(hello, messages, context)
 
@@ -314,6 +325,15 @@ class Service:
                 value=job,
                 remedy="the server was restarted or runs another job; start the worker anew",
             )
+
+
+async def _first(requests: AsyncIterator[Any], expected: type[T]) -> T:
+    """The first message of a stream, in time: who says nothing does not keep it. Raises Refused."""
+    try:
+        return await asyncio.wait_for(expect(requests, expected), FIRST_MESSAGE_S)
+    except TimeoutError:
+        field, limit = "stream", f"a {expected.__name__} within {FIRST_MESSAGE_S:g} s"
+        raise refused(Reason.MALFORMED, field=field, limit=limit, value="nothing") from None
 
 
 def _known_lossless(compressor: str) -> bool:

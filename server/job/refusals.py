@@ -8,6 +8,17 @@ from ...proto.messages import Assignment
 from ...proto.refusal import Reason, Refusal, refusal
 
 
+def too_many(worker: str, most: int) -> Refusal:
+    return refusal(
+        Reason.SIZE,
+        worker=worker,
+        field="membership",
+        limit=f"a job of at most {most} members",
+        value="one more",
+        remedy="is somebody joining again and again under other names? --token-file says who may",
+    )
+
+
 def fenced(worker: str, incarnation: int, newest: int) -> Refusal:
     return refusal(
         Reason.FENCED,

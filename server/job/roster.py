@@ -24,6 +24,7 @@ from .saving import DERIVED
 
 OUTCOMES_PER_MEMBER = 16
 DEPARTED_MEMBERS = 1024
+MAX_MEMBERS = 4096
 
 Name = tuple[str, int]  # worker and incarnation: names a member
 
@@ -188,7 +189,8 @@ class Roster:
         """Admit a worker; the second member is the incarnation that it replaces, if any.
 
         Raises:
-            Refused: FENCED for an older incarnation, DUPLICATE_WORKER while another one is alive.
+            Refused: FENCED for an older incarnation, DUPLICATE_WORKER while another one is alive, SIZE where
+                there are too many.
         """
         known = self.members.get(worker) or self.departed.get(worker)
         if known is not None and incarnation < known.incarnation:
@@ -201,6 +203,8 @@ class Roster:
             raise Refused(refusals.duplicate_worker(worker, now - current.heard_at))
         if current is None and known is not None and incarnation == known.incarnation:
             return self._revive(known, now), None
+        if current is None and len(self.members) >= MAX_MEMBERS:
+            raise Refused(refusals.too_many(worker, MAX_MEMBERS))
         self.departed.pop(worker, None)
         rank = self._rank_of(known)
         member = Member(

@@ -143,6 +143,28 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_leads_to_the_same_st
     assert result(server, workers) == calm(daemons)
 
 
+@pytest.mark.parametrize("of", ["a file", "a checkpoint"])
+def test_a_new_job_begins_with_the_parameters_of_a_file(daemons: Daemons, tmp_path: Path, of: str) -> None:
+    output, state = tmp_path / "model.safetensors", tmp_path / "state"
+    first = begun(daemons, state, "--output", str(output), "--checkpoint-every", "30steps")
+    expected = result(first, joined(daemons, first, "--compressor", "4bit"))
+    stop(first)
+    what = output if of == "a file" else state
+    if of == "a checkpoint":
+        first.wait_for("checkpoint of version 30 written")
+    # At a rate of 0 what comes out is what it began with.
+    second = begun(daemons, None, "--resume", str(what), "--learning-rate", "0", "--seed", "9")
+    assert result(second, joined(daemons, second)) == expected
+    third = daemons.server("--resume", str(what), "--task", "digits")
+    worker = daemons.worker(third.address)
+    assert worker.wait() == 3
+    assert "expected a tensor of shape" in worker.log
+    assert "in the file of --resume, got one of shape" in worker.log
+    wrong = daemons.plain("gradwire.server.cli", "--port", "0", "--resume", str(tmp_path / "none"))
+    assert wrong.wait() == 2
+    assert "--resume" in wrong.log
+
+
 def test_a_folder_is_one_jobs_and_one_servers(daemons: Daemons, tmp_path: Path) -> None:
     def refused(*arguments: str) -> str:
         daemon = daemons.plain("gradwire.server.cli", "--port", "0", "--state", str(tmp_path), *arguments)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gradwire.proto import messages as m
+from gradwire.proto.refusal import Refused
+from gradwire.server import service as service_module
 from gradwire.server.access import Access
 from gradwire.server.conductor import Conductor
+from gradwire.server.job import roster
 from gradwire.server.job.core import Core
 from gradwire.server.job.modes import registry
 from gradwire.server.metrics import Metrics
@@ -81,3 +85,37 @@ def test_workers_hear_of_overlap_both_only_where_parts_go_down_early(
     said = [record.getMessage() for record in caplog.records if "--overlap both" in record.getMessage()]
     assert len(said) == (told != "both")
     assert all(mode in text and "it is backward" in text for text in said)
+
+
+def test_a_stream_that_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "FIRST_MESSAGE_S", 0.01)
+    ended: list[str] = []
+
+    async def abort(code: Any, text: str, metadata: Any) -> None:
+        ended.append(text)
+
+    async def silence() -> AsyncIterator[Any]:
+        await asyncio.sleep(60)
+        yield None
+
+    async def call(name: str) -> None:
+        peer, metadata = (lambda: "ipv4:127.0.0.1:7"), tuple
+        context: Any = SimpleNamespace(peer=peer, abort=abort, invocation_metadata=metadata)
+        await service_of("sync").handlers()[name](silence(), context)
+
+    for name in ("Exchange", "Initialize", "PutState"):
+        asyncio.run(call(name))
+    assert [text.partition(" within")[0] for text in ended] == [
+        f"stream: expected a {what}" for what in ("Hello", "InitializeHeader", "StateHeader")
+    ]
+
+
+def test_a_job_has_so_many_members_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "MAX_MEMBERS", 2)
+    members = roster.Roster(lease_s=10)
+    for worker in ("a", "b"):
+        members.join(worker, 1, "none", 0.0)
+    with pytest.raises(Refused, match="at most 2 members"):
+        members.join("c", 1, "none", 0.0)
+    members.join("a", 2, "none", 60.0)  # who replaces itself is none more
+    assert set(members.members) == {"a", "b"}

@@ -172,7 +172,9 @@ class Connection:
         entries = of_kind(manifest.entries, frozen=True)
         messages: list[Any] = [header, *encode_chunks(0, values), *encode_values(entries, state or {})]
         try:
-            self._call(self._again(lambda: self._stub.initialize(_stream(messages))))
+            reply = self._call(self._again(lambda: self._stub.initialize(_stream(messages))))
+            if isinstance(reply, m.InitializeResponse) and reply.replaced:
+                return False
             self.stepped(0)
             return True
         except Refused as refused:
