@@ -497,7 +497,9 @@ def test_protected_mode_answers_only_this_machine(daemons: Daemons) -> None:
             if insecure:
                 asyncio.run(join(f"{mine}:{port}"))
             else:
-                with pytest.raises(Refused, match=r"protected mode.*start gc-server with --insecure"):
+                with pytest.raises(
+                    Refused, match=r"protected mode.*start gc-server with --tls-cert.*--insecure"
+                ):
                     asyncio.run(join(f"{mine}:{port}"))
         finally:
             server.end()
