@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import namespaces
 import numpy as np
 import pytest
@@ -111,9 +112,17 @@ def values(payloads: list[Payload]) -> np.ndarray[tuple[int], np.dtype[np.float3
 
 
 async def again(raw: Raw) -> None:
-    """A new stream for the same worker, after the old one broke."""
-    await raw.attach()
-    await raw.receive(m.Welcome)
+    """A new stream for the same worker, after the old one broke: the channel may not have seen that yet."""
+    for _ in range(100):
+        try:
+            await raw.attach()
+            await raw.receive(m.Welcome)
+            return
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            await asyncio.sleep(0.05)
+    raise AssertionError("the server is not reached again")
 
 
 async def pushed(raw: Raw, seed: int, given: m.Assignment) -> None:
