@@ -85,8 +85,7 @@ def measured(job: Job, turns: int, directory: Path) -> Row:
             shutil.rmtree(folder, ignore_errors=True)
             # No checkpoint but the first, so that all of the journal is there to be read.
             state = ("--state", str(folder), "--durability", way, "--checkpoint-every", "1000000steps")
-            server = ("gradwire.server.cli", *(state if way else ()))
-            status = run_job(job.settings, directory / "logs", server=server)
+            status = run_job(job.settings, directory / "logs", server_options=state if way else ())
             step_s[way].append(status.training_seconds / status.version)
             if way == "journal":
                 training_s = status.training_seconds
@@ -99,7 +98,7 @@ def read_again(job: Job, state: Path, directory: Path) -> tuple[int, float]:
     """Start a server on what another one has left; how many pushes it read, and the seconds."""
     with Children(directory) as children:
         arguments = server_arguments(job.settings, free_port(), directory / PARAMETERS)
-        child = children.start("server", "gradwire.server.cli", ["--state", str(state), *arguments])
+        child = children.start("server", "gradwire.server.cli", [*arguments, "--state", str(state)])
         deadline = time.monotonic() + PATIENCE_S
         while (found := READ.search((directory / "server.log").read_text())) is None:
             if child.code is not None or time.monotonic() > deadline:

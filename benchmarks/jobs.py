@@ -30,6 +30,7 @@ def run_job(
     directory: Path,
     *,
     server: Program = ("gradwire.server.cli",),
+    server_options: Sequence[str] = (),
     worker: Callable[[int], Program] = lambda rank: ("gradwire.worker.cli",),
     star: Star | None = None,
     watch: Callable[[StatusResponse, Callable[[int], None]], None] | None = None,
@@ -40,6 +41,7 @@ def run_job(
         settings: of the job and its workers.
         directory: for logs and parameters.
         server: run instead of gc-server.
+        server_options: that a job's settings do not have.
         worker: run instead of gc-worker, by rank.
         star: the network, with the nodes `server` and `worker-0` on; None for this machine alone.
         watch: called with every status, and with a function that kills a worker and starts it again.
@@ -63,7 +65,7 @@ def run_job(
             workers[rank] = start_worker(rank)
 
         remote = ("--host=0.0.0.0", "--insecure") if star else ()
-        arguments = [*server_arguments(settings, port, directory / PARAMETERS), *remote]
+        arguments = [*server_arguments(settings, port, directory / PARAMETERS), *remote, *server_options]
         daemon = start("server", server, arguments)
         workers = [start_worker(rank) for rank in range(settings.workers)]
         with asking(f"{host}:{port}") as ask:

@@ -56,8 +56,8 @@ def parser() -> argparse.ArgumentParser:
         prog="gc-status", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     found.add_argument("--version", action="version", version=f"gc-status {__version__}")
-    text = "address of the server (default: localhost)"
-    default = f"localhost:{DEFAULT_PORT}"
+    text = "address of the server (default: GC_SERVER, or localhost)"
+    default = os.environ.get("GC_SERVER") or f"localhost:{DEFAULT_PORT}"
     found.add_argument("server", nargs="?", type=address, default=default, metavar="HOST[:PORT]", help=text)
     text = f"show it again every so many seconds, {EVERY_SECONDS:g} if none are given, until the job is over"
     found.add_argument(

@@ -29,6 +29,7 @@ from ..settings import ServerSettings, parse_evaluate_every
 from ..telemetry import HttpEndpoint, add_log_fields
 from .access import Access, TokenFileError
 from .conductor import Conductor
+from .durable.checkpoints import pause
 from .durable.recorder import Recorder
 from .durable.recovery import recover
 from .durable.state import StateError, StateFolder
@@ -85,7 +86,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> Shard:
     return Shard(build)
 
 
-def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder | None) -> Conductor:
+def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder) -> Conductor:
     metrics = Metrics(options.downlink)
     if mode.staleness_bound is not None:
         metrics.staleness_bound.set(mode.staleness_bound)
@@ -159,7 +160,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     options = effective.settings
     mode = registry.parse(options.mode)
     folder, job = _opened(options, uuid.uuid4().hex[:12])
-    recorder = None
+    recorder = Recorder()
     if folder is not None:
         every = parse_evaluate_every(options.checkpoint_every)
         recorder = Recorder(folder, every, job=job, recorded=options.durability != "none")
@@ -196,7 +197,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         *(effective, options.http_host or (options.host if access.remote else LOOPBACK), metrics.registry),
         stopping=stopping.is_set,
         state=lambda: conductor.core.phase.name.lower(),
-        failing=lambda: "" if recorder is None else recorder.failing,
+        failing=lambda: recorder.failing,
     )
     await server.start()
     await health.serving()
@@ -220,12 +221,11 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     await _until_stopped(conductor, stopping, stay=options.stay)
     await health.stopping()  # not ready first, then the rest
     going_on = not conductor.failed.is_set() or conductor.unwritten
-    comes_back = recorder is not None and going_on and not conductor.finished.is_set()
+    comes_back = recorder.keeps and going_on and not conductor.finished.is_set()
     if comes_back and not conductor.unwritten:
-        await conductor.pause(PAUSE_S)
+        await pause(conductor, PAUSE_S)
     await conductor.stop(conductor.failure or "it was told to stop", comes_back=comes_back)
-    if recorder is not None:
-        await recorder.close()
+    await recorder.close()
     await server.stop(GRACE_S)
     http.close()
     log.info("stopped at version %d", conductor.core.version)
@@ -234,7 +234,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         received=received[0] if received else None,
         failed=conductor.failed.is_set(),
         diverged=conductor.diverged,
-        unsaved=conductor.unsaved,
+        unsaved=conductor.output.unsaved,
         unwritten=conductor.unwritten,
     )
 

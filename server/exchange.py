@@ -19,6 +19,7 @@ from ..proto import messages as m
 from ..proto.refusal import Reason, Refusal, Refused, refused, sentence
 from ..proto.service import Malformed
 from .conductor import Conductor
+from .durable.checkpoints import saved
 from .job import events as e
 from .job import refusals
 from .metrics import SENDER, compressor_label
@@ -54,7 +55,7 @@ class WorkerCall:
             text = f"worker {hello.worker!r} has opened another stream"
             previous.outbox.end(Refusal(reason=Reason.FENCED, worker=hello.worker, message=text), final=False)
         SENDER.set(compressor_label(self._core.roster.members[hello.worker].compressor))
-        stream.outbox.send(replace(attached.reply, stored=self._conductor.arrivals(*stream.id).stored))
+        stream.outbox.send(replace(attached.reply, stored=self._conductor.intake.of(*stream.id).stored))
         self._conductor.perform(attached.actions)
         writer = asyncio.create_task(stream.outbox.pump(context, self._metrics.sent_raw))
         reader = asyncio.create_task(self._read(stream, requests))
@@ -134,7 +135,7 @@ class WorkerCall:
                         )
                     )
                 case m.Saved():
-                    conductor.saved(stream, message)
+                    saved(stream, message)
                 case m.Evaluation():
                     self._evaluated(stream, message)
                 case m.Profile():

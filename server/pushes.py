@@ -42,11 +42,12 @@ class Pushes:
 
     @property
     def _arrivals(self) -> Arrivals:
-        return self._conductor.arrivals(*self._stream.id)
+        return self._conductor.intake.of(*self._stream.id)
 
     async def take(self, message: m.Part | m.Chunk) -> None:
         """Take in a piece of a part, and store the part when it is complete. Raises Refused where the stream
         cannot go on."""
+        self._stream.chunk_at = time.monotonic()
         part = message if isinstance(message, m.Part) else self._stream.inbox.arriving(message.transfer)
         try:
             if isinstance(message, m.Part):
@@ -88,7 +89,7 @@ class Pushes:
             return
         self._stream.inbox.drop(part)
         if wanted or unwanted:  # on a new stream again: the hint may have been lost with the old one
-            self._conductor.give_up(self._stream, part.seq)
+            self._conductor.intake.give_up(self._stream, part.seq)
         self._say_stored(part)
         self._deliver()  # it may be here from the stream before, which delivers nothing any more
 
@@ -110,7 +111,7 @@ class Pushes:
         except Refused as error:
             self._refuse(part.seq, error)
             return
-        if self._conductor.store(self._stream.id, part, checksum, payloads):
+        if self._conductor.intake.store(self._stream.id, part, checksum, payloads):
             self._deliver()
         self._say_stored(part)
 
@@ -172,7 +173,7 @@ class Pushes:
         arrivals = self._arrivals
         self._stream.inbox.drop_push(abandon.seq)
         if not arrivals.over(abandon.seq):
-            self._conductor.close_push(self._stream.id, abandon.seq)
+            self._conductor.intake.close(self._stream.id, abandon.seq)
             self._deliver()
 
     def _deliver(self) -> None:
@@ -183,7 +184,7 @@ class Pushes:
                 complete = arrivals.next(self._core.plan)
             except Refused as error:  # what is stored is not what was sent
                 seq = min(arrivals.open)
-                self._conductor.close_push(self._stream.id, seq, again=True)
+                self._conductor.intake.close(self._stream.id, seq, again=True)
                 self._refuse(seq, error, again=True)
                 continue
             if complete is None:
@@ -195,7 +196,7 @@ class Pushes:
                     self._check_parts(commit, parts)
                 elif not self._core.unwanted(*self._stream.id, commit.assignment):
                     # Its member got the work back.
-                    self._conductor.close_push(self._stream.id, commit.seq, again=True)
+                    self._conductor.intake.close(self._stream.id, commit.seq, again=True)
                     again = refusals.given_up(self._stream.worker, commit.seq)
                     self._refuse(commit.seq, Refused(again), again=True)
                     continue
@@ -226,7 +227,7 @@ class Pushes:
         if not again and not (part is not None and damaged):
             part = None
             if not arrivals.over(seq):  # what is over may still have to be applied
-                self._conductor.close_push(self._stream.id, seq, error.refusal)
+                self._conductor.intake.close(self._stream.id, seq, error.refusal)
         self._metrics.push_refused(error.refusal.reason)
         log.warning("refused push %d: %s", seq, error)
         decision = m.Decision.REFUSED

@@ -28,8 +28,9 @@ from ..proto.transfer import MAX_PARTS, values_assembly
 from ..proto.wire import CHUNK_BYTES
 from ..settings import JobSettings, JobTerms, ServerSettings
 from ..spec import SpecError
-from .access import Access
+from .access import Access, Rate
 from .conductor import Conductor
+from .durable.checkpoints import first_checkpoint
 from .durable.journal import JournalError
 from .exchange import WorkerCall, expect, unreadable
 from .fetching import Fetches
@@ -48,6 +49,7 @@ Handler = Callable[[Any, Context], Awaitable[Any]]
 MAX_NAME_CHARACTERS = 128
 HEARTBEATS_PER_LEASE = 5
 FIRST_MESSAGE_S = 10.0
+JOINS_PER_S, JOINS_AT_ONCE = 100.0, 1000
 
 
 class Service:
@@ -74,6 +76,7 @@ class Service:
         self._metrics = conductor.metrics
         self._options = options
         self._lossless, self._slices = mode.lossless, mode.slices
+        self._joins = Rate(JOINS_PER_S, JOINS_AT_ONCE)
         self._fetches = Fetches(self.job.id)
         self._states = StateCalls(conductor, self._fetches, self._next_in_time)
 
@@ -121,6 +124,9 @@ class Service:
                     remedy=f"choose another --{field.replace(' ', '-')}",
                 )
         self._check_token(context, request.worker)
+        if not self._joins.take(time.monotonic()):  # no refusal: it is worth a retry
+            text = f"more than {JOINS_PER_S:g} workers join in a second; try again"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, text)
         if self._lossless and not _known_lossless(request.compressor):
             raise Refused(refusals.lossy_compressor(request.worker, request.compressor))
         event = e.Joined(
@@ -192,9 +198,9 @@ class Service:
             return accepted
 
         async def keep(image: Image, plan: Plan) -> None:
-            await self._conductor.first_checkpoint(manifest, image, plan, state)
+            await first_checkpoint(self._conductor, manifest, image, plan, state)
 
-        written = keep if self._conductor.keeps else None
+        written = keep if self._conductor.recorder.keeps else None
         initialized = await shard.open(manifest, assembly, plan, accept, written)
         self._metrics.received_raw(manifest.raw_bytes)
         log.info(

@@ -25,7 +25,7 @@ class WorkerStream:
     """A worker that is connected. scans: of parts that have come, while they run. following: the last update
     that it is sent as it grows. saved: the last version of which it has written down its own state, if it has
     any. plan: number of the last plan that it has, or has been sent. unwanted: open pushes that it was told
-    to send no more of."""
+    to send no more of. chunk_at: when a piece of a part came last, in seconds of the monotonic clock."""
 
     worker: str
     incarnation: int
@@ -35,6 +35,7 @@ class WorkerStream:
     plan: int = 0
     unwanted: frozenset[int] = frozenset()
     saved: int = -1
+    chunk_at: float = 0.0
     scans: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     @property

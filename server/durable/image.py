@@ -29,7 +29,7 @@ def image_of(
         "planner": conductor.plans.planner.terms,
         "shard": shard,
         "late": {key: sorted(parts) for key, parts in conductor.shard.late.items()},
-        "arrivals": {name: each.image() for name, each in conductor.all_arrivals.items()},
+        "arrivals": {name: each.image() for name, each in conductor.intake.all.items()},
         "state": state.image(),
         "metrics": conductor.metrics.image(),
         "now": conductor.now(),
@@ -43,7 +43,7 @@ def stored_of(conductor: Conductor) -> Iterator[Stored]:
     shard = conductor.shard
     for key, parts in shard.pushes.items():
         member = key.worker, key.incarnation
-        arrivals = conductor.arrivals(*member)
+        arrivals = conductor.intake.of(*member)
         for number, payloads in parts.items():
             part = m.Part(
                 seq=key.seq,
@@ -65,7 +65,7 @@ async def restore(conductor: Conductor, tree: Mapping[str, Any]) -> None:
     conductor.shard.counts(tree["late"])
     conductor.core.load(tree["core"])
     for name, image in tree["arrivals"].items():
-        conductor.arrivals(*name).restore(image)
+        conductor.intake.of(*name).restore(image)
     conductor.state.restore(manifest.entries, tree["state"])
     conductor.metrics.restore(tree["metrics"])
     conductor.times = tree["times"]

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ...compressors import Payload
@@ -24,7 +25,7 @@ from ...spec import Length
 from ..job import events as e
 from ..job import saving
 from ..job.core import Core
-from .journal import Journal
+from .journal import Journal, JournalError
 from .state import StateFolder, segment_limit
 
 log = logging.getLogger("gradwire.server")
@@ -39,15 +40,25 @@ _NOT_RECORDED = (e.Begun, e.Closing, e.Stopping)
 
 
 class Recorder:
-    """Belongs to the conductor's event loop.
+    """Belongs to the conductor's event loop. It writes nothing down without a folder (the job ends with its
+    server), before `first`, and during a recovery.
 
     Attributes:
+        broken: is told why nothing can be written down any more: the server has to end, and workers wait for
+            the next, which goes on.
         failing: why the last checkpoint could not be written; empty if it could.
         failures: how many could not be.
         bytes, version: of the last checkpoint; 0 and None before the first.
     """
 
-    def __init__(self, folder: StateFolder, every: Length, *, job: str, recorded: bool) -> None:
+    def __init__(
+        self,
+        folder: StateFolder | None = None,
+        every: Length | None = None,
+        *,
+        job: str = "",
+        recorded: bool = True,
+    ) -> None:
         """
         Args:
             every: length of training after which a checkpoint is due.
@@ -55,6 +66,7 @@ class Recorder:
         """
         self._folder, self._every, self._job = folder, every, job
         self._recorded = recorded
+        self.broken: Callable[[str], None] = lambda why: None
         self._journal: Journal | None = None
         self._heard: dict[str, float] = {}
         self._last = 0, math.inf, 0.0  # version, time and epochs of the last checkpoint
@@ -63,16 +75,25 @@ class Recorder:
         self.bytes = 0
         self.version: int | None = None
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the job outlives its server."""
+        return self._folder is not None
+
     def begin(self, version: int) -> None:
-        """What happens from here on is not in the checkpoint of this version, which is to be written."""
+        """What happens from here on is not in the checkpoint of this version, which is to be written. Raises
+        OSError, and the segment before goes on; JournalError."""
+        assert self._folder is not None
+        segment = self._folder.segment(version) if self._recorded else None
         if self._journal is not None:
-            self._journal.sync()
+            self.sync()
             self._journal.close()
-        self._journal = self._folder.segment(version) if self._recorded else None
+        self._journal = segment
         self._heard = {}
 
     def go_on(self, version: int, now: float, progress: float) -> None:
         """After a recovery."""
+        assert self._folder is not None
         self._journal = self._folder.journal() if self._recorded else None
         self._last = version, now, progress
 
@@ -85,16 +106,26 @@ class Recorder:
 
     def _append(self, what: str, fields: Mapping[str, Any], data: Sequence[Bytes] = ()) -> None:
         if self._journal is not None:
-            self._journal.append(what, fields, data)
+            with self._promising():
+                self._journal.append(what, fields, data)
 
     def sync(self) -> None:
         """Before anything leaves that follows from the last records. Raises JournalError."""
         if self._journal is not None:
-            self._journal.sync()
+            with self._promising():
+                self._journal.sync()
+
+    @contextmanager
+    def _promising(self) -> Generator[None]:
+        try:
+            yield
+        except JournalError as error:
+            self.broken(str(error))
+            raise
 
     def leases(self, core: Core, event: e.Event[Any]) -> dict[str, float]:
         """Before a tick, when members were heard, of which that is not recorded."""
-        if not isinstance(event, e.Tick):
+        if self._journal is None or not isinstance(event, e.Tick):
             return {}
         heard = {worker: member.heard_at for worker, member in core.roster.members.items()}
         return {worker: at for worker, at in heard.items() if self._heard.get(worker) != at}
@@ -116,7 +147,7 @@ class Recorder:
             self._heard.update(leases)
         self._append(EVENT, fields)
         if isinstance(event, e.Pushed | e.Initialized | e.Joined):
-            self._journal.sync()
+            self.sync()
 
     def part(
         self,
@@ -159,7 +190,7 @@ class Recorder:
 
     def due(self, version: int, now: float, progress: float) -> bool:
         """Whether a checkpoint is to be taken at a version. progress: epochs so far."""
-        if self._writing is not None:
+        if self._every is None or self._writing is not None:
             return False
         if self.journal_bytes > segment_limit(self.bytes):
             return True
@@ -170,11 +201,16 @@ class Recorder:
     def checkpoint(
         self, version: int, tree: Any, stored: Iterable[Stored], now: float, progress: float
     ) -> asyncio.Task[None]:
-        """Begin a new segment with what is stored of open pushes, and write the tree down meanwhile."""
-        self.begin(version)
+        """Begin a new segment with what is stored of open pushes, and write the tree down meanwhile. Raises
+        JournalError."""
+        self._last = version, now, progress
+        try:
+            self.begin(version)
+        except OSError as error:
+            self._writing = asyncio.create_task(self._write(version, tree, error))
+            return self._writing
         for member, part, checksum, payloads in stored:
             self.part(member, part, checksum, payloads, carried=True)
-        self._last = version, now, progress
         self._writing = asyncio.create_task(self._write(version, tree))
         return self._writing
 
@@ -186,12 +222,16 @@ class Recorder:
 
     async def write(self, version: int, tree: Any) -> None:
         """Write a checkpoint. Raises OSError."""
+        assert self._folder is not None
         about = {"job": self._job, "version": version}
         self.bytes = await asyncio.to_thread(self._folder.write, version, tree, about)
         self.version = version
 
-    async def _write(self, version: int, tree: Any) -> None:
+    async def _write(self, version: int, tree: Any, segment: OSError | None = None) -> None:
+        """segment: why that of this version cannot be begun, without which there is no checkpoint."""
         try:
+            if segment is not None:
+                raise segment
             await self.write(version, tree)
         except Exception as error:
             self.failures += 1
@@ -215,4 +255,5 @@ class Recorder:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
-        self._folder.close()
+        if self._folder is not None:
+            self._folder.close()

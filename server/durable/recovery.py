@@ -8,6 +8,7 @@ outcomes of those that were decided on.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from ..job import events as e
 from ..job import saving
 from ..model_state import Deposit
 from . import recorder as r
+from .image import restore
 from .journal import Record
 from .state import Found, StateError, StateFolder
 
@@ -45,11 +47,11 @@ async def recover(conductor: Conductor, folder: StateFolder) -> Found | None:
         return None
     pushes = 0
     try:
-        await conductor.take_over(found.tree)
+        await _take_over(conductor, found.tree)
         for record, own in folder.records(found.version):
             if not (record.fields.get("carried") and not own):
                 pushes += await _again(conductor, record)
-        await conductor.caught_up()
+        await _caught_up(conductor)
     except (Refused, KeyError, TypeError, ValueError, AssertionError) as error:
         raise StateError(
             f"--state {folder.path}: what was written down does not lead on from version {found.version}: "
@@ -62,6 +64,53 @@ async def recover(conductor: Conductor, folder: StateFolder) -> Found | None:
     return found
 
 
+async def _take_over(conductor: Conductor, tree: Mapping[str, Any]) -> None:
+    """Have a conductor be as the one was that has written this down."""
+    conductor.replayed = []
+    conductor.clock = lambda: tree["now"]
+    await restore(conductor, tree)
+    if not tree["announced"]:
+        conductor.replayed.append(conductor.shard.version)
+
+
+async def _event(conductor: Conductor, event: e.Event[Any], now: float, heard: Mapping[str, float]) -> None:
+    """heard: when members were."""
+    assert conductor.replayed is not None
+    conductor.clock = lambda: now
+    conductor.core.roster.hear(heard)
+    match event:
+        case e.Published():
+            while event.version not in conductor.replayed:
+                if conductor.failed.is_set() or not conductor.working:
+                    why = conductor.failure or "nothing leads to it"
+                    raise ValueError(f"version {event.version} does not come: {why}")
+                await asyncio.wait(set(conductor.working), return_when=asyncio.FIRST_COMPLETED)
+            conductor.replayed.remove(event.version)
+            conductor.happen(event)
+        case e.Pushed():
+            result = conductor.push(event)
+            conductor.intake.of(event.worker, event.incarnation).close(event.seq)
+            conductor.perform(result.actions)
+        case e.Tick():
+            conductor.happen(event)
+            conductor.forget_gone()
+        case _:
+            conductor.happen(event)
+
+
+async def _caught_up(conductor: Conductor) -> None:
+    """What follows happens now."""
+    while conductor.working:
+        await asyncio.wait(set(conductor.working))
+    published, conductor.replayed = conductor.replayed, None
+    last, began = conductor.now(), time.monotonic()
+    conductor.clock = lambda: last + time.monotonic() - began
+    conductor.recorder.go_on(conductor.core.version, last, conductor.core.samples.progress)
+    conductor.happen(e.Restarted())
+    for version in published or ():
+        await conductor.published(version)
+
+
 async def _again(conductor: Conductor, record: Record) -> int:
     """Let what is recorded happen. Returns how many pushes were decided on."""
     fields = record.fields
@@ -69,7 +118,7 @@ async def _again(conductor: Conductor, record: Record) -> int:
         case r.EVENT:
             plain = fields["event"]
             event = saving.load(_EVENTS[plain["type"]], plain)
-            await conductor.again(event, fields["now"], fields.get("heard", {}))
+            await _event(conductor, event, fields["now"], fields.get("heard", {}))
             return isinstance(event, e.Pushed)
         case r.PART:
             worker, incarnation = fields["member"]
@@ -81,21 +130,21 @@ async def _again(conductor: Conductor, record: Record) -> int:
                 payloads = received_payloads(
                     part.payloads, record.data, bounds, shard.manifest, worker=worker
                 )
-                arrivals = conductor.arrivals(worker, incarnation)
+                arrivals = conductor.intake.of(worker, incarnation)
                 if fields["carried"]:  # `arrivals` know it already, or the push waits to be applied
                     key = e.PushKey(worker, incarnation, part.seq)
                     shard.put(key, part.part, payloads, part.assignment, part.learning_rates)
                 elif arrivals.wants(part.seq, part.part, part.assignment):
                     arrivals.check_rates(part, max(1, len(shard.manifest.groups)))
-                    conductor.store((worker, incarnation), part, fields["checksum"], payloads)
+                    conductor.intake.store((worker, incarnation), part, fields["checksum"], payloads)
         case r.CLOSED:
             worker, incarnation = fields["member"]
             refusal = saving.load(Refusal | None, fields["refusal"])
-            conductor.close_push((worker, incarnation), fields["seq"], refusal, again=fields["again"])
+            conductor.intake.close((worker, incarnation), fields["seq"], refusal, again=fields["again"])
         case r.UNWANTED:
             worker, incarnation = fields["member"]
-            conductor.arrivals(worker, incarnation).wants(fields["seq"], 0, fields["assignment"])
-            conductor.do_without((worker, incarnation), fields["seq"])
+            conductor.intake.of(worker, incarnation).wants(fields["seq"], 0, fields["assignment"])
+            conductor.intake.do_without((worker, incarnation), fields["seq"])
         case r.PLAN:
             assert conductor.shard.manifest is not None
             message: m.Plan = decode_envelope(fields["plan"], "ServerMessage")

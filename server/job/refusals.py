@@ -42,6 +42,17 @@ def duplicate_worker(worker: str, heard_s: float) -> Refusal:
     )
 
 
+def stalled(worker: str, seq: int, part: int, limit_s: float) -> Refusal:
+    return refusal(
+        Reason.CHUNK,
+        worker=worker,
+        field=f"push {seq}, part {part}",
+        limit=f"the rest of it, a chunk at least every {limit_s:g} s",
+        value="none",
+        remedy="open another stream and send the part again",
+    )
+
+
 def not_a_member(worker: str) -> Refusal:
     return refusal(
         Reason.NOT_A_MEMBER,

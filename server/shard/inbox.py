@@ -65,6 +65,11 @@ class Inbox:
         found = self._arriving.get(transfer)
         return None if found is None else found[0]
 
+    @property
+    def unfinished(self) -> Part | None:
+        """A part that is on its way: the one that began first."""
+        return next((header for header, _ in self._arriving.values()), None)
+
     def add(self, chunk: Chunk) -> None:
         """Take a chunk.
 

@@ -34,6 +34,8 @@ POD_MONITOR = json.loads((Path(__file__).parent / "pod_monitor.schema.json").rea
 # The oldest has backoffLimitPerIndex and podFailurePolicy switched on; the newest is what the checker knows.
 KUBERNETES_VERSIONS = ("1.29", "1.37")
 
+FILES = ("GC_TLS_CERT", "GC_TLS_KEY", "GC_TLS_CA", "GC_TOKEN_FILE")  # options that name one
+
 Manifest = dict[str, Any]
 
 
@@ -60,8 +62,12 @@ def render(folder: Path) -> list[Manifest]:
 @pytest.fixture
 def manifests(rendered: list[Manifest]) -> dict[str, Manifest]:
     """Copies of the rendered objects by kind; config maps by name, without the hash."""
+    return by_kind(copy.deepcopy(rendered))
+
+
+def by_kind(rendered: list[Manifest]) -> dict[str, Manifest]:
     found: dict[str, Manifest] = {}
-    for manifest in copy.deepcopy(rendered):
+    for manifest in rendered:
         name = manifest["metadata"]["name"]
         found[name.rpartition("-")[0] if manifest["kind"] == "ConfigMap" else manifest["kind"]] = manifest
     assert len(found) == len(rendered)
@@ -120,6 +126,36 @@ def test_the_overlay_in_the_documentation_builds(tmp_path: Path) -> None:
         validate(manifest, KUBERNETES_VERSIONS[-1])
     assert manifests["Job"]["spec"]["parallelism"] == manifests["Job"]["spec"]["completions"] == 8
     assert container(manifests["StatefulSet"])["image"] == "registry.example.com/gradwire:0.1.0"
+
+
+def test_the_secure_component_has_every_file_that_its_options_name(tmp_path: Path) -> None:
+    (tmp_path / "kubernetes").symlink_to(BASE.parent)
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "kustomization.yaml").write_text(
+        "resources: [../kubernetes/base]\ncomponents: [../kubernetes/secure]\n"
+    )
+    found = by_kind(render(tmp_path / "job"))
+    for manifest in found.values():
+        validate(manifest, KUBERNETES_VERSIONS[0])
+    assert "appProtocol" not in found["Service"]["spec"]["ports"][0]
+    secret = {"tls": {"tls.crt", "tls.key", "ca.crt"}, "token": {"token"}}
+    for kind, name in (("StatefulSet", "gradwire-server"), ("Job", "gradwire-worker")):
+        volumes = {each["name"]: each.get("secret", {}) for each in pod(found[kind])["spec"]["volumes"]}
+        files = {
+            f"{mount['mountPath']}/{file}"
+            for mount in container(found[kind])["volumeMounts"]
+            if mount["name"] in secret
+            for file in secret[mount["name"]]
+            if "items" not in volumes[mount["name"]]
+            or file in [item["key"] for item in volumes[mount["name"]]["items"]]
+        }
+        named = {value for key, value in found[name]["data"].items() if key in FILES}
+        assert named <= files
+        assert ("/etc/gradwire/tls/tls.key" in files) is (kind == "StatefulSet"), "workers never see the key"
+        assert found[name]["data"].get("GC_INSECURE", "false") == "false"
+        assert {volumes[each]["secretName"] for each in secret} == {"gradwire-tls", "gradwire-token"}
+    assert len([key for key in FILES if key in found["gradwire-server"]["data"]]) == 3
+    assert len([key for key in FILES if key in found["gradwire-worker"]["data"]]) == 2
 
 
 BREAKAGES: dict[str, tuple[str, Callable[[Manifest], object]]] = {

@@ -106,7 +106,7 @@ class Network(Oracle):
         if not sim.attached:
             return
         sim.ready = True
-        stored = {each.seq: each.parts for each in self.server.arrivals(sim.name, sim.incarnation).stored}
+        stored = {each.seq: each.parts for each in self.server.intake.of(sim.name, sim.incarnation).stored}
         sim.queue = [Abandon(seq=seq) for seq in stored.keys() - sim.open.keys()]
         for seq, sending in sorted(sim.open.items()):
             told = self.plan.number if self.pick(4) else None  # or there is a new one right after it is told
@@ -232,7 +232,7 @@ class Network(Oracle):
                     self.pending = action, self.shard.take(action)
                     members = [sim for name in action.members if (sim := self.sims.get(name)) is not None]
                     self.growing = [(sim, sim.stream) for sim in members if sim.ready]
-                    self.server.give_up_late()
+                    self.server.intake.give_up_late()
                 case e.Drop():
                     self.shard.drop(action.key)
                 case e.Assign():

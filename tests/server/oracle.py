@@ -475,7 +475,7 @@ class Oracle:
     def check_stored(self) -> None:
         """P: no part is left without owner."""
         for key in self.shard.keys:
-            arrivals = self.server.arrivals(key.worker, key.incarnation)
+            arrivals = self.server.intake.of(key.worker, key.incarnation)
             waits = label(key) in self.accepted and label(key) not in self.applied
             assert key.seq in arrivals.open or waits, f"P: {key} is left in the shard"
             assert not arrivals.unwanted(key.seq), f"P: {key} is unwanted, and kept"
@@ -519,9 +519,9 @@ class Oracle:
                     found = [self.elements[sample, element] for element in range(ELEMENTS)]
                     assert found == [1] * ELEMENTS, f"C: {sample} was lost: {found}"
         assert set(self.applied) == set(self.accepted), "E: acknowledged, but not applied"
-        self.server._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+        self.server.forget_gone()
         for key in self.shard.keys:  # of a late worker, which may still be sending
-            assert key.seq in self.server.arrivals(key.worker, key.incarnation).open
+            assert key.seq in self.server.intake.of(key.worker, key.incarnation).open
             self.shard.drop(key)
         assert self.shard.stored == 0, "P: something is left in the shard"
         evaluated = [each.epoch for each in self.core.evaluations.done]

@@ -15,6 +15,7 @@ from wired import PLAN, Wired, accepted, reasons, wired
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.transfer import part_transfer
+from gradwire.server.intake import STALLED_S
 from gradwire.server.job import events as e
 from gradwire.server.pushes import Pushes
 
@@ -111,11 +112,32 @@ def test_a_push_that_waits_for_a_part_survives_that_a_later_one_is_given_up() ->
     async def test(job: Wired) -> None:
         job.arrive("a", [*job.part(0), *job.part(1, damaged=True), *job.part(2)])
         job.arrive("a", [job.commit("a"), *job.part(0, seq=2), m.Abandon(seq=2)])
-        stored = job.conductor.arrivals("a", 1).stored
+        stored = job.conductor.intake.of("a", 1).stored
         assert stored == (m.Stored(seq=1, parts=(0, 2)),)
         assert job.arrive("a", [job.commit("a")]) == [], "told again, it is no more complete"
         assert accepted(job.arrive("a", job.part(1))) == [1]
         assert await job.reach(1) == [-1, -1, -1]
+
+    wired("sync", "a", test)
+
+
+def test_a_part_of_which_nothing_follows_ends_its_stream_and_comes_again() -> None:
+    async def test(job: Wired) -> None:
+        header, chunk = job.part(0)
+        job.arrive("a", [header])
+        outbox, intake = job.conductor.streams["a"].outbox, job.conductor.intake
+        began = job.conductor.streams["a"].chunk_at
+        intake.end_stalled(began + STALLED_S)
+        assert outbox.ended_with is None
+        intake.end_stalled(began + STALLED_S + 1)
+        assert outbox.ended_with is not None
+        assert not outbox.final
+        assert "worker 'a', push 1, part 0: expected the rest of it" in outbox.ended_with.message
+        job.attach("a")
+        assert accepted(job.arrive("a", [header, chunk, *job.part(1), *job.part(2), job.commit("a")])) == [1]
+        intake.end_stalled(began + 1000)
+        assert job.conductor.streams["a"].outbox.ended_with is None, "nothing is on its way"
+        await job.reach(1)
 
     wired("sync", "a", test)
 
@@ -165,7 +187,7 @@ def test_a_worker_whose_lease_is_over_comes_back_to_what_it_had_sent() -> None:
         assert caught.value.refusal.reason is Reason.NOT_A_MEMBER
         job.attach("a")
         job.conductor.happen(e.Prepared("a", 1, fingerprint=b"m", version=0, assigned=commit.assignment))
-        assert job.conductor.arrivals("a", 1).stored == (m.Stored(seq=1, parts=(0, 1, 2)),)
+        assert job.conductor.intake.of("a", 1).stored == (m.Stored(seq=1, parts=(0, 1, 2)),)
         assert reasons(job.arrive("a", [commit])) == [(1, None, Reason.STALE)], "its samples were given back"
         assert job.shard.stored == 0
         assert accepted(job.arrive("a", job.push("a", seq=2))) == [1]
@@ -180,7 +202,7 @@ def test_what_a_member_that_is_gone_had_not_committed_is_forgotten() -> None:
         assert job.shard.stored == 1
         job.conductor.happen(e.Detached("a", 1))
         job.conductor.happen(e.Joined("a", 2, compressor="none"))
-        job.conductor._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+        job.conductor.forget_gone()
 
     wired("sync", "a", test)
 

@@ -127,7 +127,7 @@ def test_a_round_that_was_given_up_does_not_hold_up_the_next_ones_updates() -> N
         outboxes = {worker: job.conductor.streams[worker].outbox for worker in "ab"}
         for worker in "ab":
             job.conductor.happen(e.Left(worker, 1, failed=True, reason="crashed"))
-        job.conductor._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+        job.conductor.forget_gone()
         for worker in "ab":
             job.conductor.happen(e.Joined(worker, 2, compressor="none"))
             job.conductor.happen(e.Attached(worker, 2))
@@ -164,7 +164,7 @@ def test_what_a_lost_member_left_is_asked_of_another_and_it_is_told_what_counts(
         (first, second) = [each for each in job.sent["b"] if isinstance(each, m.Assignment)]
         assert (first.parts, second.parts, second.version) == ((), (0, 2), 0)
         assert second.pace == 0, "nobody else sends"
-        job.conductor._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+        job.conductor.forget_gone()
         job.attach("a")
         job.conductor.happen(e.Prepared("a", 1, fingerprint=b"m", version=0, assigned=1))
         for _ in range(2):
@@ -199,7 +199,7 @@ def test_who_takes_a_place_pushes_the_parts_that_it_is_asked_for() -> None:
         up(job, "b", 0, 2, seq=3)
         assert accepted(job.arrive("b", [job.commit("b", ONES[:2], seq=3, parts=(0, 2))])) == [1]
         assert await job.reach(1) == [-1, -1, -1]
-        job.conductor._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+        job.conductor.forget_gone()
 
     both("ab", test)
 

@@ -77,7 +77,7 @@ def test_a_push_under_the_old_plan_is_stale_and_waits_for_none_of_its_parts() ->
         job.conductor.replan(WHOLE)
         assert job.core.plan == 2
         assert job.shard.stored == 0
-        (stored,) = job.conductor.arrivals("a", 1).stored
+        (stored,) = job.conductor.intake.of("a", 1).stored
         assert stored.parts == ()
         assert reasons(job.arrive("a", job.part(1)[:1])) == [(1, None, Reason.STALE)]
         assert job.arrive("a", job.part(1)[1:]) == [], "what is left of it is ignored"
@@ -115,7 +115,7 @@ def test_a_part_that_is_being_looked_at_as_the_plan_changes_is_not_stored() -> N
     async def test(job: Wired) -> None:
         header, *_ = job.part(0, float("nan"))
         assert isinstance(header, m.Part)
-        job.conductor.arrivals("a", 1).wants(1, 0, header.assignment)
+        job.conductor.intake.of("a", 1).wants(1, 0, header.assignment)
         job.conductor.replan(WHOLE)
 
         def finish() -> Any:
@@ -123,7 +123,7 @@ def test_a_part_that_is_being_looked_at_as_the_plan_changes_is_not_stored() -> N
 
         Pushes(job.conductor, job.conductor.streams["a"])._store(header, 0, finish)  # pyright: ignore[reportPrivateUsage]
         assert job.shard.stored == 0
-        assert job.conductor.arrivals("a", 1).stored == (m.Stored(seq=1, parts=()),)
+        assert job.conductor.intake.of("a", 1).stored == (m.Stored(seq=1, parts=()),)
         job.arrive("a", [m.Abandon(seq=1)])
 
     wired("async", "a", test)
@@ -167,7 +167,7 @@ def test_a_round_that_was_given_up_does_not_hold_up_the_plan() -> None:
         for worker in "ab":
             job.conductor.happen(e.Left(worker, 1, failed=True, reason="crashed"))
         job.conductor.replan(WHOLE)
-        job.conductor._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+        job.conductor.forget_gone()
         job.conductor.happen(e.Joined("a", 2, compressor="none"))
         job.conductor.happen(e.Attached("a", 2))
         job.conductor.streams["a"].incarnation = 2  # behind the same queue

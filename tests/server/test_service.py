@@ -34,17 +34,17 @@ def service_of(mode: str, **rules: Any) -> Service:
     )
 
 
-def join(service: Service, compressor: str) -> Any:
+def join(service: Service, compressor: str, worker: str = "w0") -> Any:
     """The reply. Raises AssertionError with the text of a refusal."""
 
-    async def abort(code: Any, text: str, metadata: Any) -> None:
+    async def abort(code: Any, text: str, metadata: Any = ()) -> None:
         raise AssertionError(text)
 
     async def call() -> Any:
         context: Any = SimpleNamespace(
             peer=lambda: "ipv4:127.0.0.1:7", abort=abort, invocation_metadata=tuple
         )
-        request = m.JoinRequest(worker="w0", incarnation=1, compressor=compressor)
+        request = m.JoinRequest(worker=worker, incarnation=1, compressor=compressor)
         return await service.handlers()["Join"](request, context)
 
     return asyncio.run(call())
@@ -119,3 +119,11 @@ def test_a_job_has_so_many_members_and_no_more(monkeypatch: pytest.MonkeyPatch) 
         members.join("c", 1, "none", 0.0)
     members.join("a", 2, "none", 60.0)  # who replaces itself is none more
     assert set(members.members) == {"a", "b"}
+
+
+def test_joins_beyond_the_rate_are_put_off_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "JOINS_AT_ONCE", 2)
+    service = service_of("sync")
+    assert [join(service, "4bit", worker).rank for worker in "ab"] == [0, 1]
+    with pytest.raises(AssertionError, match="more than 100 workers join in a second; try again"):
+        join(service, "4bit", "c")

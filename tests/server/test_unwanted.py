@@ -50,7 +50,7 @@ def test_an_unwanted_push_is_decided_on_without_its_parts(rest: int) -> None:
         else:
             assert reasons(job.arrive("c", push[-1:])) == [(1, None, Reason.STALE)]
             assert reasons(job.arrive("c", push[-1:])) == [(1, None, Reason.STALE)], "told again"
-        assert job.conductor.arrivals("c", 1).stored == ()
+        assert job.conductor.intake.of("c", 1).stored == ()
 
     wired("sync:backup=1", "abc", test)
 

@@ -63,7 +63,7 @@ class World(Network):
     def act(self) -> None:
         """One of the things below, each with its own likelihood; sometimes a copy of the core goes on."""
         if self.pick(50) == 0:
-            self.core = self.server.core = copied(self.core, self.given_mode)
+            self.core = self.server.core = self.server.intake.core = copied(self.core, self.given_mode)
         choices: list[tuple[int, Callable[[], None]]] = [
             (9, self.deliver), (6, self.compute), (5, self.publish), (3, self.come), (4, self.beat),
             (2, self.wait), (1, self.repeat), (1, self.damage), (1, self.break_stream), (2, self.evaluate),
@@ -347,7 +347,7 @@ class World(Network):
 
     def tick(self) -> None:
         self.step(e.Tick())
-        self.server._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+        self.server.forget_gone()
         self.check_stored()
 
     def any_sim(self) -> Sim | None:

@@ -20,6 +20,7 @@ from gradwire.proto import messages as m
 from gradwire.proto import plans
 from gradwire.proto.manifest import Manifest
 from gradwire.server.conductor import Conductor
+from gradwire.server.durable.checkpoints import first_checkpoint
 from gradwire.server.durable.recorder import Recorder
 from gradwire.server.durable.recovery import recover
 from gradwire.server.durable.state import StateFolder
@@ -73,7 +74,7 @@ class Kept(Wired):
         conductor = self.conductor
 
         async def keep(image: Any, plan: Plan) -> None:
-            await conductor.first_checkpoint(MANIFEST, image, plan, {})
+            await first_checkpoint(conductor, MANIFEST, image, plan, {})
 
         values = assembly(0, 0, 0)
         await self.shard.open(MANIFEST, values, PLAN, lambda: conductor.happen(opened), keep)
@@ -83,7 +84,7 @@ class Kept(Wired):
     async def settle(self) -> None:
         """Let everything happen that follows."""
         for _ in range(1000):
-            if not self.conductor._working:  # pyright: ignore[reportPrivateUsage]
+            if not self.conductor.working:
                 return
             await asyncio.sleep(0.002)
         raise AssertionError("it does not come to rest")
@@ -100,7 +101,7 @@ class Kept(Wired):
             "plan": self.shard.plan,
             "arrivals": {
                 name: (each.through, {seq: each.assignment(seq) for seq in each.open})
-                for name, each in self.conductor.all_arrivals.items()
+                for name, each in self.conductor.intake.all.items()
             },
             "tensors": [
                 image["parameters"].tolist(),
@@ -210,7 +211,7 @@ class Story:
 
     def tick(self, worker: str) -> None:
         self.job.conductor.happen(e.Tick())
-        self.job.conductor._forget_arrivals()  # pyright: ignore[reportPrivateUsage]
+        self.job.conductor.forget_gone()
 
     def cut(self, worker: str) -> None:
         self.job.conductor.streams.pop(worker, None)
