@@ -23,6 +23,7 @@ COMMANDS = {
     "auto": ("what --compressor auto gains where compressing pays, and loses where it does not", "auto"),
     "fusion": ("greedy merging of the papers beside the best that there is", "fusion"),
     "memory": ("bytes per parameter at server and workers", "memory"),
+    "strangers": ("what a server loses to callers who have no part in its job", "strangers"),
     "durability": ("what --state costs per step, and how long a journal takes to be read", "durability"),
     "modes": ("speed and accuracy of every mode, also with slow workers and lost ones", "modes"),
     "coded": ("bytes and time of coded exchanges on shaped links, beside what they compete with", "coded"),

@@ -9,6 +9,7 @@ is reported to a `Meter` with its size on the wire.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.descriptor import Descriptor
 
 from .. import __version__
+from ..rate import Rate
 from . import gradwire_pb2 as pb
 from . import messages as m
 from . import wire
@@ -54,6 +56,8 @@ STATUS = {
 # Messages outside of streams that end with a checksum as envelopes do: a changed byte may make another worker
 # id or setting of them. What only looks at a job is left to any tool that speaks protobuf.
 CHECKED = ("JoinRequest", "JoinResponse", "InitializeResponse", "GetStateRequest")
+
+LINES_PER_S, LINES_AT_ONCE = 2.0, 50
 
 log = logging.getLogger("gradwire.server")
 
@@ -164,11 +168,24 @@ def generic_handler(
     return _Methods(methods, admit)
 
 
+class Refusing:
+    """Says which calls were refused: a few a second, so that nobody fills a disk with what is refused."""
+
+    def __init__(self) -> None:
+        self._rate = Rate(LINES_PER_S, LINES_AT_ONCE)
+
+    def say(self, peer: str, refusal: Refusal) -> None:
+        if self._rate.take(time.monotonic()):
+            more = self._rate.put_off()
+            log.warning("refused %s: %s%s", peer, sentence(refusal), f" (and {more} others)" if more else "")
+
+
 class _Methods:
     """A grpc.GenericRpcHandler, which is generic in one set of stubs and not in another."""
 
     def __init__(self, methods: dict[str, Any], admit: Callable[[Mapping[str, Any]], Refusal | None]) -> None:
         self._methods, self._admit = methods, admit
+        self._refused = Refusing()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         path = handler_call_details.method
@@ -184,7 +201,7 @@ class _Methods:
         refused = why
 
         async def refuse(_: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-            log.warning("refused %s: %s", context.peer(), sentence(refused))
+            self._refused.say(context.peer(), refused)
             await abort(context, refused)
             raise AssertionError("an aborted call goes on")
 

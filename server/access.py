@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -73,23 +72,6 @@ class Tokens:
             if hmac.compare_digest(given, token):
                 found = worker
         return found
-
-
-class Rate:
-    """So many a second, and `burst` of them at once."""
-
-    def __init__(self, per_second: float, burst: int) -> None:
-        self._per_second, self._burst = per_second, float(burst)
-        self._left, self._at = self._burst, -math.inf
-
-    def take(self, now: float) -> bool:
-        """Whether there may be one now. now: seconds of a monotonic clock."""
-        self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
-        self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
 
 
 class Access:

@@ -23,12 +23,13 @@ from ..proto.entries import of_kind
 from ..proto.job import job_message
 from ..proto.manifest import Manifest
 from ..proto.refusal import Reason, Refusal, Refused, refused
-from ..proto.service import Malformed, abort, unbatched
+from ..proto.service import Malformed, Refusing, abort, unbatched
 from ..proto.transfer import MAX_PARTS, values_assembly
 from ..proto.wire import CHUNK_BYTES
+from ..rate import Rate
 from ..settings import JobSettings, JobTerms, ServerSettings
 from ..spec import SpecError
-from .access import Access, Rate
+from .access import Access
 from .conductor import Conductor
 from .durable.checkpoints import first_checkpoint
 from .durable.journal import JournalError
@@ -76,6 +77,7 @@ class Service:
         self._metrics = conductor.metrics
         self._options = options
         self._lossless, self._slices = mode.lossless, mode.slices
+        self._refused = Refusing()
         self._joins = Rate(JOINS_PER_S, JOINS_AT_ONCE)
         self._fetches = Fetches(self.job.id)
         self._states = StateCalls(conductor, self._fetches, self._next_in_time)
@@ -105,7 +107,7 @@ class Service:
                 return await handler(request, context)
             except Refused as error:
                 self._metrics.refusal(error.refusal.reason)
-                log.warning("refused %s: %s", context.peer(), error)
+                self._refused.say(context.peer(), error.refusal)
                 await abort(context, error.refusal)
             except JournalError as error:  # another server may go on, so it is worth a retry
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))

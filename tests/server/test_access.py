@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.proto.refusal import Reason, Refused
-from gradwire.server.access import Access, Rate, TokenFileError, Tokens
+from gradwire.server.access import Access, TokenFileError, Tokens
 from gradwire.settings import ServerSettings
 
 ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
@@ -88,10 +88,3 @@ def test_remote_peers_are_answered_where_they_are_known_and_nobody_listens(
     with pytest.raises(Refused, match="--tls-cert") as refused:
         access.check_peer(REMOTE)
     assert refused.value.refusal.reason is Reason.PROTECTED
-
-
-def test_a_rate_lets_a_burst_through_and_then_so_many_a_second() -> None:
-    rate = Rate(2.0, 3)
-    assert [rate.take(100.0) for _ in range(4)] == [True, True, True, False]
-    assert [rate.take(at) for at in (100.4, 100.5, 100.6, 101.0, 101.1)] == [False, True, False, True, False]
-    assert [rate.take(1000.0) for _ in range(4)] == [True, True, True, False], "no more than the burst"

@@ -1,0 +1,202 @@
+"""A stranger to a job: a program that makes calls to its server which should change nothing.
+
+It has no token, a wrong one, or, as an insider, one that is good for a worker id that has no part in the job.
+Which kind comes next follows from a seed. SIGUSR1 has it begin and pause; when it is told to end it prints
+how many calls of each kind it has made, and by which status codes they were answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import json
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from ..proto import messages as m
+from ..proto.channel import AUTHORIZATION, CLIENT_OPTIONS
+from ..proto.convert import encode
+from ..proto.wire import encode_worker, trailer
+from .arguments import amount, program
+
+PATH = "/gradwire.v3.ParameterServer/"
+AT_ONCE = 64  # calls
+OVERSIZED_BYTES = 9 << 20  # more than a server reads of a message
+NOISE_BYTES = 1 << 12
+VICTIM = "worker-0"
+WRONG = "x" * 32
+PATIENCE_S = 30.0
+# How often each kind comes.
+KINDS = {
+    "without a token": 30,
+    "a wrong token": 20,
+    "a name of another": 10,
+    "a member's messages again": 15,
+    "messages of no member": 10,
+    "noise": 8,
+    "a changed byte": 5,
+    "silence": 1.9,
+    "too large": 0.1,
+}
+
+
+class Stranger:
+    """Makes calls to one server. insider: a token that is good for a worker that takes no part."""
+
+    def __init__(self, address: str, insider: str, seed: int) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._insider = insider
+        self._random = random.Random(seed)
+        self.made = collections.Counter[str]()
+        self.answered = collections.Counter[str]()
+        self._silent: set[asyncio.Task[None]] = set()
+
+    async def call(self) -> None:
+        """One of any kind, to its end; one that says nothing is left to itself."""
+        (kind,) = self._random.choices(list(KINDS), weights=list(KINDS.values()))
+        self.made[kind] += 1
+        if kind == "silence":
+            task = asyncio.create_task(self._stream((), self._insider))
+            self._silent.add(task)
+            task.add_done_callback(self._silent.discard)
+            return
+        join = _checked(m.JoinRequest(worker=VICTIM, incarnation=1, software="0", compressor="4bit"))
+        match kind:
+            case "without a token":
+                await self._join(join, "")
+            case "a wrong token":
+                await self._join(join, WRONG)
+            case "a name of another":
+                await self._join(join, self._insider)
+            case "a member's messages again":
+                await self._stream(_pushes(VICTIM), "")
+            case "messages of no member":
+                await self._stream(_pushes("insider"), self._insider)
+            case "noise":
+                await self._join(self._random.randbytes(NOISE_BYTES), self._insider)
+            case "a changed byte":
+                changed = bytearray(
+                    _checked(m.JoinRequest(worker="insider", incarnation=1, compressor="none"))
+                )
+                changed[self._random.randrange(len(changed))] ^= 1 << self._random.randrange(8)
+                await self._join(bytes(changed), self._insider)
+            case _:
+                await self._join(bytes(OVERSIZED_BYTES), "")
+
+    async def _join(self, data: bytes, token: str) -> None:
+        call: Any = self._channel.unary_unary(f"{PATH}Join")
+        await self._answer(call(data, metadata=_metadata(token), timeout=PATIENCE_S))
+
+    async def _stream(self, messages: Sequence[bytes], token: str) -> None:
+        """With no messages it stays open and says nothing."""
+
+        async def requests() -> AsyncIterator[bytes]:
+            for message in messages:
+                yield message
+            if not messages:
+                await asyncio.sleep(PATIENCE_S)
+
+        call: Any = self._channel.stream_stream(f"{PATH}Exchange")
+        stream = call(requests(), metadata=_metadata(token), timeout=PATIENCE_S)
+
+        async def end() -> None:
+            while await stream.read() is not grpc.aio.EOF:
+                pass
+            if (code := await stream.code()) is not grpc.StatusCode.OK:
+                raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+        await self._answer(end())
+
+    async def _answer(self, answer: Any) -> None:
+        try:
+            await answer
+            self.answered["OK"] += 1
+        except grpc.aio.AioRpcError as error:
+            self.answered[error.code().name] += 1
+
+    async def close(self) -> None:
+        for task in self._silent:
+            task.cancel()
+        await asyncio.gather(*self._silent, return_exceptions=True)
+        await self._channel.close()
+
+
+def _metadata(token: str) -> tuple[tuple[str, str], ...]:
+    return ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
+
+
+def _checked(message: Any) -> bytes:
+    data = encode(message)
+    return data + trailer(data)
+
+
+def _pushes(worker: str) -> tuple[bytes, ...]:
+    """A stream of a member, as somebody who had listened would have it."""
+    said: tuple[m.WorkerMessage, ...] = (
+        m.Hello(job="", worker=worker, incarnation=1),
+        m.Heartbeat(activity="training"),
+        m.Commit(
+            seq=1,
+            assignment=1,
+            plan=1,
+            base_version=0,
+            samples=16,
+            parts=1,
+            digest=0,
+            loss=1.0,
+            exchanged=None,
+        ),
+        m.Leave(failed=False, reason="gone"),
+    )
+    return tuple(encode_worker(each) for each in said)
+
+
+async def _run(address: str, insider: str, rate: float, seed: int) -> dict[str, Any]:
+    stranger, ending, active = Stranger(address, insider, seed), asyncio.Event(), asyncio.Event()
+    loop, slots = asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE)
+    loop.add_signal_handler(signal.SIGTERM, ending.set)
+    loop.add_signal_handler(signal.SIGUSR1, lambda: active.clear() if active.is_set() else active.set())
+    print("ready", flush=True)
+    calls: set[asyncio.Task[None]] = set()
+
+    async def one() -> None:
+        async with slots:
+            await stranger.call()
+
+    at = loop.time()
+    while not ending.is_set():
+        if not active.is_set() or slots.locked():
+            await asyncio.sleep(0.005)
+            at = loop.time()
+            continue
+        while at <= loop.time():
+            at += 1 / rate
+            task = asyncio.create_task(one())
+            calls.add(task)
+            task.add_done_callback(calls.discard)
+        await asyncio.sleep(max(0.0, at - loop.time()))
+    await asyncio.gather(*calls)
+    await stranger.close()
+    return {"made": dict(stranger.made), "answered": dict(stranger.answered)}
+
+
+def main(arguments: list[str]) -> int:
+    parser = program(__doc__)
+    parser.add_argument("address", metavar="HOST:PORT")
+    parser.add_argument("insider", type=Path, help="file with the insider's token")
+    parser.add_argument("--rate", type=amount, default=1000, help="calls per second (default: 1000)")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args(arguments)
+    token = given.insider.read_text(encoding="utf-8").strip()
+    print(json.dumps(asyncio.run(_run(given.address, token, given.rate, given.seed))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,175 @@
+"""`gc-bench strangers`: what a server loses to callers who have no part in its job.
+
+A job of real daemons on this machine, with tokens. A stranger makes calls as `stranger` lists them, all of
+them to be refused, in windows between which it is silent. The ratio is of the versions per second in windows
+with it to those without, by the median. It counts what the stranger itself takes of this machine's cores,
+too. The same job without a stranger has to end with the same parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..deploy.daemons import HOST, server_arguments, worker_arguments
+from ..deploy.engine import PARAMETERS, free_port
+from ..deploy.processes import Child, Children
+from ..deploy.status import Ask, asking
+from ..exits import Exit
+from ..proto.messages import Phase, StatusResponse
+from ..settings import RunSettings
+from . import output
+from .arguments import BenchError, amount, at_least_one, file_to_write
+
+TOKEN, INSIDER = "of-this-job-0123456789", "of-an-insider-0123456789"
+WORKERS = 2
+PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """per_s: versions per second in each window, without the stranger and with it. rss_mib: the server's, at
+    the end of each window. made: calls by kind; answered: by status code."""
+
+    sha256: str
+    calm_per_s: list[float]
+    disturbed_per_s: list[float]
+    calm_rss_mib: list[float]
+    disturbed_rss_mib: list[float]
+    made: dict[str, int]
+    answered: dict[str, int]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.disturbed_per_s) / statistics.median(self.calm_per_s)
+
+
+HEADINGS = ("calls", "per second", "answered OK", "throughput", "server's memory, MiB", "same parameters")
+
+
+def cells(outcome: Outcome, rate: float, calm_sha256: str) -> list[object]:
+    rss = outcome.calm_rss_mib[0], outcome.disturbed_rss_mib[-1]
+    return [
+        sum(outcome.made.values()),
+        f"{rate:g}",
+        outcome.answered.get("OK", 0),
+        f"{outcome.ratio:.3f}",
+        f"{rss[0]:.0f} to {rss[1]:.0f}",
+        "yes" if outcome.sha256 == calm_sha256 else "**no**",
+    ]
+
+
+def rss_mib(pid: int) -> float:
+    """Memory that a process has, in MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * 4096 / 2**20
+
+
+def trained(
+    settings: RunSettings, directory: Path, windows: int, window_s: float, rate: float, seed: int
+) -> Outcome:
+    """A job with so many pairs of windows; none for one without a stranger. Raises BenchError."""
+    files = {name: directory / name for name in ("tokens", "token", "insider")}
+    directory.mkdir(parents=True, exist_ok=True)
+    files["tokens"].write_text(f"{TOKEN}\ninsider:{INSIDER}\n", encoding="utf-8")
+    files["token"].write_text(TOKEN, encoding="utf-8")
+    files["insider"].write_text(INSIDER, encoding="utf-8")
+    own, port = ("--token-file", str(files["token"])), free_port()
+    with Children(directory) as children:
+        arguments = server_arguments(settings, port, directory / PARAMETERS)
+        server = children.start(
+            "server", "gradwire.server.cli", [*arguments, "--token-file", str(files["tokens"])]
+        )
+        for rank in range(settings.workers):
+            arguments = [*worker_arguments(settings, port, rank), *own]
+            children.start(f"worker-{rank}", "gradwire.worker.cli", arguments)
+        with asking(f"{HOST}:{port}", files={"token_file": str(files["token"])}) as ask:
+            _wait(ask, server, lambda status: status.version > 0)
+            found: dict[str, list[float]] = {"calm": [], "disturbed": []}
+            rss: dict[str, list[float]] = {"calm": [], "disturbed": []}
+            told: dict[str, Any] = {"made": {}, "answered": {}}
+            if windows:
+                stranger = children.start(
+                    "stranger",
+                    "gradwire.benchmarks.stranger",
+                    [f"{HOST}:{port}", str(files["insider"]), f"--rate={rate:g}", f"--seed={seed}"],
+                )
+                while "ready" not in stranger.log.read_text(encoding="utf-8"):
+                    time.sleep(0.1)
+                for window in range(2 * windows):
+                    name = "disturbed" if window % 2 else "calm"
+                    found[name].append(_pace(ask, window_s))
+                    rss[name].append(rss_mib(server.pid))
+                    output.say(f"{name}: {found[name][-1]:.1f} versions per second, {rss[name][-1]:.0f} MiB")
+                    stranger.send(signal.SIGUSR1)
+                stranger.send(signal.SIGTERM)
+                deadline = time.monotonic() + PATIENCE_S
+                while stranger.code is None and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                told = json.loads(stranger.log.read_text(encoding="utf-8").splitlines()[-1])
+            end = _wait(ask, server, lambda status: status.phase is Phase.FINISHED)
+    return Outcome(
+        sha256=end.parameters_sha256,
+        calm_per_s=found["calm"],
+        disturbed_per_s=found["disturbed"],
+        calm_rss_mib=rss["calm"],
+        disturbed_rss_mib=rss["disturbed"],
+        made=told["made"],
+        answered=told["answered"],
+    )
+
+
+def _wait(ask: Ask, server: Child, until: Any) -> StatusResponse:
+    deadline = time.monotonic() + PATIENCE_S
+    while (status := ask()) is None or not until(status):
+        if server.code is not None or time.monotonic() > deadline:
+            raise BenchError(f"the job does not go on: {server.ending}: {server.last_lines()}")
+        time.sleep(0.1)
+    return status
+
+
+def _pace(ask: Ask, seconds: float) -> float:
+    """Versions per second over so many seconds. Raises BenchError where the job is over."""
+    began, first = time.monotonic(), ask()
+    time.sleep(seconds)
+    last, now = ask(), time.monotonic()
+    if first is None or last is None or last.phase is not Phase.RUNNING:
+        raise BenchError("the job was over before the windows were; give it more --epochs")
+    return (last.version - first.version) / (now - began)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--windows", type=at_least_one, default=10, help="with a stranger (default: 10)")
+    parser.add_argument("--seconds", type=amount, default=10, help="of each window (default: 10)")
+    parser.add_argument("--rate", type=amount, default=1000, help="calls per second in them (default: 1000)")
+    parser.add_argument("--epochs", type=at_least_one, default=600, help="of the job (default: 600)")
+    parser.add_argument("--seed", type=int, default=1, help="of the stranger (default: 1)")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for the figures")
+
+
+def run(given: argparse.Namespace) -> int:
+    settings = RunSettings(
+        task="gradwire.benchmarks.paced:digits:seconds=0.0005",
+        workers=WORKERS,
+        epochs=given.epochs,
+        compressor="4bit",
+        downlink="4bit",
+        seed=1,
+        http_port=-1,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        found = trained(settings, place / "a", given.windows, given.seconds, given.rate, given.seed)
+        calm = trained(settings, place / "b", 0, 0.0, 0.0, 0)
+    print(output.table(HEADINGS, [cells(found, given.rate, calm.sha256)]))
+    for name, number in found.made.items():
+        output.say(f"{name}: {number}")
+    output.write_json(given.json, asdict(found))
+    return Exit.DONE if found.sha256 == calm.sha256 else Exit.INTERNAL
