@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Self
 
 import pytest
 from daemons import Daemon, Daemons, Server, poll
@@ -18,12 +20,26 @@ TASK = "small_tasks:regression:slow=0.05,samples=19200"
 BOUND_S = 15.0
 
 
+class Past(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return super().now(tz) - timedelta(days=30)
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates of two authorities, and tokens."""
+    """Certificates of two authorities, some of which have expired, and tokens."""
     folder = tmp_path_factory.mktemp("access")
     for name in ("ours", "theirs"):
         assert certs.main([str(folder / name), "--host", "127.0.0.1", "--client", "w"]) == 0
+    # Of our authority, but issued long ago.
+    (folder / "expired").mkdir()
+    for name in ("ca.pem", "ca.key"):
+        shutil.copy(folder / "ours" / name, folder / "expired" / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certs, "datetime", Past)
+        host = ("--host", "127.0.0.1", "--client", "w", "--days", "7")
+        assert certs.main([str(folder / "expired"), *host]) == 0
     (folder / "tokens").write_text(f"# of the job\n{TOKEN}\nw1:{BOUND}\n")
     for name, token in (("token", TOKEN), ("bound", BOUND), ("wrong", "x" * 32)):
         (folder / name).write_text(token + "\n")
@@ -78,6 +94,11 @@ def test_who_shows_all_that_is_wanted_takes_part_and_others_are_told_why_not(
             (*ca(files), *own(files, "theirs"), *token(files)),
             "hangs up on this worker's certificate",
         ),
+        (
+            "an expired certificate",
+            (*ca(files), *own(files, "expired"), *token(files)),
+            "its authority has to be the one that the server was started with, and both dates valid",
+        ),
         ("no token", (*ca(files), *own(files)), "--token-file FILE"),
         ("a wrong token", (*ca(files), *own(files), *token(files, "wrong")), "one that is not good here"),
         ("another's token", (*ca(files), *own(files), *token(files, "bound")), "that of another one"),
@@ -87,7 +108,7 @@ def test_who_shows_all_that_is_wanted_takes_part_and_others_are_told_why_not(
     for name, daemon, why in refused:
         assert daemon.wait() in (Exit.REFUSED, Exit.UNREACHABLE), (name, daemon.log)
         assert why in daemon.log, (name, daemon.log)
-    assert time.monotonic() - began < 3 * BOUND_S  # seven at once on a busy machine
+    assert time.monotonic() - began < 3 * BOUND_S  # eight at once on a busy machine
     bound = daemons.worker(
         guarded.address, "--worker-id", "w1", *ca(files), *own(files), *token(files, "bound")
     )
@@ -130,6 +151,13 @@ def test_tls_to_a_server_without_it_ends_with_a_remedy(daemons: Daemons, files: 
     worker = daemons.worker(server.address, *ca(files))
     assert worker.wait() == Exit.UNREACHABLE
     assert "the server does not speak TLS; start gc-server with --tls-cert and --tls-key" in worker.log
+
+
+def test_a_server_whose_certificate_has_expired_is_not_waited_for(daemons: Daemons, files: Path) -> None:
+    server = daemons.server("--task", TASK, *shown(files, "expired"), *token(files, "tokens"))
+    worker = daemons.worker(server.address, *ca(files), *token(files))
+    assert worker.wait() == Exit.UNREACHABLE
+    assert "expired" in worker.log
 
 
 def test_a_token_file_that_is_none_is_refused_without_a_word_of_it(daemons: Daemons, tmp_path: Path) -> None:
