@@ -183,3 +183,46 @@ def test_a_folder_is_one_jobs_and_one_servers(daemons: Daemons, tmp_path: Path) 
     )
     assert "it has nothing of its own to go on with" in refused("--mode", "coded")
     assert json.loads((tmp_path / "job.json").read_text())["job"]
+
+
+def keeping(daemons: Daemons, server: Server, loop: str, states: Path | None) -> list[Daemon]:
+    """Two scripts, whose ranks are in the order of their names."""
+    found: list[Daemon] = []
+    for name in ("w0", "w1"):
+        kept = () if states is None else ("--state", str(states))
+        options = ("--worker-id", name, "--compressor", "4bit", *kept)
+        found.append(daemons.program("script_keeps", loop, server.address, *options))
+        server.wait_for(rf"\({name}\) joined|going on at version")
+    return found
+
+
+@pytest.mark.parametrize("loop", ["batches", "steps", "local"])
+def test_a_job_of_scripts_that_is_stopped_goes_on_with_what_they_keep(
+    daemons: Daemons, tmp_path: Path, loop: str
+) -> None:
+    """Dropout, the order of a loader, schedules, and what the scripts put into job.state; a kill besides."""
+    rules = ("--script", "--min-workers", "2", "--epochs", "2", "--batch-size", "8", "--seed", "3", *LEASE)
+    lossy = (*rules, "--downlink", "4bit")
+
+    def finished(server: Server, scripts: Sequence[Daemon]) -> list[object]:
+        assert [script.wait() for script in scripts] == [0, 0], scripts[0].log
+        said = [script.fields("^trained$") for script in scripts]
+        return [asked(server).parameters_sha256, *said]
+
+    server = daemons.server(*lossy)
+    calm = finished(server, keeping(daemons, server, loop, None))
+    state = ("--state", str(tmp_path / "server"))
+    server = daemons.server(*lossy, *state)
+    scripts = keeping(daemons, server, loop, tmp_path)
+    reach(server, 3)
+    server.signal(signal.SIGKILL)
+    server.wait()
+    server = daemons.server(*lossy, *state, "--port", str(server.port))
+    reach(server, 7)
+    assert stop(server) == 143
+    server.wait_for(r"paused at version \d+")  # and the scripts have written down what they keep
+    for script in scripts:
+        script.signal(signal.SIGKILL)
+        script.wait()
+    server = daemons.server(*lossy, *state)
+    assert finished(server, keeping(daemons, server, loop, tmp_path)) == calm

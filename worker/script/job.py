@@ -8,9 +8,11 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing
+from copy import deepcopy
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -31,11 +33,13 @@ from ..metrics import Metrics
 from ..session.compression import Compression
 from ..session.connection import Connection
 from ..session.groups import ONE_GROUP
+from ..session.own_state import OwnState
 from ..session.replica import Replica
 from ..session.session import Session
 from ..tasks.data import data_checksum
 from ..tasks.sharding import Indices, epoch_order, shard
 from ..tasks.work import Local
+from .keeping import Position, State, go_on_from, random_state
 from .loading import Loading
 from .local import LocalTurns
 from .optimizer import JobOptimizer, averaging, parameter_groups
@@ -58,10 +62,15 @@ class Job:
         applied: whether the last `optimizer.step()` counts: not if its gradients could not be used, or came
             too late. What came too late goes out with the next push.
         done: whether the job is over.
+        state: what the script wants to find again when all of the job is started again, by name; see `State`.
     """
 
     def __init__(self, effective: Effective[WorkerSettings]) -> None:
         settings = effective.settings
+        if settings.state and not settings.worker_id:
+            raise ScriptError(
+                "state: expected a worker_id, too, by which this worker finds again what it has written down"
+            )
         self.applied = self.done = False
         self._settings = settings
         self._metrics = Metrics(settings.compressor.partition(":")[0])
@@ -108,6 +117,15 @@ class Job:
         except BaseException as error:
             self._end(f"failed: {error}", failed=True)
             raise
+        self._own: OwnState | None = None
+        self._restored: Mapping[str, Any] | None = None  # this worker's own state, until the session has it
+        if settings.state:
+            self._own = OwnState(Path(settings.state), job=self._terms.id, worker=self._connection.worker)
+            self._restored = None if self._reply.initialize else self._own.read(self._reply.version)
+        owner: Mapping[str, Any] = {} if self._restored is None else self._restored["owner"]
+        self.state = State(owner.get("state", {}))
+        self._position = Position(owner.get("loader"))
+        self._random: Mapping[str, Any] | None = owner.get("random")  # to go on from, once batches begin
         atexit.register(self.leave)
         self._epoch = self._reply.epoch
         self._metrics.info.labels(__version__, self._terms.mode, self._terms.id).set(1)
@@ -261,13 +279,30 @@ class Job:
             initialize=self._reply.initialize,
             auto=self._compressor if self._auto else "",
             buffers=terms.buffers,
+            own=self._own,
         )
         turns = self._turns_of(session, self._optimizer)
+        session.keep(self._image, when_told=True)
+        if self._restored is not None:
+            owner = session.restore(self._reply.version, self._restored)
+            turns.restore(owner["turns"])
+            self._logged, self._restored = dict(owner["logged"]), None
         self._session, self._turns = session, turns
         for line in advice(chosen, optimizer, local=local):
             log.warning("%s", line)
         session.begin()
         return session, turns
+
+    def _image(self) -> dict[str, Any]:
+        """All that the next step depends on, and the server has not got."""
+        assert self._turns is not None
+        return {
+            "turns": self._turns.image(),
+            "logged": deepcopy(self._logged),
+            "state": self.state.image(),
+            "loader": self._position.image(),
+            "random": random_state(),
+        }
 
     def _turns_of(self, session: Session, optimizer: JobOptimizer) -> Turns | LocalTurns:
         work = self._work
@@ -358,16 +393,23 @@ class Job:
                     "job.steps: the loader does not know how many batches it has; say with per_epoch= how "
                     "many make an epoch"
                 ) from None
+        random, self._random = self._random, None  # the loader draws some first
         work = self._batches(per_epoch * self._terms.batch_size, lambda: 0)
-        for _, batch in zip(work, _again(loader), strict=False):
-            yield batch
+        batches = self._position.passes(loader, random)
+        with closing(batches):
+            for _, batch in zip(work, batches, strict=False):
+                yield batch
 
     def _batches(self, train_samples: int, data: Callable[[], int]) -> Generator[tuple[m.Assignment, slice]]:
         """The batches of this epoch, or of the next one where this one is over, as assignments and which of
         their samples. Whoever takes one answers it by `optimizer.step()`."""
         session, turns = self._begin(train_samples, data)
         self._turn_over(session)  # a script may do without `epochs`
+        if self._random is not None:
+            go_on_from(self._random)
+            self._random = None
         while not self._left:
+            session.write_down()  # the script has done all that belongs to its last step
             assignment = self._next or self._await(session)
             if assignment.finished or not assignment.ranges or assignment.epoch != self._epoch:
                 self._begin_evaluation(session)
@@ -439,23 +481,30 @@ class Job:
         self.applied = usable and session.last_accepted == session.seq
 
     def _settle(self, session: Session) -> None:
-        """What was assigned is answered: wait for what comes next."""
+        """What was assigned is answered: wait for what comes next, or until this worker's state is to be
+        written down, which has to wait for what the script does after its step."""
         self._next = None
-        self._await(session)
+        while self._next is None and not session.save_due:
+            self._take(session)
 
     def _await(self, session: Session) -> m.Assignment:
-        while True:
-            assignment = session.next(POLL_S)
-            if assignment is None:
-                continue
-            asked = assignment.evaluate_epoch > self._reported.epoch
-            if assignment.finished or asked or session.is_new(assignment):
-                break
-            if assignment.evaluate_epoch:  # told again: the report may not have been heard
-                session.report(self._reported)
-        self._next = assignment
-        self.done = assignment.finished
-        return assignment
+        self._next = None
+        while self._next is None:
+            session.write_down()
+            self._take(session)
+        return self._next
+
+    def _take(self, session: Session) -> None:
+        """Wait for a while for the next assignment."""
+        assignment = session.next(POLL_S)
+        if assignment is None:
+            return
+        asked = assignment.evaluate_epoch > self._reported.epoch
+        if assignment.finished or asked or session.is_new(assignment):
+            self._next = assignment
+            self.done = assignment.finished
+        elif assignment.evaluate_epoch:  # told again: the report may not have been heard
+            session.report(self._reported)
 
     def _turn_over(self, session: Session) -> None:
         """If the epoch is over, go on to the one that comes next."""
@@ -484,17 +533,3 @@ class Job:
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, epoch_order(self._terms.seed, epoch, samples)
         return shard(self._order[1], assignment)
-
-
-def _again(loader: Iterable[Any]) -> Generator[Any]:
-    """What a loader gives, again and again. Raises ScriptError once it gives nothing."""
-    some = True
-    while some:
-        some = False
-        for batch in loader:
-            some = True
-            yield batch
-    raise ScriptError(
-        "job.steps: the loader has no batches, or none any more, and the epoch goes on; give what can be "
-        "gone around more than once, such as a DataLoader, and not a generator"
-    )

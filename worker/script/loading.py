@@ -31,12 +31,15 @@ class Loading:
         if not self.processes:
             return [self.dataset[index] for index in indices.tolist()]
         if self._loader is None:
+            generator = torch.Generator()  # the script's own random numbers are left alone
+            generator.manual_seed(torch.initial_seed())
             self._loader = DataLoader(
                 self.dataset,
                 batch_sampler=self._pieces,
                 num_workers=self.processes,
                 collate_fn=list[Any],
                 worker_init_fn=_begin,
+                generator=generator,
                 persistent_workers=True,
             )
         pieces = np.array_split(indices, self.processes)

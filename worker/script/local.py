@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -80,6 +80,15 @@ class LocalTurns:
     def batch(self) -> slice:
         """Which of the assignment's samples the next step is for."""
         return self._batches[self._at]
+
+    def image(self) -> dict[str, Any]:
+        """What the next turn depends on, with none open."""
+        return {"pushes": self._pushes, "optimizer": self._optimizer.remembered()}
+
+    def restore(self, image: Mapping[str, Any]) -> None:
+        """Go on from an `image`."""
+        self._pushes = image["pushes"]
+        self._optimizer.remember(image["optimizer"])
 
     def begin(self, assignment: m.Assignment, samples: int) -> None:
         """An assignment has come, for so many samples."""

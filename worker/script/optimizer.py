@@ -120,6 +120,22 @@ class JobOptimizer(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     parameter.grad = None if set_to_none else torch.zeros_like(parameter.grad)
 
+    def remembered(self) -> dict[Any, Any]:
+        """What the optimizer of this worker's own steps remembers, such as momentum: a copy, on the host."""
+        found: dict[Any, dict[str, Any]] = self._of.state_dict()["state"]
+        return {
+            number: {
+                name: value.cpu().clone() if isinstance(value, torch.Tensor) else value
+                for name, value in each.items()
+            }
+            for number, each in found.items()
+        }
+
+    def remember(self, remembered: Mapping[Any, Any]) -> None:
+        """Go on from what was `remembered`; rates and options stay the script's."""
+        groups = self._of.state_dict()["param_groups"]
+        self.load_state_dict({"state": dict(remembered), "param_groups": groups})
+
     def state_dict(self) -> dict[str, Any]:
         """That of the optimizer that this one was made of."""
         return self._of.state_dict()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,6 +87,14 @@ class Turns:
     def batch(self) -> slice:
         """Which of the assignment's samples the next step is for: all."""
         return slice(0, self._samples)
+
+    def image(self) -> dict[str, Any]:
+        """What the next turn depends on, with none open."""
+        return {"steps": self._steps}
+
+    def restore(self, image: Mapping[str, Any]) -> None:
+        """Go on from an `image`."""
+        self._steps = image["steps"]
 
     def begin(self, assignment: m.Assignment, samples: int) -> None:
         """An assignment has come, for so many samples."""

@@ -17,6 +17,8 @@ log = logging.getLogger("gradwire.worker")
 
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts; the last one repeats, each with jitter
 
+_JITTER = random.Random()  # the process's own numbers are the task's, or the script's
+
 FIRST_SILENCE_S = 5.0
 
 # What a server says to bytes that were changed on their way: worth another stream, and attempts are bounded.
@@ -52,7 +54,7 @@ class Attempts:
                 f"cannot reach {self._address} after {self._allowed_s:g} s and {self._count + 1} attempts: "
                 f"{reason}; is gc-server running there, and is its port open to this machine?"
             )
-        pause_s = PAUSES_S[min(self._count, len(PAUSES_S) - 1)] * random.uniform(0.8, 1.2)
+        pause_s = PAUSES_S[min(self._count, len(PAUSES_S) - 1)] * _JITTER.uniform(0.8, 1.2)
         self._count += 1
         waited_s = time.monotonic() - self._began
         remaining_s = max(0.0, self._allowed_s - waited_s)

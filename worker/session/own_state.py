@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ... import saved
 
@@ -23,7 +24,8 @@ class OwnState:
     """Of one worker in one job. Folders are written on a thread of their own, one after the other."""
 
     def __init__(self, path: Path, *, job: str, worker: str) -> None:
-        self._path, self._of = path, {"job": job, "worker": worker}
+        # Each worker has a folder of its own: those of one machine may be told the same place.
+        self._path, self._of = path / quote(worker, safe=""), {"job": job, "worker": worker}
         self._writing: threading.Thread | None = None
 
     def read(self, version: int) -> Any | None:

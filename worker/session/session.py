@@ -123,6 +123,7 @@ class Session:
         self._state = StateExchange(connection, replica, buffers)
         self._own = own
         self._of_owner: Callable[[], Mapping[str, Any]] = dict
+        self._when_told = False
         self._save: int | None = (
             None  # version at which the server wants this worker's state to be written down
         )
@@ -166,17 +167,13 @@ class Session:
 
     # ---- what outlives the worker
 
-    def keep(self, image: Callable[[], Mapping[str, Any]]) -> None:
+    def keep(self, image: Callable[[], Mapping[str, Any]], *, when_told: bool = False) -> None:
         """image: all that the owner's next step depends on, as `saved.flatten` takes it; asked for between
-        two steps."""
-        self._of_owner = image
+        two steps. when_told: not in `next`, but in `write_down` alone."""
+        self._of_owner, self._when_told = image, when_told
 
-    def restore(self, version: int) -> Mapping[str, Any] | None:
-        """Before `begin`: go on from what was written down at a version, where it was. Returns what is the
-        owner's; None if there is nothing."""
-        tree = None if self._own is None else self._own.read(version)
-        if tree is None:
-            return None
+    def restore(self, version: int, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Before `begin`: go on from what was written down at a version. Returns what is the owner's."""
         self._compression.restore(tree["compression"])
         self._state.restore(tree["buffers"])
         self._restored = version
@@ -184,13 +181,19 @@ class Session:
         owner: Mapping[str, Any] = tree["owner"]
         return owner
 
-    def _write_down(self) -> None:
-        """This worker's state, if the server wants it and this is the version."""
-        version = self._save
-        if version is None or self.replica.version is None or self.replica.version < version or self._pushes:
+    @property
+    def save_due(self) -> bool:
+        """Whether the server wants this worker's state, and this is the version."""
+        at = self.replica.version
+        return self._save is not None and at is not None and at >= self._save and not self._pushes
+
+    def write_down(self) -> None:
+        """Write this worker's state, if that is due. Between two steps."""
+        version, at = self._save, self.replica.version
+        if version is None or at is None or not self.save_due:
             return
         self._save = None
-        if self._own is None or self.replica.version > version:
+        if self._own is None or at > version:
             self._connection.saved(version, "")
             return
         tree = {
@@ -231,11 +234,13 @@ class Session:
             An assignment, at whose version the replica is, or one that says that the job is done. None when
             something else was taken in, or nothing came for `timeout_s`.
         """
-        self._write_down()
+        if not self._when_told:
+            self.write_down()
         held = self._released()  # if it came in `take_in`
         if held is None:
             self._take(timeout_s, early=False)
-            self._write_down()
+            if not self._when_told:
+                self.write_down()
         return held or self._released()
 
     def take_in(self, place: int, version: int, timeout_s: float) -> bool:

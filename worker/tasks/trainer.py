@@ -88,8 +88,9 @@ class Trainer:
         self._strategy = _strategy(work, job, self.session, self._computation, metrics)
         self._evaluation: m.Evaluation | None = None  # the last one
         self.session.keep(self._image)
-        image = None if reply.initialize else self.session.restore(reply.version)
-        if image is not None:
+        tree = None if own is None or reply.initialize else own.read(reply.version)
+        if tree is not None:
+            image = self.session.restore(reply.version, tree)
             self._strategy.restore(image["strategy"])
             torch.set_rng_state(image["random"])
         for line in advice(compressor, optimizer, local=local):

@@ -1,0 +1,130 @@
+"""What a script finds again: values, objects, random numbers, and its place in a loader."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from gradwire import saved
+from gradwire.worker.script.keeping import Position, State, go_on_from, random_state
+from gradwire.worker.script.turn import ScriptError
+
+
+def again(tree: Any) -> Any:
+    """As it comes back from a folder."""
+    plain, tensors = saved.flatten(tree)
+    return saved.unflatten(plain, {name: each.clone() for name, each in tensors.items()})
+
+
+def test_values_and_objects_are_found_again() -> None:
+    state = State({})
+    layer = nn.Linear(2, 2)
+    generator = torch.Generator().manual_seed(7)
+    state["layer"], state["generator"] = layer, generator
+    state["best"], state["seen"] = 0.5, {"a": [1, 2], "mean": torch.ones(2)}
+    torch.rand(3, generator=generator)
+    image = state.image()
+    expected, weight = torch.rand(3, generator=generator), layer.weight.detach().clone()
+    with torch.no_grad():
+        layer.weight.add_(1)  # of which the image knows nothing
+    state["best"] = 0.7
+
+    found = State(again(image))
+    assert set(found) == {"layer", "generator", "best", "seen"}
+    assert len(found) == 4
+    assert found.get("best", 0.0) == 0.5
+    assert found["seen"]["a"] == [1, 2]
+    other, numbers = nn.Linear(2, 2), torch.Generator()
+    found["layer"], found["generator"] = other, numbers
+    assert torch.equal(other.weight, weight)
+    assert torch.equal(torch.rand(3, generator=numbers), expected)
+    assert torch.equal(again(found.image())["seen"]["mean"], torch.ones(2)), "what nobody asked for stays"
+    fresh = nn.Linear(2, 2)
+    before = fresh.weight.clone()
+    found["layer"] = fresh
+    assert torch.equal(fresh.weight, before), "an object is brought to where it was once"
+    del found["layer"], found["seen"]
+    assert set(found) == {"generator", "best"}
+    with pytest.raises(KeyError):
+        del found["layer"]
+
+
+def test_what_cannot_be_written_down_is_refused_by_name_and_changes_nothing() -> None:
+    state = State({})
+    with pytest.raises(ScriptError, match=r"job.state\['loss'\]: .*keep plain values"):
+        state["loss"] = nn.functional.mse_loss
+    with pytest.raises(ScriptError, match=r"job.state\['set'\]"):
+        state["set"] = {1, 2}
+    assert not state
+
+
+def drawn() -> list[float]:
+    return [random.random(), float(np.random.random()), float(torch.rand(()))]
+
+
+def test_random_numbers_go_on() -> None:
+    state = again(random_state())
+    expected = drawn()
+    drawn()
+    go_on_from(state)
+    assert drawn() == expected
+
+
+class Numbers(Dataset[Any]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        return index, torch.rand(())  # as augmentation draws some
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["generator of its own", "global numbers"])
+@pytest.mark.parametrize("taken", [1, 4, 5, 7])
+def test_a_loader_goes_on_where_it_was(own: bool, taken: int) -> None:
+    """Five batches are a pass; so the last two are taken of it, or of the next one."""
+
+    def loader(seed: int) -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(seed) if own else None
+        return DataLoader(Numbers(), batch_size=4, shuffle=True, generator=generator)
+
+    def seen(batches: Iterator[Any], count: int) -> list[Any]:
+        return [(indices.tolist(), values.tolist(), drawn()) for indices, values in islice(batches, count)]
+
+    torch.manual_seed(1)
+    position = Position(None)
+    batches = position.passes(loader(2), None)
+    seen(batches, taken)
+    image, state = again(position.image()), again(random_state())
+    expected = seen(batches, 6)
+
+    torch.manual_seed(100)
+    drawn()
+    position = Position(image)
+    assert seen(position.passes(loader(200 if own else 2), state), 6) == expected
+
+
+def test_between_two_passes_there_is_no_place_to_be_found_again() -> None:
+    position = Position(None)
+    assert position.image() is None
+    batches = position.passes([1, 2, 3], None)
+    assert next(batches) == 1
+    assert position.image() is not None
+    batches.close()
+    assert position.image() is None
+    state = again(random_state())
+    expected = drawn()
+    assert next(Position(None).passes([1], state)) == 1
+    assert drawn() == expected, "a loader that begins anew begins with the numbers that were"
+
+
+def test_a_loader_without_batches_is_refused() -> None:
+    with pytest.raises(ScriptError, match="the loader has no batches"):
+        next(Position(None).passes([], None))
