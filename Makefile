@@ -11,7 +11,7 @@ CACHE := .cache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test kernels soak faults endurance fuzz mutations check lint types check-stubs check-protobuf stubs docs format constraints clean
+.PHONY: help run test kernels soak faults endurance kills fuzz mutations check lint types check-stubs check-protobuf stubs docs format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -35,6 +35,9 @@ faults: kernels ## run the tests of faults that take minutes (docs/faults.md); A
 
 endurance: kernels ## one job under random faults: does anything grow? ARGS="--minutes 60 --seed 1"
 	PYTHONPATH=.typing $(BIN)/python tests/end_to_end/soak.py $(ARGS)
+
+kills: kernels ## one job whose server is killed 200 times: is a bit lost? ARGS="--kills 20 --workers"
+	PYTHONPATH=.typing $(BIN)/python tests/end_to_end/kills.py $(ARGS)
 
 fuzz: kernels ## fuzz what is read from the wire; ARGS="payloads --minutes 10"
 	PYTHONPATH=.typing $(BIN)/python tests/fuzz/run.py $(ARGS)

@@ -3,17 +3,20 @@
 Real daemons on this machine, `4bit` both ways: digits, whose steps are short, and a model of 25 million
 parameters that learns nothing. Each is trained without --state, and with each --durability, in turns; a ratio
 is of the medians over the turns. Then a server is started on what the run with a journal has left, and says
-how long it read; the pushes in it took as long to arrive as the training took.
+how long it read; the pushes in it took as long to arrive as the training took. At last the same with 10,000
+pushes of digits in the journal.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +25,16 @@ from ..deploy.daemons import server_arguments
 from ..deploy.engine import PARAMETERS, free_port
 from ..deploy.processes import Children
 from ..exits import Exit
+from ..proto.messages import StatusResponse
+from ..server.durable.state import CHECKPOINT, SEGMENT
 from ..settings import RunSettings
 from . import output
 from .arguments import BenchError, at_least_one, file_to_write
-from .jobs import run_job
+from .jobs import DIGITS_SAMPLES, run_job
 
 WAYS = ("", "none", "journal", "fsync")  # of --durability; without --state first
 READ = re.compile(r"and (\d+) pushes of the journal read in ([0-9.]+) s")
+WORKERS = 2
 PATIENCE_S = 600.0
 
 
@@ -55,6 +61,25 @@ class Row:
 HEADINGS = ("job", "ms per step", "`none`", "`journal`", "`fsync`", "pushes", "arrived in", "read in")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """journal_bytes: what the pushes take."""
+
+    pushes: int
+    journal_bytes: int
+    arrived_s: float
+    read_s: float
+
+
+REPLAY_HEADINGS = ("pushes", "journal", "arrived in", "read in", "times faster")
+
+
+def replay_cells(row: Replay) -> list[object]:
+    times = row.arrived_s / row.read_s
+    size, arrived, read = f"{row.journal_bytes / 1e6:.0f} MB", f"{row.arrived_s:.1f} s", f"{row.read_s:.1f} s"
+    return [row.pushes, size, arrived, read, f"{times:.1f}"]
+
+
 def cells(row: Row) -> list[object]:
     return [
         row.job,
@@ -64,15 +89,20 @@ def cells(row: Row) -> list[object]:
     ]
 
 
-def jobs(epochs: int, steps: int) -> list[Job]:
-    """epochs: of digits. steps: of the large model."""
-    shared: dict[str, Any] = {"workers": 2, "compressor": "4bit", "downlink": "4bit", "http_port": -1}
-    digits = RunSettings(
-        task="digits", epochs=epochs, optimizer="sgd:momentum=0.9", learning_rate=0.05, **shared
+SHARED: Mapping[str, Any] = {"workers": WORKERS, "compressor": "4bit", "downlink": "4bit", "http_port": -1}
+
+
+def digits(epochs: int) -> Job:
+    settings = RunSettings(
+        task="digits", epochs=epochs, optimizer="sgd:momentum=0.9", learning_rate=0.05, **SHARED
     )
-    task = f"gradwire.benchmarks.paced:still:elements=25000000,seconds=0,samples={2 * steps}"
-    large = RunSettings(task=task, epochs=1, batch_size=1, learning_rate=0.01, **shared)
-    return [Job(name="digits", settings=digits), Job(name="25 million", settings=large)]
+    return Job(name="digits", settings=settings)
+
+
+def large(steps: int) -> Job:
+    task = f"gradwire.benchmarks.paced:still:elements=25000000,seconds=0,samples={WORKERS * steps}"
+    settings = RunSettings(task=task, epochs=1, batch_size=1, learning_rate=0.01, **SHARED)
+    return Job(name="25 million", settings=settings)
 
 
 def measured(job: Job, turns: int, directory: Path) -> Row:
@@ -83,15 +113,34 @@ def measured(job: Job, turns: int, directory: Path) -> Row:
         for way in WAYS:
             folder = kept if way == "journal" else directory / f"state-{way}"
             shutil.rmtree(folder, ignore_errors=True)
-            # No checkpoint but the first, so that all of the journal is there to be read.
-            state = ("--state", str(folder), "--durability", way, "--checkpoint-every", "1000000steps")
-            status = run_job(job.settings, directory / "logs", server_options=state if way else ())
+            status = trained(job, way, folder, directory / "logs")
             step_s[way].append(status.training_seconds / status.version)
             if way == "journal":
                 training_s = status.training_seconds
             output.say(f"{job.name}, {way or 'without --state'}: {1e3 * step_s[way][-1]:.1f} ms per step")
     pushes, read_s = read_again(job, kept, directory / "again")
     return Row(job=job.name, step_s=step_s, training_s=training_s, pushes=pushes, read_s=read_s)
+
+
+def trained(job: Job, way: str, state: Path, logs: Path) -> StatusResponse:
+    """Without --state if there is no way. With no checkpoint but the first, so that all of the journal is
+    there to be read."""
+    kept = ("--state", str(state), "--durability", way, "--checkpoint-every", "1000000steps")
+    return run_job(job.settings, logs, server_options=kept if way else ())
+
+
+def replay(pushes: int, directory: Path) -> Replay:
+    """Of a job of at least so many."""
+    each = WORKERS * math.ceil(DIGITS_SAMPLES / (WORKERS * RunSettings().batch_size))  # in an epoch
+    job, state = digits(math.ceil(pushes / each)), directory / "state-replay"
+    status = trained(job, "journal", state, directory / "logs")
+    size = sum(path.stat().st_size for path in state.glob(f"{SEGMENT}*"))
+    # So much that it has led to a checkpoint. Without that, both segments are read.
+    for checkpoint in sorted(state.glob(f"{CHECKPOINT}*"))[1:]:
+        shutil.rmtree(checkpoint)
+    read, read_s = read_again(job, state, directory / "again")
+    assert read == status.pushes, f"{read} of {status.pushes} pushes were read"
+    return Replay(pushes=read, journal_bytes=size, arrived_s=status.training_seconds, read_s=read_s)
 
 
 def read_again(job: Job, state: Path, directory: Path) -> tuple[int, float]:
@@ -111,16 +160,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=at_least_one, default=3, help="of each way (default: 3)")
     parser.add_argument("--epochs", type=at_least_one, default=60, help="of digits (default: 60)")
     parser.add_argument("--steps", type=at_least_one, default=30, help="of the large model (default: 30)")
-    parser.add_argument("--only", choices=("digits", "25 million"), help="one of the two")
+    parser.add_argument("--replay", type=at_least_one, default=10_000, help="pushes (default: 10000)")
+    parser.add_argument("--only", choices=("digits", "25 million", "replay"), help="one of the three")
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for the figures")
 
 
 def run(given: argparse.Namespace) -> int:
     rows: list[Row] = []
+    replays: list[Replay] = []
     with tempfile.TemporaryDirectory() as folder:
-        for job in jobs(given.epochs, given.steps):
+        for job in (digits(given.epochs), large(given.steps)):
             if given.only in (None, job.name):
                 rows.append(measured(job, given.turns, Path(folder)))
-    print(output.table(HEADINGS, map(cells, rows)))
-    output.write_json(given.json, [vars(row) for row in rows])
+        if given.only in (None, "replay"):
+            replays.append(replay(given.replay, Path(folder)))
+    if rows:
+        print(output.table(HEADINGS, map(cells, rows)))
+    if replays:
+        print(output.table(REPLAY_HEADINGS, map(replay_cells, replays)))
+    output.write_json(given.json, [vars(row) for row in (*rows, *replays)])
     return Exit.DONE

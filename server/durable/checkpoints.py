@@ -77,6 +77,7 @@ async def pause(conductor: Conductor, grace_s: float) -> None:
             await conductor.paused.wait()
             if conductor.shard.manifest is None or conductor.finished.is_set():
                 return
+            await conductor.recorder.idle()
             await (await checkpoint(conductor, announced=True))
             listening = [member.worker for member in conductor.core.roster.listening()]
             streams = [conductor.streams[worker] for worker in listening if worker in conductor.streams]

@@ -190,7 +190,7 @@ class Recorder:
 
     def due(self, version: int, now: float, progress: float) -> bool:
         """Whether a checkpoint is to be taken at a version. progress: epochs so far."""
-        if self._every is None or self._writing is not None:
+        if self._every is None or self._writing is not None or self._begins_at(version):
             return False
         if self.journal_bytes > segment_limit(self.bytes):
             return True
@@ -198,11 +198,27 @@ class Recorder:
         passed = {"steps": version - steps, "seconds": now - at, "epochs": progress - epochs}
         return passed[self._every.unit] >= self._every.number
 
+    def _begins_at(self, version: int) -> bool:
+        """Whether the segment begins at a version already. Another one would take its place, with what it has
+        promised, before the checkpoint of the version is whole."""
+        if self._folder is None or self._journal is None:
+            return False
+        return self._journal.path == self._folder.segment_path(version)
+
+    async def idle(self) -> None:
+        """Return once no checkpoint is being written."""
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+
     def checkpoint(
         self, version: int, tree: Any, stored: Iterable[Stored], now: float, progress: float
     ) -> asyncio.Task[None]:
-        """Begin a new segment with what is stored of open pushes, and write the tree down meanwhile. Raises
-        JournalError."""
+        """Begin a new segment with what is stored of open pushes, and write the tree down meanwhile. If the
+        segment begins at this version, it leads here with what is before it: then it stays, and that is all.
+        Raises JournalError."""
+        if self._begins_at(version):
+            self.sync()
+            return asyncio.create_task(self.idle())
         self._last = version, now, progress
         try:
             self.begin(version)

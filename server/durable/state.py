@@ -58,7 +58,7 @@ class StateFolder:
     def __init__(self, path: Path, *, syncs: bool) -> None:
         self.path = path
         self._syncs = syncs
-        self._last = path, 0  # the last segment that was read, and where it ends
+        self._last = self.segment_path(0), 0  # the last segment that was read, and where it ends
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -125,8 +125,9 @@ class StateFolder:
         Afterwards `journal` goes on where the last one ends.
         """
         segments = [each for each in self._versions(SEGMENT) if each >= version]
+        self._last = self.segment_path(version), 0
         for place, each in enumerate(segments):
-            path, end = self.path / _name(SEGMENT, each, ".log"), 0
+            path, end = self.segment_path(each), 0
             for record, end in read(path):  # noqa: B007 - where the last one ends
                 yield record, each == version
             cut = path.stat().st_size - end
@@ -139,8 +140,12 @@ class StateFolder:
                 lost = ", ".join(_name(SEGMENT, other, ".log") for other in segments[place + 1 :])
                 log.error("%s is damaged: what came after that is lost, with %s", path, lost)
                 for other in segments[place + 1 :]:
-                    (self.path / _name(SEGMENT, other, ".log")).unlink()
+                    self.segment_path(other).unlink()
                 return
+
+    def segment_path(self, version: int) -> Path:
+        """Of the segment that begins at a version."""
+        return self.path / _name(SEGMENT, version, ".log")
 
     def journal(self) -> Journal:
         """The segment of which `records` came last, to go on."""
@@ -149,7 +154,7 @@ class StateFolder:
 
     def segment(self, version: int) -> Journal:
         """A new one."""
-        journal = Journal(self.path / _name(SEGMENT, version, ".log"), syncs=self._syncs)
+        journal = Journal(self.segment_path(version), syncs=self._syncs)
         saved.sync(self.path)
         return journal
 
@@ -164,7 +169,7 @@ class StateFolder:
         first = self._versions(CHECKPOINT)[0]
         for old in self._versions(SEGMENT):
             if old < first:
-                (self.path / _name(SEGMENT, old, ".log")).unlink(missing_ok=True)
+                self.segment_path(old).unlink(missing_ok=True)
         return written
 
     def _versions(self, prefix: str) -> list[int]:

@@ -177,9 +177,9 @@ class Daemons:
         self._all.append(worker)
         return worker
 
-    def plain(self, module: str, *arguments: str) -> Daemon:
+    def plain(self, module: str, *arguments: str, environ: Mapping[str, str] | None = None) -> Daemon:
         """Any command."""
-        daemon = Daemon(module, arguments, start=self._start)
+        daemon = Daemon(module, arguments, environ, self._start)
         self._all.append(daemon)
         return daemon
 

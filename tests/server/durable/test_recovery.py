@@ -14,13 +14,15 @@ from pushes import MANIFEST, assembly
 from stepping import core_of
 from wired import ONES, PLAN, Message, Wired
 
+from gradwire import failpoints
 from gradwire.compressors import Plan
 from gradwire.optimizer import Optimizer, parse_optimizer
 from gradwire.proto import messages as m
 from gradwire.proto import plans
 from gradwire.proto.manifest import Manifest
 from gradwire.server.conductor import Conductor
-from gradwire.server.durable.checkpoints import first_checkpoint
+from gradwire.server.durable import state
+from gradwire.server.durable.checkpoints import checkpoint, first_checkpoint
 from gradwire.server.durable.recorder import Recorder
 from gradwire.server.durable.recovery import recover
 from gradwire.server.durable.state import StateFolder
@@ -51,19 +53,22 @@ def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
 class Kept(Wired):
     """A job whose server may be killed."""
 
-    def __init__(self, folder: Path, mode: str, workers: str, every: str, **rules: Any) -> None:
+    def __init__(
+        self, folder: Path, mode: str, workers: str, every: str, *, recorded: bool = True, **rules: Any
+    ) -> None:
         super().__init__(mode, workers, **rules)
-        self.mode, self.rules, self.every = mode, rules, every
+        self.mode, self.rules, self.every, self.recorded = mode, rules, every, recorded
         self.seqs = dict.fromkeys(workers, 1)
         self.begin(folder)
 
     def begin(self, folder: Path) -> None:
         """As a new process does, before it reads anything."""
         self.folder = StateFolder(folder, syncs=False)
-        recorder = Recorder(self.folder, parse_length(self.every), job="job", recorded=True)
+        every = parse_length(self.every)
+        self.recorder = Recorder(self.folder, every, job="job", recorded=self.recorded)
         self.core = core_of(self.mode, min_workers=len(self.workers), epochs=100, **self.rules)
         self.shard = Shard(build)
-        self.conductor = Conductor(self.core, Metrics("none"), shard=self.shard, recorder=recorder)
+        self.conductor = Conductor(self.core, Metrics("none"), shard=self.shard, recorder=self.recorder)
         self.call = WorkerCall(self.conductor)
 
     async def open(self) -> None:
@@ -252,6 +257,136 @@ def test_a_server_that_is_killed_goes_on_as_it_was(
                 await job.killed(tmp_path / str(kills))
                 assert differences(await job.state(), expected) == []
         assert job.core.version > 1
+        job.shard.close()
+
+    asyncio.run(run())
+
+
+async def one_version(job: Kept) -> None:
+    """Everybody pushes."""
+    for worker in job.workers:
+        job.arrive(worker, job.push(worker, ONES, seq=job.seqs[worker]))
+        job.seqs[worker] += 1
+    await job.settle()
+    await job.recorder.idle()
+
+
+def test_a_checkpoint_that_is_there_already_stays_and_its_segment_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server is told to stop at the version of its last checkpoint, and killed while it stops: what has
+    happened since then is in the segment alone."""
+    monkeypatch.setattr(plans, "ALIGNMENT", 1)
+
+    def killed_meanwhile(*_: Any) -> int:
+        raise OSError("no room")
+
+    async def run() -> None:
+        job = Kept(tmp_path / "0", "sync", "abc", "1steps")
+        await job.open()
+        for kill in (1, 2, 3):
+            if kill != 2:  # that time it is the checkpoint with which the server has begun
+                await one_version(job)
+            job.conductor.happen(e.Joined(f"late{kill}", 1, compressor="none"))
+            with monkeypatch.context() as patch:
+                patch.setattr(StateFolder, "write", killed_meanwhile)
+                await (await checkpoint(job.conductor, announced=True))
+            await job.killed(tmp_path / str(kill))
+            assert f"late{kill}" in job.core.roster.members
+            for worker in "abc":
+                Story(job, 0).back(worker)
+        job.shard.close()
+
+    asyncio.run(run())
+
+
+def test_a_checkpoint_that_is_begun_twice_costs_nothing_that_was_promised_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server is killed while it writes the checkpoint of a version that nobody was told of. The next one
+    goes on at that version, where a checkpoint is due, accepts pushes, and is killed before that is whole."""
+    monkeypatch.setattr(plans, "ALIGNMENT", 1)
+
+    def killed_meanwhile(*_: Any) -> int:
+        raise OSError("no room")
+
+    async def run() -> None:
+        job = Kept(tmp_path / "0", "sync", "abc", "1steps")
+        await job.open()
+        monkeypatch.setattr(StateFolder, "write", killed_meanwhile)
+        failpoints.arm("version.announced=eio")
+        try:
+            await one_version(job)
+        finally:
+            failpoints.arm("")
+        assert job.conductor.failed.is_set()
+        assert job.core.version == 0
+        await job.killed(tmp_path / "1")
+        await job.settle()
+        for worker in "abc":
+            Story(job, 0).back(worker)
+        await one_version(job)
+        expected = restarted(job, await job.state())
+        assert job.core.version == 2
+        await job.killed(tmp_path / "2")
+        assert differences(await job.state(), expected) == []
+        job.shard.close()
+
+    asyncio.run(run())
+
+
+def test_a_server_gets_a_journal_that_the_one_before_did_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--durability may change."""
+    monkeypatch.setattr(plans, "ALIGNMENT", 1)
+
+    async def run() -> None:
+        job = Kept(tmp_path / "0", "sync", "abc", "2steps", recorded=False)
+        await job.open()
+        for _ in range(3):
+            await one_version(job)
+        job.recorded = True
+        await job.killed(tmp_path / "1")
+        assert job.core.version == 2
+        for worker in "abc":
+            Story(job, 0).back(worker)
+        await one_version(job)
+        await job.killed(tmp_path / "2")
+        assert job.core.version == 3
+        job.shard.close()
+
+    asyncio.run(run())
+
+
+def bytes_of(folder: Path, prefix: str) -> list[int]:
+    """Of its checkpoints or segments."""
+    found = [
+        [each] if each.is_file() else [*each.iterdir()] for each in folder.iterdir() if prefix in each.name
+    ]
+    return [sum(file.stat().st_size for file in files) for files in found]
+
+
+def test_the_folder_stays_within_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long until a checkpoint is due by time: two checkpoints and one that is being written, two
+    segments as large as their limit, and what comes until the next version."""
+    monkeypatch.setattr(plans, "ALIGNMENT", 1)
+    monkeypatch.setattr(state, "LEAST_SEGMENT_BYTES", 20_000)
+
+    async def run() -> None:
+        job = Kept(tmp_path, "sync", "abc", "100000steps")
+        await job.open()
+        most_segments = 0
+        for version in range(1, 61):
+            await one_version(job)
+            assert job.core.version == version
+            checkpoints, segments = bytes_of(tmp_path, state.CHECKPOINT), bytes_of(tmp_path, state.SEGMENT)
+            most_segments = max(most_segments, len(segments))
+            each = sum(segments) / version  # a segment may be more than its limit by what a version takes
+            assert len(checkpoints) <= 2
+            assert max(segments) <= state.segment_limit(max(checkpoints)) + max(8_000.0, 2 * each)
+            assert len(segments) <= 2
+        assert most_segments == 2
         job.shard.close()
 
     asyncio.run(run())
