@@ -23,6 +23,7 @@ from ..proto.plans import plan_message
 from ..proto.refusal import Reason
 from ..proto.wire import encode_server
 from .durable.checkpoints import checkpoint
+from .durable.journal import JournalError
 from .durable.recorder import Recorder
 from .intake import Intake
 from .job import events as e
@@ -428,6 +429,8 @@ class Conductor:
         self.working.discard(task)
         if task.cancelled() or (error := task.exception()) is None or self.failed.is_set():
             return
+        if self._stopped and isinstance(error, JournalError):  # the next server makes that version
+            return
         self.diverged = isinstance(error, DivergedError)
         if self.diverged:
             self.failure = f"{error}; lower --learning-rate, or check the data"
@@ -465,6 +468,7 @@ class Conductor:
         if self._ticker is not None:
             self._ticker.cancel()
         if comes_back:
+            self.recorder.stop()
             why = refusals.stopping("", f"{reason}, and may come back")
             for stream in self.streams.values():
                 stream.outbox.end(why, final=False)

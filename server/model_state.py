@@ -62,9 +62,13 @@ class ModelState:
         self._buffers = _done({name: value for name, value in values.items() if name not in names})
 
     async def settled(self) -> None:
-        """Wait for means that are being taken."""
-        for each in (self._buffers, *(values for _, values in self._pinned.values())):
-            await each
+        """Wait for means that are being taken, also for those that begin meanwhile."""
+        while True:
+            means = self._buffers, *(values for _, values in self._pinned.values())
+            waiting = [each for each in means if isinstance(each, asyncio.Future) and not each.done()]
+            if not waiting:
+                return
+            await asyncio.wait(waiting)
 
     def image(self) -> dict[str, Any]:
         """All of it but the entries. Nothing may have happened since `settled`."""

@@ -26,6 +26,7 @@ def image_of(
         "core": conductor.core.save(),
         "manifest": manifest.to_message(),
         "plan": plan_message(plan),
+        "prepared": None if conductor.shard.prepared is None else plan_message(conductor.shard.prepared),
         "planner": conductor.plans.planner.terms,
         "shard": shard,
         "late": {key: sorted(parts) for key, parts in conductor.shard.late.items()},
@@ -62,6 +63,8 @@ async def restore(conductor: Conductor, tree: Mapping[str, Any]) -> None:
     manifest = Manifest.from_message(message, worker="", max_bytes=conductor.core.rules.max_model_bytes)
     conductor.plans.planner.first(manifest, *tree["planner"])
     await conductor.shard.reopen(manifest, plan_of(tree["plan"], manifest), tree["shard"])
+    if tree["prepared"] is not None:
+        conductor.shard.prepare(plan_of(tree["prepared"], manifest))
     conductor.shard.counts(tree["late"])
     conductor.core.load(tree["core"])
     for name, image in tree["arrivals"].items():

@@ -16,6 +16,7 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,14 @@ class Journal:
         self.path = path
         self.bytes = at
         self._syncs, self._dirty = syncs, False
+        self._failure: JournalError | None = None  # after which nothing more is promised
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(self._file, at)
         os.lseek(self._file, at, os.SEEK_SET)
 
     def append(self, what: str, fields: Mapping[str, Any], data: Sequence[Bytes] = ()) -> None:
-        """Raises JournalError, which says what to do."""
+        """Raises JournalError, which says what to do; again for all that comes after it."""
+        self._check()
         text = json.dumps([what, fields], default=_to_json, separators=(",", ":")).encode()
         size = sum(each.size for each in data)
         sums = crc32c((np.frombuffer(text, np.uint8),)), crc32c(data)
@@ -74,12 +77,19 @@ class Journal:
             self._write(buffers)
             failpoints.reached("journal.appended")
         except OSError as error:
-            raise JournalError(
+            with suppress(OSError):
+                os.ftruncate(self._file, self.bytes)  # nobody has been told of half a record
+            self._failure = JournalError(
                 f"the journal {self.path} cannot be written: {error.strerror or error}; what it has is "
                 "whole. Make room, or have its folder writable, and start gc-server with the same --state"
-            ) from None
+            )
+            raise self._failure from None
         self.bytes += _HEAD.size + len(text) + size
         self._dirty = True
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _write(self, buffers: list[Any]) -> None:
         while buffers:
@@ -91,14 +101,16 @@ class Journal:
 
     def sync(self) -> None:
         """Have all of it on the disk, if that is asked for. Raises JournalError."""
+        self._check()
         if not self._syncs or not self._dirty:
             return
-        self._dirty = False
         try:
             os.fdatasync(self._file)
             failpoints.reached("journal.synced")
-        except OSError as error:
-            raise JournalError(f"the journal {self.path} did not reach the disk: {error.strerror}") from None
+        except OSError as error:  # what the disk has is not known, and another try would not tell
+            self._failure = JournalError(f"the journal {self.path} did not reach the disk: {error.strerror}")
+            raise self._failure from None
+        self._dirty = False
 
     def close(self) -> None:
         os.close(self._file)
@@ -107,7 +119,9 @@ class Journal:
 def read(path: Path) -> Iterator[tuple[Record, int]]:
     """The records of a segment, each with where it ends in the file, up to the first that is not whole or not
     as it was written."""
-    data: Bytes = np.fromfile(path, np.uint8)
+    if not path.stat().st_size:
+        return
+    data: Bytes = np.memmap(path, np.uint8, "r")  # a segment may be larger than what is free
     at = 0
     while at + _HEAD.size <= data.size:
         magic, text_bytes, data_bytes, text_sum, data_sum = _HEAD.unpack_from(data.data, at)

@@ -30,6 +30,8 @@ from .state import StateFolder, segment_limit
 
 log = logging.getLogger("gradwire.server")
 
+RETRY_S = 30.0  # after a checkpoint that could not be begun
+
 Member = tuple[str, int]
 Stored = tuple[Member, m.Part, int, Sequence[Payload]]  # a part, the crc32c of its bytes, and what it holds
 
@@ -71,6 +73,8 @@ class Recorder:
         self._heard: dict[str, float] = {}
         self._last = 0, math.inf, 0.0  # version, time and epochs of the last checkpoint
         self._writing: asyncio.Task[None] | None = None
+        self._retry_at = -math.inf  # seconds, after a checkpoint that could not be written
+        self._stopped = False
         self.failing, self.failures = "", 0
         self.bytes = 0
         self.version: int | None = None
@@ -104,7 +108,17 @@ class Recorder:
 
     # ---- records
 
+    def stop(self) -> None:
+        """Nothing that comes from now on is taken in: the next server goes on from what is written."""
+        self._stopped = True
+
+    def _check(self) -> None:
+        """Raises JournalError."""
+        if self._stopped:
+            raise JournalError("the server is stopping, and may come back; try again")
+
     def _append(self, what: str, fields: Mapping[str, Any], data: Sequence[Bytes] = ()) -> None:
+        self._check()
         if self._journal is not None:
             with self._promising():
                 self._journal.append(what, fields, data)
@@ -134,6 +148,7 @@ class Recorder:
         self, event: e.Event[Any], now: float, result: e.Result[Any], leases: Mapping[str, float]
     ) -> None:
         """leases: before a tick. Raises JournalError."""
+        self._check()
         alive = isinstance(event, e.Heard) and event.activity is None
         if alive or isinstance(event, _NOT_RECORDED) or self._journal is None:
             return
@@ -146,7 +161,7 @@ class Recorder:
             fields["heard"] = dict(leases)
             self._heard.update(leases)
         self._append(EVENT, fields)
-        if isinstance(event, e.Pushed | e.Initialized | e.Joined):
+        if result.actions or isinstance(event, e.Pushed | e.Initialized | e.Joined):
             self.sync()
 
     def part(
@@ -192,6 +207,8 @@ class Recorder:
         """Whether a checkpoint is to be taken at a version. progress: epochs so far."""
         if self._every is None or self._writing is not None or self._begins_at(version):
             return False
+        if now < self._retry_at:
+            return False
         if self.journal_bytes > segment_limit(self.bytes):
             return True
         steps, at, epochs = self._last
@@ -223,6 +240,7 @@ class Recorder:
         try:
             self.begin(version)
         except OSError as error:
+            self._retry_at = now + RETRY_S
             self._writing = asyncio.create_task(self._write(version, tree, error))
             return self._writing
         for member, part, checksum, payloads in stored:

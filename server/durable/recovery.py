@@ -19,13 +19,14 @@ from ...proto.plans import plan_of
 from ...proto.refusal import Refusal, Refused
 from ...proto.transfer import received_payloads
 from ...proto.wire import decode_envelope
+from ...saved import DamagedError
 from ..conductor import Conductor
 from ..job import events as e
 from ..job import saving
 from ..model_state import Deposit
 from . import recorder as r
 from .image import restore
-from .journal import Record
+from .journal import JournalError, Record
 from .state import Found, StateError, StateFolder
 
 log = logging.getLogger("gradwire.server")
@@ -35,6 +36,13 @@ _EVENTS: Mapping[str, Any] = {
     for kind in vars(e).values()
     if isinstance(kind, type) and issubclass(kind, e.Event) and kind not in (e.Event, e.FromWorker)
 }
+
+
+# What comes of a folder that is not what a server of this release has written.
+_NO_WAY_ON = (
+    *(Refused, JournalError, DamagedError, OSError),
+    *(AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError),
+)
 
 
 async def recover(conductor: Conductor, folder: StateFolder) -> Found | None:
@@ -52,7 +60,7 @@ async def recover(conductor: Conductor, folder: StateFolder) -> Found | None:
             if not (record.fields.get("carried") and not own):
                 pushes += await _again(conductor, record)
         await _caught_up(conductor)
-    except (Refused, KeyError, TypeError, ValueError, AssertionError) as error:
+    except _NO_WAY_ON as error:
         raise StateError(
             f"--state {folder.path}: what was written down does not lead on from version {found.version}: "
             f"{error!r}; please report this"

@@ -214,6 +214,11 @@ class Shard:
         """Go on with what `late` was."""
         self._counted = {key: set(parts) for key, parts in late.items()}
 
+    @property
+    def prepared(self) -> Plan | None:
+        """The plan that is ready."""
+        return self._next
+
     def prepare(self, plan: Plan) -> None:
         """Have a plan ready under the next number. Raises Refused: PLAN, if the model cannot have it."""
         assert self.manifest is not None, "there is nothing to divide before `open`"

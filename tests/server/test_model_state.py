@@ -126,3 +126,24 @@ def test_what_is_written_has_every_entry_and_shares_no_memory() -> None:
     assert bool(found["flag"])
     assert (found["count"].dtype, int(found["count"])) == (torch.int64, 4)
     assert torch.equal(found["frozen"], torch.full((3,), 0.5, dtype=torch.bfloat16))
+
+
+def test_an_image_waits_for_a_mean_that_begins_while_it_waits_for_another() -> None:
+    async def run() -> None:
+        state = ModelState()
+        state.open(BUFFERS, values(0.0, 0))
+
+        def push(worker: str, mean: float) -> None:
+            key = PushKey(worker, 1, 1)
+            state.put(key, Deposit(collection=1, values=values(mean, 1)))
+            state.decided(key, accepted=True, rank=ord(worker), samples=1)
+            state.newest()
+
+        push("a", 1.0)
+        waiting = asyncio.create_task(state.settled())
+        await asyncio.sleep(0)
+        push("b", 2.0)
+        await waiting
+        assert read(state.image()["buffers"])[0] == 1.5
+
+    asyncio.run(run())

@@ -194,7 +194,8 @@ class Session:
             return
         self._save = None
         if self._own is None or at > version:
-            self._connection.saved(version, "")
+            past = f"it had got to version {at} before" if self._own is not None else ""
+            self._connection.saved(version, past)
             return
         tree = {
             "owner": dict(self._of_owner()),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +85,26 @@ def test_a_journal_that_cannot_be_written_says_so_and_stays_whole(tmp_path: Path
     with pytest.raises(JournalError, match=r"cannot be written: .*Make room"):
         journal.append(*RECORDS[0])
     assert found(tmp_path / "j") == WHOLE
+
+
+def test_after_a_failure_nothing_more_is_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, buffers: list[Any]) -> int:
+        os.write(file, bytes(buffers[0])[:7])
+        raise OSError(errno.ENOSPC, "no room")
+
+    def unsynced(file: int) -> None:
+        raise OSError(errno.EIO, "a bad disk")
+
+    for name, broken in (("writev", full), ("fdatasync", unsynced)):
+        journal = written(tmp_path / name)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, broken)
+            with pytest.raises(JournalError):  # noqa: PT012 - the second needs the first
+                journal.append("one", {})
+                journal.sync()
+        for again in (lambda journal=journal: journal.append("two", {}), journal.sync):
+            with pytest.raises(JournalError):
+                again()
+        size = (tmp_path / name).stat().st_size
+        assert journal.bytes == size, "half a record is taken back"
+        assert found(tmp_path / name)[: len(WHOLE)] == WHOLE

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pushes import MANIFEST, assembly
+from pushes import MANIFEST, assembly, cut_plan
 from stepping import core_of
 from wired import ONES, PLAN, Message, Wired
 
@@ -22,13 +22,15 @@ from gradwire.proto import plans
 from gradwire.proto.manifest import Manifest
 from gradwire.server.conductor import Conductor
 from gradwire.server.durable import state
-from gradwire.server.durable.checkpoints import checkpoint, first_checkpoint
+from gradwire.server.durable.checkpoints import checkpoint, first_checkpoint, pause
+from gradwire.server.durable.journal import JournalError
 from gradwire.server.durable.recorder import Recorder
 from gradwire.server.durable.recovery import recover
 from gradwire.server.durable.state import StateFolder
 from gradwire.server.exchange import WorkerCall
 from gradwire.server.job import events as e
 from gradwire.server.metrics import Metrics
+from gradwire.server.model_state import Deposit
 from gradwire.server.shard.shard import Shard
 from gradwire.server.shard.store import Float32, Store
 from gradwire.spec import parse_length
@@ -387,6 +389,76 @@ def test_the_folder_stays_within_its_bound(tmp_path: Path, monkeypatch: pytest.M
             assert max(segments) <= state.segment_limit(max(checkpoints)) + max(8_000.0, 2 * each)
             assert len(segments) <= 2
         assert most_segments == 2
+        job.shard.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("every", ["1steps", "100000steps"])
+def test_a_plan_that_waits_for_its_round_outlives_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str
+) -> None:
+    """A checkpoint may come between the plan and the round whose end it waits for."""
+    monkeypatch.setattr(plans, "ALIGNMENT", 1)
+
+    async def run() -> None:
+        job = Kept(tmp_path / "0", "sync", "ab", every)
+        await job.open()
+        job.arrive("a", job.push("a", seq=1))
+        job.conductor.replan(cut_plan((1, 2)))
+        job.arrive("b", job.push("b", seq=1))
+        await job.reach(1)
+        await job.settle()
+        await job.recorder.idle()
+        assert job.shard.plan.number == 2
+        divided = job.shard.plan
+        await job.killed(tmp_path / "1")
+        assert job.shard.plan == divided
+        assert job.core.version == 1
+        job.shard.close()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_stops_takes_nothing_in_that_the_next_would_not_know(tmp_path: Path) -> None:
+    """A round did not end in time; workers come back while the parameters are still being written."""
+
+    async def run() -> None:
+        job = Kept(tmp_path / "0", "sync", "ab", "100000steps")
+        await job.open()
+        await pause(job.conductor, 0.05)
+        await job.conductor.stop("it was told to", comes_back=True)
+        with pytest.raises(JournalError, match="try again"):
+            job.conductor.happen(e.Attached("a", 1))
+        with pytest.raises(JournalError):
+            job.conductor.happen(e.Joined("c", 1, compressor="none"))
+        key = e.PushKey("a", 1, 1)
+        with pytest.raises(JournalError):
+            job.conductor.put_buffers(key, Deposit(collection=1, values={}))
+        assert not job.conductor.failed.is_set()
+
+    asyncio.run(run())
+
+
+def test_a_checkpoint_that_cannot_be_begun_is_not_tried_at_every_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "ALIGNMENT", 1)
+
+    def full(*_: Any) -> Any:
+        raise OSError("no room")
+
+    async def run() -> None:
+        job = Kept(tmp_path / "0", "sync", "abc", "1steps")
+        await job.open()
+        monkeypatch.setattr(StateFolder, "segment", full)
+        for _ in range(3):
+            await one_version(job)
+        assert job.core.version == 3
+        assert job.recorder.failures == 1
+        assert "no room" in job.recorder.failing
+        await job.killed(tmp_path / "1")
+        assert job.core.version == 3, "the segment before has gone on"
         job.shard.close()
 
     asyncio.run(run())
