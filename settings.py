@@ -326,8 +326,8 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
     resume: str = lasting(
         "",
         "file with which a new job begins, instead of its first worker's parameters: a state_dict as "
-        "safetensors, such as --output, a checkpoint, or a folder of --state; without what the optimizer "
-        "remembered",
+        "safetensors, such as --output, a checkpoint, or a folder of --state; a checkpoint's optimizer goes "
+        "on as well if it is the same",
         metavar="FILE",
     )
     durability: Literal["none", "journal", "fsync"] = lasting(

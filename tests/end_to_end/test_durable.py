@@ -57,7 +57,7 @@ def reach(server: Server, version: int) -> None:
 
 def result(server: Server, workers: Sequence[Daemon]) -> str:
     """The SHA-256 of the parameters, at the end of the job."""
-    assert [worker.wait() for worker in workers] == [0, 0]
+    assert [worker.wait() for worker in workers] == [0] * len(workers)
     return asked(server).parameters_sha256
 
 
@@ -163,6 +163,25 @@ def test_a_new_job_begins_with_the_parameters_of_a_file(daemons: Daemons, tmp_pa
     wrong = daemons.plain("gradwire.server.cli", "--port", "0", "--resume", str(tmp_path / "none"))
     assert wrong.wait() == 2
     assert "--resume" in wrong.log
+
+
+def test_a_new_job_goes_on_with_the_optimizer_of_a_checkpoint(daemons: Daemons, tmp_path: Path) -> None:
+    """As one that went on; with the parameters alone it goes elsewhere."""
+
+    def trained(epochs: int, *arguments: str) -> tuple[Server, str]:
+        options = ("--optimizer", "sgd:momentum=0.9", "--learning-rate", "0.01", "--epochs", str(epochs))
+        server = daemons.server("--task", "small_tasks:steady", *options, *arguments)
+        worker = daemons.worker(server.address, "--compressor", "none")
+        return server, result(server, [worker])
+
+    _, expected = trained(2)
+    kept = ("--state", str(tmp_path / "state"), "--checkpoint-every", "1epoch")
+    first, _ = trained(1, *kept, "--output", str(tmp_path / "model"))
+    first.wait_for(f"checkpoint of version {asked(first).version} written")
+    again, found = trained(1, "--resume", str(tmp_path / "state"))
+    again.wait_for("and the state of its optimizer, sgd .momentum_buffer.")
+    assert found == expected
+    assert trained(1, "--resume", str(tmp_path / "model"))[1] != expected
 
 
 def test_a_folder_is_one_jobs_and_one_servers(daemons: Daemons, tmp_path: Path) -> None:
