@@ -150,19 +150,11 @@ def write_folder(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
 
     Returns its bytes. Raises OSError; nothing is left of it then.
     """
-    from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
-
-    plain, tensors = flatten(tree)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        (partial / TREE).write_text(json.dumps(plain), encoding="utf-8")
-        save_file({name: each.contiguous() for name, each in tensors.items()}, partial / TENSORS)
-        failpoints.reached("checkpoint.written")
-        files = {name: _about(partial / name) for name in (TREE, TENSORS)}
-        manifest = {"format": FORMAT, **about, "files": files}
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        written = write_files(partial, tree, about)
         for name in (TREE, TENSORS, MANIFEST):
             sync(partial / name)
         sync(partial)
@@ -174,7 +166,27 @@ def write_folder(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    return written
+
+
+def write_files(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
+    """Write the files of a tree into a folder that is there. about: as above. Returns their bytes. Raises
+    OSError."""
+    from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+
+    plain, tensors = flatten(tree)
+    (folder / TREE).write_text(json.dumps(plain), encoding="utf-8")
+    save_file({name: each.contiguous() for name, each in tensors.items()}, folder / TENSORS)
+    failpoints.reached("checkpoint.written")
+    files = {name: _about(folder / name) for name in (TREE, TENSORS)}
+    manifest = {"format": FORMAT, **about, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     return sum(each["bytes"] for each in files.values())
+
+
+def size(tree: Any) -> int:
+    """Bytes of the tensors and arrays of a tree."""
+    return sum(each.nbytes for each in flatten(tree)[1].values())
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

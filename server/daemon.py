@@ -7,10 +7,10 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import grpc.aio
 import torch
@@ -32,7 +32,7 @@ from .conductor import Conductor
 from .durable.checkpoints import pause
 from .durable.recorder import Recorder
 from .durable.recovery import recover
-from .durable.state import StateError, StateFolder
+from .durable.state import StateError, StateFolder, job_at
 from .ending import exit_code
 from .job.core import Core
 from .job.modes import registry
@@ -138,22 +138,26 @@ def _opened(options: ServerSettings, job: str) -> tuple[StateFolder | None, str]
         each.name: getattr(options, each.name) for each in fields(options) if each.name not in _MAY_CHANGE
     }
     try:
-        folder = StateFolder(Path(options.state), syncs=options.durability == "fsync")
-        known = folder.job()
+        known = job_at(options.state)
+        if known is not None:
+            _same_job(known["options"], given, options.state)
+        folder = StateFolder(options.state, syncs=options.durability == "fsync")
         if known is None:
             folder.begin({"job": job, "gradwire": __version__, "options": given})
-            return folder, job
     except StateError as error:
         raise UsageError(str(error)) from None
-    before = known["options"]
+    return folder, job if known is None else known["job"]
+
+
+def _same_job(before: Mapping[str, Any], given: Mapping[str, Any], state: str) -> None:
+    """Raises UsageError for options with which the job cannot go on."""
     for name in given:
         if before.get(name, given[name]) != given[name]:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"{flag} {given[name]}: the job in --state {options.state} was begun with {before[name]}, "
+                f"{flag} {given[name]}: the job in --state {state} was begun with {before[name]}, "
                 f"and goes on only with that; leave {flag} as it was, or begin another job in another folder"
             )
-    return folder, known["job"]
 
 
 async def _serve(effective: Effective[ServerSettings]) -> int:
@@ -170,7 +174,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     except TokenFileError as error:
         raise UsageError(str(error)) from None
     try:
-        resumed = read_model(Path(options.resume)) if options.resume else None
+        resumed = read_model(options.resume) if options.resume else None
     except ResumeError as error:
         raise UsageError(str(error)) from None
     service = Service(conductor, options, mode, job, access, resumed)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 
 from .. import saved
 from ..optimizer import Group, Remembered, optimizer_spec
+from ..places import local_copy, place_at
 from ..proto.entries import of_kind
 from ..proto.manifest import Manifest
 from ..proto.messages import Entry
@@ -98,18 +99,25 @@ class ResumeError(ValueError):
     """The file cannot be begun with; the message says why."""
 
 
-def read_model(path: Path) -> Resumed:
+def read_model(where: Path | str) -> Resumed:
     """All that a file has: a state_dict as safetensors, such as --output is, or a checkpoint, or a folder of
-    --state, whose newest it is. Raises ResumeError."""
+    --state, whose newest it is. where: path or URL. Raises ResumeError."""
     try:
-        if not path.is_dir():
-            tensors: Tensors = load_file(path)
-            return Resumed(str(path), tensors)
-        newest = max(path.glob(f"{CHECKPOINT}*"), default=path)
-        return _of_checkpoint(str(newest), saved.read_folder(newest)[0])
+        with local_copy(where) as file:
+            if file is not None:
+                tensors: Tensors = load_file(file)
+                return Resumed(str(where), tensors)
+        place = place_at(where)
+        found = place.folders(CHECKPOINT)
+        if found:
+            name, (tree, _) = f"{place.name}/{found[-1]}", place.read(found[-1])
+        else:
+            folder, _, last = place.name.rpartition("/")
+            name, (tree, _) = place.name, place_at(folder or ".").read(last)
+        return _of_checkpoint(name, tree)
     except (OSError, SafetensorError, saved.DamagedError, KeyError) as error:
         raise ResumeError(
-            f"--resume {path}: expected a state_dict as safetensors, a checkpoint, or a folder of --state: "
+            f"--resume {where}: expected a state_dict as safetensors, a checkpoint, or a folder of --state: "
             f"{error}"
         ) from None
 

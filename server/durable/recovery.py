@@ -42,7 +42,7 @@ async def recover(conductor: Conductor, folder: StateFolder) -> Found | None:
 
     Raises StateError.
     """
-    began, found = time.monotonic(), folder.newest()
+    began, found = time.monotonic(), await asyncio.to_thread(folder.newest)
     if found is None:
         return None
     pushes = 0
@@ -54,7 +54,7 @@ async def recover(conductor: Conductor, folder: StateFolder) -> Found | None:
         await _caught_up(conductor)
     except (Refused, KeyError, TypeError, ValueError, AssertionError) as error:
         raise StateError(
-            f"--state {folder.path}: what was written down does not lead on from version {found.version}: "
+            f"--state {folder.name}: what was written down does not lead on from version {found.version}: "
             f"{error!r}; please report this"
         ) from error
     log.info(

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from daemons import Daemon, Daemons, Server, asked, poll, stop
 
+from gradwire.failpoints import VARIABLE
+
 TASK = "small_tasks:regression:slow=0.02,samples=1920"
 MOMENTUM = (
     "--optimizer",
@@ -35,9 +37,12 @@ def free_port() -> int:
         return port
 
 
-def begun(daemons: Daemons, state: Path | None, *arguments: str, port: int = 0) -> Server:
+def begun(
+    daemons: Daemons, state: Path | None, *arguments: str, port: int = 0, failpoints: str = ""
+) -> Server:
     kept = () if state is None else ("--state", str(state))
-    return daemons.server("--task", TASK, *MOMENTUM, *LEASE, "--port", str(port), *kept, *arguments)
+    options = ("--task", TASK, *MOMENTUM, *LEASE, "--port", str(port), *kept, *arguments)
+    return daemons.server(*options, environ={VARIABLE: failpoints})
 
 
 def joined(daemons: Daemons, server: Server, *arguments: str, states: Path | None = None) -> list[Daemon]:
@@ -198,3 +203,43 @@ def test_a_folder_is_one_jobs_and_one_servers(daemons: Daemons, tmp_path: Path) 
     )
     assert "it has nothing of its own to go on with" in refused("--mode", "coded")
     assert json.loads((tmp_path / "job.json").read_text())["job"]
+
+
+def test_a_job_goes_on_from_checkpoints_at_a_url(daemons: Daemons, tmp_path: Path) -> None:
+    """The server is killed, and once while it writes one: that is none."""
+    url = f"file://{tmp_path}/bucket/job"
+    options = ("--state", url, "--durability", "none", "--checkpoint-every", "3steps")
+    wrong = daemons.plain("gradwire.server.cli", "--port", "0", "--state", url)
+    assert wrong.wait() == 2
+    assert "with --durability journal: a journal needs a disk" in wrong.log
+    server = begun(daemons, None, *options, failpoints="checkpoint.stored=kill@3")
+    workers = joined(daemons, server, "--compressor", "4bit")
+    server.wait()
+    folder = tmp_path / "bucket" / "job"
+    assert [(each / "manifest.json").exists() for each in sorted(folder.glob("checkpoint-*"))] == [
+        True,
+        True,
+        False,
+    ]
+    server = begun(daemons, None, *options, port=server.port)
+    server.wait_for("going on at version 3")
+    assert result(server, workers)
+    assert asked(server).version == 30
+    stop(server)
+    assert len(list(folder.glob("checkpoint-*"))) == 2
+    assert not list(folder.glob("journal-*"))
+    again = daemons.server("--task", TASK, "--resume", url, *MOMENTUM)
+    worker = daemons.worker(again.address, "--state", f"{url}/worker", "--worker-id", "w0")
+    again.wait_for(r"\(w0\) joined")
+    stop(worker)
+    stop(again)
+
+
+def test_a_place_that_fails_does_not_hold_up_training(daemons: Daemons, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/job"
+    options = ("--state", url, "--durability", "none", "--checkpoint-every", "3steps")
+    server = begun(daemons, None, *options, failpoints="checkpoint.stored=eio@2+")
+    workers = joined(daemons, server)
+    assert result(server, workers)
+    server.wait_for("checkpoint of version 3 could not be written: .*Input/output error")
+    assert asked(server).version == 30

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +78,7 @@ def values(store: Store) -> dict[str, torch.Tensor]:
 
 
 def checkpoint(store: Store, folder: Path) -> Resumed:
-    tree = {
+    tree: dict[str, Any] = {
         "manifest": store.manifest.to_message(),
         "plan": plan_message(store.plan),
         "shard": store.image(),
