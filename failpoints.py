@@ -35,6 +35,7 @@ POINTS = (
     "checkpoint.synced",
     "checkpoint.renamed",
     "checkpoint.directory-synced",
+    "checkpoint.stored",  # at a URL, but for its manifest
 )
 
 _log = logging.getLogger("gradwire.failpoints")

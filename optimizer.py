@@ -86,6 +86,26 @@ class Group:
     learning_rate: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Remembered:
+    """What an optimizer remembers of a stretch of elements that have taken all of their steps together.
+
+    start, end: elements. memory: of these elements, by torch's names.
+    """
+
+    start: int
+    end: int
+    memory: Memory
+
+    def within(self, start: int, end: int, to: int) -> Remembered | None:
+        """Its piece between two elements, with the first of these at `to`; None if it has none there."""
+        first, last = max(start, self.start), min(end, self.end)
+        if first >= last:
+            return None
+        memory = _Run(self.start, self.end, self.memory).piece(first, last).memory
+        return Remembered(first - start + to, last - start + to, memory)
+
+
 @dataclass(slots=True, eq=False)
 class _Run:
     """Elements of a parameter that have taken all of their steps together: torch sees them as one.
@@ -118,7 +138,7 @@ class _Run:
         inside = borders[bisect_right(borders, self.start) : bisect_left(borders, self.end)]
         if not inside:
             return [self]
-        return [self._piece(*pair) for pair in pairwise((self.start, *inside, self.end))]
+        return [self.piece(*pair) for pair in pairwise((self.start, *inside, self.end))]
 
     def within(self, start: int, end: int) -> bool:
         return start <= self.start and self.end <= end
@@ -131,7 +151,8 @@ class _Run:
                 memory[what] = tensor.clone()
         return _Run(self.start, self.end, memory)
 
-    def _piece(self, start: int, end: int) -> _Run:
+    def piece(self, start: int, end: int) -> _Run:
+        """Over the same memory, with a count of its own."""
         memory: Memory = {}
         for what, tensor in self.memory.items():
             if tensor is None:
@@ -281,10 +302,22 @@ class Optimizer:
         for each, runs in zip(self._parameters, self._runs, strict=True):
             at = int(each.storage_offset())
             known += [_Run(at + run.start, at + run.end, run.memory) for run in runs if run.start < run.end]
+        self._parameters = list(parameters)
+        self._group_of = list(group_of) or [0] * len(self._parameters)
+        self._go_on_from(known)
+
+    def recall(self, remembered: Sequence[Remembered]) -> None:
+        """Go on from what another optimizer of the same kind remembered of these elements.
+
+        remembered: stretches of the buffer that the parameters are ranges of, which cover all of them.
+        """
+        self._go_on_from([_Run(each.start, each.end, dict(each.memory)) for each in remembered])
+
+    def _go_on_from(self, known: list[_Run]) -> None:
+        """known: in elements of the buffer."""
         known.sort(key=lambda run: run.start)
         ends = [run.end for run in known]
-        self._parameters, self._runs = list(parameters), []
-        self._group_of = list(group_of) or [0] * len(self._parameters)
+        self._runs = []
         for place, each in enumerate(self._parameters):
             start = int(each.storage_offset())
             borders = (start, start + each.numel())
@@ -346,7 +379,13 @@ class Optimizer:
     def image(self) -> dict[str, Any]:
         """All that it remembers, as plain values and copies of its tensors."""
         runs = [[(run.start, run.end, _copied(run.memory)) for run in runs] for runs in self._runs]
-        return {"rates": list(self.learning_rates), "runs": runs}
+        groups = [optimizer_spec(group.options) for group in self._groups]
+        return {"groups": groups, "rates": list(self.learning_rates), "runs": runs}
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """How each group is stepped."""
+        return self._groups
 
     def restore(self, image: Mapping[str, Any]) -> None:
         """Go on from an `image` of one like it, of parameters that are divided alike; takes over its

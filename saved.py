@@ -33,6 +33,10 @@ FORMAT = 1
 _PLAIN = (str, bool, int, float, type(None))
 
 
+class FormatError(Exception):
+    """A folder is of another release; the message says which format it has."""
+
+
 class DamagedError(Exception):
     """A folder is not what was written: the message says what is wrong with which file."""
 
@@ -150,19 +154,11 @@ def write_folder(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
 
     Returns its bytes. Raises OSError; nothing is left of it then.
     """
-    from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
-
-    plain, tensors = flatten(tree)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        (partial / TREE).write_text(json.dumps(plain), encoding="utf-8")
-        save_file({name: each.contiguous() for name, each in tensors.items()}, partial / TENSORS)
-        failpoints.reached("checkpoint.written")
-        files = {name: _about(partial / name) for name in (TREE, TENSORS)}
-        manifest = {"format": FORMAT, **about, "files": files}
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        written = write_files(partial, tree, about)
         for name in (TREE, TENSORS, MANIFEST):
             sync(partial / name)
         sync(partial)
@@ -174,22 +170,43 @@ def write_folder(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    return written
+
+
+def write_files(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
+    """Write the files of a tree into a folder that is there. about: as above. Returns their bytes. Raises
+    OSError."""
+    from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+
+    plain, tensors = flatten(tree)
+    (folder / TREE).write_text(json.dumps(plain), encoding="utf-8")
+    save_file({name: each.contiguous() for name, each in tensors.items()}, folder / TENSORS)
+    failpoints.reached("checkpoint.written")
+    files = {name: _about(folder / name) for name in (TREE, TENSORS)}
+    manifest = {"format": FORMAT, **about, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     return sum(each["bytes"] for each in files.values())
 
 
+def size(tree: Any) -> int:
+    """Bytes of the tensors and arrays of a tree."""
+    return sum(each.nbytes for each in flatten(tree)[1].values())
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a folder says of itself. Raises DamagedError."""
+    """What a folder says of itself. Raises DamagedError, FormatError, and OSError where it cannot be told."""
     try:
         manifest: Any = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
-            raise DamagedError(f"{folder} has format {manifest['format']}, and this release reads {FORMAT}")
+            raise FormatError(f"{folder} has format {manifest['format']}, and this release reads {FORMAT}")
         return cast("dict[str, Any]", manifest)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{folder / MANIFEST} cannot be read: {error}") from None
 
 
 def read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """The tree and the manifest of a folder. Raises DamagedError where anything is not as it was written."""
+    """The tree and the manifest of a folder. Raises DamagedError where anything is not as it was written,
+    FormatError, and OSError where that cannot be told."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
@@ -198,14 +215,14 @@ def read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
         path = folder / name
         try:
             expected, found = manifest["files"][name], _about(path)
-        except (OSError, KeyError, TypeError) as error:
+        except (FileNotFoundError, KeyError, TypeError) as error:
             raise DamagedError(f"{path} cannot be read: {error!r}") from None
         if found != expected:
             raise DamagedError(f"{path} is damaged: its checksum is not the manifest's")
     try:
         plain = json.loads((folder / TREE).read_text(encoding="utf-8"))
         return unflatten(plain, load_file(folder / TENSORS)), manifest
-    except (OSError, ValueError, SafetensorError) as error:
+    except (ValueError, SafetensorError) as error:
         raise DamagedError(f"{folder} cannot be read: {error}") from None
 
 

@@ -52,7 +52,8 @@ _TOKEN_FILE = (
 _STATE = (
     "folder in which what this process has of its job outlives it: of a server checkpoints and a journal, "
     "with which one that is started again goes on, also after kill -9; of a worker, at the versions of the "
-    "checkpoints, what the server has not, such as residuals"
+    "checkpoints, what the server has not, such as residuals. Or a URL that fsspec knows, such as "
+    "s3://BUCKET/JOB: of a server checkpoints alone, with --durability none"
 )
 _SPEC = "NAME[:KEY=VALUE,...]"
 _TASK = "TASK[:KEY=VALUE,...]"
@@ -316,19 +317,23 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
     insecure: bool = connection(
         False, "service for remote peers too although nothing is encrypted or nobody authenticated"
     )
+    reflection: bool = connection(
+        False,
+        "gRPC reflection, for tools such as grpcurl; whoever reaches the port may ask, without a token, too",
+    )
     tls_cert: str = connection("", _TLS_CERT, metavar="FILE")
     tls_key: str = connection("", _TLS_KEY, metavar="FILE")
     tls_ca: str = connection("", _TLS_CA, metavar="FILE")
     token_file: str = connection("", _TOKEN_FILE, metavar="FILE")
     stay: bool = process(False, "service after the job is done, until told to stop")
     output: str = results("", "file for the final parameters, as safetensors", metavar="FILE")
-    state: str = lasting("", _STATE, metavar="DIR")
+    state: str = lasting("", _STATE, metavar="DIR|URL")
     resume: str = lasting(
         "",
         "file with which a new job begins, instead of its first worker's parameters: a state_dict as "
-        "safetensors, such as --output, a checkpoint, or a folder of --state; without what the optimizer "
-        "remembered",
-        metavar="FILE",
+        "safetensors, such as --output, a checkpoint, or a folder of --state; a checkpoint's optimizer goes "
+        "on as well if it is the same. Or the URL of one",
+        metavar="FILE|DIR|URL",
     )
     durability: Literal["none", "journal", "fsync"] = lasting(
         "journal",
@@ -369,7 +374,7 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
     worker_id: str = connection(
         "", "name of this worker, unique in the job; empty for host name and process id"
     )
-    state: str = lasting("", _STATE, metavar="DIR")
+    state: str = lasting("", _STATE, metavar="DIR|URL")
     task: str = training(
         "",
         "task that this worker trains, and no other; empty for what the server names, if it is built in or "

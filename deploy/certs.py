@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("folder", type=Path, metavar="DIR", help="where the files go")
     text = "name or address that workers reach the server by; may be given again"
     found.add_argument("--host", action="append", default=[], metavar="NAME", help=text)
-    text = "name of a client, such as a worker id; may be given again"
+    text = "name of a client, which the certificate bears; may be given again"
     found.add_argument("--client", action="append", default=[], metavar="NAME", help=text)
     found.add_argument("--days", type=int, default=DAYS, metavar="N", help=f"validity (default: {DAYS})")
     return found

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ..configuration import UsageError
+from ..places import is_url
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..settings import ServerSettings
 from ..spec import SpecError
@@ -52,6 +53,11 @@ def check(settings: ServerSettings) -> None:
     if settings.keep and mode.work == "exchange":
         why = "the server does not have the parameters of every version"
         raise UsageError(f"--keep {settings.keep}: not with --mode {settings.mode}: {why}")
+    if is_url(settings.state) and settings.durability != "none":
+        raise UsageError(
+            f"--state {settings.state} with --durability {settings.durability}: a journal needs a disk; a "
+            "URL takes checkpoints alone; give --durability none, or --state with a folder of this machine"
+        )
     if settings.fusion.partition("=")[0] != "bytes" and (mode.slices > 1 or mode.work == "exchange"):
         why = "members of a group push slices of the parts" if mode.slices > 1 else "no gradient is pushed"
         raise UsageError(f"--fusion {settings.fusion}: expected bytes with --mode {settings.mode}: {why}")

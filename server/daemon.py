@@ -7,10 +7,10 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import grpc.aio
 import torch
@@ -32,7 +32,7 @@ from .conductor import Conductor
 from .durable.checkpoints import pause
 from .durable.recorder import Recorder
 from .durable.recovery import recover
-from .durable.state import StateError, StateFolder
+from .durable.state import StateError, StateFolder, job_at
 from .ending import exit_code
 from .job.core import Core
 from .job.modes import registry
@@ -117,7 +117,17 @@ def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder) -
 # What a server that goes on may be told otherwise: where it is, what it says and writes, how long it waits.
 _MAY_CHANGE = frozenset(
     {
-        *("host", "port", "http_host", "http_port", "insecure", "stay", "threads", "log_format"),
+        *(
+            "host",
+            "port",
+            "http_host",
+            "http_port",
+            "insecure",
+            "reflection",
+            "stay",
+            "threads",
+            "log_format",
+        ),
         *("tls_ca", "tls_cert", "tls_key", "token_file"),
         *("lease_seconds", "max_model_bytes", "output"),
         *("state", "durability", "checkpoint_every", "resume"),
@@ -138,22 +148,26 @@ def _opened(options: ServerSettings, job: str) -> tuple[StateFolder | None, str]
         each.name: getattr(options, each.name) for each in fields(options) if each.name not in _MAY_CHANGE
     }
     try:
-        folder = StateFolder(Path(options.state), syncs=options.durability == "fsync")
-        known = folder.job()
+        known = job_at(options.state)
+        if known is not None:
+            _same_job(known["options"], given, options.state)
+        folder = StateFolder(options.state, syncs=options.durability == "fsync")
         if known is None:
             folder.begin({"job": job, "gradwire": __version__, "options": given})
-            return folder, job
     except StateError as error:
         raise UsageError(str(error)) from None
-    before = known["options"]
+    return folder, job if known is None else known["job"]
+
+
+def _same_job(before: Mapping[str, Any], given: Mapping[str, Any], state: str) -> None:
+    """Raises UsageError for options with which the job cannot go on."""
     for name in given:
         if before.get(name, given[name]) != given[name]:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"{flag} {given[name]}: the job in --state {options.state} was begun with {before[name]}, "
+                f"{flag} {given[name]}: the job in --state {state} was begun with {before[name]}, "
                 f"and goes on only with that; leave {flag} as it was, or begin another job in another folder"
             )
-    return folder, known["job"]
 
 
 async def _serve(effective: Effective[ServerSettings]) -> int:
@@ -169,21 +183,19 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         access = Access(options)
     except TokenFileError as error:
         raise UsageError(str(error)) from None
-    try:
-        resumed = read_model(Path(options.resume)) if options.resume else None
-    except ResumeError as error:
-        raise UsageError(str(error)) from None
-    service = Service(conductor, options, mode, job, access, resumed)
-    add_log_fields(lambda: {"job": service.job.id, "version": conductor.core.version})
-    metrics = conductor.metrics
-    metrics.info.labels(__version__, options.mode, service.job.id).set(1)
+    add_log_fields(lambda: {"job": job, "version": conductor.core.version})
     stopping = asyncio.Event()
     received = _heed_signals(stopping)
-    if folder is not None:
-        try:
-            await recover(conductor, folder)
-        except StateError as error:
-            raise UsageError(str(error)) from None
+    try:
+        found = None if folder is None else await recover(conductor, folder)
+        resumed = read_model(options.resume) if options.resume and found is None else None
+    except (StateError, ResumeError) as error:
+        raise UsageError(str(error)) from None
+    if options.resume and found is not None:
+        log.info("--resume %s is not looked at: the job in --state %s goes on", options.resume, options.state)
+    service = Service(conductor, options, mode, job, access, resumed)
+    metrics = conductor.metrics
+    metrics.info.labels(__version__, options.mode, service.job.id).set(1)
 
     server = grpc.aio.server(options=SERVER_OPTIONS)
     handler = generic_handler(
@@ -191,7 +203,8 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     )
     server.add_generic_rpc_handlers((handler,))
     health = Health(server)
-    reflect(server)
+    if options.reflection:
+        reflect(server)
     port = _listen(server, options)
     http = HttpEndpoint(
         *(effective, options.http_host or (options.host if access.remote else LOOPBACK), metrics.registry),

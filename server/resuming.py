@@ -1,9 +1,13 @@
-"""A job that begins with the parameters of a file, instead of those of its first worker."""
+"""A job that begins with the parameters of a file, instead of those of its first worker, and with what the
+optimizer of a checkpoint remembered."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import accumulate
+import logging
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,49 +17,139 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from .. import saved
+from ..optimizer import Group, Remembered, optimizer_spec
+from ..places import local_copy, place_at
 from ..proto.entries import of_kind
 from ..proto.manifest import Manifest
 from ..proto.messages import Entry
+from ..proto.plans import plan_of
 from ..proto.refusal import Reason, Refused, refused
 from ..proto.transfer import Bytes
 from .durable.state import CHECKPOINT
 from .model_state import tensor_of
 
+log = logging.getLogger("gradwire.server")
 Tensors = Mapping[str, torch.Tensor]
+ANEW = "versions, epochs and residuals begin anew"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """What an optimizer remembered of a tensor. spec: the optimizer. stretches: in elements of the tensor."""
+
+    spec: str
+    stretches: Sequence[Remembered]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resumed:
+    """What a job begins with.
+
+    name: for people. tensors: by name. version, moments: of a checkpoint; a state_dict has none.
+    """
+
+    name: str
+    tensors: Tensors
+    version: int | None = None
+    moments: Mapping[str, Moments] | None = None
+
+    def recall(self, manifest: Manifest, groups: Sequence[Group]) -> Sequence[Remembered] | None:
+        """What an optimizer is to go on from, in elements of the manifest's flat order; None for nothing: as
+        `shard.store.Recall`. Of one that steps any tensor otherwise nothing is taken. The log says which."""
+        begins = f"beginning with the parameters of {self.name}"
+        if self.moments is None:
+            log.info("%s, which has no state of an optimizer; %s", begins, ANEW)
+            return None
+        begins += f", version {self.version},"
+        why = self._misfit(manifest, groups)
+        if why:
+            log.warning("%s without the state of its optimizer: %s; %s", begins, why, ANEW)
+            return None
+        found: list[Remembered] = []
+        for spec, start in zip(manifest.specs, (0, *manifest.ends), strict=False):
+            pieces = [each.within(0, spec.elements, start) for each in self.moments[spec.name].stretches]
+            found += [each for each in pieces if each is not None]
+        kinds = ", ".join(sorted({_kind(group) for group in groups}))
+        what = ", ".join(sorted({what for each in found for what in each.memory})) or "nothing to remember"
+        log.info("%s and the state of its optimizer, %s (%s); %s", begins, kinds, what, ANEW)
+        return found
+
+    def _misfit(self, manifest: Manifest, groups: Sequence[Group]) -> str:
+        """Why the moments are not those of an optimizer; empty if they are."""
+        assert self.moments is not None
+        if any(tensor.state for tensor in manifest.tensors):
+            return "the workers of this mode have their own"
+        for tensor in manifest.tensors:
+            group, had = groups[tensor.group], self.moments[tensor.name]
+            kind, remembers = _kind(group), set(group.options.memory(torch.empty(0)))
+            if kind != _name(had.spec) or any(set(each.memory) != remembers for each in had.stretches):
+                return f"{tensor.name!r} is stepped by {optimizer_spec(group.options)}, and was by {had.spec}"
+        return ""
+
+
+def _kind(group: Group) -> str:
+    return _name(optimizer_spec(group.options))
+
+
+def _name(spec: str) -> str:
+    return spec.partition(":")[0]
 
 
 class ResumeError(ValueError):
     """The file cannot be begun with; the message says why."""
 
 
-def read_model(path: Path) -> Tensors:
-    """By name, all that a file has: a state_dict as safetensors, such as --output is, or a checkpoint, or a
-    folder of --state, whose newest it is. Raises ResumeError."""
+def read_model(where: Path | str) -> Resumed:
+    """All that a file has: a state_dict as safetensors, such as --output is, or a checkpoint, or a folder of
+    --state, whose newest it is. where: path or URL. Raises ResumeError."""
     try:
-        if not path.is_dir():
-            tensors: Tensors = load_file(path)
-            return tensors
-        newest = max(path.glob(f"{CHECKPOINT}*"), default=path)
-        return _of_checkpoint(saved.read_folder(newest)[0])
-    except (OSError, SafetensorError, saved.DamagedError, KeyError) as error:
+        with local_copy(where) as file:
+            if file is not None:
+                tensors: Tensors = load_file(file)
+                return Resumed(str(where), tensors)
+        place = place_at(where)
+        found = place.folders(CHECKPOINT)
+        for folder in reversed(found):
+            try:
+                return _of_checkpoint(f"{place.name}/{folder}", place.read(folder)[0])
+            except saved.DamagedError as error:
+                if folder == found[0]:
+                    raise
+                log.error("a checkpoint cannot be used, and the one before is taken: %s", error)
+        folder, _, last = place.name.rpartition("/")
+        return _of_checkpoint(place.name, place_at(folder or ".").read(last)[0])
+    except (OSError, SafetensorError, saved.DamagedError, saved.FormatError, KeyError) as error:
         raise ResumeError(
-            f"--resume {path}: expected a state_dict as safetensors, a checkpoint, or a folder of --state: "
+            f"--resume {where}: expected a state_dict as safetensors, a checkpoint, or a folder of --state: "
             f"{error}"
         ) from None
 
 
-def _of_checkpoint(tree: Mapping[str, Any]) -> Tensors:
+def _of_checkpoint(name: str, tree: Mapping[str, Any]) -> Resumed:
     manifest = Manifest.from_message(tree["manifest"], worker="", max_bytes=1 << 62)
     replica = tree["shard"]["downlink"]["replica"]
     flat: torch.Tensor = tree["shard"]["parameters"] if replica is None else replica
-    ends = list(accumulate((spec.elements for spec in manifest.specs), initial=0))
-    found = {
-        spec.name: flat[ends[place] : ends[place + 1]].view(spec.shape)
-        for place, spec in enumerate(manifest.specs)
-    }
+    ranges = [*pairwise((0, *manifest.ends))]
+    pairs = zip(manifest.specs, ranges, strict=True)
+    found = {spec.name: flat[start:end].view(spec.shape) for spec, (start, end) in pairs}
     values: dict[str, Bytes] = {**tree["state"]["frozen"], **tree["state"]["buffers"]}
     entries = {entry.name: entry for entry in manifest.entries}
-    return found | {name: tensor_of(entries[name], value) for name, value in values.items()}
+    found |= {name: tensor_of(entries[name], value) for name, value in values.items()}
+    optimizer: Mapping[str, Any] = tree["shard"]["optimizer"]
+    specs: Sequence[str] = optimizer["groups"]
+    stretches = [
+        Remembered(part.start + start, part.start + end, memory)
+        for part, runs in zip(plan_of(tree["plan"], manifest).parts, optimizer["runs"], strict=True)
+        for start, end, memory in runs
+    ]
+    stretches.sort(key=lambda each: each.start)
+    ends = [each.end for each in stretches]
+    moments: dict[str, Moments] = {}
+    for tensor, (start, end) in zip(manifest.tensors, ranges, strict=True):
+        among = stretches[bisect_right(ends, start) : bisect_left(ends, end) + 1]
+        pieces = [each.within(start, end, 0) for each in among]
+        moments[tensor.name] = Moments(specs[tensor.group], [each for each in pieces if each is not None])
+    return Resumed(name, found, tree["shard"]["version"], moments)
 
 
 def put_in(tensors: Tensors, manifest: Manifest, flat: Bytes, state: dict[str, Bytes], worker: str) -> None:

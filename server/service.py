@@ -38,7 +38,7 @@ from .fetching import Fetches
 from .job import events as e
 from .job import refusals
 from .job.modes.options import ModeOptions
-from .resuming import Tensors, put_in
+from .resuming import Resumed, put_in
 from .shard.shard import Image
 from .state_calls import StateCalls
 from .streams import Context
@@ -61,9 +61,9 @@ class Service:
         mode: ModeOptions,
         job: str,
         access: Access,
-        resumed: Tensors | None = None,
+        resumed: Resumed | None = None,
     ) -> None:
-        """job: its id. resumed: what it begins with, by name; None for what the first worker brings."""
+        """job: its id. resumed: what it begins with; None for what the first worker brings."""
         self._access, self._resumed = access, resumed
         told = options
         if options.overlap == "both" and not mode.steps_parts(options):
@@ -183,7 +183,7 @@ class Service:
         member_id = header.worker, header.incarnation
         state = await self._states.receive(requests, of_kind(manifest.entries, frozen=True), member_id)
         if self._resumed is not None:
-            put_in(self._resumed, manifest, assembly.data, state, header.worker)
+            put_in(self._resumed.tensors, manifest, assembly.data, state, header.worker)
         event = e.Initialized(
             *member_id,
             fingerprint=manifest.fingerprint,
@@ -203,7 +203,8 @@ class Service:
             await first_checkpoint(self._conductor, manifest, image, plan, state)
 
         written = keep if self._conductor.recorder.keeps else None
-        initialized = await shard.open(manifest, assembly, plan, accept, written)
+        recall = None if self._resumed is None else self._resumed.recall
+        initialized = await shard.open(manifest, assembly, plan, accept, written, recall)
         self._metrics.received_raw(manifest.raw_bytes)
         log.info(
             "%d tensors, %d parameters, %d training samples from %s",

@@ -97,5 +97,5 @@ def test_another_format_is_named(tmp_path: Path) -> None:
     saved.write_folder(tmp_path / "a", TREE, {})
     path = tmp_path / "a" / saved.MANIFEST
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
-    with pytest.raises(saved.DamagedError, match="format 99, and this release reads 1"):
+    with pytest.raises(saved.FormatError, match="format 99, and this release reads 1"):
         saved.read_folder(tmp_path / "a")

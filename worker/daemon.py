@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -19,6 +18,7 @@ from ..compressors import LayerRule, compressor_of, set_threads
 from ..compressors.registry import names
 from ..configuration import Effective, UsageError
 from ..exits import Exit
+from ..places import PlaceError
 from ..proto.job import job_terms
 from ..proto.refusal import Reason, Refused
 from ..settings import JobTerms, WorkerSettings, access_files, names_in, parse_address
@@ -210,9 +210,7 @@ def _train(
                 dense=names_in(settings.dense_layers), compressed=names_in(settings.compressed_layers)
             ),
             metrics=metrics,
-            own=OwnState(Path(settings.state), job=job.id, worker=connection.worker)
-            if settings.state
-            else None,
+            own=OwnState(settings.state, job=job.id, worker=connection.worker) if settings.state else None,
         )
         signals.session = trainer.session
         done = trainer.run()
@@ -230,9 +228,9 @@ def _train(
         log.error("refused: %s", refused)
         stopped = refused.refusal.reason is Reason.STOPPING
         return (Exit.STOPPED if stopped else Exit.REFUSED), f"refused: {refused.refusal.message}"
-    except (UnreachableError, UsageError) as error:
+    except (UnreachableError, UsageError, PlaceError) as error:
         log.error("%s", error)
-        return (Exit.USAGE if isinstance(error, UsageError) else Exit.UNREACHABLE), str(error)
+        return (Exit.UNREACHABLE if isinstance(error, UnreachableError) else Exit.USAGE), str(error)
     except SpecError as error:  # of what the server asks for; the worker's own were checked before
         log.error("%s; install the same release of gradwire on both sides", error)
         return Exit.REFUSED, str(error)

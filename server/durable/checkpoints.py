@@ -78,7 +78,7 @@ async def pause(conductor: Conductor, grace_s: float) -> None:
             if conductor.shard.manifest is None or conductor.finished.is_set():
                 return
             await conductor.recorder.idle()
-            await (await checkpoint(conductor, announced=True))
+            await asyncio.shield(await checkpoint(conductor, announced=True))
             listening = [member.worker for member in conductor.core.roster.listening()]
             streams = [conductor.streams[worker] for worker in listening if worker in conductor.streams]
             while any(stream.saved < conductor.shard.version for stream in streams):

@@ -10,12 +10,15 @@ has when each member was heard of.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
+from ... import saved
 from ...compressors import Payload
 from ...proto import messages as m
 from ...proto.refusal import Refusal
@@ -32,6 +35,7 @@ log = logging.getLogger("gradwire.server")
 
 RETRY_S = 30.0  # after a checkpoint that could not be begun
 
+T = TypeVar("T")
 Member = tuple[str, int]
 Stored = tuple[Member, m.Part, int, Sequence[Payload]]  # a part, the crc32c of its bytes, and what it holds
 
@@ -39,6 +43,8 @@ EVENT, PART, CLOSED, UNWANTED, PLAN = "event", "part", "closed", "unwanted", "pl
 BUFFERS, EVALUATED = "buffers", "evaluated"
 # What follows from other records, or changes nothing that lasts.
 _NOT_RECORDED = (e.Begun, e.Closing, e.Stopping)
+# How long a place may take to write a checkpoint before it counts as one that hangs.
+PATIENCE_S, SLOWEST_BYTES_PER_S = 60.0, 1e6
 
 
 class Recorder:
@@ -75,6 +81,7 @@ class Recorder:
         self._writing: asyncio.Task[None] | None = None
         self._retry_at = -math.inf  # seconds, after a checkpoint that could not be written
         self._stopped = False
+        self._patience_s = PATIENCE_S
         self.failing, self.failures = "", 0
         self.bytes = 0
         self.version: int | None = None
@@ -148,9 +155,11 @@ class Recorder:
         self, event: e.Event[Any], now: float, result: e.Result[Any], leases: Mapping[str, float]
     ) -> None:
         """leases: before a tick. Raises JournalError."""
-        self._check()
         alive = isinstance(event, e.Heard) and event.activity is None
-        if alive or isinstance(event, _NOT_RECORDED) or self._journal is None:
+        if alive or isinstance(event, _NOT_RECORDED):
+            return
+        self._check()
+        if self._journal is None:
             return
         if isinstance(event, e.Pushed) and isinstance(result.reply, e.Decided) and result.reply.repeated:
             return
@@ -252,28 +261,44 @@ class Recorder:
         """Write the checkpoint of version 0. Raises OSError."""
         self.begin(0)
         self._last = 0, now, 0.0
-        await self.write(0, tree)
+        await self._be_patient(tree)
+        try:
+            await asyncio.wait_for(self.write(0, tree), self._patience_s)
+        except TimeoutError:
+            raise OSError(f"no answer within {self._patience_s:.0f} s") from None
+
+    async def _be_patient(self, tree: Any) -> None:
+        """As much as writing this may take."""
+        self._patience_s = PATIENCE_S + await asyncio.to_thread(saved.size, tree) / SLOWEST_BYTES_PER_S
 
     async def write(self, version: int, tree: Any) -> None:
         """Write a checkpoint. Raises OSError."""
         assert self._folder is not None
         about = {"job": self._job, "version": version}
-        self.bytes = await asyncio.to_thread(self._folder.write, version, tree, about)
+        self.bytes = await apart(self._folder.write, version, tree, about)
         self.version = version
+
+    async def write_best(self, version: int, tree: Any) -> None:
+        """Write what is needed to begin a job with the best version, instead of the one before. Raises
+        OSError."""
+        assert self._folder is not None
+        about = {"job": self._job, "version": version}
+        await apart(self._folder.write_best, version, tree, about)
 
     async def _write(self, version: int, tree: Any, segment: OSError | None = None) -> None:
         """segment: why that of this version cannot be begun, without which there is no checkpoint."""
         try:
             if segment is not None:
                 raise segment
-            await self.write(version, tree)
+            await self._be_patient(tree)
+            writing = asyncio.ensure_future(self.write(version, tree))
+            if not (await asyncio.wait({writing}, timeout=self._patience_s))[0]:
+                why = f"is not written after {self._patience_s:.0f} s"
+                self._failed(version, why, "none other is begun before it is, and training goes on")
+            await writing
         except Exception as error:
-            self.failures += 1
-            self.failing = f"the checkpoint of version {version} could not be written: {error}"
-            log.error(
-                "%s; the one before it and the journal stay, and the next is tried when it is due",
-                self.failing,
-            )
+            then = "the one before it and the journal stay, and the next is tried when it is due"
+            self._failed(version, f"could not be written: {error}", then)
         else:
             if self.failing:
                 log.info("checkpoints can be written again")
@@ -282,12 +307,39 @@ class Recorder:
         finally:
             self._writing = None
 
+    def _failed(self, version: int, why: str, then: str) -> None:
+        self.failures += 1
+        self.failing = f"the checkpoint of version {version} {why}"
+        log.error("%s; %s", self.failing, then)
+
     async def close(self) -> None:
-        """Finish what is being written."""
+        """Finish what is being written, unless that hangs."""
         if self._writing is not None:
-            await self._writing
+            await asyncio.wait({self._writing}, timeout=self._patience_s)
         if self._journal is not None:
             self._journal.close()
             self._journal = None
         if self._folder is not None:
             self._folder.close()
+
+
+def apart(function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+    """Do something on a thread of its own, for which the end of the process does not wait."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def tell(set_to: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            set_to(value)
+
+    def run() -> None:
+        outcome: tuple[Callable[[Any], None], Any]
+        try:
+            outcome = future.set_result, function(*arguments)
+        except BaseException as error:
+            outcome = future.set_exception, error
+        with contextlib.suppress(RuntimeError):  # nobody waits any more
+            loop.call_soon_threadsafe(tell, *outcome)
+
+    threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    return future

@@ -19,7 +19,7 @@ from ...proto.plans import plan_of
 from ...proto.refusal import Refusal, Refused
 from ...proto.transfer import received_payloads
 from ...proto.wire import decode_envelope
-from ...saved import DamagedError
+from ...saved import DamagedError, FormatError
 from ..conductor import Conductor
 from ..job import events as e
 from ..job import saving
@@ -40,7 +40,7 @@ _EVENTS: Mapping[str, Any] = {
 
 # What comes of a folder that is not what a server of this release has written.
 _NO_WAY_ON = (
-    *(Refused, JournalError, DamagedError, OSError),
+    *(Refused, JournalError, DamagedError, FormatError, OSError),
     *(AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError),
 )
 
@@ -50,7 +50,7 @@ async def recover(conductor: Conductor, folder: StateFolder) -> Found | None:
 
     Raises StateError.
     """
-    began, found = time.monotonic(), folder.newest()
+    began, found = time.monotonic(), await asyncio.to_thread(folder.newest)
     if found is None:
         return None
     pushes = 0
@@ -62,7 +62,7 @@ async def recover(conductor: Conductor, folder: StateFolder) -> Found | None:
         await _caught_up(conductor)
     except _NO_WAY_ON as error:
         raise StateError(
-            f"--state {folder.path}: what was written down does not lead on from version {found.version}: "
+            f"--state {folder.name}: what was written down does not lead on from version {found.version}: "
             f"{error!r}; please report this"
         ) from error
     log.info(

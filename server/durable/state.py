@@ -4,6 +4,9 @@
     checkpoint-0000000042/    all of it at a version (`saved`)
     journal-0000000042.log    what has happened since (`journal`)
     lock                      held by the server that uses the folder
+    best-0000000030/          the best version that was evaluated: model and optimizer, to begin a job with
+
+At a URL (`places`) there is no lock but `owner`, the server that came last, and no journal.
 
 The last `KEPT` checkpoints stay, with all segments since the first of them: if the newest one is damaged,
 the one before and its journal lead to the same state. So the folder holds no more than `KEPT` + 1
@@ -13,18 +16,16 @@ version.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ... import saved
-from ...saved import DamagedError
+from ...places import PlaceError, is_url, place_at
+from ...saved import DamagedError, FormatError
 from .journal import Journal, Record, read, torn
 
 log = logging.getLogger("gradwire.server")
@@ -32,7 +33,7 @@ log = logging.getLogger("gradwire.server")
 KEPT = 2
 JOB = "job.json"
 LEAST_SEGMENT_BYTES = 256 << 20
-CHECKPOINT, SEGMENT = "checkpoint-", "journal-"
+CHECKPOINT, SEGMENT, BEST = "checkpoint-", "journal-", "best-"
 
 
 class StateError(Exception):
@@ -52,69 +53,76 @@ def segment_limit(checkpoint_bytes: int) -> int:
     return max(LEAST_SEGMENT_BYTES, 2 * checkpoint_bytes)
 
 
+def job_at(where: Path | str) -> Mapping[str, Any] | None:
+    """What was written by `StateFolder.begin`; None where there is no job. Raises StateError."""
+    try:
+        found: Mapping[str, Any] = json.loads(place_at(where).text(JOB))
+        return found
+    except PlaceError as error:
+        raise StateError(f"--state {error}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise StateError(f"--state {where}: {JOB} cannot be read: {error}") from None
+
+
 class StateFolder:
     """Belongs to one process. Raises StateError where another one has it, or it cannot be written to."""
 
-    def __init__(self, path: Path, *, syncs: bool) -> None:
-        self.path = path
+    def __init__(self, where: Path | str, *, syncs: bool) -> None:
+        """where: path or URL. With a URL nothing may be asked for that has to do with a journal."""
+        self.path = Path(where)
+        self._place = place_at(where)
         self._syncs = syncs
         self._last = self.segment_path(0), 0  # the last segment that was read, and where it ends
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            self._place.hold()
+        except BlockingIOError:
+            raise StateError(
+                f"--state {where}: another gc-server uses it; stop that one, or choose another"
+            ) from None
         except OSError as error:
-            raise StateError(
-                f"--state {path}: {error.strerror}; choose a folder that can be written to"
-            ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StateError(
-                f"--state {path}: another gc-server uses it; stop that one, or choose another"
-            ) from None
+            why = error.strerror or error
+            raise StateError(f"--state {where}: {why}; choose a folder that can be written to") from None
 
-        for left in path.glob(f".{CHECKPOINT}*.partial"):  # of a server that was killed meanwhile
-            shutil.rmtree(left, ignore_errors=True)
-
-    def job(self) -> Mapping[str, Any] | None:
-        """What was written by `begin`; None in a new folder. Raises StateError."""
-        try:
-            found: Mapping[str, Any] = json.loads((self.path / JOB).read_text(encoding="utf-8"))
-            return found
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise StateError(f"--state {self.path}: {JOB} cannot be read: {error}") from None
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self._place.name
 
     def begin(self, job: Mapping[str, Any]) -> None:
         """Say which job this is of. Raises StateError."""
         try:
-            partial = self.path / f".{JOB}.partial"
-            partial.write_text(json.dumps(job, indent=1), encoding="utf-8")
-            saved.sync(partial)
-            partial.replace(self.path / JOB)
-            saved.sync(self.path)
+            self._place.put_text(JOB, json.dumps(job, indent=1))
         except OSError as error:
-            raise StateError(f"--state {self.path}: {error.strerror}") from None
+            raise StateError(f"--state {self.name}: {error.strerror or error}") from None
 
     def newest(self) -> Found | None:
         """The newest checkpoint that is whole; None if there never was one. Raises StateError if none of
         several is."""
-        versions = self._versions(CHECKPOINT)
+        try:
+            return self._newest()
+        except (OSError, FormatError) as error:  # it may be whole all the same
+            raise StateError(f"--state {self.name}: its checkpoints cannot be read: {error}") from None
+
+    def _newest(self) -> Found | None:
+        versions = self._checkpoints()
+        damaged: list[str] = []
         for version in reversed(versions):
-            folder = self.path / _name(CHECKPOINT, version)
+            folder = _name(CHECKPOINT, version)
             try:
-                tree, _ = saved.read_folder(folder)
+                tree, _ = self._place.read(folder)
             except DamagedError as error:
                 log.error("a checkpoint cannot be used, and the one before is taken: %s", error)
-                aside = folder.with_name(f"damaged-{folder.name}")  # and not one of those that are kept
-                shutil.rmtree(aside, ignore_errors=True)
-                folder.rename(aside)
+                damaged.append(folder)
                 continue
+            for each in damaged:  # and not among those that are kept
+                self._place.set_aside(each)
             return Found(version, tree)
-        if versions:
+        # A first one that was never whole is nothing to go on from, and nothing lost.
+        if versions or any(self._segments()):
             raise StateError(
-                f"--state {self.path}: none of its {len(versions)} checkpoints is whole; begin the job anew "
+                f"--state {self.name}: none of its {len(versions)} checkpoints is whole; begin the job anew "
                 "in another folder"
             )
         return None
@@ -124,7 +132,13 @@ class StateFolder:
 
         Afterwards `journal` goes on where the last one ends.
         """
-        segments = [each for each in self._versions(SEGMENT) if each >= version]
+        segments = [each for each in self._segments() if each >= version]
+        if segments and segments[0] != version:
+            gone, there = (self.segment_path(each).name for each in (version, segments[0]))
+            raise StateError(
+                f"--state {self.name}: {gone} is gone, without which {there} leads nowhere; put it back, or move "
+                f"{there} away to go on from the checkpoint alone"
+            )
         self._last = self.segment_path(version), 0
         for place, each in enumerate(segments):
             path, end = self.segment_path(each), 0
@@ -160,25 +174,41 @@ class StateFolder:
 
     def write(self, version: int, tree: Any, about: Mapping[str, Any]) -> int:
         """Write a checkpoint, and forget what it makes superfluous. Returns its bytes. Raises OSError."""
-        folder = self.path / _name(CHECKPOINT, version)
-        if folder.exists():  # damaged, or the journal that led to it was
-            saved.remove_folder(folder)
-        written = saved.write_folder(folder, tree, about)
-        for old in self._versions(CHECKPOINT)[:-KEPT]:
-            saved.remove_folder(self.path / _name(CHECKPOINT, old))
-        first = self._versions(CHECKPOINT)[0]
-        for old in self._versions(SEGMENT):
-            if old < first:
+        written = self._place.write(_name(CHECKPOINT, version), tree, about)
+        kept = self._checkpoints()[-KEPT:]
+        for old in _versions(CHECKPOINT, self._place.left(CHECKPOINT)):
+            if old not in kept:
+                self._place.remove(_name(CHECKPOINT, old))
+        for old in self._segments():
+            if old < kept[0]:
                 self.segment_path(old).unlink(missing_ok=True)
         return written
 
-    def _versions(self, prefix: str) -> list[int]:
-        """Ascending."""
-        names = [each.name.removesuffix(".log") for each in self.path.glob(f"{prefix}*")]
-        return sorted(int(name.removeprefix(prefix)) for name in names if name.removeprefix(prefix).isdigit())
+    def write_best(self, version: int, tree: Any, about: Mapping[str, Any]) -> None:
+        """Write the best version, instead of the one before. Raises OSError."""
+        name = _name(BEST, version)
+        if name not in self._place.folders(BEST):
+            self._place.write(name, tree, about)
+        for old in _versions(BEST, self._place.left(BEST)):
+            if old != version:
+                self._place.remove(_name(BEST, old))
+
+    def _checkpoints(self) -> list[int]:
+        """Their versions, ascending."""
+        return _versions(CHECKPOINT, self._place.folders(CHECKPOINT))
+
+    def _segments(self) -> list[int]:
+        if is_url(self._place.name):
+            return []
+        return _versions(SEGMENT, [each.name.removesuffix(".log") for each in self.path.glob(f"{SEGMENT}*")])
 
     def close(self) -> None:
-        os.close(self._lock)
+        self._place.release()
+
+
+def _versions(prefix: str, names: Sequence[str]) -> list[int]:
+    found = [name.removeprefix(prefix) for name in names]
+    return sorted(int(name) for name in found if name.isdigit())
 
 
 def _name(prefix: str, version: int, suffix: str = "") -> str:

@@ -31,7 +31,7 @@ from ...proto.transfer import Assembly, encode_chunks
 from ..job.events import Apply, Contribution, CopyKey, Open, PushKey
 from .downlink import LARGEST
 from .mean import Push, Share
-from .store import Complete, Copy, DivergedError, Encoded, Float32, Send, Store
+from .store import Complete, Copy, DivergedError, Encoded, Float32, Recall, Send, Store
 
 log = logging.getLogger("gradwire.server")
 
@@ -154,18 +154,23 @@ class Shard:
         plan: Plan,
         accept: Callable[[], T],
         keep: Callable[[Image, Plan], Awaitable[None]] | None = None,
+        recall: Recall | None = None,
     ) -> T:
         """Take over version 0, unless control has other ideas by the time that it is in place.
 
         accept: tells control, on the event loop; if it raises, the values are forgotten.
         keep: is given what `reopen` takes, and awaited before that.
+        recall: what the optimizer begins with, besides.
         Returns what it returns. Raises Refused for values that are not finite.
         """
 
         def build() -> tuple[Store, tuple[float, ...]]:
             arrays = [each.data.view(np.float32) for each in values.finish()]
             norms = tuple(float(np.float32(min(norm(torch.from_numpy(each)), LARGEST))) for each in arrays)
-            return self._build(manifest, arrays, plan), norms
+            store = self._build(manifest, arrays, plan)
+            if recall is not None:
+                store.recall(recall)
+            return store, norms
 
         store, norms = await self._run(build)
         plan = replace(plan, norms=norms)

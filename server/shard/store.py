@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from ...compressors import AbsentPayload, DensePayload, Part, Payload, Plan, decode, finite, wire_bytes
-from ...optimizer import Optimizer
+from ...optimizer import Group, Optimizer, Remembered
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
 from ...proto.replicas import checksum, is_checked
@@ -41,6 +41,8 @@ Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 MEAN = Mean()
 BuildOptimizer = Callable[[Sequence[torch.Tensor]], Optimizer]
+# For parameters in groups that are stepped so, in elements of the flat order; None for nothing.
+Recall = Callable[[Manifest, Sequence[Group]], Sequence[Remembered] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,6 +471,12 @@ class Store:
         self._downlink.restore(image["downlink"])
         self._bases = dict(image["bases"])
         self.measures_norms, self.square_norms = image["measures_norms"], image["square_norms"]
+
+    def recall(self, remembered: Recall) -> None:
+        """Have the optimizer go on from what a checkpoint's remembered, if it fits; `remembered` says so."""
+        found = remembered(self.manifest, self._optimizer.groups)
+        if found is not None:
+            self._optimizer.recall(found)
 
     def snapshot(self) -> list[Encoded]:
         """The replica as it is, for a worker that has none or an old one."""

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from daemons import Daemon, Daemons, Server, asked, poll, stop
 
+from gradwire.failpoints import VARIABLE
+
 TASK = "small_tasks:regression:slow=0.02,samples=1920"
 MOMENTUM = (
     "--optimizer",
@@ -36,9 +38,12 @@ def free_port() -> int:
         return port
 
 
-def begun(daemons: Daemons, state: Path | None, *arguments: str, port: int = 0) -> Server:
+def begun(
+    daemons: Daemons, state: Path | None, *arguments: str, port: int = 0, failpoints: str = ""
+) -> Server:
     kept = () if state is None else ("--state", str(state))
-    return daemons.server("--task", TASK, *MOMENTUM, *LEASE, "--port", str(port), *kept, *arguments)
+    options = ("--task", TASK, *MOMENTUM, *LEASE, "--port", str(port), *kept, *arguments)
+    return daemons.server(*options, environ={VARIABLE: failpoints})
 
 
 def joined(daemons: Daemons, server: Server, *arguments: str, states: Path | None = None) -> list[Daemon]:
@@ -58,7 +63,7 @@ def reach(server: Server, version: int) -> None:
 
 def result(server: Server, workers: Sequence[Daemon]) -> str:
     """The SHA-256 of the parameters, at the end of the job."""
-    assert [worker.wait() for worker in workers] == [0, 0]
+    assert [worker.wait() for worker in workers] == [0] * len(workers)
     return asked(server).parameters_sha256
 
 
@@ -169,6 +174,25 @@ def test_a_new_job_begins_with_the_parameters_of_a_file(daemons: Daemons, tmp_pa
     assert "--resume" in wrong.log
 
 
+def test_a_new_job_goes_on_with_the_optimizer_of_a_checkpoint(daemons: Daemons, tmp_path: Path) -> None:
+    """As one that went on; with the parameters alone it goes elsewhere."""
+
+    def trained(epochs: int, *arguments: str) -> tuple[Server, str]:
+        options = ("--optimizer", "sgd:momentum=0.9", "--learning-rate", "0.01", "--epochs", str(epochs))
+        server = daemons.server("--task", "small_tasks:steady", *options, *arguments)
+        worker = daemons.worker(server.address, "--compressor", "none")
+        return server, result(server, [worker])
+
+    _, expected = trained(2)
+    kept = ("--state", str(tmp_path / "state"), "--checkpoint-every", "1epoch")
+    first, _ = trained(1, *kept, "--output", str(tmp_path / "model"))
+    first.wait_for(f"checkpoint of version {asked(first).version} written")
+    again, found = trained(1, "--resume", str(tmp_path / "state"))
+    again.wait_for("and the state of its optimizer, sgd .momentum_buffer.")
+    assert found == expected
+    assert trained(1, "--resume", str(tmp_path / "model"))[1] != expected
+
+
 def test_a_folder_is_one_jobs_and_one_servers(daemons: Daemons, tmp_path: Path) -> None:
     def refused(*arguments: str) -> str:
         daemon = daemons.plain("gradwire.server.cli", "--port", "0", "--state", str(tmp_path), *arguments)
@@ -226,3 +250,43 @@ def test_a_job_of_scripts_that_is_stopped_goes_on_with_what_they_keep(
         script.wait()
     server = daemons.server(*lossy, *state)
     assert finished(server, keeping(daemons, server, loop, tmp_path)) == calm
+
+
+def test_a_job_goes_on_from_checkpoints_at_a_url(daemons: Daemons, tmp_path: Path) -> None:
+    """The server is killed, and once while it writes one: that is none."""
+    url = f"file://{tmp_path}/bucket/job"
+    options = ("--state", url, "--durability", "none", "--checkpoint-every", "3steps")
+    wrong = daemons.plain("gradwire.server.cli", "--port", "0", "--state", url)
+    assert wrong.wait() == 2
+    assert "with --durability journal: a journal needs a disk" in wrong.log
+    server = begun(daemons, None, *options, failpoints="checkpoint.stored=kill@3")
+    workers = joined(daemons, server, "--compressor", "4bit")
+    server.wait()
+    folder = tmp_path / "bucket" / "job"
+    assert [(each / "manifest.json").exists() for each in sorted(folder.glob("checkpoint-*"))] == [
+        True,
+        True,
+        False,
+    ]
+    server = begun(daemons, None, *options, port=server.port)
+    server.wait_for("going on at version 3")
+    assert result(server, workers)
+    assert asked(server).version == 30
+    stop(server)
+    assert len(list(folder.glob("checkpoint-*"))) == 2
+    assert not list(folder.glob("journal-*"))
+    again = daemons.server("--task", TASK, "--resume", url, *MOMENTUM)
+    worker = daemons.worker(again.address, "--state", f"{url}/worker", "--worker-id", "w0")
+    again.wait_for(r"\(w0\) joined")
+    stop(worker)
+    stop(again)
+
+
+def test_a_place_that_fails_does_not_hold_up_training(daemons: Daemons, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/job"
+    options = ("--state", url, "--durability", "none", "--checkpoint-every", "3steps")
+    server = begun(daemons, None, *options, failpoints="checkpoint.stored=eio@2+")
+    workers = joined(daemons, server)
+    assert result(server, workers)
+    server.wait_for("checkpoint of version 3 could not be written: .*Input/output error")
+    assert asked(server).version == 30

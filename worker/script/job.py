@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing
 from copy import deepcopy
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -120,7 +119,7 @@ class Job:
         self._own: OwnState | None = None
         self._restored: Mapping[str, Any] | None = None  # this worker's own state, until the session has it
         if settings.state:
-            self._own = OwnState(Path(settings.state), job=self._terms.id, worker=self._connection.worker)
+            self._own = OwnState(settings.state, job=self._terms.id, worker=self._connection.worker)
             self._restored = None if self._reply.initialize else self._own.read(self._reply.version)
         owner: Mapping[str, Any] = {} if self._restored is None else self._restored["owner"]
         self.state = State(owner.get("state", {}))

@@ -13,35 +13,40 @@ from typing import Any
 from urllib.parse import quote
 
 from ... import saved
+from ...places import place_at
 
 log = logging.getLogger("gradwire.worker")
 
 KEPT = 2
 FOLDER = "worker-"
+PATIENCE_S = 60.0
 
 
 class OwnState:
     """Of one worker in one job. Folders are written on a thread of their own, one after the other."""
 
-    def __init__(self, path: Path, *, job: str, worker: str) -> None:
-        # Each worker has a folder of its own: those of one machine may be told the same place.
-        self._path, self._of = path / quote(worker, safe=""), {"job": job, "worker": worker}
+    def __init__(self, where: Path | str, *, job: str, worker: str) -> None:
+        """where: path or URL, in which each worker has a folder of its own. Raises PlaceError for a URL that
+        cannot be reached from here."""
+        self._place = place_at(f"{where}/{quote(worker, safe='')}")
+        self._of = {"job": job, "worker": worker}
         self._writing: threading.Thread | None = None
+        self._patience_s = PATIENCE_S
 
     def read(self, version: int) -> Any | None:
         """What was written at a version; None if nothing was, or not by this worker in this job."""
-        folder = self._folder(version)
-        if not folder.exists():
-            return None
+        folder = _folder(version)
         try:
-            tree, about = saved.read_folder(folder)
-        except saved.DamagedError as error:
+            if folder not in self._place.folders(FOLDER):
+                return None
+            tree, about = self._place.read(folder)
+        except (OSError, saved.DamagedError, saved.FormatError) as error:
             log.error("this worker goes on without what it had written down: %s", error)
             return None
         if any(about.get(name) != value for name, value in self._of.items()):
             log.warning(
-                "%s is of worker %s in job %s, and is left alone",
-                folder,
+                "%s/%s is of worker %s in job %s, and is left alone",
+                *(self._place.name, folder),
                 about.get("worker"),
                 about.get("job"),
             )
@@ -50,35 +55,40 @@ class OwnState:
 
     def write(self, version: int, tree: Mapping[str, Any], told: Callable[[str], None]) -> None:
         """Write a tree down meanwhile. told: is given why it could not be, or "", on another thread."""
-        self.close()
+        if not self.close():
+            told("the state before this one is still being written")
+            return
 
         def write() -> None:
             try:
-                folder = self._folder(version)
-                if folder.exists():
-                    saved.remove_folder(folder)
-                saved.write_folder(folder, tree, {**self._of, "version": version})
+                folder, place = _folder(version), self._place
+                place.write(folder, tree, {**self._of, "version": version})
                 for old in self._versions()[:-KEPT]:
-                    saved.remove_folder(self._folder(old))
+                    place.remove(_folder(old))
             except Exception as error:
                 log.error("the state of version %d could not be written down: %s", version, error)
                 told(str(error) or repr(error))
             else:
-                log.info("state of version %d written to %s", version, folder)
+                log.info("state of version %d written to %s/%s", version, place.name, folder)
                 told("")
 
         self._writing = threading.Thread(target=write, name="own state", daemon=True)
         self._writing.start()
 
-    def _folder(self, version: int) -> Path:
-        return self._path / f"{FOLDER}{version:010d}"
-
     def _versions(self) -> list[int]:
-        names = [each.name.removeprefix(FOLDER) for each in self._path.glob(f"{FOLDER}*")]
+        names = [each.removeprefix(FOLDER) for each in self._place.folders(FOLDER)]
         return sorted(int(name) for name in names if name.isdigit())
 
-    def close(self) -> None:
-        """Wait for what is being written."""
+    def close(self) -> bool:
+        """Wait for what is being written, once, unless that hangs. Returns whether nothing is."""
         if self._writing is not None:
-            self._writing.join()
-            self._writing = None
+            self._writing.join(self._patience_s)
+            self._patience_s = 0.0
+            if self._writing.is_alive():
+                return False
+            self._writing, self._patience_s = None, PATIENCE_S
+        return True
+
+
+def _folder(version: int) -> str:
+    return f"{FOLDER}{version:010d}"

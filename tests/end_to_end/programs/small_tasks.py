@@ -61,6 +61,22 @@ def regression(
     )
 
 
+def steady(samples: int = 96) -> Task:
+    """A gradient that depends on the parameters alone."""
+
+    def loss(model: nn.Module, batch: npt.NDArray[np.int64]) -> torch.Tensor:
+        return sum((each - 1).square().sum() for each in model.parameters()) + torch.zeros(())
+
+    return Task(
+        name="steady",
+        train_samples=samples,
+        model=lambda: nn.Linear(5, 3),
+        batch=lambda indices: indices,
+        loss=loss,
+        evaluate=lambda model: {"loss": 0.0},
+    )
+
+
 def grouped() -> Task:
     """The noisy linear problem without dropout, in three groups: biases, the last weight, the rest."""
 

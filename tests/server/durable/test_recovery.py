@@ -26,7 +26,7 @@ from gradwire.server.durable.checkpoints import checkpoint, first_checkpoint, pa
 from gradwire.server.durable.journal import JournalError
 from gradwire.server.durable.recorder import Recorder
 from gradwire.server.durable.recovery import recover
-from gradwire.server.durable.state import StateFolder
+from gradwire.server.durable.state import StateError, StateFolder
 from gradwire.server.exchange import WorkerCall
 from gradwire.server.job import events as e
 from gradwire.server.metrics import Metrics
@@ -459,6 +459,62 @@ def test_a_checkpoint_that_cannot_be_begun_is_not_tried_at_every_version(
         assert "no room" in job.recorder.failing
         await job.killed(tmp_path / "1")
         assert job.core.version == 3, "the segment before has gone on"
+        job.shard.close()
+
+    asyncio.run(run())
+
+
+def test_checkpoints_of_which_none_is_whole_stay_where_they_are_and_are_refused_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second start, as by a supervisor, must not begin the job anew."""
+    monkeypatch.setattr(plans, "ALIGNMENT", 1)
+
+    async def run() -> None:
+        job = Kept(tmp_path / "0", "sync", "abc", "2steps")
+        await job.open()
+        for _ in range(5):
+            await one_version(job)
+        job.shard.close()
+        folder = tmp_path / "1"
+        shutil.copytree(tmp_path / "0", folder, ignore=shutil.ignore_patterns("lock"))
+        manifests = sorted(folder.glob("checkpoint-*/manifest.json"))
+        assert len(manifests) == 2
+        kept = [each.read_text() for each in manifests]
+        for damage, why in (
+            (lambda text: text[:-1], "none of its 2 checkpoints is whole"),
+            (lambda text: text.replace('"format": 1', '"format": 99'), "format 99, and this release reads 1"),
+        ):
+            for manifest, text in zip(manifests, kept, strict=True):
+                manifest.write_text(damage(text))
+            for _ in range(2):
+                found = StateFolder(folder, syncs=False)
+                with pytest.raises(StateError, match=why):
+                    found.newest()
+                found.close()
+            assert sorted(folder.glob("checkpoint-*/manifest.json")) == manifests
+        for manifest in manifests:
+            shutil.rmtree(manifest.parent)
+        with pytest.raises(StateError, match="none of its 0 checkpoints"):
+            StateFolder(folder, syncs=False).newest()
+
+    asyncio.run(run())
+
+
+def test_a_segment_without_the_one_before_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "ALIGNMENT", 1)
+
+    async def run() -> None:
+        job = Kept(tmp_path / "0", "sync", "abc", "2steps")
+        await job.open()
+        for _ in range(5):
+            await one_version(job)
+        shutil.rmtree(tmp_path / "0" / "checkpoint-0000000004")
+        (tmp_path / "0" / "journal-0000000002.log").unlink()
+        with pytest.raises(StateError, match=r"journal-0000000002.log is gone.*journal-0000000004.log leads"):
+            await job.killed(tmp_path / "1")
         job.shard.close()
 
     asyncio.run(run())

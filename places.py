@@ -1,0 +1,278 @@
+"""Places in which state outlives its process: a folder of this machine, or one at a URL, which fsspec reaches
+(`s3://bucket/job`).
+
+A place holds folders of saved values (`saved`) and short texts. A folder is whole or not there. On a disk it
+is written under another name, synced and renamed. Object stores rename nothing: there its manifest is written
+last and removed first, and what has none is no folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from . import failpoints, saved
+
+OWNER = "owner"
+EXTRA = "pip install 'gradwire[remote]'"
+
+
+class PlaceError(OSError):
+    """There is no such place, or it cannot be reached from here; the message says what to do."""
+
+
+def is_url(where: str | Path) -> bool:
+    return "://" in str(where)
+
+
+class Place(Protocol):
+    """Methods raise OSError if the place cannot be used.
+
+    Attributes:
+        name: for people.
+    """
+
+    name: str
+
+    def hold(self) -> None:
+        """Have it alone. Raises BlockingIOError if another process has it and that can be told: at a URL it
+        cannot, so the one before writes no more."""
+        ...
+
+    def release(self) -> None: ...
+
+    def folders(self, prefix: str) -> list[str]:
+        """Names that begin with it, ascending."""
+        ...
+
+    def write(self, folder: str, tree: Any, about: Mapping[str, Any]) -> int:
+        """As `saved.write_folder`, instead of what is there. Returns its bytes."""
+        ...
+
+    def read(self, folder: str) -> tuple[Any, dict[str, Any]]:
+        """As `saved.read_folder`. Raises DamagedError, also if there is none."""
+        ...
+
+    def set_aside(self, folder: str) -> None:
+        """A damaged one, which `folders` names no more."""
+        ...
+
+    def left(self, prefix: str) -> list[str]:
+        """As `folders`, with those that were never whole or have been set aside half."""
+        ...
+
+    def remove(self, folder: str) -> None: ...
+
+    def text(self, name: str) -> str:
+        """Raises FileNotFoundError."""
+        ...
+
+    def put_text(self, name: str, text: str) -> None: ...
+
+
+def place_at(where: str | Path) -> Place:
+    """Raises PlaceError for a URL that cannot be reached from here."""
+    return Remote(str(where)) if is_url(where) else Local(Path(where))
+
+
+class Local:
+    """A folder of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self.path = path
+        self._lock: int | None = None
+
+    def hold(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise BlockingIOError(*error.args) from None
+        self._lock = lock
+        for left in self.path.glob(".*.partial"):  # of a process that was killed meanwhile
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+
+    def release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def folders(self, prefix: str) -> list[str]:
+        return sorted(each.name for each in self.path.glob(f"{prefix}*") if each.is_dir())
+
+    left = folders
+
+    def write(self, folder: str, tree: Any, about: Mapping[str, Any]) -> int:
+        path = self.path / folder
+        if path.exists():
+            saved.remove_folder(path)
+        return saved.write_folder(path, tree, about)
+
+    def read(self, folder: str) -> tuple[Any, dict[str, Any]]:
+        return saved.read_folder(self.path / folder)
+
+    def set_aside(self, folder: str) -> None:
+        aside = self.path / f"damaged-{folder}"
+        shutil.rmtree(aside, ignore_errors=True)
+        (self.path / folder).rename(aside)
+
+    def remove(self, folder: str) -> None:
+        saved.remove_folder(self.path / folder)
+
+    def text(self, name: str) -> str:
+        return (self.path / name).read_text(encoding="utf-8")
+
+    def put_text(self, name: str, text: str) -> None:
+        partial = self.path / f".{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        saved.sync(partial)
+        partial.replace(self.path / name)
+        saved.sync(self.path)
+
+
+class Remote:
+    """A folder at a URL. Files pass through the machine's folder for temporary files."""
+
+    def __init__(self, url: str) -> None:
+        """Raises PlaceError."""
+        self.name = url.rstrip("/")
+        self._files, self._root = _reached(self.name)
+        self._owner = ""
+
+    def hold(self) -> None:
+        self._owner = uuid.uuid4().hex
+        self.put_text(OWNER, self._owner)
+
+    def release(self) -> None:
+        self._owner = ""
+
+    def folders(self, prefix: str) -> list[str]:
+        return [folder for folder in self.left(prefix) if self._exists(f"{folder}/{saved.MANIFEST}")]
+
+    def left(self, prefix: str) -> list[str]:
+        with self._reaching():
+            self._files.invalidate_cache()
+            with contextlib.suppress(FileNotFoundError):
+                names = [
+                    str(each).rstrip("/").rpartition("/")[2] for each in self._files.ls(self._root, False)
+                ]
+                return sorted(name for name in names if name.startswith(prefix))
+            return []
+
+    def write(self, folder: str, tree: Any, about: Mapping[str, Any]) -> int:
+        self.remove(folder)
+        with tempfile.TemporaryDirectory(prefix="gradwire-") as name:
+            local = Path(name)
+            written = saved.write_files(local, tree, about)
+            with self._reaching():
+                for file in (saved.TREE, saved.TENSORS):
+                    self._files.put_file(str(local / file), self._at(f"{folder}/{file}"))
+                failpoints.reached("checkpoint.stored")
+            self._check_owner()
+            with self._reaching():
+                manifest = (local / saved.MANIFEST).read_bytes()
+                self._files.pipe_file(self._at(f"{folder}/{saved.MANIFEST}"), manifest)
+        return written
+
+    def _check_owner(self) -> None:
+        if self._owner and self.text(OWNER) != self._owner:
+            raise OSError(f"{self.name}: another gc-server has taken it over; stop one of the two")
+
+    def read(self, folder: str) -> tuple[Any, dict[str, Any]]:
+        with tempfile.TemporaryDirectory(prefix="gradwire-") as name:
+            local = Path(name)
+            for file in (saved.MANIFEST, saved.TREE, saved.TENSORS):
+                self._get(f"{folder}/{file}", local / file)
+            return saved.read_folder(local)
+
+    def _get(self, name: str, to: Path) -> None:
+        """Nothing for a file that is not there: whoever reads it says so."""
+        with self._reaching(), contextlib.suppress(FileNotFoundError):
+            self._files.get_file(self._at(name), str(to))
+
+    def set_aside(self, folder: str) -> None:
+        with self._reaching():
+            self._files.rm_file(self._at(f"{folder}/{saved.MANIFEST}"))
+
+    def remove(self, folder: str) -> None:
+        for file in (saved.MANIFEST, saved.TREE, saved.TENSORS):
+            with self._reaching(), contextlib.suppress(FileNotFoundError):
+                self._files.rm_file(self._at(f"{folder}/{file}"))
+        with contextlib.suppress(Exception):  # object stores have none
+            self._files.rmdir(self._at(folder))
+
+    def text(self, name: str) -> str:
+        with self._reaching():
+            data: bytes = self._files.cat_file(self._at(name))
+        return data.decode()
+
+    def put_text(self, name: str, text: str) -> None:
+        with self._reaching():
+            self._files.makedirs(self._root, exist_ok=True)
+            self._files.pipe_file(self._at(name), text.encode())
+
+    def _exists(self, name: str) -> bool:
+        with self._reaching():
+            return bool(self._files.exists(self._at(name)))
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextlib.contextmanager
+    def _reaching(self) -> Generator[None]:
+        """Whatever a library of a store raises, as an OSError that names the place."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise OSError(f"{self.name}: {str(error) or repr(error)}") from error
+
+
+def _reached(url: str) -> tuple[Any, str]:
+    """fsspec's file system, and the path in it. Raises PlaceError."""
+    try:
+        fsspec: Any = importlib.import_module("fsspec.core")
+    except ImportError:
+        raise PlaceError(f"{url}: URLs need fsspec; {EXTRA}") from None
+    try:
+        files, root = fsspec.url_to_fs(url, skip_instance_cache=True)
+    except ImportError as error:  # it names the package
+        raise PlaceError(f"{url}: {error}; with pip, beside gradwire[remote]") from None
+    except Exception as error:
+        raise PlaceError(f"{url}: {str(error) or repr(error)}") from None
+    if hasattr(files, "auto_mkdir"):  # a disk
+        files.auto_mkdir = True
+    return files, str(root).rstrip("/")
+
+
+@contextlib.contextmanager
+def local_copy(where: str | Path) -> Generator[Path | None]:
+    """A file on this machine with what is there; None if that is a folder. Raises OSError."""
+    if not is_url(where):
+        yield None if Path(where).is_dir() else Path(where)
+        return
+    files, path = _reached(str(where))
+    try:
+        is_file = bool(files.isfile(path))
+        with tempfile.TemporaryDirectory(prefix="gradwire-") as name:
+            copy = Path(name) / "file"
+            if is_file:
+                files.get_file(path, str(copy))
+            yield copy if is_file else None
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{where}: {str(error) or repr(error)}") from error
