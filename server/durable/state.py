@@ -136,8 +136,8 @@ class StateFolder:
         if segments and segments[0] != version:
             gone, there = (self.segment_path(each).name for each in (version, segments[0]))
             raise StateError(
-                f"--state {self.name}: {gone} is gone, without which {there} leads nowhere; put it back, or move "
-                f"{there} away to go on from the checkpoint alone"
+                f"--state {self.name}: {gone} is gone, without which {there} leads nowhere; put it back, or "
+                f"move {there} away to go on from the checkpoint alone"
             )
         self._last = self.segment_path(version), 0
         for place, each in enumerate(segments):

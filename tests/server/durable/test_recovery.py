@@ -482,11 +482,11 @@ def test_checkpoints_of_which_none_is_whole_stay_where_they_are_and_are_refused_
         assert len(manifests) == 2
         kept = [each.read_text() for each in manifests]
         for damage, why in (
-            (lambda text: text[:-1], "none of its 2 checkpoints is whole"),
-            (lambda text: text.replace('"format": 1', '"format": 99'), "format 99, and this release reads 1"),
+            ("", "none of its 2 checkpoints is whole"),
+            ('"format": 99', "format 99, and this release reads 1"),
         ):
             for manifest, text in zip(manifests, kept, strict=True):
-                manifest.write_text(damage(text))
+                manifest.write_text(text.replace('"format": 1', damage))
             for _ in range(2):
                 found = StateFolder(folder, syncs=False)
                 with pytest.raises(StateError, match=why):
