@@ -117,17 +117,8 @@ def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder) -
 # What a server that goes on may be told otherwise: where it is, what it says and writes, how long it waits.
 _MAY_CHANGE = frozenset(
     {
-        *(
-            "host",
-            "port",
-            "http_host",
-            "http_port",
-            "insecure",
-            "reflection",
-            "stay",
-            "threads",
-            "log_format",
-        ),
+        *("host", "port", "http_host", "http_port", "insecure", "reflection"),
+        *("stay", "threads", "log_format"),
         *("tls_ca", "tls_cert", "tls_key", "token_file"),
         *("lease_seconds", "max_model_bytes", "output"),
         *("state", "durability", "checkpoint_every", "resume"),
