@@ -115,7 +115,7 @@ def read_model(where: Path | str) -> Resumed:
             folder, _, last = place.name.rpartition("/")
             name, (tree, _) = place.name, place_at(folder or ".").read(last)
         return _of_checkpoint(name, tree)
-    except (OSError, SafetensorError, saved.DamagedError, KeyError) as error:
+    except (OSError, SafetensorError, saved.DamagedError, Refused, KeyError) as error:
         raise ResumeError(
             f"--resume {where}: expected a state_dict as safetensors, a checkpoint, or a folder of --state: "
             f"{error}"
