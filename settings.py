@@ -349,8 +349,8 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
     )
     keep: str = results(
         "",
-        "best version, kept as NAME.best.safetensors beside --output: best:METRIC, such as best:accuracy, "
-        "has the largest value of all evaluations, or the smallest of a loss and the like; "
+        "best version, kept as NAME.best.safetensors beside --output, and in --state: best:METRIC, such as "
+        "best:accuracy, has the largest value of all evaluations, or the smallest of a loss and the like; "
         "best:METRIC:min and best:METRIC:max say which",
         metavar="best:METRIC[:min|max]",
     )

@@ -67,6 +67,9 @@ class BestFile:
         if self._of == (epoch, version) and self._doing is not None:
             self._doing = asyncio.ensure_future(self._take(version, self._doing))
 
+    def judged(self) -> None:
+        """The candidate stays on the disk until the next."""
+
     async def _take(self, version: int, written: Awaitable[bool]) -> bool:
         if not await written:
             return False

@@ -48,8 +48,8 @@ def check(settings: ServerSettings) -> None:
     if settings.clip_norm and mode.workers_step:
         why = "workers take the steps there, and the server has no gradient"
         raise UsageError(f"--clip-norm {settings.clip_norm:g}: not with --mode {settings.mode}: {why}; use 0")
-    if settings.keep and not settings.output:
-        raise UsageError(f"--keep {settings.keep}: it lies beside --output, which is not given")
+    if settings.keep and not settings.output and not settings.state:
+        raise UsageError(f"--keep {settings.keep}: it lies beside --output or in --state; neither is given")
     if settings.keep and mode.work == "exchange":
         why = "the server does not have the parameters of every version"
         raise UsageError(f"--keep {settings.keep}: not with --mode {settings.mode}: {why}")

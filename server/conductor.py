@@ -66,7 +66,8 @@ class Conductor:
         Args:
             planner: says when the model is to be divided otherwise; None for never.
             output: where the final parameters go.
-            keep_best: keep another file beside it, of the best version that was evaluated.
+            keep_best: keep another file beside it, of the best version that was evaluated, and one where the
+                recorder writes.
             recorder: writes down what happens; None for a job that ends with its server.
         """
         self.clock: Callable[[], float] = time.monotonic
@@ -89,7 +90,7 @@ class Conductor:
             chosen=self._chosen,
         )
         self.intake = Intake(core, shard, self.streams, self.recorder)
-        self.output = Output(output, shard, self.state, keep_best=keep_best)
+        self.output = Output(output, shard, self.state, self.recorder, keep_best=keep_best)
         self.finished = asyncio.Event()  # and saved, as far as that was possible
         self._stopped = False
         self.failed = asyncio.Event()
@@ -202,6 +203,8 @@ class Conductor:
         """Decide and perform. Raises Refused."""
         result = self.decide(event)
         self.perform(result.actions)
+        if isinstance(event, e.Evaluated):
+            self.output.judged()
         return result.reply
 
     def perform(self, actions: Sequence[e.Action]) -> None:
@@ -246,8 +249,7 @@ class Conductor:
                 case e.Report():
                     self._report(action)
                 case e.Best():
-                    if self.output.best is not None:
-                        self.output.best.best(action.epoch, action.version)
+                    self.output.best(action.epoch, action.version)
                 case e.Lost():
                     self.metrics.lost_members.inc()
                     about = {"worker": action.worker, "rank": action.rank}
@@ -279,8 +281,7 @@ class Conductor:
             self._started_at = self.now()
         if action.assignment.evaluate_epoch:
             self.state.pin(action.assignment.evaluate_epoch, action.assignment.version)
-            if self.output.best is not None:
-                self.output.best.evaluated(action.assignment.evaluate_epoch, action.assignment.version)
+            self.output.evaluated(action.assignment.evaluate_epoch, action.assignment.version)
         stream = self.streams.get(action.worker)
         if stream is None:
             return

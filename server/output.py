@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from .best import BestFile
+from .durable.best import BestCheckpoint
+from .durable.recorder import Recorder
 from .ending import written
 from .model_state import ModelState, Values, complete
 from .shard.shard import Shard
@@ -18,25 +20,48 @@ class Output:
     """Belongs to one event loop.
 
     Attributes:
-        best: of the versions that are evaluated; None where nobody wants that file.
         unsaved: the last parameters are not where they were to be written.
     """
 
-    def __init__(self, path: Path | None, shard: Shard, state: ModelState, *, keep_best: bool) -> None:
-        """path: of the final parameters; None where nobody wants them. Those of a job that ends before it is
-        finished go to a file beside it, so that no finished model is lost to them, or mistaken for them."""
+    def __init__(
+        self, path: Path | None, shard: Shard, state: ModelState, recorder: Recorder, *, keep_best: bool
+    ) -> None:
+        """
+        Args:
+            path: of the final parameters; None where nobody wants them. Those of a job that ends before it is
+                finished go to a file beside it, so that no finished model is lost to them, or mistaken for
+                them.
+            keep_best: keep the best version that is evaluated in a file beside that, and where the
+                recorder writes.
+        """
         self._path, self._shard, self._state = path, shard, state
-        self.best: BestFile | None = None
+        self._bests: list[BestFile | BestCheckpoint] = []
         if keep_best and path is not None:
-            best = path.with_name(f"{path.stem}.best{path.suffix}")
-            self.best = BestFile(best, shard, state)
+            self._bests.append(BestFile(path.with_name(f"{path.stem}.best{path.suffix}"), shard, state))
+        if keep_best and recorder.keeps:
+            self._bests.append(BestCheckpoint(recorder, shard, state))
         self.unsaved = False
+
+    def evaluated(self, epoch: int, version: int) -> None:
+        """Somebody is about to evaluate a version, which the shard has at this moment."""
+        for each in self._bests:
+            each.evaluated(epoch, version)
+
+    def best(self, epoch: int, version: int) -> None:
+        """What was evaluated is better than all before."""
+        for each in self._bests:
+            each.best(epoch, version)
+
+    def judged(self) -> None:
+        """After an evaluation, and after `best` if it was."""
+        for each in self._bests:
+            each.judged()
 
     async def write(self, buffers: Callable[[], Awaitable[Values]], *, finished: bool) -> str:
         """Write the parameters with these buffers, if somebody wants them. Returns their SHA-256."""
         shard, path = self._shard, self._path
-        if self.best is not None:
-            await self.best.close()
+        for each in self._bests:
+            await each.close()
         if not finished:
             await shard.undo()
         digest = await shard.digest()

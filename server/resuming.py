@@ -118,7 +118,7 @@ def read_model(where: Path | str) -> Resumed:
                 log.error("a checkpoint cannot be used, and the one before is taken: %s", error)
         folder, _, last = place.name.rpartition("/")
         return _of_checkpoint(place.name, place_at(folder or ".").read(last)[0])
-    except (OSError, SafetensorError, saved.DamagedError, saved.FormatError, KeyError) as error:
+    except (OSError, SafetensorError, saved.DamagedError, saved.FormatError, Refused, KeyError) as error:
         raise ResumeError(
             f"--resume {where}: expected a state_dict as safetensors, a checkpoint, or a folder of --state: "
             f"{error}"

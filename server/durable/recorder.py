@@ -57,6 +57,7 @@ class Recorder:
         failing: why the last checkpoint could not be written; empty if it could.
         failures: how many could not be.
         bytes, version: of the last checkpoint; 0 and None before the first.
+        patience_s: how long a place may take for a checkpoint before it counts as one that hangs.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Recorder:
         self._writing: asyncio.Task[None] | None = None
         self._retry_at = -math.inf  # seconds, after a checkpoint that could not be written
         self._stopped = False
-        self._patience_s = PATIENCE_S
+        self.patience_s = PATIENCE_S
         self.failing, self.failures = "", 0
         self.bytes = 0
         self.version: int | None = None
@@ -263,13 +264,13 @@ class Recorder:
         self._last = 0, now, 0.0
         await self._be_patient(tree)
         try:
-            await asyncio.wait_for(self.write(0, tree), self._patience_s)
+            await asyncio.wait_for(self.write(0, tree), self.patience_s)
         except TimeoutError:
-            raise OSError(f"no answer within {self._patience_s:.0f} s") from None
+            raise OSError(f"no answer within {self.patience_s:.0f} s") from None
 
     async def _be_patient(self, tree: Any) -> None:
         """As much as writing this may take."""
-        self._patience_s = PATIENCE_S + await asyncio.to_thread(saved.size, tree) / SLOWEST_BYTES_PER_S
+        self.patience_s = PATIENCE_S + await asyncio.to_thread(saved.size, tree) / SLOWEST_BYTES_PER_S
 
     async def write(self, version: int, tree: Any) -> None:
         """Write a checkpoint. Raises OSError."""
@@ -292,8 +293,8 @@ class Recorder:
                 raise segment
             await self._be_patient(tree)
             writing = asyncio.ensure_future(self.write(version, tree))
-            if not (await asyncio.wait({writing}, timeout=self._patience_s))[0]:
-                why = f"is not written after {self._patience_s:.0f} s"
+            if not (await asyncio.wait({writing}, timeout=self.patience_s))[0]:
+                why = f"is not written after {self.patience_s:.0f} s"
                 self._failed(version, why, "none other is begun before it is, and training goes on")
             await writing
         except Exception as error:
@@ -315,7 +316,7 @@ class Recorder:
     async def close(self) -> None:
         """Finish what is being written, unless that hangs."""
         if self._writing is not None:
-            await asyncio.wait({self._writing}, timeout=self._patience_s)
+            await asyncio.wait({self._writing}, timeout=self.patience_s)
         if self._journal is not None:
             self._journal.close()
             self._journal = None

@@ -290,3 +290,27 @@ def test_a_place_that_fails_does_not_hold_up_training(daemons: Daemons, tmp_path
     assert result(server, workers)
     server.wait_for("checkpoint of version 3 could not be written: .*Input/output error")
     assert asked(server).version == 30
+
+
+def test_the_best_version_outlives_its_server_and_a_new_job_begins_with_it(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    state, output = tmp_path / "state", tmp_path / "model.safetensors"
+    options = ("--keep", "best:loss:max", "--evaluate-every", "5steps", "--output", str(output))
+    server = begun(daemons, state, *options)
+    workers = joined(daemons, server)
+    poll(lambda: len(asked(server).evaluations) > 1, "no evaluations")
+    server.wait_for("the best so far, written to --state")
+    server.signal(signal.SIGKILL)
+    server.wait()
+    server = begun(daemons, state, *options, port=server.port)
+    result(server, workers)
+    best = max(asked(server).evaluations, key=lambda each: each.metrics["loss"])
+    stop(server)
+    (kept,) = state.glob("best-*")
+    assert kept.name == f"best-{best.version:010d}"
+    found: list[str] = []
+    for what in (kept, tmp_path / "model.best.safetensors"):
+        second = begun(daemons, None, "--resume", str(what), "--learning-rate", "0")
+        found.append(result(second, joined(daemons, second)))
+    assert found[0] == found[1]

@@ -1,0 +1,87 @@
+"""The best version in the folder of --state, so that a new job can begin with it and with what its optimizer
+remembered: each version that is evaluated is copied, and written down if control says that it is the best.
+
+It is no checkpoint of the job, which went on meanwhile: it has parameters, the optimizer's state and buffers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Any
+
+from ...compressors import Plan
+from ...proto.manifest import Manifest
+from ...proto.plans import plan_message
+from ..model_state import ModelState, Values
+from ..shard.shard import Image, Shard
+from .recorder import Recorder
+
+log = logging.getLogger("gradwire.server")
+Tree = dict[str, Any]
+
+
+class BestCheckpoint:
+    """Belongs to one event loop."""
+
+    def __init__(self, recorder: Recorder, shard: Shard, state: ModelState) -> None:
+        self._recorder, self._shard, self._state = recorder, shard, state
+        self._of: tuple[int, int] | None = None  # epoch and version of the candidate
+        self._candidate: asyncio.Task[Tree] | None = None
+        self._doing: asyncio.Task[None] | None = None
+
+    def evaluated(self, epoch: int, version: int) -> None:
+        """Somebody is about to evaluate a version, which the shard has at this moment. Copy it."""
+        if self._of == (epoch, version):  # told again
+            return
+        assert self._shard.manifest is not None
+        self._of = epoch, version
+        # The shard keeps the order of what it is asked: before the next apply, so it is of this version.
+        copying, buffers = self._shard.image(), self._state.of(epoch)
+        self._candidate = asyncio.ensure_future(
+            self._tree(copying, buffers, self._shard.manifest, self._shard.plan)
+        )
+
+    async def _tree(
+        self, copying: Awaitable[Image], buffers: Awaitable[Values], manifest: Manifest, plan: Plan
+    ) -> Tree:
+        image = await copying
+        kept = {name: image[name] for name in ("version", "parameters", "optimizer")}
+        return {
+            "manifest": manifest.to_message(),
+            "plan": plan_message(plan),
+            "shard": {**kept, "downlink": {"replica": image["downlink"]["replica"]}},
+            "state": {"frozen": dict(self._state.frozen), "buffers": dict(await buffers)},
+        }
+
+    def best(self, epoch: int, version: int) -> None:
+        """What was evaluated is better than all before."""
+        if self._of != (epoch, version) or self._candidate is None:
+            text = "version %d, the best so far, was evaluated before a restart and is not kept in --state"
+            log.warning(text, version)
+            return
+        self._doing = asyncio.ensure_future(self._write(version, self._candidate, self._doing))
+
+    def judged(self) -> None:
+        """The candidate is written down already, or never will be."""
+        self._candidate = None
+
+    async def _write(self, version: int, candidate: Awaitable[Tree], before: Awaitable[None] | None) -> None:
+        if before is not None:
+            await before
+        try:
+            tree = await candidate
+            if tree["shard"]["version"] != version:
+                raise ValueError(f"the server is at version {tree['shard']['version']} already")
+            await self._recorder.write_best(version, tree)
+        except Exception as error:
+            self._recorder.failures += 1
+            log.error("version %d, the best so far, could not be written to --state: %s", version, error)
+        else:
+            log.info("version %d, the best so far, written to --state", version)
+
+    async def close(self) -> None:
+        """Finish, unless the place hangs."""
+        if self._doing is not None:
+            await asyncio.wait({self._doing}, timeout=self._recorder.patience_s)
