@@ -50,7 +50,7 @@ class Stranger:
     """Makes calls to one server. insider: a token that is good for a worker that takes no part."""
 
     def __init__(self, address: str, insider: str, seed: int) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._channel: Any = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
         self._insider = insider
         self._random = random.Random(seed)
         self.made = collections.Counter[str]()
@@ -90,7 +90,7 @@ class Stranger:
                 await self._join(bytes(OVERSIZED_BYTES), "")
 
     async def _join(self, data: bytes, token: str) -> None:
-        call: Any = self._channel.unary_unary(f"{PATH}Join")
+        call = self._channel.unary_unary(f"{PATH}Join")
         await self._answer(call(data, metadata=_metadata(token), timeout=PATIENCE_S))
 
     async def _stream(self, messages: Sequence[bytes], token: str) -> None:
@@ -102,7 +102,7 @@ class Stranger:
             if not messages:
                 await asyncio.sleep(PATIENCE_S)
 
-        call: Any = self._channel.stream_stream(f"{PATH}Exchange")
+        call = self._channel.stream_stream(f"{PATH}Exchange")
         stream = call(requests(), metadata=_metadata(token), timeout=PATIENCE_S)
 
         async def end() -> None:

@@ -14,6 +14,7 @@ import signal
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def trained(
     )
 
 
-def _wait(ask: Ask, server: Child, until: Any) -> StatusResponse:
+def _wait(ask: Ask, server: Child, until: Callable[[StatusResponse], bool]) -> StatusResponse:
     deadline = time.monotonic() + PATIENCE_S
     while (status := ask()) is None or not until(status):
         if server.code is not None or time.monotonic() > deadline:

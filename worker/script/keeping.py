@@ -76,8 +76,7 @@ def _on_host(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     if isinstance(value, dict):
-        items: dict[Any, Any] = value
-        return {key: _on_host(each) for key, each in items.items()}
+        return {key: _on_host(value[key]) for key in value}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     return value
 
 

@@ -48,8 +48,9 @@ def main(loop: str, *options: str) -> int:
     model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 4))
     given = dict(zip((each[2:].replace("-", "_") for each in options[::2]), options[1::2], strict=True))
     with gradwire.connect(**given) as job:
-        for seed in (torch.manual_seed, random.seed, np.random.seed):
-            seed(10 + job.rank)
+        torch.manual_seed(10 + job.rank)
+        random.seed(10 + job.rank)
+        np.random.seed(10 + job.rank)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         network, step = job.attach(model, optimizer, steps="local" if loop == "local" else "server")
         scheduler = job.follow(torch.optim.lr_scheduler.ExponentialLR(step, 0.98))
