@@ -122,8 +122,9 @@ def test_a_job_has_so_many_members_and_no_more(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_joins_beyond_the_rate_are_put_off_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "JOINS_PER_S", 0.001)
     monkeypatch.setattr(service_module, "JOINS_AT_ONCE", 2)
     service = service_of("sync")
     assert [join(service, "4bit", worker).rank for worker in "ab"] == [0, 1]
-    with pytest.raises(AssertionError, match="more than 100 workers join in a second; try again"):
+    with pytest.raises(AssertionError, match="more than 0.001 workers join in a second; try again"):
         join(service, "4bit", "c")
