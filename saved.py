@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum, EnumType
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -245,5 +246,8 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+        if hasattr(os, "posix_fadvise"):  # nobody reads it soon, and others can use its memory
+            with suppress(OSError):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)

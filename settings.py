@@ -343,7 +343,7 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
     checkpoint_every: str = lasting(
         "10min",
         "length of training after which a checkpoint is written with --state, such as 1epoch, 500steps or "
-        "10min; or earlier, when the journal has grown to twice a checkpoint",
+        "10min; or earlier, when the journal has grown to eight checkpoints",
         metavar="LENGTH",
         parse=parse_evaluate_every,
     )

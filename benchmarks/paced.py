@@ -36,7 +36,7 @@ def still(elements: int = 250_000, seconds: float = 0.01, samples: int = 1024) -
     class Still(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(elements))
+            self.weight = torch.nn.Parameter(torch.zeros(1, elements))  # a matrix: vectors stay dense
 
     def loss(network: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
         time.sleep(seconds * slower * len(batch))

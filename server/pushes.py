@@ -120,6 +120,8 @@ class Pushes:
         manifest, rates = self._conductor.shard.manifest, part.learning_rates
         assert manifest is not None
         self._arrivals.check_rates(part, max(1, len(manifest.groups)))
+        if not rates and not self._conductor.core.rules.script:
+            return  # nobody's push has any
         rated = e.Rated(*self._stream.id, seq=part.seq, assignment=part.assignment, learning_rates=rates)
         self._conductor.happen(rated)
 

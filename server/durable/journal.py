@@ -28,6 +28,9 @@ from ...proto.transfer import Bytes
 from ...proto.wire import crc32c
 
 MAGIC = 0x4A57_4757
+# Nobody reads a journal while its server lives: after so many bytes the system is told to write them, and to
+# use their memory for the next ones. Otherwise it fills all that is free, one fresh page after the other.
+CACHED_BYTES = 16 << 20
 MAX_TEXT_BYTES = 64 << 20
 _HEAD = struct.Struct("<IIIII")
 _ONE_WRITE = 512  # buffers, below what any system takes
@@ -59,6 +62,7 @@ class Journal:
         self.bytes = at
         self._syncs, self._dirty = syncs, False
         self._failure: JournalError | None = None  # after which nothing more is promised
+        self._cached = at  # bytes of the file before those that the system was told of last
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(self._file, at)
         os.lseek(self._file, at, os.SEEK_SET)
@@ -66,7 +70,7 @@ class Journal:
     def append(self, what: str, fields: Mapping[str, Any], data: Sequence[Bytes] = ()) -> None:
         """Raises JournalError, which says what to do; again for all that comes after it."""
         self._check()
-        text = json.dumps([what, fields], default=_to_json, separators=(",", ":")).encode()
+        text = _encode([what, fields]).encode()
         size = sum(each.size for each in data)
         sums = crc32c((np.frombuffer(text, np.uint8),)), crc32c(data)
         buffers = [
@@ -86,6 +90,17 @@ class Journal:
             raise self._failure from None
         self.bytes += _HEAD.size + len(text) + size
         self._dirty = True
+        if self.bytes - self._cached >= CACHED_BYTES:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """What is not on the disk yet is begun to be written, and what is there leaves the memory: of the
+        bytes before these, too, which were begun last time."""
+        if hasattr(os, "posix_fadvise"):
+            before = max(0, self._cached - 2 * CACHED_BYTES)
+            with suppress(OSError):  # advice, which some file systems do not take
+                os.posix_fadvise(self._file, before, self.bytes - before, os.POSIX_FADV_DONTNEED)
+        self._cached = self.bytes
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -144,6 +159,9 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
     raise TypeError(f"not plain: {value!r:.100}")
+
+
+_encode = json.JSONEncoder(default=_to_json, separators=(",", ":")).encode
 
 
 def _from_json(value: dict[str, Any]) -> Any:

@@ -215,15 +215,12 @@ class Recorder:
 
     def due(self, version: int, now: float, progress: float) -> bool:
         """Whether a checkpoint is to be taken at a version. progress: epochs so far."""
-        if self._every is None or self._writing is not None or self._begins_at(version):
+        if self._every is None or self._writing is not None or now < self._retry_at:
             return False
-        if now < self._retry_at:
-            return False
-        if self.journal_bytes > segment_limit(self.bytes):
-            return True
         steps, at, epochs = self._last
         passed = {"steps": version - steps, "seconds": now - at, "epochs": progress - epochs}
-        return passed[self._every.unit] >= self._every.number
+        long = passed[self._every.unit] >= self._every.number
+        return (long or self.journal_bytes > segment_limit(self.bytes)) and not self._begins_at(version)
 
     def _begins_at(self, version: int) -> bool:
         """Whether the segment begins at a version already. Another one would take its place, with what it has

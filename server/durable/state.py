@@ -50,7 +50,7 @@ class Found:
 
 def segment_limit(checkpoint_bytes: int) -> int:
     """Bytes of a segment after which a checkpoint is due, whatever the time."""
-    return max(LEAST_SEGMENT_BYTES, 2 * checkpoint_bytes)
+    return max(LEAST_SEGMENT_BYTES, 8 * checkpoint_bytes)
 
 
 def job_at(where: Path | str) -> Mapping[str, Any] | None:

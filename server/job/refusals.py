@@ -181,9 +181,9 @@ def rates_of_workers(worker: str, seq: int) -> Refusal:
         Reason.GROUP,
         worker=worker,
         field=f"push {seq} learning_rates",
-        limit="none in local mode, where workers take the steps",
+        limit="none in local mode, where workers take the steps, and without --script",
         value="some",
-        remedy="leave the rate to the job's --learning-rate and --schedule, or use another mode",
+        remedy="leave the rate to the job's --learning-rate and --schedule, or start gc-server --script",
     )
 
 

@@ -169,7 +169,7 @@ def test_bad_pushes_are_refused_and_a_good_one_after_them_is_accepted(
 
 
 def test_members_of_a_round_that_disagree_on_a_learning_rate_are_told_apart(daemons: Daemons) -> None:
-    server = daemons.server("--min-workers", "2", "--task", "digits")
+    server = daemons.server("--min-workers", "2", "--script")
 
     async def run() -> None:
         async with talk(server.address) as make:

@@ -276,7 +276,7 @@ class Rounds(Mode):
     def rate(self, member: Member, work: Work, event: e.Rated | e.Pushed) -> None:
         round_, rates = self.round, event.learning_rates
         assert round_ is not None
-        if self.local is not None and rates:
+        if rates and (self.local is not None or not self._state.rules.script):
             raise Refused(refusals.rates_of_workers(member.worker, event.seq))
         if isinstance(event, e.Rated) and not round_.parts:
             return

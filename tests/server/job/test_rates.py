@@ -14,9 +14,9 @@ from gradwire.proto.shares import assigned_samples
 from gradwire.server.job import events as e
 
 
-def job_of(mode: str, workers: int = 2, overlap: str = "both") -> Job:
-    """Of rounds whose parts are stepped as they come, without other words."""
-    return Job(workers, core=core_of(mode, min_workers=workers, overlap=overlap))
+def job_of(mode: str, workers: int = 2, overlap: str = "both", *, script: bool = True) -> Job:
+    """Of scripts, in rounds whose parts are stepped as they come, without other words."""
+    return Job(workers, core=core_of(mode, min_workers=workers, overlap=overlap, script=script))
 
 
 def rate(job: Job, worker: str, *rates: float, assignment: int = 0) -> list[Any]:
@@ -103,8 +103,9 @@ def test_pushes_that_are_applied_by_themselves_may_have_any(mode: str) -> None:
     assert rate(job, "w0", 0.1) == rate(job, "w1", 0.2) == []
 
 
-def test_where_workers_step_the_server_takes_none() -> None:
-    job = job_of("local")
+@pytest.mark.parametrize(("mode", "script"), [("local", True), ("sync", False)])
+def test_where_workers_step_or_no_script_does_the_server_takes_none(mode: str, script: bool) -> None:
+    job = job_of(mode, script=script)
     assert rate(job, "w0") == []
     rate(job, "w0", 0.1)
     assert job.refused().reason is Reason.GROUP
