@@ -73,7 +73,11 @@ class BestFile:
     async def _take(self, version: int, written: Awaitable[bool]) -> bool:
         if not await written:
             return False
-        await asyncio.to_thread(self._candidate.replace, self.path)
+        try:
+            await asyncio.to_thread(self._candidate.replace, self.path)
+        except OSError as error:
+            log.error("version %d, the best so far, could not be kept as %s: %s", version, self.path, error)
+            return False
         log.info("version %d, the best so far, written to %s", version, self.path)
         return True
 

@@ -16,7 +16,7 @@ from .shard.inbox import Arrivals
 from .shard.shard import Shard
 from .streams import WorkerStream
 
-STALLED_S = 60.0  # longer than any link takes for a chunk
+STALLED_S = 60.0  # without a chunk; or a lease, if that is longer
 
 
 class Intake:
@@ -88,10 +88,11 @@ class Intake:
     def end_stalled(self, now: float) -> None:
         """End streams on which a part has begun to come and nothing follows: on a new one it may come whole.
         now: seconds of the monotonic clock."""
+        limit_s = max(STALLED_S, self.core.rules.lease_seconds)
         for stream in self._streams.values():
             part, silent_s = stream.inbox.unfinished, now - stream.chunk_at
-            if part is not None and silent_s > STALLED_S:
-                why = refusals.stalled(stream.worker, part.seq, part.part, STALLED_S)
+            if part is not None and silent_s > limit_s:
+                why = refusals.stalled(stream.worker, part.seq, part.part, limit_s)
                 stream.outbox.end(why, final=False)
 
     def forget_parts(self) -> None:

@@ -107,6 +107,8 @@ class Recorder:
         """After a recovery."""
         assert self._folder is not None
         self._journal = self._folder.journal() if self._recorded else None
+        if not self._recorded:
+            self.version = version
         self._last = version, now, progress
 
     @property
@@ -224,9 +226,12 @@ class Recorder:
 
     def _begins_at(self, version: int) -> bool:
         """Whether the segment begins at a version already. Another one would take its place, with what it has
-        promised, before the checkpoint of the version is whole."""
-        if self._folder is None or self._journal is None:
+        promised, before the checkpoint of the version is whole. So would another checkpoint, without a
+        journal."""
+        if self._folder is None:
             return False
+        if self._journal is None:
+            return not self._recorded and self.version == version
         return self._journal.path == self._folder.segment_path(version)
 
     async def idle(self) -> None:

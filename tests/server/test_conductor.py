@@ -121,6 +121,20 @@ def test_a_push_that_waits_for_a_part_survives_that_a_later_one_is_given_up() ->
     wired("sync", "a", test)
 
 
+def test_a_part_has_the_time_of_a_lease_to_go_on() -> None:
+    """As on a link that takes minutes for a chunk, between two of which there are no heartbeats."""
+
+    async def test(job: Wired) -> None:
+        job.arrive("a", [job.part(0)[0]])
+        outbox, began = job.conductor.streams["a"].outbox, job.conductor.streams["a"].chunk_at
+        job.conductor.intake.end_stalled(began + 3 * STALLED_S)
+        assert outbox.ended_with is None
+        job.conductor.intake.end_stalled(began + 3 * STALLED_S + 1)
+        assert outbox.ended_with is not None
+
+    wired("sync", "a", test, lease_seconds=3 * STALLED_S)
+
+
 def test_a_part_of_which_nothing_follows_ends_its_stream_and_comes_again() -> None:
     async def test(job: Wired) -> None:
         header, chunk = job.part(0)

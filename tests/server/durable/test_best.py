@@ -10,6 +10,7 @@ from pushes import MANIFEST, assembly
 from wired import PLAN
 
 from gradwire.proto import plans
+from gradwire.server.best import BestFile
 from gradwire.server.durable.best import BestCheckpoint
 from gradwire.server.durable.recorder import Recorder
 from gradwire.server.durable.state import StateFolder
@@ -53,3 +54,22 @@ def test_the_best_version_stays_until_there_is_a_better_one(
         shard.close()
 
     asyncio.run(run())
+
+
+def test_a_best_version_that_cannot_be_kept_as_a_file_is_said_and_the_rest_is_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "best.safetensors").mkdir()
+
+    async def run() -> None:
+        shard, state = Shard(build), ModelState()
+        await shard.open(MANIFEST, assembly(1, 2, 3), PLAN, lambda: None)
+        state.open(MANIFEST.entries, {})
+        best = BestFile(tmp_path / "best.safetensors", shard, state)
+        best.evaluated(1, 0)
+        best.best(1, 0)
+        await best.close()
+        shard.close()
+
+    asyncio.run(run())
+    assert "version 0, the best so far, could not be kept" in caplog.text

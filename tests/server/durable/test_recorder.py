@@ -1,4 +1,4 @@
-"""A place that hangs: it is told of, nothing waits for it, and what it does at last counts."""
+"""Places that hang, and checkpoints that are there already."""
 
 from __future__ import annotations
 
@@ -70,3 +70,30 @@ def test_a_place_that_hangs_as_a_job_begins_is_an_error(
         hanging.set()
 
     asyncio.run(run())
+
+
+def test_without_a_journal_a_checkpoint_that_is_there_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that stops at its last checkpoint's version, perhaps without the time to write another one."""
+    folder, written = StateFolder(tmp_path, syncs=False), list[int]()
+    write = folder.write
+
+    def writes(version: int, tree: object, about: dict[str, object]) -> int:
+        written.append(version)
+        return write(version, tree, about)
+
+    monkeypatch.setattr(folder, "write", writes)
+
+    async def run() -> None:
+        recorder = Recorder(folder, parse_length("1steps"), job="job", recorded=False)
+        await recorder.first({}, 0.0)
+        for version in (1, 1, 2):
+            await recorder.checkpoint(version, {}, (), 1.0, 0.0)
+        again = Recorder(folder, parse_length("1steps"), job="job", recorded=False)
+        again.go_on(2, 2.0, 0.0)
+        await again.checkpoint(2, {}, (), 3.0, 0.0)
+        await recorder.close()
+
+    asyncio.run(run())
+    assert written == [0, 1, 2]
