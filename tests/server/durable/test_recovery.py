@@ -127,7 +127,7 @@ class Kept(Wired):
                 shutil.rmtree(folder, ignore_errors=True)
         self.shard.close()
         self.begin(folder)
-        assert await recover(self.conductor, self.folder) is not None
+        assert await recover(self.conductor, self.folder) is True
 
 
 def without(plain: Any, name: str) -> Any:
