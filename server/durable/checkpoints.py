@@ -81,7 +81,11 @@ async def pause(conductor: Conductor, grace_s: float) -> None:
             await asyncio.shield(await checkpoint(conductor, announced=True))
             listening = [member.worker for member in conductor.core.roster.listening()]
             streams = [conductor.streams[worker] for worker in listening if worker in conductor.streams]
-            while any(stream.saved < conductor.shard.version for stream in streams):
+            while any(
+                stream.saved < conductor.shard.version
+                for stream in streams
+                if conductor.streams.get(stream.worker) is stream
+            ):
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         log.warning("the job is not at rest after %g s, and stops where it is", grace_s)

@@ -440,6 +440,29 @@ def test_a_server_that_stops_takes_nothing_in_that_the_next_would_not_know(tmp_p
     asyncio.run(run())
 
 
+def test_a_server_that_stops_does_not_wait_for_who_is_gone_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "ALIGNMENT", 1)
+
+    async def run() -> None:
+        job = Kept(tmp_path / "0", "sync", "ab", "100000steps")
+        await job.open()
+        pausing = asyncio.create_task(pause(job.conductor, 60.0))
+        await asyncio.sleep(0)
+        await one_version(job)
+        while job.recorder.version != 1:
+            await asyncio.sleep(0.01)
+        job.conductor.streams["a"].saved = 1
+        await asyncio.sleep(0.1)
+        assert not pausing.done()
+        Story(job, 0).cut("b")
+        await asyncio.wait_for(pausing, 5)
+        await job.conductor.stop("it was told to", comes_back=True)
+
+    asyncio.run(run())
+
+
 def test_a_checkpoint_that_cannot_be_begun_is_not_tried_at_every_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
