@@ -112,13 +112,12 @@ class Local:
     def folders(self, prefix: str) -> list[str]:
         return sorted(each.name for each in self.path.glob(f"{prefix}*") if each.is_dir())
 
-    left = folders
+    def left(self, prefix: str) -> list[str]:
+        hidden = [saved.name_of(each) for each in self.path.glob(f".{prefix}*") if each.is_dir()]
+        return sorted({*self.folders(prefix), *hidden})
 
     def write(self, folder: str, tree: Any, about: Mapping[str, Any]) -> int:
-        path = self.path / folder
-        if path.exists():
-            saved.remove_folder(path)
-        return saved.write_folder(path, tree, about)
+        return saved.write_folder(self.path / folder, tree, about)
 
     def read(self, folder: str) -> tuple[Any, dict[str, Any]]:
         return saved.read_folder(self.path / folder)
@@ -156,7 +155,7 @@ class Remote:
         self.put_text(OWNER, self._owner)
 
     def release(self) -> None:
-        self._owner = ""
+        """Its name stays: what is still being written looks for it."""
 
     def folders(self, prefix: str) -> list[str]:
         return [folder for folder in self.left(prefix) if self._exists(f"{folder}/{saved.MANIFEST}")]
@@ -172,6 +171,7 @@ class Remote:
             return []
 
     def write(self, folder: str, tree: Any, about: Mapping[str, Any]) -> int:
+        self._check_owner()
         self.remove(folder)
         with tempfile.TemporaryDirectory(prefix="gradwire-") as name:
             local = Path(name)

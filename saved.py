@@ -151,11 +151,12 @@ def _kind(name: str) -> Any:
 
 
 def write_folder(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
-    """Write a tree as a folder, which is whole or not there. about: plain values for its manifest.
+    """Write a tree as a folder, which is whole or not there. One that is there stays until then.
+    about: plain values for its manifest.
 
     Returns its bytes. Raises OSError; nothing is left of it then.
     """
-    partial = folder.with_name(f".{folder.name}.partial")
+    partial, before = _hidden(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
@@ -164,6 +165,9 @@ def write_folder(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
             sync(partial / name)
         sync(partial)
         failpoints.reached("checkpoint.synced")
+        if folder.exists():
+            shutil.rmtree(before, ignore_errors=True)
+            folder.rename(before)
         partial.rename(folder)
         failpoints.reached("checkpoint.renamed")
         sync(folder.parent)
@@ -171,6 +175,7 @@ def write_folder(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    shutil.rmtree(before, ignore_errors=True)
     return written
 
 
@@ -228,11 +233,23 @@ def read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def remove_folder(folder: Path) -> None:
-    """So that what is left after a crash in between is no folder to be read."""
-    gone = folder.with_name(f".{folder.name}.partial")
+    """And what was never whole of it. What is left after a crash in between is no folder to be read."""
+    gone, before = _hidden(folder)
     shutil.rmtree(gone, ignore_errors=True)
-    folder.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(before, ignore_errors=True)
+    if folder.exists():
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _hidden(folder: Path) -> tuple[Path, Path]:
+    """Where it is while it is written or removed, and where the one before it is meanwhile."""
+    return folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.before.partial")
+
+
+def name_of(hidden: Path) -> str:
+    """Of the folder of which a hidden one was left."""
+    return hidden.name[1:].partition(".")[0]
 
 
 def _about(path: Path) -> dict[str, Any]:

@@ -178,13 +178,14 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     stopping = asyncio.Event()
     received = _heed_signals(stopping)
     try:
-        found = None if folder is None else await recover(conductor, folder)
-        resumed = read_model(options.resume) if options.resume and found is None else None
+        goes_on = folder is not None and await recover(conductor, folder)
+        resumed = read_model(options.resume) if options.resume and not goes_on else None
     except (StateError, ResumeError) as error:
         raise UsageError(str(error)) from None
-    if options.resume and found is not None:
+    if options.resume and goes_on:
         log.info("--resume %s is not looked at: the job in --state %s goes on", options.resume, options.state)
     service = Service(conductor, options, mode, job, access, resumed)
+    del resumed  # which the service lets go of
     metrics = conductor.metrics
     metrics.info.labels(__version__, options.mode, service.job.id).set(1)
 

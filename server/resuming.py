@@ -80,7 +80,9 @@ class Resumed:
         if any(tensor.state for tensor in manifest.tensors):
             return "the workers of this mode have their own"
         for tensor in manifest.tensors:
-            group, had = groups[tensor.group], self.moments[tensor.name]
+            group, had = groups[tensor.group], self.moments.get(tensor.name)
+            if had is None:
+                return f"{tensor.name!r} was frozen"
             kind, remembers = _kind(group), set(group.options.memory(torch.empty(0)))
             if kind != _name(had.spec) or any(set(each.memory) != remembers for each in had.stretches):
                 return f"{tensor.name!r} is stepped by {optimizer_spec(group.options)}, and was by {had.spec}"

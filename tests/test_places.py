@@ -89,13 +89,49 @@ def test_a_damaged_folder_is_told_of_and_set_aside(where: str) -> None:
     place.release()
 
 
-def test_the_server_that_came_last_writes_and_the_one_before_it_does_not() -> None:
+def test_the_server_that_came_last_writes_and_the_one_before_it_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     url = f"memory://bucket/{uuid.uuid4().hex}"
     first, second = held(url), held(url)
     with pytest.raises(OSError, match="another gc-server has taken it over"):
         first.write("a-1", TREE, {})
     assert second.folders("a-") == []
     second.write("a-1", TREE, {})
+    with pytest.raises(OSError, match="another gc-server has taken it over"):
+        first.write("a-1", {"other": 1}, {})
+    assert value(second.read("a-1")[0]) == value(TREE), "what the last has written stays"
+    put_file = vars(second)["_files"].put_file
+
+    def puts(*arguments: Any) -> None:
+        put_file(*arguments)
+        held(url)  # meanwhile
+        second.release()
+
+    monkeypatch.setattr(vars(second)["_files"], "put_file", puts)
+    with pytest.raises(OSError, match="another gc-server has taken it over"):
+        second.write("a-2", TREE, {})
+    assert second.folders("a-") == ["a-1"]
+
+
+def test_a_folder_stays_until_another_one_is_in_its_place(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    request.addfinalizer(lambda: failpoints.arm(""))
+    place = held(str(tmp_path))
+    place.write("a-1", TREE, {})
+    failpoints.arm("checkpoint.synced=eio@1")
+    with pytest.raises(OSError, match="Input/output error"):
+        place.write("a-1", {"other": 1}, {})
+    assert value(place.read("a-1")[0]) == value(TREE)
+    (tmp_path / ".a-2.partial").mkdir()  # of a process that was killed
+    (tmp_path / ".a-3.before.partial").mkdir()
+    assert place.left("a-") == ["a-1", "a-2", "a-3"]
+    assert place.folders("a-") == ["a-1"]
+    place.remove("a-2")
+    place.remove("a-3")
+    assert place.left("a-") == ["a-1"]
+    place.release()
 
 
 def test_a_disk_belongs_to_one(tmp_path: Path) -> None:

@@ -68,12 +68,6 @@ def saved(stream: WorkerStream, message: m.Saved) -> None:
     stream.saved = message.version
 
 
-def _listening(conductor: Conductor) -> list[WorkerStream]:
-    """Of those who can say that they have written something down; who leaves meanwhile is none of them."""
-    listening = [member.worker for member in conductor.core.roster.listening()]
-    return [conductor.streams[worker] for worker in listening if worker in conductor.streams]
-
-
 async def pause(conductor: Conductor, grace_s: float) -> None:
     """Let what has begun come to its end, then write all down. What takes longer than `grace_s` is as if the
     server had been killed: the journal has it."""
@@ -85,7 +79,13 @@ async def pause(conductor: Conductor, grace_s: float) -> None:
                 return
             await conductor.recorder.idle()
             await asyncio.shield(await checkpoint(conductor, announced=True))
-            while any(stream.saved < conductor.shard.version for stream in _listening(conductor)):
+            listening = [member.worker for member in conductor.core.roster.listening()]
+            streams = [conductor.streams[worker] for worker in listening if worker in conductor.streams]
+            while any(
+                stream.saved < conductor.shard.version
+                for stream in streams
+                if conductor.streams.get(stream.worker) is stream
+            ):
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         log.warning("the job is not at rest after %g s, and stops where it is", grace_s)

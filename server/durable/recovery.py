@@ -27,7 +27,7 @@ from ..model_state import Deposit
 from . import recorder as r
 from .image import restore
 from .journal import JournalError, Record
-from .state import Found, StateError, StateFolder
+from .state import StateError, StateFolder
 
 log = logging.getLogger("gradwire.server")
 
@@ -45,14 +45,14 @@ _NO_WAY_ON = (
 )
 
 
-async def recover(conductor: Conductor, folder: StateFolder) -> Found | None:
-    """Have a conductor that has just been made go on. Returns the checkpoint; None if there is none.
+async def recover(conductor: Conductor, folder: StateFolder) -> bool:
+    """Have a conductor that has just been made go on. Returns whether it does: there is a checkpoint.
 
     Raises StateError.
     """
     began, found = time.monotonic(), await asyncio.to_thread(folder.newest)
     if found is None:
-        return None
+        return False
     pushes = 0
     try:
         await _take_over(conductor, found.tree)
@@ -69,7 +69,7 @@ async def recover(conductor: Conductor, folder: StateFolder) -> Found | None:
         "checkpoint of version %d and %d pushes of the journal read in %.1f s: going on at version %d",
         *(found.version, pushes, time.monotonic() - began, conductor.core.version),
     )
-    return found
+    return True
 
 
 async def _take_over(conductor: Conductor, tree: Mapping[str, Any]) -> None:

@@ -150,3 +150,13 @@ def test_a_state_dict_has_parameters_alone(tmp_path: Path) -> None:
     found = read_model(tmp_path / "model.safetensors")
     assert found.recall(store.manifest, store.manifest.stepped_by(JOB)) is None
     assert torch.equal(found.tensors["first"], values(store)["first"])
+
+
+def test_parameters_that_were_frozen_begin_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A checkpoint has their values, and nothing that an optimizer remembers of them."""
+    store = begun(manifest("adam", ("first", "second")), 256)
+    trained(store, range(4))
+    found = checkpoint(store, tmp_path / "checkpoint")
+    thawed = manifest("adam")
+    assert found.recall(thawed, thawed.stepped_by(JOB)) is None
+    assert "without the state of its optimizer: 'third' was frozen" in caplog.text

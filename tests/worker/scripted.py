@@ -30,6 +30,7 @@ class Script:
         parts: by seq and number, header and payloads.
         pushed: commits, each with the payloads of its parts in flat order.
         resent: seq and part of what was asked for.
+        saved_at: versions of which a worker has written down its state, with what went wrong.
         plan: that parts are of: the last that was handed out, if not set.
     """
 
@@ -46,6 +47,7 @@ class Script:
         self.resent: list[tuple[int, int | None]] = []
         self.at: list[int] = []
         self.hurries = 0
+        self.saved_at: list[tuple[int, str]] = []
         self.plan: Plan | None = None
 
     def initialize(self, manifest: Any, values: Any, state: Any = None, least: int = 1) -> bool:
@@ -97,6 +99,9 @@ class Script:
 
     def resend(self, seq: int, part: int | None) -> None:
         self.resent.append((seq, part))
+
+    def saved(self, version: int, error: str) -> None:
+        self.saved_at.append((version, error))
 
     def stepped(self, version: int) -> None:
         self.at.append(version)

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
 from functools import partial
 from types import TracebackType
@@ -99,6 +99,8 @@ class Job:
             files=access_files(settings),
         )
         self._http: HttpEndpoint | None = None
+        self._own: OwnState | None = None
+        self._restored: Mapping[str, Any] | None = None  # this worker's own state, until the session has it
         try:
             registry = self._metrics.registry
             hung = self._connection.progress.hung
@@ -113,20 +115,18 @@ class Job:
             self._reply = self._connection.join(__version__, self._compressor, names())
             self._terms = job_terms(self._reply.job)
             self._work = script_work(self._terms)
+            if settings.state:
+                self._own = OwnState(settings.state, job=self._terms.id, worker=self._connection.worker)
+                self._restored = None if self._reply.initialize else self._own.read(self._reply.version)
         except BaseException as error:
             self._end(f"failed: {error}", failed=True)
             raise
-        self._own: OwnState | None = None
-        self._restored: Mapping[str, Any] | None = None  # this worker's own state, until the session has it
-        if settings.state:
-            self._own = OwnState(settings.state, job=self._terms.id, worker=self._connection.worker)
-            self._restored = None if self._reply.initialize else self._own.read(self._reply.version)
         owner: Mapping[str, Any] = {} if self._restored is None else self._restored["owner"]
         self.state = State(owner.get("state", {}))
         self._position = Position(owner.get("loader"))
         self._random: Mapping[str, Any] | None = owner.get("random")  # to go on from, once batches begin
         atexit.register(self.leave)
-        self._epoch = self._reply.epoch
+        self._epoch: int = owner.get("epoch", self._reply.epoch)  # the job may be past it, the script not
         self._metrics.info.labels(__version__, self._terms.mode, self._terms.id).set(1)
 
     # ---- membership
@@ -296,6 +296,7 @@ class Job:
         """All that the next step depends on, and the server has not got."""
         assert self._turns is not None
         return {
+            "epoch": self._epoch,
             "turns": self._turns.image(),
             "logged": deepcopy(self._logged),
             "state": self.state.image(),
@@ -392,10 +393,8 @@ class Job:
                     "job.steps: the loader does not know how many batches it has; say with per_epoch= how "
                     "many make an epoch"
                 ) from None
-        random, self._random = self._random, None  # the loader draws some first
         work = self._batches(per_epoch * self._terms.batch_size, lambda: 0)
-        batches = self._position.passes(loader, random)
-        with closing(batches):
+        with self._position.passing(loader) as batches:
             for _, batch in zip(work, batches, strict=False):
                 yield batch
 

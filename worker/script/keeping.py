@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import closing, contextmanager
 from copy import deepcopy
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -31,16 +33,15 @@ class State(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Raises ScriptError for what cannot be written down."""
-        if name in self._restored and _is_object(value):
-            _load(value, self._restored[name])
-        self._kept[name] = value
         try:
             saved.flatten(_of(value))
         except TypeError as error:
-            del self._kept[name]
             raise ScriptError(
                 f"job.state[{name!r}]: {error}; keep plain values, tensors, or what has state_dict() of these"
             ) from None
+        if name in self._restored and _is_object(value):
+            _load(value, self._restored[name])
+        self._kept[name] = value
         self._restored.pop(name, None)
 
     def __getitem__(self, name: str) -> Any:
@@ -59,7 +60,8 @@ class State(MutableMapping[str, Any]):
 
     def image(self) -> dict[str, Any]:
         """As it is now, which later changes do not reach."""
-        return deepcopy({**self._restored, **{name: _of(each) for name, each in self._kept.items()}})
+        found = {**self._restored, **{name: _of(each) for name, each in self._kept.items()}}
+        return {name: copied(each) for name, each in found.items()}
 
 
 def _is_object(value: Any) -> bool:
@@ -67,17 +69,23 @@ def _is_object(value: Any) -> bool:
 
 
 def _of(value: Any) -> Any:
+    """What is written down of a value, which shares memory with it."""
     if isinstance(value, torch.Generator):
         return value.get_state()
-    return _on_host(value.state_dict() if _is_object(value) else value)
+    return value.state_dict() if _is_object(value) else value
 
 
-def _on_host(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """A tree on the host, each tensor with memory of its own: tied ones, too."""
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
+        return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: _on_host(value[key]) for key in value}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    return value
+        return {key: copied(value[key]) for key in value}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if value.__class__ is list:
+        return [copied(each) for each in value]
+    if value.__class__ is tuple:
+        return tuple(copied(each) for each in value)
+    return deepcopy(value)
 
 
 def _load(value: Any, state: Any) -> None:
@@ -130,32 +138,41 @@ class Position:
         """None between two passes."""
         return None if self._began is None else {"began": self._began, "taken": self._taken}
 
-    def passes(self, loader: Iterable[Any], random: Tree | None) -> Generator[Any]:
-        """What a loader gives, again and again. Raises ScriptError once it gives nothing.
-
-        random: where random numbers are to go on once the loader is where it was.
-        """
-        some = True
+    @contextmanager
+    def passing(self, loader: Iterable[Any]) -> Generator[Iterator[Any]]:
+        """What a loader gives, again and again; it raises ScriptError once that is nothing. One that goes on
+        is brought to where it was at once, which draws random numbers."""
+        batches = self._batches(loader, self._rest(loader))
         try:
-            while some:
-                some = False
-                restored, self._restored = self._restored, None
-                passed = 0 if restored is None else restored["taken"]
-                if restored is not None:
-                    _begin_from(loader, restored["began"])
-                elif random is not None:
-                    go_on_from(random)
-                self._began, self._taken = _beginning(loader), 0
-                for batch in loader:
-                    some = True
-                    self._taken += 1
-                    if self._taken > passed:
-                        yield batch
-                    elif self._taken == passed and random is not None:
-                        go_on_from(random)
-                random = None
+            with closing(batches):
+                yield batches
         finally:
             self._began = None
+
+    def _rest(self, loader: Iterable[Any]) -> Iterator[Any] | None:
+        """Of the pass that goes on; None if none does."""
+        restored, self._restored = self._restored, None
+        if restored is None:
+            return None
+        _begin_from(loader, restored["began"])
+        self._began, self._taken = _beginning(loader), restored["taken"]
+        rest = iter(loader)
+        for _ in islice(rest, self._taken):
+            pass
+        return rest
+
+    def _batches(self, loader: Iterable[Any], rest: Iterator[Any] | None) -> Generator[Any]:
+        some = True
+        while some:
+            some = rest is not None  # of which some were taken
+            if rest is None:
+                self._began, self._taken = _beginning(loader), 0
+                rest = iter(loader)
+            for batch in rest:
+                some = True
+                self._taken += 1
+                yield batch
+            rest = None
         raise ScriptError(
             "job.steps: the loader has no batches, or none any more, and the epoch goes on; give what can be "
             "gone around more than once, such as a DataLoader, and not a generator"

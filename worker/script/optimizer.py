@@ -12,6 +12,7 @@ from ...optimizer import optimizer_spec
 from ...proto import messages as m
 from ...steps import Adagrad, Adam, AdamW, OptimizerOptions, Sgd
 from ..session.groups import ParameterGroups
+from .keeping import copied
 from .turn import ScriptError
 
 # Options of torch's that the server has not, with the only value that means nothing.
@@ -122,14 +123,8 @@ class JobOptimizer(torch.optim.Optimizer):
 
     def remembered(self) -> dict[Any, Any]:
         """What the optimizer of this worker's own steps remembers, such as momentum: a copy, on the host."""
-        found: dict[Any, dict[str, Any]] = self._of.state_dict()["state"]
-        return {
-            number: {
-                name: value.cpu().clone() if isinstance(value, torch.Tensor) else value
-                for name, value in each.items()
-            }
-            for number, each in found.items()
-        }
+        remembered: dict[Any, Any] = copied(self._of.state_dict()["state"])
+        return remembered
 
     def remember(self, remembered: Mapping[Any, Any]) -> None:
         """Go on from what was `remembered`; rates and options stay the script's."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -63,8 +63,7 @@ class OwnState:
             try:
                 folder, place = _folder(version), self._place
                 place.write(folder, tree, {**self._of, "version": version})
-                for old in self._versions()[:-KEPT]:
-                    place.remove(_folder(old))
+                self._forget(version)
             except Exception as error:
                 log.error("the state of version %d could not be written down: %s", version, error)
                 told(str(error) or repr(error))
@@ -75,9 +74,13 @@ class OwnState:
         self._writing = threading.Thread(target=write, name="own state", daemon=True)
         self._writing.start()
 
-    def _versions(self) -> list[int]:
-        names = [each.removeprefix(FOLDER) for each in self._place.folders(FOLDER)]
-        return sorted(int(name) for name in names if name.isdigit())
+    def _forget(self, version: int) -> None:
+        """All but the last up to a version: what is of later ones is of another job, or of a future that the
+        server has lost."""
+        kept = [each for each in _versions(self._place.folders(FOLDER)) if each <= version][-KEPT:]
+        for old in _versions(self._place.left(FOLDER)):
+            if old not in kept:
+                self._place.remove(_folder(old))
 
     def close(self) -> bool:
         """Wait for what is being written, once, unless that hangs. Returns whether nothing is."""
@@ -88,6 +91,11 @@ class OwnState:
                 return False
             self._writing, self._patience_s = None, PATIENCE_S
         return True
+
+
+def _versions(folders: Sequence[str]) -> list[int]:
+    names = [each.removeprefix(FOLDER) for each in folders]
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def _folder(version: int) -> str:

@@ -290,7 +290,10 @@ class Session:
             case m.Waiting():
                 self._waiting.say(message.text)
             case m.Save():
-                self._save = message.version
+                if message.version == self._restored:  # nothing has happened since
+                    self._connection.saved(message.version, "")
+                else:
+                    self._save = message.version
             case m.Welcome():
                 self._set_back(message.version)
             case m.InitializeRequest():

@@ -127,7 +127,7 @@ class Kept(Wired):
                 shutil.rmtree(folder, ignore_errors=True)
         self.shard.close()
         self.begin(folder)
-        assert await recover(self.conductor, self.folder) is not None
+        assert await recover(self.conductor, self.folder) is True
 
 
 def without(plain: Any, name: str) -> Any:
@@ -436,6 +436,29 @@ def test_a_server_that_stops_takes_nothing_in_that_the_next_would_not_know(tmp_p
         with pytest.raises(JournalError):
             job.conductor.put_buffers(key, Deposit(collection=1, values={}))
         assert not job.conductor.failed.is_set()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_stops_does_not_wait_for_who_is_gone_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "ALIGNMENT", 1)
+
+    async def run() -> None:
+        job = Kept(tmp_path / "0", "sync", "ab", "100000steps")
+        await job.open()
+        pausing = asyncio.create_task(pause(job.conductor, 60.0))
+        await asyncio.sleep(0)
+        await one_version(job)
+        while job.recorder.version != 1:
+            await asyncio.sleep(0.01)
+        job.conductor.streams["a"].saved = 1
+        await asyncio.sleep(0.1)
+        assert not pausing.done()
+        Story(job, 0).cut("b")
+        await asyncio.wait_for(pausing, 5)
+        await job.conductor.stop("it was told to", comes_back=True)
 
     asyncio.run(run())
 

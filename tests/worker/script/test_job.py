@@ -6,7 +6,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import gradwire
 from gradwire.compressors import AbsentPayload
+from gradwire.places import PlaceError
 from gradwire.planning.parts import arrange
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
@@ -37,7 +41,9 @@ class Server(Script):
         ended: why the script has left. address: that it has connected to.
     """
 
-    def __init__(self, **terms: Any) -> None:
+    def __init__(self, *, saves: int = -1, begins: int = 0, **terms: Any) -> None:
+        """saves: version at which workers write down their state. begins: the one that there is, of another
+        server."""
         super().__init__()
         self.job = job_message(
             JobTerms(id="j", work="gradients", script=True, batch_size=BATCH, epochs=EPOCHS, **terms)
@@ -45,11 +51,15 @@ class Server(Script):
         self.asks, self.ended, self.address = False, "", ""
         self.manifest: Manifest | None = None
         self.told: list[m.Assignment] = []
-        self._steps = 0
+        self._steps, self._saves, self._begins = begins, saves, begins
+        self.worker = "w0"
         self._replica: Any = None
 
     def join(self, software: str, compressor: str, compressors: Any) -> m.JoinResponse:
-        return m.JoinResponse(job=self.job, limits=LIMITS, rank=1, version=0, initialize=True)
+        at = self._begins
+        return m.JoinResponse(
+            job=self.job, limits=LIMITS, rank=1, version=at, epoch=at // STEPS, initialize=not at
+        )
 
     def initialize(self, manifest: Manifest, values: Any, state: Any = None, least: int = 1) -> bool:
         self.manifest = manifest
@@ -57,7 +67,13 @@ class Server(Script):
 
     def ready(self, manifest: Manifest, *, restored: bool = False) -> None:
         sizes = [spec.elements for spec in manifest.specs]
-        self.messages += [arrange(sizes, [1] * len(sizes), []), self.assignment()]  # a part for each tensor
+        self.messages.append(arrange(sizes, [1] * len(sizes), []))  # a part for each tensor
+        if self._begins:  # made when their turn comes
+            self.messages += [partial(self._part, part) for part in range(len(sizes))]
+        self.messages.append(self.assignment())
+
+    def _part(self, part: int) -> Any:
+        return updates(self.replica, self._begins)[part]
 
     def assignment(self) -> m.Assignment:
         """What is to be done now."""
@@ -79,7 +95,8 @@ class Server(Script):
         super().commit(commit)
         self._steps += 1
         outcome = m.Outcome(seq=commit.seq, decision=m.Decision.ACCEPTED, version=self._steps)
-        self.messages += [outcome, *updates(self.replica, self._steps), self.assignment()]
+        save = [m.Save(version=self._steps)] if self._steps == self._saves else []
+        self.messages += [outcome, *updates(self.replica, self._steps), *save, self.assignment()]
 
     @property
     def replica(self) -> Any:
@@ -110,15 +127,18 @@ class Server(Script):
 def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
     jobs: list[gradwire.Job] = []
 
-    def make(**terms: Any) -> tuple[Server, gradwire.Job]:
-        server = Server(**terms)
+    def make(of: Server | None = None, **given: Any) -> tuple[Server, gradwire.Job]:
+        """of: a server that there is. given: options of the script then, and otherwise terms of the job."""
+        server = of if of is not None else Server(**given)
+        options: dict[str, Any] = given if of is not None else {}
 
         def connection(address: str, **_: Any) -> Server:
             server.address = address
             return server
 
         monkeypatch.setattr(job_module, "Connection", connection)
-        options = {} if "MASTER_ADDR" in os.environ else {"server": "localhost"}
+        if "MASTER_ADDR" not in os.environ:
+            options = {"server": "localhost", **options}
         job = gradwire.connect(compressor="none", **options)
         begin = job._begin  # pyright: ignore
 
@@ -243,6 +263,43 @@ def test_under_torchrun_the_server_is_where_its_master_is(
     assert connect()[0].address == "10.1.2.3:50051"
     monkeypatch.setenv("GC_SERVER", "10.1.2.4:99")
     assert connect()[0].address == "10.1.2.4:99"
+
+
+# ---- what outlives a script
+
+
+@pytest.mark.parametrize("loop", ["batches", "steps"])
+def test_what_a_script_does_at_an_epochs_end_is_not_left_out_when_it_goes_on_there(
+    connect: Connect, tmp_path: Path, loop: str
+) -> None:
+    """A checkpoint there is of the state before that."""
+
+    def trained(server: Server) -> tuple[list[object], object]:
+        _, job = connect(server, state=str(tmp_path), worker_id="w0")
+        torch.manual_seed(5)
+        model, optimizer = attached(job)
+        loader = DataLoader(DATA, BATCH, shuffle=True)
+        seen: list[object] = []
+        for epoch in job.epochs():
+            for (inputs,) in job.batches(DATA) if loop == "batches" else job.steps(loader):
+                take(model, optimizer, inputs)
+                seen.append((epoch, inputs.tolist(), float(torch.rand(()))))
+            job.state["ends"] = (*job.state.get("ends", ()), epoch, float(torch.rand(())))
+        return seen, job.state["ends"]
+
+    server = Server(saves=STEPS)
+    seen, ends = trained(server)
+    while not server.saved_at:  # on another thread
+        time.sleep(0.01)
+    assert server.saved_at == [(STEPS, "")]
+    assert trained(Server(begins=STEPS)) == (seen[STEPS:], ends)
+
+
+def test_a_place_that_cannot_be_reached_ends_the_membership(connect: Connect) -> None:
+    server = Server()
+    with pytest.raises(PlaceError, match="Protocol not known: nonsense"):
+        connect(server, state="nonsense://bucket", worker_id="w0")
+    assert server.ended.startswith("failed: nonsense://bucket/w0: Protocol not known")
 
 
 # ---- loaders of a script's own

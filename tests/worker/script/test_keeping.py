@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from gradwire import saved
 from gradwire.worker.script.keeping import Position, State, go_on_from, random_state
+from gradwire.worker.script.optimizer import JobOptimizer
 from gradwire.worker.script.turn import ScriptError
 
 
@@ -59,11 +61,50 @@ def test_values_and_objects_are_found_again() -> None:
 
 def test_what_cannot_be_written_down_is_refused_by_name_and_changes_nothing() -> None:
     state = State({})
+    state["loss"] = 1.0
     with pytest.raises(ScriptError, match=r"job.state\['loss'\]: .*keep plain values"):
         state["loss"] = nn.functional.mse_loss
     with pytest.raises(ScriptError, match=r"job.state\['set'\]"):
         state["set"] = {1, 2}
-    assert not state
+    assert dict(state) == {"loss": 1.0}
+
+
+def test_tied_and_computed_tensors_are_written_down(tmp_path: Path) -> None:
+    state = State({})
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    state["model"] = nn.Sequential(first, second)
+    state["sums"] = [first.bias * 2]  # which has a graph
+    saved.write_folder(tmp_path / "a", state.image(), {})
+    found = State(saved.read_folder(tmp_path / "a")[0])
+    assert torch.equal(found["model"]["1.weight"], first.weight)
+    assert torch.equal(found["sums"][0], first.bias * 2)
+
+
+def test_what_an_optimizer_remembered_does_not_change_with_its_next_steps() -> None:
+    """It is written down on another thread; LBFGS has lists of tensors."""
+    weight = nn.Parameter(torch.tensor([3.0, -2.0]))
+
+    def pushes(*_: object) -> None:
+        raise AssertionError("its own steps alone")
+
+    optimizer = JobOptimizer(torch.optim.LBFGS([weight], max_iter=3), pushes, here=True)
+
+    def step() -> None:
+        def evaluate() -> torch.Tensor:
+            weight.grad = None
+            loss = (weight**4).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step_here(evaluate)
+
+    step()
+    remembered = optimizer.remembered()
+    before = repr(remembered)
+    assert remembered[0]["old_dirs"]
+    step()
+    assert repr(remembered) == before
 
 
 def drawn() -> list[float]:
@@ -100,31 +141,29 @@ def test_a_loader_goes_on_where_it_was(own: bool, taken: int) -> None:
 
     torch.manual_seed(1)
     position = Position(None)
-    batches = position.passes(loader(2), None)
-    seen(batches, taken)
-    image, state = again(position.image()), again(random_state())
-    expected = seen(batches, 6)
+    with position.passing(loader(2)) as batches:
+        seen(batches, taken)
+        image, state = again(position.image()), again(random_state())
+        expected = seen(batches, 6)
 
     torch.manual_seed(100)
     drawn()
     position = Position(image)
-    assert seen(position.passes(loader(200 if own else 2), state), 6) == expected
+    with position.passing(loader(200 if own else 2)) as batches:
+        assert position.image() is not None, "it is there before a batch is asked for"
+        go_on_from(state)
+        assert seen(batches, 6) == expected
 
 
 def test_between_two_passes_there_is_no_place_to_be_found_again() -> None:
     position = Position(None)
     assert position.image() is None
-    batches = position.passes([1, 2, 3], None)
-    assert next(batches) == 1
-    assert position.image() is not None
-    batches.close()
+    with position.passing([1, 2, 3]) as batches:
+        assert next(batches) == 1
+        assert position.image() is not None
     assert position.image() is None
-    state = again(random_state())
-    expected = drawn()
-    assert next(Position(None).passes([1], state)) == 1
-    assert drawn() == expected, "a loader that begins anew begins with the numbers that were"
 
 
 def test_a_loader_without_batches_is_refused() -> None:
-    with pytest.raises(ScriptError, match="the loader has no batches"):
-        next(Position(None).passes([], None))
+    with Position(None).passing([]) as batches, pytest.raises(ScriptError, match="the loader has no batches"):
+        next(batches)

@@ -443,3 +443,27 @@ def test_learning_rates_go_with_every_part_of_their_push() -> None:
     found = {(seq, header.learning_rates) for (seq, _), (header, _) in script.parts.items()}
     assert found == {(1, (0.1, 0.2)), (2, ())}
     assert sum(seq == 1 for seq, _ in script.parts) > 2
+
+
+def test_the_state_that_a_worker_goes_on_from_is_not_written_again_before_it_has_done_anything() -> None:
+    """The owner has not got to where it was yet."""
+    script = Script(accepted(1), m.Save(version=7), m.Save(version=8))
+    before = session(script)
+    push(before, assignment(1), 1)
+    before.next(0)
+    images: list[object] = []
+
+    def image() -> dict[str, object]:
+        images.append(1)
+        return {}
+
+    tree = {"compression": before._compression.image(), "buffers": before._state.image(), "owner": {}}  # pyright: ignore[reportPrivateUsage]
+    subject = session(script)
+    subject.keep(image)
+    subject.restore(7, tree)
+    subject.begin()
+    for _ in range(2):
+        subject.next(0)
+    assert script.saved_at == [(7, "")]
+    assert not subject.save_due
+    assert not images
