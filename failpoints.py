@@ -36,6 +36,7 @@ POINTS = (
     "checkpoint.renamed",
     "checkpoint.directory-synced",
     "checkpoint.stored",  # at a URL, but for its manifest
+    "journal.read",  # by the next server: what a record says has happened again
 )
 
 _log = logging.getLogger("gradwire.failpoints")

@@ -177,6 +177,15 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     add_log_fields(lambda: {"job": job, "version": conductor.core.version})
     stopping = asyncio.Event()
     received = _heed_signals(stopping)
+    # Probes have an answer while the journal is read, however long that takes.
+    not_yet = "not listening yet" if folder is None else f"--state {options.state} is being read"
+    http = HttpEndpoint(
+        *(effective, options.http_host or (options.host if access.remote else LOOPBACK)),
+        conductor.metrics.registry,
+        stopping=stopping.is_set,
+        state=lambda: conductor.core.phase.name.lower(),
+        failing=lambda: not_yet or recorder.failing,
+    )
     try:
         goes_on = folder is not None and await recover(conductor, folder)
         resumed = read_model(options.resume) if options.resume and not goes_on else None
@@ -198,13 +207,8 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     if options.reflection:
         reflect(server)
     port = _listen(server, options)
-    http = HttpEndpoint(
-        *(effective, options.http_host or (options.host if access.remote else LOOPBACK), metrics.registry),
-        stopping=stopping.is_set,
-        state=lambda: conductor.core.phase.name.lower(),
-        failing=lambda: recorder.failing,
-    )
     await server.start()
+    not_yet = ""
     await health.serving()
 
     log.info(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from ... import failpoints
 from ...proto import messages as m
 from ...proto.plans import plan_of
 from ...proto.refusal import Refusal, Refused
@@ -59,6 +60,7 @@ async def recover(conductor: Conductor, folder: StateFolder) -> bool:
         for record, own in folder.records(found.version):
             if not (record.fields.get("carried") and not own):
                 pushes += await _again(conductor, record)
+            failpoints.reached("journal.read")
         await _caught_up(conductor)
     except _NO_WAY_ON as error:
         raise StateError(

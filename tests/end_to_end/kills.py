@@ -52,6 +52,7 @@ JOB = (
 )
 ROUNDS_PER_EPOCH = 11
 ROUNDS_PER_KILL = 4  # more than are made between two kills
+NOT_HERE = ("checkpoint.stored", "journal.read")  # at URLs; where there are so many records to read
 CHECKPOINTS = ("1steps", "2steps", "3steps", "7steps", "40steps")  # one of them for each server
 MOST_ROUNDS = 4  # from the start of a server to its end
 IN_RECOVERY, RECOVERY_S = 0.2, 1.0  # of kills at random moments, how many come so soon after the start
@@ -208,7 +209,7 @@ def killed(job: Job, kills: int, *, workers: bool) -> None:
     meanwhile = [0] * servers
     for _ in range(kills - servers):
         meanwhile[job.chance.randrange(servers)] += 1
-    points = itertools.cycle(each for each in POINTS if each != "checkpoint.stored")  # which is at URLs
+    points = itertools.cycle(each for each in POINTS if each not in NOT_HERE)
     for number, others in enumerate(meanwhile):
         last = number == servers - 1
         job.kill(others, "" if last or number % 2 else next(points))

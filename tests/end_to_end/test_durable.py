@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from daemons import Daemon, Daemons, Server, asked, poll, stop
+from test_training import get
 
 from gradwire.failpoints import VARIABLE
 
@@ -131,6 +132,24 @@ def test_without_a_journal_the_job_goes_on_from_its_last_checkpoint(daemons: Dae
         worker.wait_for(r"the server has gone back from version \d+ to 0")
     assert result(server, workers)
     assert asked(server).version == 30
+
+
+def test_probes_are_answered_while_the_journal_is_read(daemons: Daemons, tmp_path: Path) -> None:
+    server = begun(daemons, tmp_path)
+    workers = joined(daemons, server, "--compressor", "4bit")
+    reach(server, 3)
+    server.signal(signal.SIGKILL)
+    server.wait()
+    options = ("--task", TASK, *MOMENTUM, *LEASE, "--port", str(server.port), "--state", str(tmp_path))
+    slowly = {VARIABLE: "journal.read=sleep:3@1"}
+    again = daemons.plain("gradwire.server.cli", *options, "--http-port", "0", environ=slowly)
+    again.wait_for("failpoint journal.read")
+    port = int(again.wait_for(r"metrics and probes on port (\d+)")[1])
+    assert get(port, "/livez") == (200, "alive\n")
+    assert get(port, "/readyz") == (503, f"--state {tmp_path} is being read\n")
+    again.wait_for("going on at version")
+    poll(lambda: get(port, "/readyz")[0] == 200, "not ready")
+    assert [worker.wait() for worker in workers] == [0, 0]
 
 
 def test_a_damaged_checkpoint_is_told_of_and_the_one_before_leads_to_the_same_state(
