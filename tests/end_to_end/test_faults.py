@@ -85,11 +85,11 @@ def test_every_fault_of_a_link_leaves_the_bits_of_a_calm_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 32))
+@pytest.mark.parametrize("seed", range(2, 12))
 def test_any_mixture_of_faults_leaves_the_bits_of_a_calm_run(
     daemons: Daemons, calm: m.StatusResponse, seed: int
 ) -> None:
-    reply, happened = troubled_run(daemons, Plan(seed=seed, gap_bytes=(500, 60_000), faults=40))
+    reply, happened = troubled_run(daemons, Plan(seed=seed, gap_bytes=(5_000, 120_000), faults=12))
     assert reply.parameters_sha256 == calm.parameters_sha256, happened
     assert (reply.version, reply.pushes) == (calm.version, calm.pushes)
 
