@@ -1,7 +1,8 @@
 # Everything from a bare checkout, in environments of its own; needs make and Python 3.11 or newer.
 #
-# The default torch for Linux may bring gigabytes of CUDA. Without a GPU, name PyTorch's index of CPU builds:
-#     make run PIP_EXTRA_INDEX_URL=<its address>
+# The default torch for Linux may bring gigabytes of CUDA. Without a GPU, name PyTorch's index of CPU builds, whose address
+# https://pytorch.org/get-started/locally/ shows for Linux, Pip, Python and CPU, behind --index-url:
+#     make run PIP_EXTRA_INDEX_URL=ADDRESS
 
 PYTHON ?= python3
 ARGS ?=
@@ -11,7 +12,7 @@ CACHE := .cache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test kernels soak faults endurance kills fuzz mutations check lint types check-stubs check-protobuf stubs docs format constraints clean
+.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint types check-stubs check-protobuf stubs docs format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -36,13 +37,19 @@ faults: kernels ## run the tests of faults that take minutes (docs/faults.md); A
 endurance: kernels ## one job under random faults: does anything grow? ARGS="--minutes 60 --seed 1"
 	PYTHONPATH=.typing $(BIN)/python tests/end_to_end/soak.py $(ARGS)
 
+growth: kernels ## 20,000 versions of a tiny model: does the memory of server, workers or DDP ranks grow?
+	PYTHONPATH=.typing $(BIN)/python tests/end_to_end/growth.py $(ARGS)
+
 kills: kernels ## one job whose server is killed 200 times: is a bit lost? ARGS="--kills 20 --workers"
 	PYTHONPATH=.typing $(BIN)/python tests/end_to_end/kills.py $(ARGS)
+
+same-bits: kernels ## does another checkout train to the same bits? ARGS="--against ../other --only 'sync/*' --quick"
+	$(BIN)/python tests/end_to_end/same_bits.py $(ARGS)
 
 fuzz: kernels ## fuzz what is read from the wire; ARGS="payloads --minutes 10"
 	PYTHONPATH=.typing $(BIN)/python tests/fuzz/run.py $(ARGS)
 
-mutations: .venv/.dev ## break the code on purpose, piece by piece: the tests must notice; ARGS="--only name"
+mutations: .venv/.dev ## run the tests against mutants, deliberate mistakes that they must notice; ARGS="--only name"
 	$(BIN)/python tests/mutations.py $(ARGS)
 
 check: lint types check-stubs ## static checks
@@ -74,8 +81,9 @@ TOOLS := $(CACHE)/protoc-$(TOOLS_VERSION)
 check-stubs: $(TOOLS)/.installed ## fail if the committed protobuf stubs are not what the .proto gives
 	PYTHONPATH=.typing $(TOOLS)/bin/python -m gradwire.proto.generate --check
 
-docs: .venv/.dev ## write the tables of options and metrics in docs/commands.md and docs/metrics.md
+docs: .venv/.dev ## write the tables of options and metrics into the pages of docs/
 	PYTHONPATH=.typing $(BIN)/python -m gradwire.deploy.reference
+	PYTHONPATH=.typing $(BIN)/python -m gradwire.benchmarks.reference
 
 stubs: $(TOOLS)/.installed ## write the protobuf stubs
 	PYTHONPATH=.typing $(TOOLS)/bin/python -m gradwire.proto.generate

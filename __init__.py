@@ -5,13 +5,9 @@ ARCHITECTURE.md. Importing this module is cheap: it imports neither torch nor gr
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-try:
-    __version__ = version("gradwire")
-except PackageNotFoundError:  # a bare checkout on sys.path, never installed
-    __version__ = "0+unknown"
+from .common.version import __version__
 
 if TYPE_CHECKING:
     from .worker.script.api import Job, ScriptError, connect

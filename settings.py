@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from .configuration import REQUIRED, option
-from .optimizer import parse_optimizer
-from .spec import Length, Spec, SpecError, parse_length, parse_spec, unknown
+from .common.configuration import REQUIRED, option
+from .common.naming import why_no_name
+from .common.spec import Length, Spec, SpecError, parse_length, parse_spec, unknown
+from .optim.optimizer import parse_optimizer
 
 DEFAULT_PORT = 50051
 BUILT_IN_TASKS = ("digits", "characters")
@@ -47,7 +48,8 @@ _TLS_CA = (
 )
 _TOKEN_FILE = (
     "file with tokens, one a line: of a worker the first is its own; a server takes them all, also as "
-    "WORKER-ID:TOKEN, which is good for that worker alone, and reads the file again when it changes"
+    "WORKER-ID:TOKEN, which alone is good for that worker and for no other, and reads the file again when it "
+    "changes"
 )
 _STATE = (
     "folder in which what this process has of its job outlives it: of a server checkpoints and a journal, "
@@ -106,6 +108,11 @@ def _parse_host(text: str) -> None:
             socket.inet_aton(text)  # 127.1 too
     except (ValueError, OSError):
         raise ValueError(f"expected an IP address without a port, or a name, got {text!r}") from None
+
+
+def _parse_worker_id(text: str) -> None:
+    if text and (why := why_no_name(text)):
+        raise ValueError(why)
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -310,12 +317,17 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
     """Hold the parameters of a training job, aggregate the workers' gradients and apply the optimizer."""
 
     host: str = connection(
-        "0.0.0.0", "address to listen on; remote peers also need --insecure", parse=_parse_host
+        "0.0.0.0",
+        "address to listen on; peers of other machines are answered only with --tls-cert and --token-file or "
+        "--tls-ca, or with --insecure",
+        parse=_parse_host,
     )
     port: int = connection(DEFAULT_PORT, "gRPC port; 0 for a free one", least=0, most=65535)
     min_workers: int = training(1, "workers to wait for before the first round", least=1)
     insecure: bool = connection(
-        False, "service for remote peers too although nothing is encrypted or nobody authenticated"
+        False,
+        "service for peers of other machines without encryption or without authentication, for networks that "
+        "you trust",
     )
     reflection: bool = connection(
         False,
@@ -372,7 +384,10 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
     tls_ca: str = connection("", _TLS_CA, metavar="FILE")
     token_file: str = connection("", _TOKEN_FILE, metavar="FILE")
     worker_id: str = connection(
-        "", "name of this worker, unique in the job; empty for host name and process id"
+        "",
+        "name of this worker, unique in the job, of letters, digits, '.', '_' and '-'; empty for host name "
+        "and process id",
+        parse=_parse_worker_id,
     )
     state: str = lasting("", _STATE, metavar="DIR|URL")
     task: str = training(

@@ -1,240 +1,375 @@
-"""Accuracy over epochs of the quantizing compressors, each trained by real processes over several seeds.
+"""`gc-bench accuracy`: accuracy or loss that compressors cost, over several seeds.
 
-    python -m gradwire.benchmarks.accuracy --seeds 1,2,3,4,5 --epochs 30 --markdown FILE --json FILE
+Three suites, each with its tasks, its rows and its claims; the exit code is 1 if a claim does not hold:
 
-Reproduces the order of figure 8 of the 4-bit paper: none ≥ 4bit > 4bit with one group > 2bit, in accuracy
-over epochs. The order is judged on the mean over all epochs, the area under the curve, because everything
-reaches about the same accuracy in the end; and on differences between runs with the same seed, because their
-initial parameters and sample order are the same.
+    compressors   every compressor at 10 x and at 100 x on digits, with the MLP and the CNN
+    levels        the order of the 4-bit paper's figure 8, by the mean accuracy over all epochs
+    adam          the loss of a small GPT, whose optimizer at the server is AdamW
 
-Absolute thresholds can be taken in two ways (`compressors.thresholds.Scale`): as printed, on PyTorch's mean
-gradient, and scaled to the summed gradient of the system that they come from. The paper's order is claimed
-for the first. For the second it is shown too, and what becomes of it is discussed in docs/accuracy.md.
+Runs with the same seed share initial parameters and sample order, so differences are taken between them. In
+`adam` real daemons train, as gc-run starts them. In the others one process trains as all workers and the
+server would, and the bytes are those of payloads. Beside each row of `compressors` stands a control: Top-K
+with the ratio at which it sends as many bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import statistics
-import sys
+import multiprocessing
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+from ..common.exits import Exit
+from ..compressors import create, parse_downlink
 from ..deploy.processes import RunError
-from ..deploy.report import RunResult, ratio, to_plain, write_atomically
-from ..exits import Exit
+from ..deploy.report import write_atomically
 from ..settings import RunSettings
-from . import output
-from .arguments import file_to_write, program, whole_numbers
-from .cli import exit_code
-from .jobs import train
+from . import jobs, output
+from .arguments import at_least_one, check_module, file_to_write
+from .estimates import estimate, seed_list
+from .suites import SUITES, Claim, Score, Suite, TrainingSetup
+
+WORKERS = 4
+# Of the jobs that daemons train.
+BATCH = 16
+SCHEDULE = "cosine:warmup=0.4"
+SHOWN_EPOCHS = (1, 5, 10, 20, 30)
+# The cheapest control is still Top-K: with fewer bytes than its biases take there is none.
+CONTROL_RATIOS = (1.0, 1e5)
 
 
-@dataclass(frozen=True)
-class Order:
-    """Compressors from the best expected accuracy to the worst.
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """One training to its end."""
 
-    claimed: the program fails if the order does not hold.
+    task: str
+    setup: TrainingSetup
+    seed: int
+    epochs: int
+    downlink: str
+    score: Score
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """What came of a job.
+
+    Attributes:
+        score: on the validation data, as the suite's `Score` says; None if training diverged.
+        by_epoch: accuracy after each epoch; empty for losses.
+        bytes_up: over all workers and steps, as `bytes_down`.
     """
 
-    name: str
-    compressors: tuple[str, ...]
-    claimed: bool
-
-
-ORDERS = (
-    Order(
-        "thresholds as printed, on the mean gradient",
-        ("none", "4bit:levels=groups,scale=mean", "4bit:levels=group1,scale=mean", "2bit:scale=mean"),
-        claimed=True,
-    ),
-    Order(
-        "thresholds scaled to the summed gradient",
-        ("none", "4bit:levels=groups", "4bit:levels=group1", "2bit"),
-        claimed=False,
-    ),
-    Order(
-        "levels that follow the gradient, against the paper's groups",
-        ("none", "4bit:levels=running", "4bit:levels=groups"),
-        claimed=True,
-    ),
-)
-COMPRESSORS = tuple(dict.fromkeys(name for order in ORDERS for name in order.compressors))
-
-SHOWN_EPOCHS = (1, 5, 10, 20, 30)
-# Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom.
-_STUDENT = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045),
-)
-MOST_SEEDS = len(_STUDENT) + 1
+    score: float | None
+    by_epoch: Sequence[float]
+    bytes_up: int
+    bytes_down: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A mean over seeds and the half-width of its 95 % interval, None for a single seed."""
+class AccuracyRow:
+    """A setup on one task, a run per seed.
 
-    mean: float
-    half_width: float | None
+    Attributes:
+        control: Top-K with as many bytes, where there is one.
+    """
 
-    def __str__(self) -> str:
-        return f"{self.mean:.3f}" if self.half_width is None else f"{self.mean:.3f} ± {self.half_width:.3f}"
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Of one value, up to `MOST_SEEDS`."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return Estimate(mean=mean, half_width=None)
-    if len(values) > MOST_SEEDS:
-        raise ValueError(f"expected at most {MOST_SEEDS} values, got {len(values)}; extend the quantiles")
-    quantile = _STUDENT[len(values) - 2]
-    return Estimate(mean=mean, half_width=quantile * statistics.stdev(values) / len(values) ** 0.5)
+    setup: TrainingSetup
+    runs: Sequence[TrainingRun]
+    control: str | None = None
+    control_runs: Sequence[TrainingRun] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """One step of an expected order: `better` against `worse`, in the mean over epochs of paired seeds."""
+def simulate(job: TrainingJob) -> TrainingRun:
+    """Train in this process, on one thread."""
+    import torch
 
-    better: str
-    worse: str
-    difference: Estimate
-    equal_will_do: bool
+    from ..compressors import set_threads
+    from ..worker.tasks import load
+    from .simulation import train
 
-    @property
-    def holds(self) -> bool:
-        """Whether the mean difference has the expected sign; where equal will do, up to its interval."""
-        if self.equal_will_do:
-            return self.difference.mean >= -(self.difference.half_width or 0.0)
-        return self.difference.mean > 0
-
-    @property
-    def certain(self) -> bool:
-        """Whether the interval excludes zero."""
-        return abs(self.difference.mean) > (self.difference.half_width or 0.0)
-
-    def __str__(self) -> str:
-        sign = "≥" if self.equal_will_do else ">"
-        verdict = "holds" if self.holds else "does not hold"
-        margin = "" if self.certain else ", within the noise"
-        return f"{self.better} {sign} {self.worse}: {verdict}{margin} ({self.difference})"
+    torch.set_num_threads(1)
+    set_threads(1)
+    found = train(
+        load(job.task),
+        job.setup.compressor,
+        seed=job.seed,
+        epochs=job.epochs,
+        optimizer=job.setup.optimizer,
+        downlink=job.downlink,
+    )
+    return TrainingRun(
+        score=fmean(found.accuracies) if job.score == "mean accuracy" else found.accuracies[-1],
+        by_epoch=found.accuracies,
+        bytes_up=found.wire_bytes,
+        bytes_down=found.down_bytes,
+    )
 
 
-Runs = Mapping[str, Sequence[RunResult]]  # by compressor; one result per seed, in the same order
+def train(job: TrainingJob) -> TrainingRun:
+    """Train with real daemons. Raises RunError for a job that fails otherwise than by diverging."""
+    settings = RunSettings(
+        task=job.task,
+        workers=WORKERS,
+        epochs=job.epochs,
+        batch_size=BATCH,
+        seed=job.seed,
+        schedule=SCHEDULE,
+        downlink=job.downlink,
+        **dataclasses.asdict(job.setup),
+    )
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            found = jobs.train(settings, Path(directory))
+    except RunError as error:
+        if error.code != Exit.DIVERGED:
+            raise
+        return TrainingRun(score=None, by_epoch=(), bytes_up=0, bytes_down=0)
+    if found.lost_workers:  # a mean over other rounds than the claim is about
+        lost = ", ".join(found.lost_workers)
+        raise RunError(Exit.INTERNAL, f"{job.setup.compressor}, seed {job.seed}: lost {lost}; run it again")
+    return TrainingRun(
+        score=found.validation_loss,
+        by_epoch=(),
+        bytes_up=found.wire_bytes_up,
+        bytes_down=found.wire_bytes_down,
+    )
 
 
-def accuracies(run: RunResult) -> list[float]:
-    """One per epoch; raise `RunError` if a worker or an evaluation was lost, which would bias the means."""
-    if run.lost_workers:
-        lost = ", ".join(run.lost_workers)
-        raise RunError(Exit.INTERNAL, f"{run.compressor}, seed {run.seed}: lost {lost}; run it again")
-    known = [accuracy for accuracy in run.accuracy_by_epoch if accuracy is not None]
-    if len(known) != run.epochs:
-        raise RunError(Exit.INTERNAL, f"{run.compressor}, seed {run.seed}: an evaluation was lost")
-    return known
+class Bench:
+    """Run the jobs of a suite, each once; those without daemons several at a time."""
+
+    def __init__(self, suite: Suite, given: argparse.Namespace) -> None:
+        self._suite, self._seeds, self._epochs = suite, given.seeds, given.epochs
+        self._downlink = given.downlink
+        # Spawned, because torch's threads do not survive a fork.
+        context = multiprocessing.get_context("spawn")
+        self._pool = None if suite.daemons else ProcessPoolExecutor(given.jobs, mp_context=context)
+        self._runs: dict[tuple[str, TrainingSetup], list[TrainingRun]] = {}
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def run(self, task: str, setup: TrainingSetup) -> list[TrainingRun]:
+        """Return a run for each seed; says on standard error how far it is."""
+        if (task, setup) not in self._runs:
+            wanted = [
+                TrainingJob(
+                    task=task,
+                    setup=setup,
+                    seed=seed,
+                    epochs=self._epochs,
+                    downlink=self._downlink,
+                    score=self._suite.score,
+                )
+                for seed in self._seeds
+            ]
+            found = list(self._pool.map(simulate, wanted) if self._pool is not None else map(train, wanted))
+            self._runs[task, setup] = found
+            shown = ", ".join("diverged" if run.score is None else f"{run.score:.4f}" for run in found)
+            output.say(f"{task}, {name_of(setup, self._suite)}: {shown}")
+        return self._runs[task, setup]
+
+    def row(self, task: str, setup: TrainingSetup) -> AccuracyRow:
+        """Return a setup's runs, with those of its control where the suite has controls."""
+        runs = self.run(task, setup)
+        if not self._suite.controls or setup.compressor == "none" or setup.compressor.startswith("topk"):
+            return AccuracyRow(setup=setup, runs=runs)
+        control = self._control(task, runs[0].bytes_up)
+        if control is None:
+            return AccuracyRow(setup=setup, runs=runs)
+        return AccuracyRow(setup=setup, runs=runs, control=control, control_runs=self._top_k(task, control))
+
+    def _top_k(self, task: str, spec: str) -> list[TrainingRun]:
+        return self.run(task, TrainingSetup(compressor=spec))
+
+    def _control(self, task: str, bytes_up: int) -> str | None:
+        """Return Top-K that sends about as many bytes; None if there is none.
+
+        It takes two probes, because an index takes longer where fewer are kept.
+        """
+        ratio = 100.0
+        # At ratio 1e5 next to nothing is kept but the small tensors.
+        fixed = self._top_k(task, f"topk:ratio={CONTROL_RATIOS[1]:g}")[0].bytes_up
+        for _ in range(2):
+            probe = self._top_k(task, f"topk:ratio={ratio:g}")[0]
+            found = control_of(bytes_up, probe.bytes_up, ratio, fixed)
+            if found is None or found == CONTROL_RATIOS[0]:
+                return None
+            ratio = float(f"{found:.3g}")
+        return f"topk:ratio={ratio:g}"
 
 
-def area(run: RunResult) -> float:
-    """Mean accuracy over all epochs."""
-    return statistics.fmean(accuracies(run))
+def control_of(bytes_up: int, probe_bytes: int, probe_ratio: float, fixed_bytes: int) -> float | None:
+    """Return the ratio at which Top-K should send `bytes_up`; None if there is none.
+
+    What a probe sends besides `fixed_bytes`, for the small tensors, is about inversely proportional to its
+    ratio.
+    """
+    if bytes_up <= fixed_bytes:
+        return None
+    low, high = CONTROL_RATIOS
+    ratio = probe_ratio * (probe_bytes - fixed_bytes) / (bytes_up - fixed_bytes)
+    return min(max(ratio, low), high)
 
 
-def measured_orders(runs: Runs) -> list[Order]:
-    """Those whose compressors were all run."""
-    return [order for order in ORDERS if all(compressor in runs for compressor in order.compressors)]
+def gains(runs: Sequence[TrainingRun], others: Sequence[TrainingRun], score: Score) -> list[float]:
+    """Return for each seed the gain of a run over the other; minus infinity if one diverged.
+
+    It is the difference of accuracies, or the part by which the loss is lower.
+    """
+    found: list[float] = []
+    for run, other in zip(runs, others, strict=True):
+        if run.score is None or other.score is None:
+            found.append(float("-inf"))
+        else:
+            found.append(1 - run.score / other.score if score == "loss" else run.score - other.score)
+    return found
 
 
-def check_order(order: Order, runs: Runs) -> list[Step]:
-    """Each neighbouring pair of an order; equal will do for the first, uncompressed against compressed."""
-    return [
-        Step(
-            better=better,
-            worse=worse,
-            difference=estimate([area(a) - area(b) for a, b in zip(runs[better], runs[worse], strict=True)]),
-            equal_will_do=position == 0,
+def broken(claims: Iterable[Claim], rows: Sequence[AccuracyRow], suite: Suite) -> list[str]:
+    """Return a sentence for each claim that does not hold, of those whose compressors were run."""
+    by_setup = {row.setup: row.runs for row in rows}
+    found: list[str] = []
+    for claim in claims:
+        runs, others = (
+            by_setup.get(dataclasses.replace(suite.baseline, compressor=spec))
+            for spec in (claim.compressor, claim.against)
         )
-        for position, (better, worse) in enumerate(pairwise(order.compressors))
-    ]
+        if runs is not None and others is not None:
+            gain = fmean(gains(runs, others, suite.score))
+            if gain < claim.least:
+                claimed = f"claimed at least {claim.least:+g}"
+                found.append(f"{claim.compressor} against {claim.against}: {gain:+.4f}, {claimed}")
+    return found
 
 
-def markdown(runs: Runs) -> str:
-    """The table, and below it what became of the expected orders."""
-    any_run = next(iter(runs.values()))[0]
-    epochs = [epoch for epoch in SHOWN_EPOCHS if epoch <= any_run.epochs]
-    seeds = ", ".join(str(run.seed) for run in next(iter(runs.values())))
-    rows: list[list[object]] = []
-    for compressor, results in runs.items():
-        cells = [estimate([accuracies(run)[epoch - 1] for run in results]) for epoch in epochs]
-        saving = ratio(sum(run.raw_bytes_up for run in results), sum(run.wire_bytes_up for run in results))
-        whole = estimate([area(run) for run in results])
-        rows.append([f"`{compressor}`", *cells, whole, f"1/{saving[:-1]}"])
-    headings = "compressor", *(f"epoch {epoch}" for epoch in epochs), "mean over epochs", "bytes up"
-    lines = [
-        f"Validation accuracy on `{any_run.task}`, {any_run.workers} workers, seeds {seeds}: "
-        "mean ± half-width of the 95 % interval.",
-        "",
-        output.table(headings, rows),
-    ]
-    for order in measured_orders(runs):
-        lines += ["", f"{order.name.capitalize()}; difference in the mean over epochs:", ""]
-        lines += [f"- {step}" for step in check_order(order, runs)]
-    return "\n".join(lines) + "\n"
+def name_of(setup: TrainingSetup, suite: Suite) -> str:
+    """Return the compressor, with the options that differ from the baseline's."""
+    texts = [f"`{setup.compressor}`"]
+    for option in ("mode", "optimizer", "learning_rate", "clip_norm"):
+        value = getattr(setup, option)
+        if value != getattr(suite.baseline, option):
+            texts.append(f"`--{option.replace('_', '-')} {value}`")
+    return " ".join(texts)
 
 
-def measure(
-    settings: RunSettings, seeds: Sequence[int], compressors: Sequence[str]
-) -> dict[str, list[RunResult]]:
-    """Train every compressor with every seed; says on standard error how far it is."""
-    runs: dict[str, list[RunResult]] = {compressor: [] for compressor in compressors}
-    with tempfile.TemporaryDirectory() as logs:
-        for seed in seeds:  # seeds outside: what an interruption leaves is complete seeds
-            for compressor in compressors:
-                run = dataclasses.replace(settings, compressor=compressor, seed=seed)
-                runs[compressor].append(train(run, Path(logs) / f"{seed}-{compressor.replace(':', '-')}"))
-                output.say(f"seed {seed}, {compressor}: {accuracies(runs[compressor][-1])[-1]:.4f}")
-    return runs
+def markdown(task: str, rows: Sequence[AccuracyRow], suite: Suite, given: argparse.Namespace) -> str:
+    """Return the table of one task. Bytes are set against those of the baseline, the first row."""
+    baseline = rows[0].runs
+    epochs = [each for each in SHOWN_EPOCHS if suite.score == "mean accuracy" and each <= given.epochs]
+
+    def bytes_of(runs: Sequence[TrainingRun], way: str) -> str:
+        whole = sum(getattr(run, way) for run in baseline)
+        return f"1/{whole / sum(getattr(run, way) for run in runs):.1f}"
+
+    def cells(row: AccuracyRow) -> Iterable[object]:
+        yield name_of(row.setup, suite)
+        scores = [run.score for run in row.runs if run.score is not None]
+        if len(scores) < len(row.runs):
+            yield from ("diverged", *"–" * (len(headings) - 2))
+            return
+        yield from (estimate([run.by_epoch[epoch - 1] for run in row.runs]) for epoch in epochs)
+        yield estimate(scores)
+        found = gains(row.runs, baseline, suite.score)
+        yield f"{-100 * fmean(found):+.1f} %" if suite.score == "loss" else _signed(found)
+        yield from (bytes_of(row.runs, way) for way in ("bytes_up", "bytes_down"))
+        if suite.controls and row.control is None:
+            yield from "–––"
+        elif row.control is not None:
+            yield from (f"`{row.control}`", bytes_of(row.control_runs, "bytes_up"))
+            yield estimate([run.score for run in row.control_runs if run.score is not None])
+
+    control = ("equal-bytes Top-K", "bytes", suite.score) if suite.controls else ()
+    by_epoch = (f"epoch {epoch}" for epoch in epochs)
+    headings = "compressor", *by_epoch, suite.score, "against `none`", "bytes up", "bytes down", *control
+    text = f"`{task}`, `--downlink {given.downlink}`, {given.epochs} epochs, seeds "
+    text += f"{', '.join(map(str, given.seeds))}; mean ± half-width of the 95 % interval.\n\n"
+    return f"{text}{output.table(headings, map(cells, rows))}\n"
 
 
-def seed_list(text: str) -> list[int]:
-    """Read `1,2,3`: distinct numbers, and no more of them than there are quantiles for."""
-    seeds = whole_numbers(text)
-    if not 1 <= len(set(seeds)) == len(seeds) <= MOST_SEEDS or min(seeds) < 0:
-        raise argparse.ArgumentTypeError(
-            f"expected 1 to {MOST_SEEDS} distinct numbers with commas between, from 0 on, got {text!r}"
-        )
-    return seeds
+def _signed(values: Sequence[float]) -> str:
+    found = estimate(values)
+    return f"{'+' if found.mean >= 0 else ''}{found}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; exits with 1 when a claimed order does not hold."""
-    parser = program(__doc__)
-    parser.add_argument("--task", default="digits")
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--seeds", type=seed_list, default="1,2,3,4,5", metavar="N,...")
-    parser.add_argument("--compressors", nargs="+", default=list(COMPRESSORS), metavar="SPEC")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="every run's report")
-    parser.add_argument("--markdown", type=file_to_write, metavar="FILE", help="what is printed")
-    return exit_code("accuracy", lambda: run(parser.parse_args(argv)))
+def plain(task: str, row: AccuracyRow, given: argparse.Namespace) -> Mapping[str, Any]:
+    """Return a row as JSON."""
+    return {
+        "task": task,
+        "downlink": given.downlink,
+        **dataclasses.asdict(row.setup),
+        "seeds": given.seeds,
+        "runs": [dataclasses.asdict(run) for run in row.runs],
+        "control": row.control,
+        "control_runs": [dataclasses.asdict(run) for run in row.control_runs],
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = f"suite: {', '.join(SUITES)}"
+    parser.add_argument("suite", choices=[*SUITES], metavar="SUITE", help=text)
+    text = "seeds (default: 1,2,3,4,5; 1,2,3 for adam)"
+    parser.add_argument("--seeds", type=seed_list, metavar="N,...", help=text)
+    text = "epochs of each run; with fewer than the default no claim is checked (default: 30; 4 for adam)"
+    parser.add_argument("--epochs", type=at_least_one, metavar="N", help=text)
+    parser.add_argument(
+        "--tasks", nargs="+", metavar="TASK", help="tasks to train (default: those of the suite)"
+    )
+    text = "compressors to run, with the optimizer of the first row (default: all rows)"
+    parser.add_argument("--compressors", nargs="+", metavar="SPEC", help=text)
+    text = "compressor of the updates (default: auto; none for levels)"
+    parser.add_argument("--downlink", metavar="SPEC", help=text)
+    text = "runs at the same time, where no daemons train (default: %(default)s)"
+    parser.add_argument("--jobs", type=at_least_one, default=2, metavar="N", help=text)
+    text = "file for every run as JSON, written as soon as each row is done"
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help=text)
+    parser.add_argument("--markdown", type=file_to_write, metavar="FILE", help="file for the printed tables")
 
 
 def run(given: argparse.Namespace) -> int:
-    # The orders are about gradients: what is lost on the way down would be a second cause.
-    settings = RunSettings(task=given.task, workers=given.workers, epochs=given.epochs, downlink="none")
-    runs = measure(settings, given.seeds, given.compressors)
-    text = markdown(runs)
+    """Return 1 when a claim does not hold."""
+    suite = SUITES[given.suite]
+    if not suite.daemons:
+        check_module("sklearn")
+    given.seeds = given.seeds or seed_list(suite.seeds)
+    given.tasks = given.tasks or suite.tasks
+    given.downlink = given.downlink or suite.downlink
+    given.epochs = given.epochs or suite.epochs
+    claims = suite.claims if given.epochs >= suite.epochs else ()
+    parse_downlink(given.downlink)
+    for spec in given.compressors or ():
+        create(spec)
+    setups = suite.setups
+    if given.compressors:
+        chosen = [dataclasses.replace(suite.baseline, compressor=spec) for spec in given.compressors]
+        setups = tuple(dict.fromkeys((suite.baseline, *chosen)))
+    texts: list[str] = []
+    reports: list[Mapping[str, Any]] = []
+    failed: list[str] = []
+    with Bench(suite, given) as bench:
+        for task in given.tasks:
+            rows: list[AccuracyRow] = []
+            for setup in setups:
+                rows.append(bench.row(task, setup))
+                reports.append(plain(task, rows[-1], given))
+                output.write_json(given.json, reports)
+            texts.append(markdown(task, rows, suite, given))
+            failed += [f"{task}: {sentence}" for sentence in broken(claims, rows, suite)]
+    text = "\n".join(texts)
     print(text)
+    for sentence in failed:
+        print(f"does not hold: {sentence}")
     if given.markdown is not None:
         write_atomically(given.markdown, text)
-    output.write_json(given.json, [to_plain(result) for results in runs.values() for result in results])
-    claims = [step for order in measured_orders(runs) if order.claimed for step in check_order(order, runs)]
-    return Exit.DONE if all(step.holds for step in claims) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return 1 if failed else Exit.DONE

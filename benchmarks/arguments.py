@@ -88,4 +88,4 @@ def plot_to_write(text: str) -> Path:
 def check_module(name: str) -> None:
     """Raise `BenchError` unless this one is installed; it comes with the extra `run`."""
     if find_spec(name) is None:
-        raise BenchError(f"{name} is not installed; it comes with pip install 'gradwire[run]'")
+        raise BenchError(f"{name} is not installed; pip install '.[run]' in a checkout of Gradwire brings it")

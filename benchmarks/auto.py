@@ -17,7 +17,7 @@ import argparse
 import statistics
 from dataclasses import asdict, dataclass, replace
 
-from ..exits import Exit
+from ..common.exits import Exit
 from . import output
 from .arguments import BenchError, amount, at_least_one, file_to_write
 from .papers.emulated import Method, computation, exchange_seconds, shares
@@ -30,7 +30,7 @@ NONE = Method(name="none")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class AutoRow:
     """share: of the exchange; None where compressing cannot pay. fewer: bytes of the uncompressed run by
     those of the other, into the server."""
 
@@ -52,7 +52,7 @@ class Row:
 HEADINGS = ("share", "s per step, `none`", "`auto`", "times fewer bytes", "speed-up", "ideal", "of it")
 
 
-def cells(row: Row) -> list[object]:
+def cells(row: AutoRow) -> list[object]:
     share = "no limit" if row.share is None else f"{row.share:g}"
     return [
         share,
@@ -68,9 +68,9 @@ def mean_step(recorded: Recorded) -> float:
     )
 
 
-def measured(setup: Setup, compressor: str, share: float | None) -> Row:
+def measured(setup: Setup, compressor: str, share: float | None) -> AutoRow:
     none, auto = (run_ours(setup, name, "auto", "off") for name in ("none", compressor))
-    return Row(
+    return AutoRow(
         share=share,
         none_s=mean_step(none),
         auto_s=mean_step(auto),
@@ -82,16 +82,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = "(default: %(default)s)"
     text = "layer table, as of gc-bench step"
     parser.add_argument("--model", default="4x262144", metavar="NAME", help=f"{text} {shown}")
-    parser.add_argument("--workers", type=at_least_one, default=4, help=shown)
-    parser.add_argument("--compressor", default="auto", metavar="SPEC", help=f"auto, and of what {shown}")
-    text = "of the exchange in a step of the uncompressed run"
+    parser.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=f"workers {shown}")
+    text = f"auto, with its options {shown}"
+    parser.add_argument("--compressor", default="auto", metavar="SPEC", help=text)
+    text = "shares of the exchange in an uncompressed step, one run for each"
     parser.add_argument(
         "--share", type=shares, default="0.25,0.5,0.75,0.9", metavar="N,...", help=f"{text} {shown}"
     )
-    text = "of each link in each direction"
-    parser.add_argument("--mbit", type=amount, default=1000.0, help=f"{text} {shown}")
-    parser.add_argument("--steps", type=at_least_one, default=40, help=f"that are counted {shown}")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="also write the rows here")
+    text = "Mbit/s of each link in each direction"
+    parser.add_argument("--mbit", type=amount, default=1000.0, metavar="N", help=f"{text} {shown}")
+    parser.add_argument("--steps", type=at_least_one, default=40, metavar="N", help=f"steps to count {shown}")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -110,7 +111,7 @@ def run(given: argparse.Namespace) -> int:
     )
     print(output.table(HEADINGS, []), flush=True)
     exchange = exchange_seconds(replace(setup, warm_up=10, steps=12), NONE)
-    rows = list[Row]()
+    rows = list[AutoRow]()
     for share in [*given.share, None]:
         if share is None:
             fitted = replace(setup, model=LOSING, mbit=0.0)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..compressors import Plan
-from .traces import Computed
+from .traces import ComputedStep
 
 Overlap = Literal["off", "backward", "both"]
 # Of the bytes of a way, the first and the last few are not timed: between them are acknowledgements of the
@@ -29,7 +29,7 @@ Overlap = Literal["off", "backward", "both"]
 EDGE = 0.05
 
 
-def produced_by_part(plan: Plan, computed: Computed) -> list[float]:
+def produced_by_part(plan: Plan, computed: ComputedStep) -> list[float]:
     """By part of the plan, how many seconds after a step began backward had all gradients that it is made of:
     those of its whole unit, which is compressed at once."""
     found = [0.0] * len(plan.parts)

@@ -1,4 +1,7 @@
-"""gc-bench: compressors against the speed of memory, and what they cost in accuracy."""
+"""gc-bench: measure compressors, steps, modes and durability on this machine, beside peers and limits.
+
+docs/benchmarks.md lists every command with its options. Those that shape links need root.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +10,50 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from .. import __version__
-from ..deploy.interrupt import Interrupted
+from ..common.exits import Exit, command
+from ..common.spec import SpecError
+from ..common.version import __version__
+from ..deploy.interrupt import Interrupted, interrupted
 from ..deploy.processes import RunError
-from ..exits import Exit
-from ..spec import SpecError
 from .arguments import BenchError
 
-# Each has `add_arguments(parser)` and `run(given) -> exit code`; imported when it is asked for, because
-# they import torch.
+# Each has `add_arguments(parser)` and `run(given)`, which returns an exit code or None; imported when it is
+# asked for, because they import torch.
 COMMANDS = {
     "compressors": ("speed, ratio and error of every compressor", "compressors"),
+    "kernels": ("speed of the compressors' kernels beside torch.add_, and of sums of pushes", "kernels"),
+    "cuda": ("Triton kernels: checked against the plain ones, and timed on a GPU", "cuda"),
+    "push": ("speed of a push, beside raw TCP and one protobuf message", "push"),
+    "wire": ("bytes of a push on a network interface, with all headers", "wire"),
+    "startup": ("time of --help, and CPU of a daemon until it is ready", "startup"),
+    "members": ("time of the server's control per event, with 8, 64 and 256 members", "members"),
     "step": ("seconds per step on shaped links, beside PyTorch's DDP", "step"),
     "predicted": ("seconds per step as gc-plan predicts them, beside what they are", "predicted"),
     "auto": ("what --compressor auto gains where compressing pays, and loses where it does not", "auto"),
-    "fusion": ("greedy merging of the papers beside the best that there is", "fusion"),
     "memory": ("bytes per parameter at server and workers", "memory"),
     "strangers": ("what a server loses to callers who have no part in its job", "strangers"),
     "durability": ("what --state costs per step, and how long a journal takes to be read", "durability"),
     "modes": ("speed and accuracy of every mode, also with slow workers and lost ones", "modes"),
     "coded": ("bytes and time of coded exchanges on shaped links, beside what they compete with", "coded"),
     "paper": ("what the papers measured, with their numbers beside ours", "papers"),
-    "accuracy": ("accuracy of every compressor on digits, at 10 x and 100 x", "compressor_accuracy"),
-    "adam": ("loss of a small GPT with every compressor and AdamW, and what to do instead", "adam"),
+    "accuracy": ("accuracy or loss that compressors cost, over several seeds", "accuracy"),
 }
 
 
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one command's own arguments."""
+    parser = argparse.ArgumentParser(prog=f"gc-bench {name}")
+    importlib.import_module(f".{COMMANDS[name][1]}", __package__).add_arguments(parser)
+    return parser
+
+
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(prog="gc-bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="gc-bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--version", action="version", version=f"gc-bench {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (summary, module) in COMMANDS.items():
@@ -52,17 +69,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code(f"gc-bench {given.command}", lambda: given.run(given))
 
 
-def exit_code(program: str, run: Callable[[], int]) -> int:
-    """What `run` returns, or what stands for the error that it raises, which standard error tells."""
+@command
+def exit_code(program: str, run: Callable[[], int | None]) -> int:
+    """Run a benchmark. An error that ends it is told on standard error.
+
+    Returns:
+        What `run` does, 0 for None; or the code of the error or signal.
+    """
     try:
-        return run()
+        with interrupted():
+            return run() or Exit.DONE
     except (BenchError, SpecError, RunError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return error.code if isinstance(error, RunError) else Exit.USAGE
-    except KeyboardInterrupt:
-        return Exit.INTERRUPTED
-    except Interrupted as interrupted:
-        return 128 + interrupted.number
+    except Interrupted as stopped:
+        return 128 + stopped.number
 
 
 if __name__ == "__main__":

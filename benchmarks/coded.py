@@ -14,20 +14,18 @@ accuracy  Steps to an accuracy: real training on digits, at full speed, nothing 
 from __future__ import annotations
 
 import argparse
-import signal
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import comb
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
-from ..coding import StepTimes, fastest, possible, step_seconds
+from ..coding import UncodedTimes, fastest, possible, step_seconds
+from ..common.exits import Exit
+from ..common.spec import parse_spec
 from ..deploy.plot import panels
-from ..exits import Exit
 from ..settings import RunSettings
-from ..spec import parse_spec
 from . import output
 from .arguments import BenchError, at_least_one, file_to_write, numbers, plot_to_write, some_of
 from .jobs import run_job, train
@@ -53,7 +51,7 @@ COMPETITORS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class CodedRow:
     """One job. blocks_up, blocks_down: block gradients that came to the server in a step, and that it handed
     on. link_up, link_down: the same by the counters of its link, with all headers."""
 
@@ -78,7 +76,7 @@ def measure(
     mbit: float,
     steps: int = STEPS,
     scheme: str = "coded",
-) -> Row:
+) -> CodedRow:
     """One job of so many steps to its end. Raises BenchError when it does not come to one.
 
     steps: of all workers; in async mode one push of each.
@@ -107,7 +105,7 @@ def measure(
     spec = parse_spec("mode", mode)
     block_bytes = 4 * ELEMENTS * status.version
     parameters = 4 * ELEMENTS  # one worker brings them, the others get them; a copy goes up at the end
-    return Row(
+    return CodedRow(
         name=name,
         workers=workers,
         redundancy=spec.options.get("redundancy", "1") if spec.name == "coded" else "",
@@ -124,11 +122,11 @@ def measure(
 # ---- bytes
 
 
-def bytes_part(workers: Sequence[int], mbit: float) -> list[Row]:
+def bytes_part(workers: Sequence[int], mbit: float) -> list[CodedRow]:
     """Counted against the formulas."""
     headings = "workers", "exchange", "r", "up", "formula", "ratio", "down", "formula", "ratio"
     print(output.table((*headings, "link up", "link down"), []), flush=True)
-    rows: list[Row] = []
+    rows: list[CodedRow] = []
     for nodes in workers:
         for scheme in SCHEMES:
             for r in possible(nodes) if scheme in ("coded", "uncoded") else [1]:
@@ -167,18 +165,18 @@ def formula(scheme: str, nodes: int, r: int) -> tuple[float, float]:
 # ---- time
 
 
-def time_part(nodes: int, mbit: float) -> list[Row]:
+def time_part(nodes: int, mbit: float) -> list[CodedRow]:
     """T(r), measured and as the model has it from the step without redundancy."""
     print(output.table(("regime", "r", "seconds per step", "model", "measured / model"), []), flush=True)
-    rows: list[Row] = []
+    rows: list[CodedRow] = []
     for regime, seconds in REGIMES.items():
 
-        def job(redundancy: str, steps: int, regime: str = regime, seconds: float = seconds) -> Row:
+        def job(redundancy: str, steps: int, regime: str = regime, seconds: float = seconds) -> CodedRow:
             name, mode = f"{regime}, r = {redundancy}", f"coded:redundancy={redundancy}"
             return measure(name, mode, workers=nodes, seconds=seconds, mbit=mbit, steps=steps)
 
         found = {r: job(str(r), STEPS) for r in possible(nodes)}
-        times = StepTimes(seconds * BATCH, found[1].step_seconds - seconds * BATCH)
+        times = UncodedTimes(seconds * BATCH, found[1].step_seconds - seconds * BATCH)
         for r, row in found.items():
             model = step_seconds(times, nodes, r)
             cells = f"{row.step_seconds:.3f}", f"{model:.3f}", f"{row.step_seconds / model:.2f}"
@@ -235,22 +233,30 @@ def steps_to(target: float, mode: str, nodes: int, seed: int, directory: Path) -
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--parts", type=some_of(PARTS), default=list(PARTS), help=",".join(PARTS))
-    parser.add_argument("--mbit", type=at_least_one, default=100, help="of every link, in each direction")
-    parser.add_argument("--workers", type=numbers(16), default=[2, 4, 8], help="in bytes and accuracy: 2,4,8")
-    parser.add_argument("--nodes", type=at_least_one, default=4, help="in time")
-    parser.add_argument("--seed", type=at_least_one, default=1, help="of the trainings")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="also write the rows here")
-    parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help="of the times, as PNG or SVG")
+    shown = "(default: %(default)s)"
+    text = f"parts to run {shown}"
+    parser.add_argument(
+        "--parts", type=some_of(PARTS), default=",".join(PARTS), metavar="NAME,...", help=text
+    )
+    text = f"Mbit/s of each link in each direction {shown}"
+    parser.add_argument("--mbit", type=at_least_one, default=100, metavar="N", help=text)
+    text = f"workers, in the parts bytes and accuracy {shown}"
+    parser.add_argument("--workers", type=numbers(16), default="2,4,8", metavar="N,...", help=text)
+    text = f"workers, in the part time {shown}"
+    parser.add_argument("--nodes", type=at_least_one, default=4, metavar="N", help=text)
+    parser.add_argument("--seed", type=at_least_one, default=1, metavar="N", help=f"seed of the runs {shown}")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    text = "picture of the seconds per step, as PNG or SVG"
+    parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
-def plot(path: Path, rows: Sequence[Row], nodes: int) -> None:
+def plot(path: Path, rows: Sequence[CodedRow], nodes: int) -> None:
     """Seconds per step over redundancy, a panel for each regime."""
     figure, drawn = panels(list(REGIMES))
     for axes, seconds in zip(drawn, REGIMES.values(), strict=True):
         found = [row for row in rows if row.seconds_per_sample == seconds and row.redundancy != "auto"]
         r = [int(row.redundancy) for row in found]
-        times = StepTimes(seconds * BATCH, found[0].step_seconds - seconds * BATCH)
+        times = UncodedTimes(seconds * BATCH, found[0].step_seconds - seconds * BATCH)
         axes.plot(r, [row.step_seconds for row in found], "o-", label="measured")
         axes.plot(r, [step_seconds(times, nodes, each) for each in r], "x--", label="model, from r = 1")
         axes.set(xlabel="redundancy r", ylim=(0, None), xticks=r)
@@ -259,13 +265,8 @@ def plot(path: Path, rows: Sequence[Row], nodes: int) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)  # so that no process and no network is left
-
-
 def run(given: argparse.Namespace) -> int:
     check_network()
-    signal.signal(signal.SIGTERM, _end)
     if given.plot and "time" not in given.parts:
         raise BenchError("--plot: shows the part time, which is not among --parts")
     plain: dict[str, Any] = {}

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..common.exits import Exit
+from ..common.spec import parse_spec
 from ..compressors import (
     AbsentPayload,
     DensePayload,
@@ -29,14 +31,13 @@ from ..compressors import (
     QuantizedPayload,
     SparsePayload,
     decode,
+    tell_of_compiling,
     warm_up,
     wire_bytes,
 )
 from ..compressors.kernels import selection, sparse
 from ..compressors.registry import BUILT_IN, create, names
-from ..deploy.plot import panels
-from ..exits import Exit
-from ..spec import parse_spec
+from ..deploy.plot import literal, panels
 from . import output
 from .arguments import at_least_one, file_to_write, numbers, plot_to_write, some_of
 from .kernels import model_compressor
@@ -190,25 +191,25 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     for row in rows:
         if row["elements"] == largest and row["dtype"] == rows[0]["dtype"]:
             axes.plot(row["achieved_ratio"], row["ratio_to_add"], "o", color="tab:blue")
-            axes.annotate(row["name"], (row["achieved_ratio"], row["ratio_to_add"]), fontsize=7)
+            axes.annotate(literal(row["name"]), (row["achieved_ratio"], row["ratio_to_add"]), fontsize=7)
     axes.set(xscale="log", xlabel="float32 bytes / bytes on the wire", ylabel="bandwidth / torch.add_")
     axes.axhline(1.0, color="grey", linewidth=0.5)
     figure.savefig(path, dpi=150)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "of the matrices (default: %(default)s)"
+    text = "elements of the matrices (default: %(default)s)"
     sizes = "100000,1000000,25000000"
     parser.add_argument("--elements", type=numbers(MOST_ELEMENTS), default=sizes, metavar="N,...", help=text)
-    text = f"of the gradients: {', '.join(DTYPES)} (default: %(default)s)"
+    text = f"dtypes of the gradients: {', '.join(DTYPES)} (default: %(default)s)"
     dtypes = some_of(list(DTYPES))
     parser.add_argument("--dtypes", type=dtypes, default="float32", metavar="NAME,...", help=text)
-    parser.add_argument("--compressors", nargs="+", metavar="SPEC", help="only these (default: all)")
-    parser.add_argument("--repeats", type=at_least_one, default=7, help="of a median (default: %(default)s)")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="all rows")
-    parser.add_argument(
-        "--plot", type=plot_to_write, metavar="FILE", help="bandwidth over ratio, as SVG, PNG or PDF"
-    )
+    parser.add_argument("--compressors", nargs="+", metavar="SPEC", help="compressors (default: all)")
+    text = "repetitions, of which the median counts (default: %(default)s)"
+    parser.add_argument("--repeats", type=at_least_one, default=7, metavar="N", help=text)
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    text = "picture of bandwidth over ratio, as SVG, PNG or PDF"
+    parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -216,6 +217,7 @@ def run(given: argparse.Namespace) -> int:
     specs = given.compressors or default_specs()
     for spec in specs:
         create(spec)  # a bad one is refused before the others take their time
+    tell_of_compiling(output.say)
     warm_up()
     rows: list[dict[str, Any]] = []
     failed: list[str] = []

@@ -1,6 +1,4 @@
-"""The Triton kernels: built, checked against the plain ones bit for bit, and timed.
-
-    python -m gradwire.benchmarks.cuda [--elements 25000000] [--repeats 20] [--json FILE]
+"""`gc-bench cuda`: build the Triton kernels, check them against the plain ones bit for bit, and time them.
 
 Peers, on the same GPU and in turn: a device copy (8 bytes moved per element) for bandwidth, `torch.topk` of
 the largest 1 % for selection. A whole call of a worker, from a gradient on the GPU to a payload on the host,
@@ -10,9 +8,10 @@ interpreter on a small tensor, and nothing is timed.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import numpy as np
@@ -22,7 +21,7 @@ from ..compressors import Payload
 from ..compressors.kernels import reference, selection_reference
 from ..compressors.payload import CodeFormat, Float32
 from . import output
-from .arguments import file_to_write, program
+from .arguments import BenchError, at_least_one, file_to_write
 from .kernels import model_compressor
 from .timing import interleaved
 
@@ -117,20 +116,23 @@ def measure(gradient: torch.Tensor, residual: torch.Tensor, repeats: int) -> lis
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = program(__doc__)
-    parser.add_argument("--elements", type=int, default=25_000_000)
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE")
-    options = parser.parse_args(argv)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "elements of the tensor on a GPU (default: %(default)s)"
+    parser.add_argument("--elements", type=at_least_one, default=25_000_000, metavar="N", help=text)
+    text = "interleaved repetitions, of which the median counts (default: %(default)s)"
+    parser.add_argument("--repeats", type=at_least_one, default=20, metavar="N", help=text)
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
 
+
+def run(given: argparse.Namespace) -> None:
+    """Check every kernel and, on a GPU, time it."""
     if find_spec("triton") is None:
-        parser.error("triton is not installed; it comes with pip install 'gradwire[cuda]'")
+        raise BenchError("triton is not installed; pip install '.[cuda]' in a checkout of Gradwire brings it")
     there = torch.cuda.is_available()
     if not there:
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
     rng = np.random.default_rng(0)
-    elements = options.elements if there else CHECKED_ELEMENTS
+    elements = given.elements if there else CHECKED_ELEMENTS
     gradient, residual = (rng.standard_normal((2, elements)) * 0.02).astype(np.float32)
     device = torch.device("cuda" if there else "cpu")
     check(gradient, residual, device)
@@ -139,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: list[dict[str, object]] = []
     if there:
         rows = measure(
-            torch.from_numpy(gradient).to(device), torch.from_numpy(residual).to(device), options.repeats
+            torch.from_numpy(gradient).to(device), torch.from_numpy(residual).to(device), given.repeats
         )
         for row in rows:
             print(
@@ -148,8 +150,4 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
     else:
         print("nothing was timed")
-    output.write_json(options.json, rows)
-
-
-if __name__ == "__main__":
-    main()
+    output.write_json(given.json, rows)

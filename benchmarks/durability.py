@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..common.exits import Exit
 from ..deploy.daemons import server_arguments
 from ..deploy.engine import PARAMETERS, free_port
 from ..deploy.processes import Children
-from ..exits import Exit
 from ..proto.messages import StatusResponse
-from ..server.durable.state import CHECKPOINT, SEGMENT
+from ..server.durable.folder import CHECKPOINT, SEGMENT
 from ..settings import RunSettings
 from . import output
 from .arguments import BenchError, at_least_one, file_to_write
@@ -40,13 +40,13 @@ PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class DurabilityJob:
     name: str
     settings: RunSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class DurabilityRow:
     """step_s: by way, of each turn. training_s: of the last with a journal; pushes, read_s: of that."""
 
     job: str
@@ -84,7 +84,7 @@ def replay_cells(row: Replay) -> list[object]:
     return [row.pushes, size, arrived, read, f"{times:.1f}"]
 
 
-def cells(row: Row) -> list[object]:
+def cells(row: DurabilityRow) -> list[object]:
     return [
         row.job,
         f"{1e3 * statistics.median(row.step_s['']):.1f}",
@@ -96,21 +96,21 @@ def cells(row: Row) -> list[object]:
 SHARED: Mapping[str, Any] = {"workers": WORKERS, "compressor": "4bit", "downlink": "4bit", "http_port": -1}
 
 
-def digits(epochs: int) -> Job:
+def digits(epochs: int) -> DurabilityJob:
     settings = RunSettings(
         task="digits", epochs=epochs, optimizer="sgd:momentum=0.9", learning_rate=0.05, **SHARED
     )
-    return Job(name="digits", settings=settings)
+    return DurabilityJob(name="digits", settings=settings)
 
 
-def large(steps: int, name: str, computing_s: float) -> Job:
+def large(steps: int, name: str, computing_s: float) -> DurabilityJob:
     what = f"elements=25000000,seconds={computing_s:g},samples={WORKERS * steps}"
     task = f"gradwire.benchmarks.paced:still:{what}"
     settings = RunSettings(task=task, epochs=1, batch_size=1, learning_rate=0.01, **SHARED)
-    return Job(name=name, settings=settings)
+    return DurabilityJob(name=name, settings=settings)
 
 
-def measured(job: Job, turns: int, directory: Path) -> Row:
+def measured(job: DurabilityJob, turns: int, directory: Path) -> DurabilityRow:
     step_s: dict[str, list[float]] = {way: [] for way in WAYS}
     training_s = 0.0
     kept = directory / "state"
@@ -124,10 +124,10 @@ def measured(job: Job, turns: int, directory: Path) -> Row:
                 training_s = status.training_seconds
             output.say(f"{job.name}, {way or 'without --state'}: {1e3 * step_s[way][-1]:.1f} ms per step")
     pushes, read_s = read_again(job, kept, directory / "again")
-    return Row(job=job.name, step_s=step_s, training_s=training_s, pushes=pushes, read_s=read_s)
+    return DurabilityRow(job=job.name, step_s=step_s, training_s=training_s, pushes=pushes, read_s=read_s)
 
 
-def trained(job: Job, way: str, state: Path, logs: Path) -> StatusResponse:
+def trained(job: DurabilityJob, way: str, state: Path, logs: Path) -> StatusResponse:
     """Without --state if there is no way. With no checkpoint but the first, so that all of the journal is
     there to be read."""
     kept = ("--state", str(state), "--durability", way, "--checkpoint-every", "1000000steps")
@@ -148,7 +148,7 @@ def replay(pushes: int, directory: Path) -> Replay:
     return Replay(pushes=read, journal_bytes=size, arrived_s=status.training_seconds, read_s=read_s)
 
 
-def read_again(job: Job, state: Path, directory: Path) -> tuple[int, float]:
+def read_again(job: DurabilityJob, state: Path, directory: Path) -> tuple[int, float]:
     """Start a server on what another one has left; how many pushes it read, and the seconds."""
     with Children(directory) as children:
         arguments = server_arguments(job.settings, free_port(), directory / PARAMETERS)
@@ -162,16 +162,20 @@ def read_again(job: Job, state: Path, directory: Path) -> tuple[int, float]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--turns", type=at_least_one, default=3, help="of each way (default: 3)")
-    parser.add_argument("--epochs", type=at_least_one, default=60, help="of digits (default: 60)")
-    parser.add_argument("--steps", type=at_least_one, default=64, help="of the large model (default: 64)")
-    parser.add_argument("--replay", type=at_least_one, default=10_000, help="pushes (default: 10000)")
-    parser.add_argument("--only", choices=("digits", *LARGE, "replay"), help="one of these")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for the figures")
+    text = "runs of each kind (default: 3)"
+    parser.add_argument("--turns", type=at_least_one, default=3, metavar="N", help=text)
+    text = "epochs of digits (default: 60)"
+    parser.add_argument("--epochs", type=at_least_one, default=60, metavar="N", help=text)
+    text = "steps of the large model (default: 64)"
+    parser.add_argument("--steps", type=at_least_one, default=64, metavar="N", help=text)
+    text = "pushes in the journal that is read at last (default: 10000)"
+    parser.add_argument("--replay", type=at_least_one, default=10_000, metavar="N", help=text)
+    parser.add_argument("--only", choices=("digits", *LARGE, "replay"), help="measurement to make alone")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for the figures, as JSON")
 
 
 def run(given: argparse.Namespace) -> int:
-    rows: list[Row] = []
+    rows: list[DurabilityRow] = []
     replays: list[Replay] = []
     with tempfile.TemporaryDirectory() as folder:
         for job in (digits(given.epochs), *(large(given.steps, *each) for each in LARGE.items())):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..common.exits import Exit
 from ..deploy.daemons import HOST, server_arguments, worker_arguments
 from ..deploy.engine import PARAMETERS, RunPlan, Watcher, free_port
 from ..deploy.engine import train as run_plan
@@ -14,7 +15,6 @@ from ..deploy.interrupt import Interrupt
 from ..deploy.processes import Child, Children
 from ..deploy.report import RunResult, result_of
 from ..deploy.status import asking
-from ..exits import Exit
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from .arguments import BenchError

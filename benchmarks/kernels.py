@@ -1,15 +1,15 @@
-"""How fast the compressor kernels are, as ratios within one run.
-
-    python -m gradwire.benchmarks.kernels [--elements 25000000] [--repeats 7] [--json FILE]
+"""`gc-bench kernels`: speed of the compressor kernels, as ratios within one run.
 
 Two peers: `torch.add_` on float32 tensors of the same size (12 bytes moved per element: two read, one
 written) for everything that passes over memory once, and adding up decoded float32 tensors with `add_` for
 the reductions. At the end, a model of many small tensors: a call for each, and one for all. Repetitions are
 interleaved and medians compared. Absolute times mean nothing on another machine, or on this one tomorrow.
+A worker's whole call, of which these passes are a part, is measured by `gc-bench compressors`.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -31,11 +31,12 @@ from ..compressors import (
     kernels,
     reduce_payloads,
     set_threads,
+    tell_of_compiling,
     validate,
     warm_up,
 )
 from . import output
-from .arguments import file_to_write, program
+from .arguments import at_least_one, file_to_write
 from .timing import interleaved, wall
 
 PUSHES = 16
@@ -102,7 +103,6 @@ def make_cases(elements: int, seed: int) -> list[Case]:
         given = [gradient.numpy()], residual.numpy(), left.numpy(), payload.levels, payload.data.copy()
         return lambda: kernels.cpu.quantize_blocks(payload.format, *given)
 
-    whole = model_compressor("4bit", elements)
     four = payload_of("4bit:levels=groups", gradient)
     return [
         Case("4bit with feedback, one pass", quantize("4bit:levels=groups"), moved=(12.5,), goal=0.9),
@@ -113,13 +113,6 @@ def make_cases(elements: int, seed: int) -> list[Case]:
         Case("4bit, the same, residual kept", one_pass("4bit", torch.zeros(elements)), (12.5,)),
         Case("2bit, one pass with statistics", one_pass("2bit", residual), moved=(12.25,)),
         Case("mean |g| and finite check", lambda: kernels.cpu.magnitudes(gradient.numpy()), moved=(4,)),
-        # What its passes move, and what a single pass would have to.
-        Case(
-            "4bit, whole call",
-            lambda: whole.compress([gradient], 32, version=0),
-            moved=(16.5, 12.5),
-            goal=0.9,
-        ),
         Case("bf16 with feedback", encode("bf16"), moved=(14,)),
         Case("fp16 with feedback", encode("fp16"), moved=(14,)),
         Case("4bit decode", lambda: reduce_payloads([four], [1.0], out), moved=(4.5,)),
@@ -192,38 +185,38 @@ def measure_blocks(blocks: int, elements: int, repeats: int, seed: int) -> list[
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = program(__doc__)
-    shown = "(default: %(default)s)"
-    parser.add_argument("--elements", type=int, default=25_000_000, help=f"per tensor {shown}")
-    parser.add_argument("--repeats", type=int, default=7, help=f"interleaved repetitions {shown}")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both sides")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="also write the rows here")
-    options = parser.parse_args(argv)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "elements of a tensor (default: %(default)s)"
+    parser.add_argument("--elements", type=at_least_one, default=25_000_000, metavar="N", help=text)
+    text = "interleaved repetitions, of which the median counts (default: %(default)s)"
+    parser.add_argument("--repeats", type=at_least_one, default=7, metavar="N", help=text)
+    text = "threads of both sides (default: one for each processor)"
+    threads = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=at_least_one, default=threads, metavar="N", help=text)
+    text = "seed of the gradients (default: %(default)s)"
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=text)
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
 
-    torch.set_num_threads(options.threads)
-    set_threads(options.threads)
+
+def run(given: argparse.Namespace) -> None:
+    """Measure all rows and print them."""
+    torch.set_num_threads(given.threads)
+    set_threads(given.threads)
+    tell_of_compiling(output.say)
     warm_up()
-    rows = measure(
-        make_cases(options.elements, options.seed), options.elements, options.repeats, options.seed
-    )
+    rows = measure(make_cases(given.elements, given.seed), given.elements, given.repeats, given.seed)
 
-    conditions = {key: getattr(options, key) for key in ("elements", "repeats", "threads", "seed")}
+    conditions = {key: getattr(given, key) for key in ("elements", "repeats", "threads", "seed")}
     conditions |= {"machine": platform.machine(), "torch": str(torch.__version__), "numpy": np.__version__}
     print("  ".join(f"{key} {value}" for key, value in conditions.items()))
     # Which rows are limited by memory and which by arithmetic depends on it.
-    print(f"add_ moves {ADD_BYTES * options.elements / rows[0]['peer_ms'] / 1e6:.0f} GB/s")
+    print(f"add_ moves {ADD_BYTES * given.elements / rows[0]['peer_ms'] / 1e6:.0f} GB/s")
     print(f"{'':32} {'ratio':>6}  {'goal':>5}  peer")
     for row in rows:
         goal = "" if row["goal"] is None else f"{row['goal']:.2f}"
         times = f"{row['time_ms']:.1f} : {row['peer_ms']:.1f} ms"
         print(f"{row['name']:32} {row['ratio']:6.2f}  {goal:>5}  {row['peer']} ({times})")
-    blocks = measure_blocks(BLOCKS, BLOCK_ELEMENTS, options.repeats, options.seed)
+    blocks = measure_blocks(BLOCKS, BLOCK_ELEMENTS, given.repeats, given.seed)
     for row in blocks:
         print(f"{row['name']:40} {row['time_us']:8.0f} us")
-    output.write_json(options.json, {"conditions": conditions, "rows": rows, "blocks": blocks})
-
-
-if __name__ == "__main__":
-    main()
+    output.write_json(given.json, {"conditions": conditions, "rows": rows, "blocks": blocks})

@@ -49,7 +49,7 @@ class _Layer(torch.autograd.Function):
     """Passes on what it gets. Its parameter's gradient is a piece of the noise."""
 
     @staticmethod
-    def forward(ctx: Any, passed: Tensor, weight: Tensor, layer: Layer) -> Tensor:
+    def forward(ctx: Any, passed: Tensor, weight: Tensor, layer: EmulatedLayer) -> Tensor:
         ctx.layer, ctx.shape = layer, weight.shape
         weight.detach()  # used: with `--overlap both` this waits until it is here
         _compute(layer.seconds * FORWARD)
@@ -66,7 +66,7 @@ class _Layer(torch.autograd.Function):
         return passed[0], gradient * layer.spread, None
 
 
-class Layer:
+class EmulatedLayer:
     """One tensor's part of the computation. number: of the tensor. spread: of its gradient, in that of the
     noise."""
 
@@ -98,7 +98,7 @@ class Layers(nn.Module):
         gradients = torch.randn(largest + SLACK, generator=generator) * 1e-2
         work = sum(each.multiplications for each in found)
         self._layers = [
-            Layer(number, seconds * each.multiplications / work, gradients, each.spread)
+            EmulatedLayer(number, seconds * each.multiplications / work, gradients, each.spread)
             for number, each in enumerate(found)
         ]
 

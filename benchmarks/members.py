@@ -1,6 +1,4 @@
-"""What the control of a server costs per event, with 8, 64 and 256 members, in every mode.
-
-    python -m gradwire.benchmarks.members
+"""`gc-bench members`: time of the server's control per event, with 8, 64 and 256 members, in every mode.
 
 Members are emulated: the events of their messages go straight to `Core.step`, and no tensor or socket is
 touched. The figures are the mean seconds of one step, which should not grow with the members; those of pushes
@@ -10,6 +8,7 @@ and among 32 members, which hold each block twice.
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections import defaultdict, deque
 from typing import Any
@@ -21,6 +20,7 @@ from ..server.job.core import Core
 from ..server.job.modes.registry import parse
 from ..settings import ServerSettings
 from . import output
+from .arguments import file_to_write
 
 MODES = ("sync", "sync:backup=1", "sync:redundancy=2", "sync:stragglers=1", "stale:bound=4", "async", "local")
 MEMBERS = (8, 64, 256)
@@ -29,7 +29,7 @@ ROUNDS = 20
 BATCH = 4
 
 
-class Job:
+class EmulatedJob:
     """A core with as many members, which answer whatever they are told."""
 
     def __init__(self, mode: str, members: int) -> None:
@@ -68,7 +68,7 @@ class Job:
 
     def beat(self) -> None:
         for name in self.names:
-            self.step("heartbeat", e.Heard(worker=name, incarnation=1))
+            self.step("heartbeat", e.KeepAlive(worker=name, incarnation=1))
 
     def answer(self) -> None:
         """The member that was told first sends its packets, if there are any, and pushes."""
@@ -99,16 +99,16 @@ class Job:
             terms = made.packets[index].terms if to.coding.redundancy > 1 else ()
             checksums = [block for block, _ in terms]
             names: dict[str, Any] = {"worker": name, "incarnation": 1, "exchange": to.coding.exchange}
-            self.step("packet", e.PacketBegun(**names, index=index, checksums=checksums))
+            self.step("packet", e.PacketStarted(**names, index=index, checksums=checksums))
             self.step("packet", e.PacketRelayed(**names, index=index))
 
     def microseconds(self, what: str) -> str:
         return f"{self.seconds[what] / self.steps[what] * 1e6:.0f}" if self.steps[what] else ""
 
 
-def measure(mode: str, members: int, rounds: int = ROUNDS) -> Job:
+def measure(mode: str, members: int, rounds: int = ROUNDS) -> EmulatedJob:
     """So many pushes of each member, and as many heartbeats."""
-    job = Job(mode, members)
+    job = EmulatedJob(mode, members)
     for _ in range(rounds):
         job.beat()
         for _ in range(min(members, len(job.told))):
@@ -116,16 +116,20 @@ def measure(mode: str, members: int, rounds: int = ROUNDS) -> Job:
     return job
 
 
-def main() -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+
+
+def run(given: argparse.Namespace) -> None:
+    """Measure every mode and print a row as soon as it is known."""
     headings = ("mode", "members", "µs per heartbeat", "µs per push", "µs per packet event")
     print(output.table(headings, []))
     cases = [(mode, members, ROUNDS) for mode in MODES for members in MEMBERS]
     cases += [("coded:redundancy=2", members, 3) for members in CODED_MEMBERS]
+    rows: list[dict[str, object]] = []
     for mode, members, rounds in cases:
         job = measure(mode, members, rounds)
-        figures = (job.microseconds(what) for what in ("heartbeat", "push", "packet"))
+        figures = [job.microseconds(what) for what in ("heartbeat", "push", "packet")]
         print(output.row((f"`{mode}`", members, *figures)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        rows.append({"mode": mode, "members": members, "microseconds": figures})
+    output.write_json(given.json, rows)

@@ -19,8 +19,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from ..compressors import AUTO, create, lossless
-from ..exits import Exit
+from ..common.exits import Exit
+from ..compressors import AUTO, create, parse_compressor
 from ..planning.parts import SHARE
 from . import output
 from .arguments import BenchError, amount, at_least_one, file_to_write, some_of
@@ -67,7 +67,7 @@ def accounts(
     up: of a worker's push. down: of an update. With `auto` updates lose something if pushes do, and the
     server has what the workers have beside its parameters. A job with --output also keeps the last version.
     """
-    lossy = not lossless(compressor)
+    lossy = not parse_compressor(compressor).lossless
     server = {"parameters": 4.0, "sum": 4.0, "last version": 4.0}
     worker = {"parameters": 4.0, "gradients": 4.0}
     if lossy:
@@ -128,16 +128,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--elements", type=at_least_one, default=LEAST * TENSOR, metavar="N", help=f"{text} {shown}"
     )
-    parser.add_argument("--workers", type=at_least_one, default=4, help=shown)
-    text = "of each link in each direction; 0 for as fast as it goes"
-    parser.add_argument("--mbit", type=amount, default=1000.0, help=f"{text} {shown}")
-    parser.add_argument("--steps", type=at_least_one, default=8, help=f"after the first few {shown}")
-    parser.add_argument("--runs", nargs="*", default=DEFAULT_RUNS, metavar="SPEC", help=shown)
+    parser.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=f"workers {shown}")
+    text = "Mbit/s of each link in each direction; 0 for no limit"
+    parser.add_argument("--mbit", type=amount, default=1000.0, metavar="N", help=f"{text} {shown}")
+    text = f"steps after the first few {shown}"
+    parser.add_argument("--steps", type=at_least_one, default=8, metavar="N", help=text)
+    text = f"compressors (default: {' '.join(DEFAULT_RUNS)})"
+    parser.add_argument("--runs", nargs="*", default=DEFAULT_RUNS, metavar="SPEC", help=text)
     overlaps = some_of(OVERLAPS)
-    parser.add_argument(
-        "--overlap", type=overlaps, default=",".join(OVERLAPS), metavar="NAME,...", help=shown
-    )
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="every row")
+    text = f"what travels while workers compute {shown}"
+    parser.add_argument("--overlap", type=overlaps, default=",".join(OVERLAPS), metavar="NAME,...", help=text)
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
 
 
 def run(given: argparse.Namespace) -> int:

@@ -21,14 +21,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ..common.exits import Exit
 from ..deploy.plot import panels
 from ..deploy.report import RunResult, result_of
-from ..exits import Exit
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from . import output
-from .accuracy import estimate, seed_list
 from .arguments import BenchError, at_least_one, file_to_write, plot_to_write
+from .estimates import estimate, seed_list
 from .jobs import DIGITS_SAMPLES, one_slower, run_job, train
 
 WORKERS = 4
@@ -49,7 +49,7 @@ LOCAL = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ModesRow:
     """One run. samples_per_second: trained on, of each epoch once. largest_staleness: clocks in stale mode,
     versions in async mode. curve: (seconds, accuracy) after each epoch."""
 
@@ -65,7 +65,7 @@ class Row:
     curve: tuple[tuple[float, float], ...]
 
 
-def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) -> Row:
+def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) -> ModesRow:
     """One job to its end. Raises BenchError when it does not come to one."""
     settings = RunSettings(
         task=f"gradwire.benchmarks.paced:digits:seconds={SECONDS_PER_SAMPLE}",
@@ -96,7 +96,7 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
     )
     result = result_of(settings, status)
     pairs = zip(result.seconds_by_epoch, result.accuracy_by_epoch, strict=True)
-    return Row(
+    return ModesRow(
         mode=mode,
         situation=situation,
         seconds=result.seconds,
@@ -116,12 +116,12 @@ HEADINGS = (
 )
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ModesRow]) -> str:
     """Markdown; the pace is relative to the same mode with even workers, and to sync with such workers."""
     even = {row.mode: row.samples_per_second for row in rows if row.situation == "even"}
     sync = {row.situation: row.samples_per_second for row in rows if row.mode == "sync"}
 
-    def cells(row: Row) -> Iterable[object]:
+    def cells(row: ModesRow) -> Iterable[object]:
         pace = row.samples_per_second
         yield from (f"`{row.mode}`", row.situation, f"{pace:.0f}")
         yield f"{pace / even[row.mode]:.2f}" if row.mode in even else "–"
@@ -132,7 +132,7 @@ def table(rows: Sequence[Row]) -> str:
     return output.table(HEADINGS, map(cells, rows))
 
 
-def plot(path: Path, rows: Sequence[Row]) -> None:
+def plot(path: Path, rows: Sequence[ModesRow]) -> None:
     """Accuracy over time, one panel for each situation."""
     situations = list(dict.fromkeys(row.situation for row in rows))
     figure, found = panels(situations, sharey=True)
@@ -169,14 +169,16 @@ def local_table(seeds: Sequence[int], epochs: int, directory: Path) -> tuple[str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--epochs", type=at_least_one, default=None, help="of each run (10; 30 with --local)")
-    parser.add_argument("--seed", type=at_least_one, default=1, help="of the runs by situation")
-    parser.add_argument("--local", action="store_true", help="compare numbers of local steps")
-    parser.add_argument("--seeds", type=seed_list, default=[1, 2, 3, 4, 5], help="with --local: 1,2,3,…")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="also write the rows here")
-    parser.add_argument(
-        "--plot", type=plot_to_write, metavar="FILE", help="accuracy over time, as PNG or SVG"
-    )
+    text = "epochs of each run (default: 10; 30 with --local)"
+    parser.add_argument("--epochs", type=at_least_one, default=None, metavar="N", help=text)
+    text = "seed, without --local (default: %(default)s)"
+    parser.add_argument("--seed", type=at_least_one, default=1, metavar="N", help=text)
+    parser.add_argument("--local", action="store_true", help="comparison of numbers of local steps instead")
+    text = "seeds, with --local (default: %(default)s)"
+    parser.add_argument("--seeds", type=seed_list, default="1,2,3,4,5", metavar="N,...", help=text)
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    text = "picture of accuracy over time, as PNG or SVG"
+    parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -186,7 +188,7 @@ def run(given: argparse.Namespace) -> int:
         if given.local:
             text, plain = local_table(given.seeds, given.epochs or 30, Path(name))
         else:
-            rows: list[Row] = []
+            rows: list[ModesRow] = []
             for mode in MODES:
                 for situation in SITUATIONS:
                     directory = Path(name) / f"{len(rows)}"

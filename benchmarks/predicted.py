@@ -21,11 +21,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from ..compressors import create
+from ..common.exits import Exit
+from ..compressors import parse_compressor
 from ..deploy.plan import FORWARD, computation_of
-from ..exits import Exit
 from ..planning import parse_fusion, parse_order
-from ..planning.job import FASTEST, Choice, Costs, Profile
+from ..planning.job import FASTEST, Costs, JobProfile, StepOptions
 from ..planning.models import tensors
 from ..planning.predictions import predict
 from ..settings import names_in
@@ -44,14 +44,14 @@ PLANNED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PredictedRow:
     """A job. computing_s: of a step, without an exchange. measured_s: of a step. predicted_s: from the
     model. live_s: by the server; 0 if it did not."""
 
     model: str
     mbit: float
     workers: int
-    choice: Choice
+    choice: StepOptions
     computing_s: float
     emulated_s: float
     measured_s: float
@@ -61,20 +61,20 @@ class Row:
     def predicted_s(self, costs: Costs | None = None) -> float:
         return predict(self.profile(costs or Costs()), self.choice).step_s
 
-    def profile(self, costs: Costs) -> Profile:
+    def profile(self, costs: Costs) -> JobProfile:
         return profile(self.model, self.mbit, self.workers, self.emulated_s, self.computing_s, costs)
 
 
 def profile(
     model: str, mbit: float, workers: int, emulated_s: float, computing_s: float, costs: Costs
-) -> Profile:
+) -> JobProfile:
     """computing_s: of which `emulated_s` is emulated; the rest is what Python takes, alike of each tensor."""
     found = tensors(model)
     work = sum(tensor.multiplications for tensor in found)
     over_s = max(0.0, computing_s - emulated_s) / len(found)
     each = [over_s + emulated_s * tensor.multiplications / work for tensor in found]
     rate = mbit * 1e6 / 8 if mbit else FASTEST
-    return Profile(
+    return JobProfile(
         shapes=[tensor.shape for tensor in found],
         forward_s=[FORWARD * seconds for seconds in each],
         backward_s=[(1 - FORWARD) * seconds for seconds in each],
@@ -95,7 +95,7 @@ HEADINGS = (
 )
 
 
-def cells(row: Row) -> list[object]:
+def cells(row: PredictedRow) -> list[object]:
     choice, predicted_s = row.choice, row.predicted_s()
     return [
         *(row.model, f"{row.mbit:g}", f"`{choice.compressor}`", choice.overlap, choice.fusion, choice.order),
@@ -106,7 +106,7 @@ def cells(row: Row) -> list[object]:
     ]
 
 
-def ended_early(setup: Setup, expected_s: float, choice: Choice) -> Setup:
+def ended_early(setup: Setup, expected_s: float, choice: StepOptions) -> Setup:
     """The setup with as many steps as take a reasonable time."""
     if expected_s * setup.all_steps <= ENOUGH_S:
         return setup
@@ -116,16 +116,19 @@ def ended_early(setup: Setup, expected_s: float, choice: Choice) -> Setup:
     return replace(setup, warm_up=min(warm_up, setup.warm_up), steps=min(steps, setup.steps))
 
 
-def measure(setup: Setup, choice: Choice, computing_s: float) -> Row:
+def measure(setup: Setup, choice: StepOptions, computing_s: float) -> PredictedRow:
     load = os.getloadavg()[0]
     guess = predict(
         profile(setup.model, setup.mbit, setup.workers, setup.seconds, computing_s, Costs()), choice
     ).step_s
     setup = ended_early(setup, guess, choice)
     found = run_ours(
-        replace(setup, fusion=choice.fusion, order=choice.order), choice.compressor, "auto", choice.overlap
+        replace(setup, fusion=choice.fusion, order=choice.order),
+        choice.compressor.name,
+        "auto",
+        choice.overlap,
     )
-    return Row(
+    return PredictedRow(
         model=setup.model,
         mbit=setup.mbit,
         workers=setup.workers,
@@ -138,13 +141,15 @@ def measure(setup: Setup, choice: Choice, computing_s: float) -> Row:
     )
 
 
-def distance(rows: Sequence[Row], costs: Costs) -> float:
+def distance(rows: Sequence[PredictedRow], costs: Costs) -> float:
     """Mean square of the logarithms of predicted by measured."""
     return statistics.fmean(math.log(row.predicted_s(costs) / row.measured_s) ** 2 for row in rows)
 
 
 def fit(
-    rows: Sequence[Row], costs: Costs, distance: Callable[[Sequence[Row], Costs], float] = distance
+    rows: Sequence[PredictedRow],
+    costs: Costs,
+    distance: Callable[[Sequence[PredictedRow], Costs], float] = distance,
 ) -> Costs:
     """Change one cost after the other, by less and less, as long as predictions come nearer."""
     best = distance(rows, costs)
@@ -161,38 +166,41 @@ def fit(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = "(default: %(default)s)"
-    several = "several with commas"
-    parser.add_argument("--models", type=names, default="resnet50,resnet110", metavar="NAME,...", help=shown)
-    parser.add_argument("--workers", type=at_least_one, default=4, help=shown)
-    text = f"of each link in each direction, {several}; 0 for as fast as it goes {shown}"
+    text = f"layer tables, as of gc-bench step {shown}"
+    parser.add_argument("--models", type=names, default="resnet50,resnet110", metavar="NAME,...", help=text)
+    parser.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=f"workers {shown}")
+    text = f"Mbit/s of each link in each direction; 0 for no limit {shown}"
     parser.add_argument("--mbit", type=amounts, default="20,100,1000", metavar="N,...", help=text)
-    text = "of emulated computation per step (default: of gc-plan)"
+    text = "seconds of emulated computation per step (default: those of gc-plan)"
     parser.add_argument("--seconds", type=amount, metavar="N", help=text)
     runs = ("4bit", "topk:ratio=100")
-    parser.add_argument("--runs", nargs="*", default=runs, metavar="SPEC", help=f"{shown}")
+    text = f"compressors (default: {' '.join(runs)})"
+    parser.add_argument("--runs", nargs="*", default=runs, metavar="SPEC", help=text)
     overlaps = some_of(OVERLAPS)
-    parser.add_argument("--overlap", type=overlaps, default="backward", metavar="NAME,...", help=shown)
+    text = f"--overlap of gc-server {shown}"
+    parser.add_argument("--overlap", type=overlaps, default="backward", metavar="NAME,...", help=text)
     for name, default in (("fusion", "none,mgwfbp,seamgs"), ("order", "fifo")):
-        text = f"as of gc-server, {several} {shown}"
+        text = f"--{name} of gc-server {shown}"
         parser.add_argument(f"--{name}", type=names_in, default=default, metavar="NAME,...", help=text)
-    parser.add_argument("--steps", type=at_least_one, default=12, help=f"that are counted at most {shown}")
-    parser.add_argument("--fit", action="store_true", help="fit the costs to these steps, too")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="also write the rows here")
+    text = f"most steps to count {shown}"
+    parser.add_argument("--steps", type=at_least_one, default=12, metavar="N", help=text)
+    parser.add_argument("--fit", action="store_true", help="fit of the costs to these steps")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
 
 
 def amounts(text: str) -> list[float]:
     return [amount(part) for part in text.split(",")]
 
 
-def choices(given: argparse.Namespace) -> list[Choice]:
-    found = list[Choice]()
-    for compressor, overlap, fusion, order in itertools.product(
-        given.runs, given.overlap, given.fusion, given.order
-    ):
-        create(compressor)
+def choices(given: argparse.Namespace) -> list[StepOptions]:
+    found = list[StepOptions]()
+    compressors = [parse_compressor(spec).compression() for spec in given.runs]
+    for overlap, fusion, order in itertools.product(given.overlap, given.fusion, given.order):
         parse_fusion(fusion)
         parse_order(order)
-        found.append(Choice(compressor=compressor, overlap=overlap, fusion=fusion, order=order))
+        found += [
+            StepOptions(compressor=sent, overlap=overlap, fusion=fusion, order=order) for sent in compressors
+        ]
     if not found:
         raise BenchError("--runs: expected one at least")
     return found
@@ -202,7 +210,7 @@ def run(given: argparse.Namespace) -> int:
     chosen = choices(given)
     check_network()
     print(output.table(HEADINGS, []), flush=True)
-    rows = list[Row]()
+    rows = list[PredictedRow]()
     for model in given.models:
         emulated_s = given.seconds if given.seconds is not None else computation_of(model, BATCH)
         setup = Setup(
@@ -225,5 +233,5 @@ def run(given: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def as_json(row: Row) -> dict[str, Any]:
+def as_json(row: PredictedRow) -> dict[str, Any]:
     return asdict(row) | {"predicted_s": row.predicted_s()}

@@ -1,6 +1,4 @@
-"""How fast a push is, from the worker's payloads to accepted at the server.
-
-    python -m gradwire.benchmarks.push [--mebibytes 64] [--repeats 7] [--json FILE]
+"""`gc-bench push`: speed of a push, from the worker's payloads until the server has accepted it.
 
 A push here is what gc-worker and gc-server do with it: framing, checksums on both ends, streaming in chunks
 over a loopback connection, assembly into the buffer that is reduced, and the scan for values that may not be
@@ -19,6 +17,7 @@ Ratios of medians are printed. The goals are at least 0.60 of raw TCP and 6 time
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import socket
@@ -39,7 +38,7 @@ from ..proto import gradwire_pb2 as pb
 from ..proto.channel import CLIENT_OPTIONS, SERVER_OPTIONS
 from ..proto.wire import CHUNK_BYTES
 from . import output
-from .arguments import file_to_write, program
+from .arguments import at_least_one, file_to_write
 from .pusher import Pusher, start_server
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -180,14 +179,18 @@ def measure(size: int, repeats: int) -> dict[str, list[float]]:
     return seconds
 
 
-def main() -> None:
-    parser = program(__doc__)
-    parser.add_argument("--mebibytes", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE")
-    arguments = parser.parse_args()
-    size = arguments.mebibytes << 20
-    seconds = measure(size, arguments.repeats)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "MiB of a push (default: %(default)s)"
+    parser.add_argument("--mebibytes", type=at_least_one, default=64, metavar="N", help=text)
+    text = "repetitions, of which the median counts (default: %(default)s)"
+    parser.add_argument("--repeats", type=at_least_one, default=7, metavar="N", help=text)
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for the figures, as JSON")
+
+
+def run(given: argparse.Namespace) -> None:
+    """Measure pushes and their peers, and print the ratios."""
+    size = given.mebibytes << 20
+    seconds = measure(size, given.repeats)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     for name, value in medians.items():
         print(f"{name:<16}{value * 1e3:9.1f} ms{size / value / 1e9:8.2f} GB/s")
@@ -196,9 +199,5 @@ def main() -> None:
     for name, ratio in ratios.items():
         print(f"push: {ratio:.2f} of the speed of {name}{goals[name]}")
     print(f"bare stream: {medians['raw TCP'] / medians['bare stream']:.2f} of the speed of raw TCP")
-    report = {"bytes": size, "repeats": arguments.repeats, "seconds": seconds, "ratios": ratios}
-    output.write_json(arguments.json, report)
-
-
-if __name__ == "__main__":
-    main()
+    report = {"bytes": size, "repeats": given.repeats, "seconds": seconds, "ratios": ratios}
+    output.write_json(given.json, report)

@@ -27,7 +27,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ProcessUsage:
     """What processes had taken by a time. cpu_seconds: of all. peak_bytes: by node, the most resident memory
     of its process until then."""
 
@@ -36,13 +36,13 @@ class Taken:
     peak_bytes: Mapping[str, int]
 
 
-class Recorder:
+class LinkRecorder:
     """Samples what the links of a star carry, and what the processes behind them take, until it is left."""
 
     def __init__(self, star: Star, nodes: Sequence[str]) -> None:
         self._star, self._nodes = star, nodes
         self.samples: list[Sample] = []
-        self.taken: list[Taken] = []
+        self.taken: list[ProcessUsage] = []
         self._pids: dict[str, list[int]] = {}
         self._over = threading.Event()
         self._threads = [
@@ -50,7 +50,7 @@ class Recorder:
             threading.Thread(target=self._repeat, args=(self._read_processes, PROCESSES_S)),
         ]
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> LinkRecorder:
         for thread in self._threads:
             thread.start()
         return self
@@ -78,7 +78,7 @@ class Recorder:
             for taken in filter(None, found):
                 peaks[node] = max(peaks[node], taken[0])
                 total += taken[1]
-        self.taken.append(Taken(time.monotonic(), total, peaks))
+        self.taken.append(ProcessUsage(time.monotonic(), total, peaks))
 
     def carried_between(self, node: str, begin: float, end: float) -> tuple[int, int]:
         """Bytes to and from a node in this time."""

@@ -22,14 +22,14 @@ from functools import lru_cache
 from itertools import combinations
 from math import comb
 
-from ..coding import Plan, PlannedPacket, planning_with
+from ..coding import ExchangePlan, PlannedPacket, planning_with
 from ..coding.plan import coded_plan
 
-Scheme = Callable[[int, int], Plan]
+Scheme = Callable[[int, int], ExchangePlan]
 
 
 @lru_cache(maxsize=64)
-def uncoded(nodes: int, redundancy: int) -> Plan:
+def uncoded(nodes: int, redundancy: int) -> ExchangePlan:
     holders = tuple(combinations(range(nodes), redundancy))
     # Block after block another one of its holders, so that all send about as much.
     senders = [each[block % redundancy] for block, each in enumerate(holders)]
@@ -37,17 +37,17 @@ def uncoded(nodes: int, redundancy: int) -> Plan:
 
 
 @lru_cache(maxsize=64)
-def unicast(nodes: int, redundancy: int) -> Plan:
+def unicast(nodes: int, redundancy: int) -> ExchangePlan:
     return _one_target_each(multicast(nodes, redundancy))
 
 
 @lru_cache(maxsize=64)
-def multicast(nodes: int, redundancy: int) -> Plan:
+def multicast(nodes: int, redundancy: int) -> ExchangePlan:
     return _one_holder_each(nodes, comb(nodes, redundancy))
 
 
 @lru_cache(maxsize=64)
-def summed(nodes: int, redundancy: int) -> Plan:
+def summed(nodes: int, redundancy: int) -> ExchangePlan:
     return _one_holder_each(nodes, nodes)
 
 
@@ -60,21 +60,23 @@ SCHEMES: dict[str, Scheme] = {
 }
 
 
-def _one_holder_each(nodes: int, blocks: int) -> Plan:
+def _one_holder_each(nodes: int, blocks: int) -> ExchangePlan:
     senders = [block % nodes for block in range(blocks)]
     return _whole_blocks(nodes, tuple((sender,) for sender in senders), senders)
 
 
-def _whole_blocks(nodes: int, holders: tuple[tuple[int, ...], ...], senders: Sequence[int]) -> Plan:
+def _whole_blocks(nodes: int, holders: tuple[tuple[int, ...], ...], senders: Sequence[int]) -> ExchangePlan:
     lacking = [tuple(node for node in range(nodes) if node not in holding) for holding in holders]
     each = enumerate(zip(senders, lacking, strict=True))
     packets = tuple(
         PlannedPacket(sender, targets, ((block, 0),)) for block, (sender, targets) in each if targets
     )
-    return Plan(nodes=nodes, slices=1, holders=holders, blocks=tuple(range(len(holders))), packets=packets)
+    return ExchangePlan(
+        nodes=nodes, slices=1, holders=holders, blocks=tuple(range(len(holders))), packets=packets
+    )
 
 
-def _one_target_each(plan: Plan) -> Plan:
+def _one_target_each(plan: ExchangePlan) -> ExchangePlan:
     packets = (
         PlannedPacket(packet.sender, (target,), packet.terms)
         for packet in plan.packets

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..compressors import Plan, divide, least_part_bytes
+from ..compressors import Plan, divide, parse_compressor
 from ..deploy.processes import Child, Children
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
@@ -20,7 +20,7 @@ from .arguments import BenchError
 from .bound import Overlap, produced_by_part, step_bound, ways
 from .jobs import PATIENCE_S, run_job
 from .layers import sizes
-from .recorder import Recorder
+from .recorder import LinkRecorder
 from .star import Star
 from .traces import Trace, read
 
@@ -61,7 +61,9 @@ class Setup:
 
     def plan(self, compressor: str) -> Plan:
         """How the job divides the model."""
-        return divide(sizes(self.model), self.part_bytes, least_bytes=least_part_bytes(compressor))
+        return divide(
+            sizes(self.model), self.part_bytes, least_bytes=parse_compressor(compressor).least_part_bytes
+        )
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Recorded:
     both 0 of a peer."""
 
     nodes: Sequence[str]
-    recorder: Recorder
+    recorder: LinkRecorder
     traces: Sequence[Trace]
     warm_up: int = WARM_UP
     parts: int = 0
@@ -160,7 +162,7 @@ def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> 
             http_port=METRICS_PORT,
         )
         asked = _Metrics(f"http://{star.address(SERVER)}:{METRICS_PORT}/metrics")
-        with Recorder(star, nodes) as recorder:
+        with LinkRecorder(star, nodes) as recorder:
             run_job(settings, Path(folder), star=star, watch=asked)
         return Recorded(
             nodes,
@@ -196,7 +198,7 @@ def run_peer(setup: Setup, hook: str) -> Recorded:
     with Star(nodes, setup.mbit) as star, tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
         trace.mkdir()
-        with Recorder(star, nodes) as recorder, Children(Path(folder)) as children:
+        with LinkRecorder(star, nodes) as recorder, Children(Path(folder)) as children:
             started = [
                 children.start(
                     node,

@@ -7,19 +7,17 @@ instead of half a minute.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 
-from ..compressors import LayerRule, ModelCompressor, Payload, Plan, cut, divide, model_wide, wire_bytes
-from ..optimizer import Optimizer, parse_optimizer
+from ..compressors import LayerRule, ModelCompressor, Payload, divide, parse_compressor, wire_bytes
+from ..optim.optimizer import Optimizer, parse_optimizer
 from ..server.job.events import Apply, Contribution, PushKey
 from ..server.shard.store import Store
-from ..server.updates import Broadcast
+from ..server.streams.updates import Broadcast
 from ..worker.session.replica import Replica
 from ..worker.tasks.flops import layer_flops
 from ..worker.tasks.task import Task
@@ -30,7 +28,7 @@ LEARNING_RATE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class SimulatedRun:
     """accuracies: on the validation data after each epoch. Bytes: over all workers and steps; of payloads up,
     of updates down."""
 
@@ -38,14 +36,6 @@ class Run:
     wire_bytes: int
     down_bytes: int
     raw_bytes: int
-
-    @property
-    def ratio(self) -> float:
-        return self.raw_bytes / self.wire_bytes
-
-    @property
-    def down_ratio(self) -> float:
-        return self.raw_bytes / self.down_bytes
 
 
 def train(
@@ -56,17 +46,13 @@ def train(
     epochs: int,
     optimizer: str = "sgd",
     downlink: str = "auto",
-    watch: Callable[[int, Sequence[torch.Tensor], Sequence[Payload]], None] | None = None,
-) -> Run:
-    """Train from the initial parameters and in the sample order of `seed`.
-
-    watch: called with the epoch, a worker's gradients and their payloads, at every step of every worker.
-    """
+) -> SimulatedRun:
+    """Train from the initial parameters and in the sample order of `seed`."""
     torch.manual_seed(seed)
     network = task.model()
     replica = Replica(network, task.train_samples)
     specs = list(replica.manifest.specs)
-    if model_wide(compressor):
+    if parse_compressor(compressor).entry.model_wide:
         flops = layer_flops(network, lambda: task.loss(network, task.batch(np.zeros(1, np.int64))))
         specs = [replace(spec, flops=flops.get(spec.name, 0.0)) for spec in specs]
     elements = [spec.elements for spec in specs]
@@ -102,8 +88,6 @@ def train(
                     epoch=epoch + number / per_epoch,
                     workers=WORKERS,
                 )
-                if watch is not None and payloads:
-                    watch(epoch, gradients, by_tensor(payloads, plan))
                 raw += replica.manifest.raw_bytes
                 sent += sum(map(wire_bytes, payloads))
                 if payloads:  # otherwise held back for a later step
@@ -115,7 +99,7 @@ def train(
                         parameter.copy_(value)
         with torch.no_grad():
             accuracies.append(task.evaluate(network)["accuracy"])
-    return Run(accuracies=accuracies, wire_bytes=sent, down_bytes=received, raw_bytes=raw)
+    return SimulatedRun(accuracies=accuracies, wire_bytes=sent, down_bytes=received, raw_bytes=raw)
 
 
 def _step(store: Store, pushes: Sequence[Sequence[Payload]]) -> int:
@@ -128,14 +112,3 @@ def _step(store: Store, pushes: Sequence[Sequence[Payload]]) -> int:
     update = Broadcast(order.version)
     store.apply(order, [{0: payloads} for payloads in pushes], update.add)
     return update.wire_bytes
-
-
-def by_tensor(payloads: Sequence[Payload], plan: Plan) -> list[Payload]:
-    """One payload for each tensor, of such that lie end to end over the model and may cover several."""
-    starts = list(accumulate((payload.elements for payload in payloads), initial=0))
-    found: list[Payload] = []
-    for start, end in pairwise(plan.starts):
-        place = bisect_right(starts, start) - 1
-        (piece,) = cut(payloads[place], start - starts[place], end - starts[place])
-        found.append(piece)
-    return found

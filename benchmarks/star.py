@@ -3,21 +3,32 @@
 Needs root, `ip` and `tc`. Each link carries so many Mbit/s in either direction (token buckets of 128 KiB), so
 nodes behave like machines with a slow network card; what the link of a node has carried is counted by the
 kernel, with all headers.
+
+One such network stands at a time. Its process holds `MARK`, a name that the kernel frees when the process
+ends, in whatever way. So a process that gets the mark knows that every other network was left by one that was
+killed, and removes it.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from ..deploy.interrupt import Interrupt
+from . import output
 from .arguments import BenchError
 
+# An abstract socket: its name holds in one network namespace, as the names of links do.
+MARK = "\0gradwire-benchmark-network"
 PREFIX = "198.18.78"  # of the block that is set aside for benchmarks
+BRIDGE = "gwbench"  # begins the names of bridges, and of nothing else on a machine
 BURST = "128kb"
 LATENCY = "400ms"
 
@@ -44,8 +55,9 @@ class Star:
         """nodes: names. mbit: Mbit/s of each link, in each direction; 0 or None for as fast as it goes."""
         self._nodes = list(nodes)
         self._mbit = mbit
-        self._id = os.getpid() % 10**6
-        self._bridge = f"gw{self._id}"
+        self._id = os.getpid()
+        self._bridge = f"{BRIDGE}{self._id}"  # a name has at most 15 characters, an id 7
+        self._mark: socket.socket | None = None
         self._counters: dict[str, tuple[int, int]] = {}  # by node, open files of bytes sent and received
 
     def address(self, node: str) -> str:
@@ -77,14 +89,10 @@ class Star:
         return f"gw{self._id}n{self._nodes.index(node)}"
 
     def __enter__(self) -> Self:
-        taken = subprocess.run(["ip", "address", "show", "to", f"{PREFIX}.1"], capture_output=True, text=True)
-        if taken.stdout:
-            where = taken.stdout.split(":")[1].strip()
-            raise BenchError(
-                f"{PREFIX}.1 is the address of {where}: another benchmark runs, or was killed; then remove "
-                f"what it left: ip link delete {where}, and ip netns delete for what ip netns list shows"
-            )
+        self._mark = _claim()
         try:
+            if left := remove_networks():
+                output.say(f"removed what a benchmark that was killed had left: {', '.join(left)}")
             _run("ip", "link", "add", self._bridge, "type", "bridge")
             _run("ip", "address", "add", f"{PREFIX}.1/24", "dev", self._bridge)
             _run("ip", "link", "set", self._bridge, "up")
@@ -98,8 +106,9 @@ class Star:
     def _attach(self, node: str) -> None:
         space, link = self._space(node), self._link(node)
         _run("ip", "netns", "add", space)
-        _run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space)
-        _run("ip", "link", "set", link, "master", self._bridge, "up")
+        # A port of the bridge from the beginning: `remove_networks` finds links by that.
+        veth = ("type", "veth", "peer", "name", "eth0", "netns", space)
+        _run("ip", "link", "add", link, "up", "master", self._bridge, *veth)
         _run("ip", "-n", space, "link", "set", "lo", "up")
         _run("ip", "-n", space, "address", "add", f"{self.address(node)}/24", "dev", "eth0")
         _run("ip", "-n", space, "link", "set", "eth0", "up")
@@ -113,8 +122,52 @@ class Star:
         for file in itertools.chain.from_iterable(self._counters.values()):
             os.close(file)
         self._counters.clear()
-        for node in self._nodes:
-            # A namespace takes its end of the link along some time later: the next star has the same names.
-            subprocess.run(["ip", "link", "delete", self._link(node)], capture_output=True)
-            subprocess.run(["ip", "netns", "delete", self._space(node)], capture_output=True)
-        subprocess.run(["ip", "link", "delete", self._bridge], capture_output=True)
+        if self._mark is not None:
+            with Interrupt() as interrupt:  # a signal waits until nothing is left
+                remove_networks()
+                self._mark.close()
+            interrupt.pause(0)
+
+
+def _claim() -> socket.socket:
+    """Return what holds the mark until it is closed. Raises BenchError while another process has it."""
+    mark = socket.socket(socket.AF_UNIX)
+    try:
+        mark.bind(MARK)
+    except OSError:
+        mark.close()
+        raise BenchError(
+            "another benchmark has its network up on this machine, and there can be one at a time; wait for "
+            "it to end, or stop it"
+        ) from None
+    return mark
+
+
+def remove_networks() -> list[str]:
+    """Remove the bridges of benchmarks, their ports and their namespaces. For the holder of the mark alone.
+
+    Other links stay, whatever their names: `gw0` may be a user's WireGuard interface.
+
+    Returns:
+        Names of what was removed.
+    """
+    bridges = _names(rf"\d+: ({BRIDGE}\d+):", "ip", "-o", "link", "show", "type", "bridge")
+    ports = [
+        port
+        for bridge in bridges
+        for port in _names(r"\d+: ([^@:]+)[@:]", "ip", "-o", "link", "show", "master", bridge)
+    ]
+    links = [*ports, *bridges]
+    spaces = _names(r"(gradwire-\d+-\S+)", "ip", "netns", "list")
+    # Links first: a namespace takes its end of one along some time later.
+    for link in links:
+        subprocess.run(["ip", "link", "delete", link], capture_output=True)
+    for space in spaces:
+        subprocess.run(["ip", "netns", "delete", space], capture_output=True)
+    return [*links, *spaces]
+
+
+def _names(pattern: str, *command: str) -> list[str]:
+    """Return all matches of the pattern at the beginning of lines."""
+    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    return [found[1] for line in lines if (found := re.match(pattern, line))]

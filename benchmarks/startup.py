@@ -1,8 +1,6 @@
-"""How long `--help` takes, command by command, and how much CPU a daemon takes until it is ready.
+"""`gc-bench startup`: wall time of `--help`, command by command, and CPU of a daemon until it is ready.
 
-    python -m gradwire.benchmarks.startup [RUNS]
-
-Prints the medians of RUNS wall times of `--help` (default 9, goal under 0.5 s), and of as many CPU
+Prints the medians of --runs wall times of `--help` (goal under 0.5 s), and of as many CPU
 times, user and system, of daemons (goal at most 2 s for a server that listens, 3 s for a worker that has
 loaded `digits` and is ready for work). Both have their ratio to the fastest there can be: `python -c pass`,
 and `import torch`. Tests forbid imports instead, because a time fails on a busy machine.
@@ -10,6 +8,7 @@ and `import torch`. Tests forbid imports instead, because a time fails on a busy
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import statistics
@@ -18,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from .arguments import at_least_one
 from .pusher import start_server
 
 COMMANDS = {
@@ -64,22 +64,23 @@ def cpu_seconds(arguments: Sequence[str], ready: str) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def main() -> None:
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 9
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "runs of each command, of which the median counts (default: %(default)s)"
+    parser.add_argument("--runs", type=at_least_one, default=9, metavar="N", help=text)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Start every command in turn and print the times."""
     # In turn, so that whatever else the machine does meets all of them alike.
-    rounds = [{name: wall_seconds(command) for name, command in COMMANDS.items()} for _ in range(runs)]
+    rounds = [{name: wall_seconds(command) for name, command in COMMANDS.items()} for _ in range(given.runs)]
     for name in COMMANDS:
         seconds = statistics.median(one[name] for one in rounds)
         ratio = statistics.median(one[name] / one["empty Python"] for one in rounds)
         print(f"{name:<18}{seconds * 1e3:7.0f} ms{ratio:6.1f} x")
     with start_server("--host=127.0.0.1", "--min-workers=1000") as port:  # it never has enough of them
         os.environ["GC_SERVER"] = f"127.0.0.1:{port}"
-        starts = [{name: cpu_seconds(*daemon) for name, daemon in DAEMONS.items()} for _ in range(runs)]
+        starts = [{name: cpu_seconds(*daemon) for name, daemon in DAEMONS.items()} for _ in range(given.runs)]
     for name in DAEMONS:
         seconds = statistics.median(one[name] for one in starts)
         ratio = statistics.median(one[name] / one["import torch"] for one in starts)
         print(f"{name:<18}{seconds:7.2f} s of CPU{ratio:6.2f} x")
-
-
-if __name__ == "__main__":
-    main()

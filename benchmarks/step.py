@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import get_args
 
 from .. import ddp
-from ..compressors import check_downlink, create
+from ..common.exits import Exit
+from ..compressors import create, parse_downlink
 from ..deploy.plot import panels
-from ..exits import Exit
 from ..planning import parse_fusion, parse_order
 from ..planning.models import MODELS
 from ..settings import names_in
@@ -48,7 +48,7 @@ FP32 = "DDP fp32"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class StepRow:
     """overlap: None of a peer. busiest: a node; bytes_in and bytes_out are its own, per step.
     link_seconds: what its link takes for the larger of both at least. computing_share: of the incoming bytes,
     how much came while the first worker computed. alone, bound_seconds: None where they are not asked for."""
@@ -71,7 +71,7 @@ class Row:
 
 def summarize(
     name: str, overlap: Overlap | None, recorded: Recorded, mbit: float, alone: Alone | None = None
-) -> Row:
+) -> StepRow:
     """mbit: of each link; 0 for as fast as it goes."""
     first, nodes, recorder = recorded.counted[0], recorded.nodes, recorded.recorder
     begin, end, steps = first[0].began, first[-1].began, len(first) - 1
@@ -79,7 +79,7 @@ def summarize(
     busiest = max(nodes, key=lambda node: max(carried[node]))
     came = [recorder.carried_between(busiest, step.began, step.ended)[0] for step in first[:-1]]
     peaks = {node: recorder.peak_bytes(node, end) for node in nodes}
-    return Row(
+    return StepRow(
         name=name,
         overlap=overlap,
         step_seconds=recorded.step_seconds,
@@ -97,7 +97,7 @@ def summarize(
     )
 
 
-def cells(row: Row, fp32: float | None) -> list[object]:
+def cells(row: StepRow, fp32: float | None) -> list[object]:
     found: list[object] = [
         f"`{row.name}`",
         row.overlap or "–",
@@ -125,7 +125,7 @@ HEADINGS = (
 )
 
 
-def draw(path: Path, title: str, row: Row, recorded: Recorded) -> None:
+def draw(path: Path, title: str, row: StepRow, recorded: Recorded) -> None:
     """A step as a picture: what the busiest link carried over time, and when the first worker computed."""
     *_, step, after = recorded.traces[0]
     inside = [sample for sample in recorded.recorder.samples if step.began <= sample.at <= after.began]
@@ -152,35 +152,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = "(default: %(default)s)"
     text = f"layer table: {', '.join(MODELS)} or NxSIZE"
     parser.add_argument("--model", default="4x1048576", metavar="NAME", help=f"{text} {shown}")
-    parser.add_argument("--workers", type=at_least_one, default=4, help=shown)
+    parser.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=f"workers {shown}")
     text = "what travels while workers compute, with --seconds or --real: off, backward, both, or several"
     overlaps = some_of(OVERLAPS)
     parser.add_argument(
         "--overlap", type=overlaps, default="backward", metavar="NAME,...", help=f"{text} {shown}"
     )
-    text = "size of a part as float32; without it the default of gc-run"
-    parser.add_argument("--part-bytes", type=at_least_one, default=0, help=text)
+    text = "bytes of a part as float32 (default: that of gc-server)"
+    parser.add_argument("--part-bytes", type=at_least_one, default=0, metavar="N", help=text)
     for name, default in (("fusion", "bytes"), ("order", "fifo")):
-        text = f"as of gc-server {shown}, or several with commas"
+        text = f"--{name} of gc-server; one run for each {shown}"
         parser.add_argument(f"--{name}", type=names_in, default=default, metavar="NAME,...", help=text)
-    text = "of each link in each direction; 0 for as fast as it goes"
-    parser.add_argument("--mbit", type=amount, default=100.0, help=f"{text} {shown}")
-    text = "of emulated computation per step; auto for as long as the exchange of the run takes"
+    text = "Mbit/s of each link in each direction; 0 for no limit"
+    parser.add_argument("--mbit", type=amount, default=100.0, metavar="N", help=f"{text} {shown}")
+    text = "seconds of emulated computation per step; auto for as long as the exchange of the run takes"
     parser.add_argument("--seconds", type=seconds_or_auto, default=0.0, metavar="N", help=f"{text} {shown}")
-    text = "compute with the real network, a ResNet, on so many images per worker and step"
+    text = "images per worker and step, with which the real network, a ResNet, computes (default: none)"
     parser.add_argument("--real", type=at_least_one, default=0, metavar="N", help=text)
-    text = "measure each way and the computation alone first, and print what a step takes at least"
+    text = "measurement of each direction and of the computation alone, and the least time of a step"
     parser.add_argument("--bound", action="store_true", help=text)
-    parser.add_argument("--steps", type=at_least_one, default=12, help=f"that are counted {shown}")
-    runs = f"compressors, and those of the way down (default: {' '.join(DEFAULT_RUNS)})"
+    parser.add_argument("--steps", type=at_least_one, default=12, metavar="N", help=f"steps to count {shown}")
+    runs = f"compressors, each with one for the updates or auto (default: {' '.join(DEFAULT_RUNS)})"
     parser.add_argument("--runs", nargs="*", default=DEFAULT_RUNS, metavar="SPEC[/SPEC]", help=runs)
     peers = some_of(PEERS)
-    parser.add_argument("--peers", type=peers, default=",".join(PEERS), metavar="NAME,...", help=shown)
-    parser.add_argument("--no-peers", dest="peers", action="store_const", const=[], help="none of them")
-    text = "compressors in DDP, as a hook of gradwire.ddp"
+    text = f"runs of PyTorch's DDP beside ours {shown}"
+    parser.add_argument("--peers", type=peers, default=",".join(PEERS), metavar="NAME,...", help=text)
+    parser.add_argument("--no-peers", dest="peers", action="store_const", const=[], help="no runs of DDP")
+    text = "compressors to run in DDP, as hooks of gradwire.ddp (default: none)"
     parser.add_argument("--hooks", nargs="*", default=(), metavar="SPEC", help=text)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="every row")
-    parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help="a step of the last run over time")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    text = "picture of a step of the last run over time"
+    parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def check(given: argparse.Namespace) -> None:
@@ -192,7 +194,7 @@ def check(given: argparse.Namespace) -> None:
     for name in given.runs:
         compressor, downlink = specs(name)
         create(compressor)
-        check_downlink(downlink)
+        parse_downlink(downlink)
     for compressor in given.hooks:
         ddp.state(compressor)
     for fusion, order in itertools.product(given.fusion, given.order):
@@ -222,11 +224,11 @@ def run(given: argparse.Namespace) -> int:
     if given.bound or automatic:
         for name in given.runs:
             alone[name], setup = measure_alone(setup, *specs(name), as_long=automatic)
-    rows: list[Row] = []
+    rows: list[StepRow] = []
     recorded: Recorded | None = None
     print(output.table(HEADINGS, []), flush=True)
 
-    def add(row: Row) -> None:
+    def add(row: StepRow) -> None:
         rows.append(row)
         fp32 = next((each.step_seconds for each in rows if each.name == FP32), None)
         print(output.row(cells(row, fp32)), flush=True)

@@ -26,7 +26,7 @@ from ..proto.convert import encode
 from ..proto.wire import encode_worker, trailer
 from .arguments import amount, program
 
-PATH = "/gradwire.v3.ParameterServer/"
+PATH = "/gradwire.v4.ParameterServer/"
 AT_ONCE = 64  # calls
 OVERSIZED_BYTES = 9 << 20  # more than a server reads of a message
 NOISE_BYTES = 1 << 12

@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..common.exits import Exit
 from ..deploy.daemons import HOST, server_arguments, worker_arguments
 from ..deploy.engine import PARAMETERS, free_port
 from ..deploy.processes import Child, Children
 from ..deploy.status import Ask, asking
-from ..exits import Exit
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from . import output
@@ -35,7 +35,7 @@ PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class StrangersReport:
     """per_s: versions per second in each window, without the stranger and with it. rss_mib: the server's, at
     the end of each window. made: calls by kind; answered: by status code."""
 
@@ -55,7 +55,7 @@ class Outcome:
 HEADINGS = ("calls", "per second", "answered OK", "throughput", "server's memory, MiB", "same parameters")
 
 
-def cells(outcome: Outcome, rate: float, calm_sha256: str) -> list[object]:
+def cells(outcome: StrangersReport, rate: float, calm_sha256: str) -> list[object]:
     rss = outcome.calm_rss_mib[0], outcome.disturbed_rss_mib[-1]
     return [
         sum(outcome.made.values()),
@@ -75,7 +75,7 @@ def rss_mib(pid: int) -> float:
 
 def trained(
     settings: RunSettings, directory: Path, windows: int, window_s: float, rate: float, seed: int
-) -> Outcome:
+) -> StrangersReport:
     """A job with so many pairs of windows; none for one without a stranger. Raises BenchError."""
     files = {name: directory / name for name in ("tokens", "token", "insider")}
     directory.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def trained(
                     time.sleep(0.1)
                 told = json.loads(stranger.log.read_text(encoding="utf-8").splitlines()[-1])
             end = _wait(ask, server, lambda status: status.phase is Phase.FINISHED)
-    return Outcome(
+    return StrangersReport(
         sha256=end.parameters_sha256,
         calm_per_s=found["calm"],
         disturbed_per_s=found["disturbed"],
@@ -147,12 +147,16 @@ def _pace(ask: Ask, seconds: float) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--windows", type=at_least_one, default=10, help="with a stranger (default: 10)")
-    parser.add_argument("--seconds", type=amount, default=10, help="of each window (default: 10)")
-    parser.add_argument("--rate", type=amount, default=1000, help="calls per second in them (default: 1000)")
-    parser.add_argument("--epochs", type=at_least_one, default=600, help="of the job (default: 600)")
-    parser.add_argument("--seed", type=int, default=1, help="of the stranger (default: 1)")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for the figures")
+    text = "windows with calls (default: 10)"
+    parser.add_argument("--windows", type=at_least_one, default=10, metavar="N", help=text)
+    text = "seconds of each window (default: 10)"
+    parser.add_argument("--seconds", type=amount, default=10, metavar="N", help=text)
+    text = "calls per second in these windows (default: 1000)"
+    parser.add_argument("--rate", type=amount, default=1000, metavar="N", help=text)
+    text = "epochs of the job (default: 600)"
+    parser.add_argument("--epochs", type=at_least_one, default=600, metavar="N", help=text)
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the calls (default: 1)")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for the figures, as JSON")
 
 
 def run(given: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class ComputedStep:
     """The computation of a step, by the monotonic clock of the machine.
 
     began: its forward pass. produced: when backward had the gradient of each tensor, in the order of the
@@ -32,7 +32,7 @@ class Computed:
         return self.ended - self.began
 
 
-Trace = list[Computed]
+Trace = list[ComputedStep]
 
 
 class Follower:
@@ -67,5 +67,5 @@ def read(folder: Path) -> list[Trace]:
     found: list[Trace] = []
     for path in sorted(folder.iterdir()):
         lines = [list(map(float, line.split())) for line in path.read_text().splitlines()]
-        found.append([Computed(began, tuple(produced)) for began, *produced in lines])
+        found.append([ComputedStep(began, tuple(produced)) for began, *produced in lines])
     return found

@@ -1,6 +1,4 @@
-"""How many bytes a push takes on the network, by the counters of a network interface.
-
-    sudo python -m gradwire.benchmarks.wire [--elements 16000000] [--pushes 10] [--json FILE] [SPEC ...]
+"""`gc-bench wire`: bytes of a push on the network, by the counters of a network interface.
 
 The server runs in a network namespace of its own, behind a veth pair (`star`). The bytes that enter the
 pair, as the kernel counts them, include HTTP/2, gRPC, TCP, IP and Ethernet headers; acknowledgements go the
@@ -14,6 +12,7 @@ A veth pair carries segments of up to 64 KiB. On a network with packets of 1500 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import math
 import statistics
@@ -31,7 +30,7 @@ from ..compressors import (
     wire_bytes,
 )
 from . import output
-from .arguments import file_to_write, program
+from .arguments import at_least_one, file_to_write
 from .pusher import Pusher, start_server
 from .star import Star, check_network
 
@@ -78,13 +77,18 @@ def measure(compressor_spec: str, elements: int, pushes: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = program(__doc__)
-    parser.add_argument("compressors", nargs="*", metavar="SPEC", default=SPECS)
-    parser.add_argument("--elements", type=int, default=16_000_000)
-    parser.add_argument("--pushes", type=int, default=10)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE")
-    given = parser.parse_args()
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = f"compressors (default: {' '.join(SPECS)})"
+    parser.add_argument("--compressors", nargs="+", metavar="SPEC", default=SPECS, help=text)
+    text = "elements of the gradient (default: %(default)s)"
+    parser.add_argument("--elements", type=at_least_one, default=16_000_000, metavar="N", help=text)
+    text = "pushes to count (default: %(default)s)"
+    parser.add_argument("--pushes", type=at_least_one, default=10, metavar="N", help=text)
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+
+
+def run(given: argparse.Namespace) -> None:
+    """Push with each compressor and print the bytes."""
     check_network()
     rows: list[dict[str, Any]] = []
     for compressor in given.compressors:
@@ -98,7 +102,3 @@ def main() -> None:
         )
         rows.append(row)
     output.write_json(given.json, rows)
-
-
-if __name__ == "__main__":
-    main()

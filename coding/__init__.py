@@ -11,13 +11,13 @@ from .fixed_point import to_fixed_point as to_fixed_point
 from .plan import MAX_BLOCKS as MAX_BLOCKS
 from .plan import MAX_NODES as MAX_NODES
 from .plan import NOBODY as NOBODY
-from .plan import Plan as Plan
+from .plan import ExchangePlan as ExchangePlan
 from .plan import PlannedPacket as PlannedPacket
 from .plan import plan as plan
 from .plan import planning_with as planning_with
 from .plan import resent as resent
-from .redundancy import Choice as Choice
-from .redundancy import StepTimes as StepTimes
+from .redundancy import AdaptiveRedundancy as AdaptiveRedundancy
+from .redundancy import UncodedTimes as UncodedTimes
 from .redundancy import fastest as fastest
 from .redundancy import possible as possible
 from .redundancy import step_seconds as step_seconds

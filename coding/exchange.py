@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .fixed_point import Words
-from .plan import Plan
+from .plan import ExchangePlan
 
 
 class Exchange:
     """Packets can be encoded in any order and taken in any order, each once; the result is the same."""
 
-    def __init__(self, plan: Plan, node: int, blocks: Mapping[int, Words], elements: int) -> None:
+    def __init__(self, plan: ExchangePlan, node: int, blocks: Mapping[int, Words], elements: int) -> None:
         """blocks: the gradient of each block that this node has computed, in fixed point, shape (elements,).
         Those that the plan has come from another node are not used."""
         self._plan = plan

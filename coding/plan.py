@@ -38,7 +38,7 @@ class PlannedPacket:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExchangePlan:
     """slices: that a block's gradient is cut into. holders: of each block, ascending. blocks: that are
     exchanged, in ascending order; all of them, unless nobody is left who has one."""
 
@@ -78,7 +78,7 @@ def is_possible(nodes: int, redundancy: int) -> bool:
 
 
 @lru_cache(maxsize=64)
-def coded_plan(nodes: int, redundancy: int) -> Plan:
+def coded_plan(nodes: int, redundancy: int) -> ExchangePlan:
     """Raises ValueError for a redundancy that so many nodes cannot have."""
     if not is_possible(nodes, redundancy):
         limits = f"1 to {max(1, nodes - 1)}, up to {MAX_BLOCKS} blocks and up to {MAX_PACKETS} packets"
@@ -95,10 +95,10 @@ def coded_plan(nodes: int, redundancy: int) -> Plan:
                 terms.append((number[block], block.index(sender)))
             packets.append(PlannedPacket(sender, targets, tuple(terms)))
     blocks = tuple(range(len(holders)))
-    return Plan(nodes, redundancy, holders, blocks, tuple(packets))
+    return ExchangePlan(nodes, redundancy, holders, blocks, tuple(packets))
 
 
-def resent(original: Plan, senders: Sequence[int], present: Iterable[int]) -> Plan:
+def resent(original: ExchangePlan, senders: Sequence[int], present: Iterable[int]) -> ExchangePlan:
     """What is done instead when an exchange has failed: each block whole, from its sender to all others of
     `present`, also those that have computed it, as they may have got something else; or not at all, where its
     sender is `NOBODY`, and it is left out of the sum."""
@@ -109,21 +109,21 @@ def resent(original: Plan, senders: Sequence[int], present: Iterable[int]) -> Pl
     for block in blocks:
         if targets := tuple(node for node in there if node != senders[block]):
             packets.append(PlannedPacket(senders[block], targets, ((block, 0),)))
-    return Plan(original.nodes, 1, holders, blocks, tuple(packets))
+    return ExchangePlan(original.nodes, 1, holders, blocks, tuple(packets))
 
 
 # The one seam: benchmarks run daemons with another plan, to compare. Both sides of the wire derive the plan
 # from the same numbers, so all processes of a job must make the same one.
-_make_plan: Callable[[int, int], Plan] = coded_plan
+_make_plan: Callable[[int, int], ExchangePlan] = coded_plan
 
 
-def plan(nodes: int, redundancy: int) -> Plan:
+def plan(nodes: int, redundancy: int) -> ExchangePlan:
     """The exchange of so many nodes. Raises ValueError for a redundancy that they cannot have."""
     return _make_plan(nodes, redundancy)
 
 
 @contextmanager
-def planning_with(make_plan: Callable[[int, int], Plan]) -> Generator[None]:
+def planning_with(make_plan: Callable[[int, int], ExchangePlan]) -> Generator[None]:
     """Let `plan` return what `make_plan(nodes, redundancy)` does, in this process."""
     global _make_plan
     before, _make_plan = _make_plan, make_plan

@@ -25,7 +25,7 @@ from .plan import is_possible
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class UncodedTimes:
     """Of a step without redundancy, in seconds."""
 
     computing: float
@@ -37,7 +37,7 @@ def load(nodes: int, redundancy: int) -> int:
     return comb(nodes - 1, redundancy)
 
 
-def step_seconds(times: StepTimes, nodes: int, redundancy: int) -> float:
+def step_seconds(times: UncodedTimes, nodes: int, redundancy: int) -> float:
     """T(r)."""
     exchanging = times.exchanging * load(nodes, redundancy) / load(nodes, 1) if nodes > 1 else 0.0
     return redundancy * times.computing + exchanging
@@ -48,19 +48,19 @@ def possible(nodes: int) -> list[int]:
     return [r for r in range(1, max(nodes, 2)) if is_possible(nodes, r)]
 
 
-def fastest(times: StepTimes, nodes: int) -> int:
+def fastest(times: UncodedTimes, nodes: int) -> int:
     """The redundancy with the shortest step; the smallest one of equals."""
     return min(possible(nodes), key=lambda r: step_seconds(times, nodes, r))
 
 
-def without_redundancy(nodes: int, redundancy: int, measured: StepTimes) -> StepTimes:
+def without_redundancy(nodes: int, redundancy: int, measured: UncodedTimes) -> UncodedTimes:
     """What a step at some redundancy says about one at 1."""
     factor = load(nodes, 1) / load(nodes, redundancy) if nodes > 1 else 1.0
-    return StepTimes(measured.computing / redundancy, measured.exchanging * factor)
+    return UncodedTimes(measured.computing / redundancy, measured.exchanging * factor)
 
 
 @dataclass
-class Choice:
+class AdaptiveRedundancy:
     """The redundancy of the next step, from how long the last ones took."""
 
     REMEMBERED: ClassVar[int] = 9  # steps
@@ -68,10 +68,10 @@ class Choice:
     GAIN: ClassVar[float] = 0.9  # a change has to promise a step as short as this, or it is not worth it
 
     nodes: int = 0  # that the measurements are of
-    _times: list[StepTimes] = field(default_factory=list[StepTimes])
+    _times: list[UncodedTimes] = field(default_factory=list[UncodedTimes])
     _chosen: int = 1
 
-    def note(self, nodes: int, redundancy: int, measured: StepTimes) -> None:
+    def note(self, nodes: int, redundancy: int, measured: UncodedTimes) -> None:
         """A step is over. The first of a number of nodes is not representative."""
         if nodes != self.nodes:
             self.nodes = nodes
@@ -80,11 +80,11 @@ class Choice:
         self._times = [*self._times, without_redundancy(nodes, redundancy, measured)][-self.REMEMBERED :]
 
     @property
-    def typical(self) -> StepTimes | None:
+    def typical(self) -> UncodedTimes | None:
         """The median of what was measured, None before there is enough of it."""
         if len(self._times) < self.FEWEST:
             return None
-        return StepTimes(
+        return UncodedTimes(
             median(each.computing for each in self._times), median(each.exchanging for each in self._times)
         )
 

@@ -6,8 +6,16 @@
     reduce_payloads(payloads, weights, out)                   # and once a round, in rank order
 
 Pure numerics: no network, no protobuf, no clock. See docs/compressors.md for formulas and wire format.
+
+Declarations and payload kinds are imported at once, without torch. The other names are those of `library`,
+which imports torch when the first of them is asked for.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ..common.stored import stored as stored
+from ..planning.compression import TensorCoding as TensorCoding
 from ..planning.parts import ALIGNMENT as ALIGNMENT
 from ..planning.parts import LEAST_BYTES as LEAST_BYTES
 from ..planning.parts import Part as Part
@@ -19,35 +27,8 @@ from ..planning.parts import divide as divide
 from ..planning.parts import largest_part as largest_part
 from .advice import advice as advice
 from .advice import suited as suited
-from .base import Compressor as Compressor
-from .base import FusedFeedback as FusedFeedback
-from .base import ModelWide as ModelWide
-from .base import Neighbours as Neighbours
-from .base import NonFiniteGradient as NonFiniteGradient
-from .base import NoOptions as NoOptions
-from .base import Random as Random
-from .base import StepContext as StepContext
-from .base import TensorSpec as TensorSpec
-from .cutting import cut as cut
-from .cutting import cut_at as cut_at
-from .cutting import join as join
-from .dense import dense_payload as dense_payload
-from .feedback import ErrorFeedback as ErrorFeedback
-from .indices import Indices as Indices
-from .indices import decode_indices as decode_indices
-from .indices import seeded_payload as seeded_payload
-from .indices import sparse_bytes as sparse_bytes
-from .indices import sparse_payload as sparse_payload
-from .kernels import set_threads as set_threads
-from .kernels import warm_up as warm_up
-from .kernels.devices import finite as finite
-from .layers import LayerRule as LayerRule
-from .ledger import Compressed as Compressed
-from .ledger import Ledger as Ledger
-from .ledger import norm as norm
-from .model import ModelCompressor as ModelCompressor
-from .model import chooses_by_norm as chooses_by_norm
-from .model import model_wide as model_wide
+from .entry import CompressorEntry as CompressorEntry
+from .entry import NoOptions as NoOptions
 from .payload import AbsentPayload as AbsentPayload
 from .payload import CodeFormat as CodeFormat
 from .payload import DenseFormat as DenseFormat
@@ -59,24 +40,30 @@ from .payload import PayloadError as PayloadError
 from .payload import QuantizedPayload as QuantizedPayload
 from .payload import SparsePayload as SparsePayload
 from .payload import ValuePayload as ValuePayload
+from .payload import pack_codes as pack_codes
 from .payload import payload_bytes as payload_bytes
+from .payload import unpack_codes as unpack_codes
 from .payload import wire_bytes as wire_bytes
-from .reduction import add_update as add_update
-from .reduction import decode as decode
-from .reduction import put_update as put_update
-from .reduction import reduce_payloads as reduce_payloads
 from .registry import AUTO as AUTO
-from .registry import CompressorEntry as CompressorEntry
-from .registry import check_downlink as check_downlink
+from .registry import CompressorSpec as CompressorSpec
 from .registry import compressor_of as compressor_of
 from .registry import create as create
 from .registry import create_bare as create_bare
-from .registry import least_part_bytes as least_part_bytes
-from .registry import lossless as lossless
-from .registry import wrapping_of as wrapping_of
-from .runs import runs_of as runs_of
-from .runs import spanning as spanning
-from .step import Step as Step
-from .validation import check_announcement as check_announcement
-from .validation import validate as validate
+from .registry import known_compressor as known_compressor
+from .registry import parse_compressor as parse_compressor
+from .registry import parse_downlink as parse_downlink
 from .wrapping import Wrapping as Wrapping
+
+if TYPE_CHECKING:
+    from .library import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "library":  # as the import system asks before it imports that
+            raise AttributeError(name)
+        try:
+            found = getattr(import_module(".library", __name__), name)
+        except AttributeError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        globals()[name] = found
+        return found

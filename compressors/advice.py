@@ -5,9 +5,9 @@ The figures behind it are those of `gc-bench adam` (docs/accuracy.md#adam).
 
 from __future__ import annotations
 
-from ..spec import parse_spec
-from ..steps import OptimizerOptions
-from .registry import adam_loss, wrapping_of
+from ..common.spec import parse_spec
+from ..optim.steps import OptimizerOptions
+from .registry import CompressorSpec, parse_compressor
 from .wrapping import WRAPPING_KEYS
 
 INSTEAD = (
@@ -17,23 +17,32 @@ INSTEAD = (
 INSTEAD_WITHOUT_SERVER = "use 4bit, which loses little, or 8bit"
 
 
-def suited(compressor: str, optimizer: OptimizerOptions, *, local: bool) -> str:
-    """The spec as it suits an optimizer: `4bit` without feedback where the server's is Adam, unless it says
-    otherwise. What waits and comes larger later is in Adam's denominators, too. Arguments as of `advice`."""
-    spec = parse_spec("compressor", compressor)
-    asked = set(spec.options) & {*WRAPPING_KEYS, "levels"}
-    if local or asked or spec.name != "4bit" or not optimizer.undoes_weights:
-        return compressor
-    return f"{compressor}{',' if spec.options else ':'}feedback=off"
+def suited(compressor: CompressorSpec, optimizer: OptimizerOptions, *, local: bool) -> CompressorSpec:
+    """Return the compressor as it suits an optimizer: `4bit` without feedback where the server's is Adam,
+    unless the spec says otherwise. What waits and comes larger later is in Adam's denominators, too.
 
-
-def advice(compressor: str, optimizer: OptimizerOptions, *, local: bool, server: bool = True) -> list[str]:
-    """Of a combination: a line for each reason to choose another one.
-
-    compressor: that `create` accepts. optimizer: of the job. local: whether workers run it, and compress what
-    their steps have changed. server: whether there is one, which otherwise runs it.
+    Args:
+        compressor, optimizer, local: like those of `advice`.
     """
-    wrapping, lines = wrapping_of(compressor), list[str]()
+    given = parse_spec("compressor", compressor.text).options
+    asked = set(given) & {*WRAPPING_KEYS, "levels"}
+    if local or asked or compressor.name != "4bit" or not optimizer.undoes_weights:
+        return compressor
+    return parse_compressor(f"{compressor}{',' if given else ':'}feedback=off")
+
+
+def advice(
+    compressor: CompressorSpec, optimizer: OptimizerOptions, *, local: bool, server: bool = True
+) -> list[str]:
+    """Return a line for each reason to choose another combination.
+
+    Args:
+        compressor: of the workers.
+        optimizer: of the job.
+        local: whether workers run it, and compress what their steps have changed.
+        server: whether there is a server; otherwise each rank runs the optimizer.
+    """
+    wrapping, lines = compressor.wrapping, list[str]()
     runs = "the server's optimizer" if server else "the optimizer"
     if wrapping is not None and wrapping.momentum:
         if local:
@@ -47,7 +56,7 @@ def advice(compressor: str, optimizer: OptimizerOptions, *, local: bool, server:
                 f"momentum is applied twice: by {compressor} and by {runs}; {plain}, or give the compressor "
                 "momentum=0"
             )
-    if not local and optimizer.undoes_weights and (loss := adam_loss(compressor)) > 1:
+    if not local and optimizer.undoes_weights and (loss := compressor.adam_loss) > 1:
         lines.append(
             f"{compressor} loses where {runs} is {type(optimizer).__name__}: a small GPT ended at {loss:g} "
             f"times the uncompressed loss; {INSTEAD if server else INSTEAD_WITHOUT_SERVER}"

@@ -44,11 +44,6 @@ class TensorSpec:
         return math.prod(self.shape)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoOptions:
-    """Of a compressor with nothing to choose."""
-
-
 @dataclass(frozen=True)
 class Random:
     """Random numbers that follow from a key of numbers of at least 0. They are made when they are asked for:

@@ -7,14 +7,13 @@ Source: Lin et al., "Deep Gradient Compression" (ICLR 2018). Its parts and where
                             as they are
     momentum correction     `momentum`, with masking, in `feedback`; the server takes plain SGD steps
     local clipping          `clip`, in `model`
-    warm-up                 `warmup` epochs, in `sparse.SparseOptions`; the learning rate's is the server's
-                            schedule (`--schedule constant:warmup=4`)
+    warm-up                 `warmup` epochs, in `sparsifiers.SparseOptions`; the learning rate's is the
+                            server's schedule (`--schedule constant:warmup=4`)
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,18 +23,12 @@ from .kernels import selection
 from .kernels.block_selection import select_blocks
 from .kernels.selection_reference import Selection
 from .payload import Float32, Int64
-from .sparse import Sparse, SparseOptions
+from .sparse import Sparse, coder_of
+from .sparsifiers import DgcOptions
 
 # The sample: one element in a hundred, but no fewer than this, or all of them.
 SAMPLED_PART = 0.01
 FEWEST_SAMPLED = 1000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DgcOptions(SparseOptions):
-    """As of every sparsifier, with the paper's four epochs of warm-up."""
-
-    warmup: int = 4
 
 
 def _threshold(values: Float32, keep: int, context: StepContext) -> float:
@@ -73,7 +66,7 @@ def _each_above_its_own(values: Float32, tensors: Neighbours, keeps: Int64) -> S
 def dgc(options: DgcOptions) -> Sparse:
     return Sparse(
         options=options,
-        coder=options.values.coder(),
+        coder=coder_of(options.values),
         select=_above_sampled_threshold,
         select_each=_each_above_its_own,
     )

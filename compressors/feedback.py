@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..common.stored import stored
 from .base import Compressor, StepContext, TensorSpec, is_apart, is_fused, takes_gpu
 from .indices import decode_indices
 from .kernels import devices
@@ -31,6 +32,7 @@ from .reduction import reduce_payloads
 from .thresholds import magnitudes
 
 
+@stored("feedback-state")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedbackState:
     """residual, and velocity if there is momentum correction: float32, shape (elements,), updated in place;

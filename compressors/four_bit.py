@@ -16,7 +16,7 @@ Code 0 is zero, 1…7 are -X1…-X7, 9…15 are X1…X7; 8 is never sent. Which 
               rounded to the nearest, e is as often too much as too little. Cut off towards zero, what is
               left has the gradient's sign, and Adam lost by that (docs/accuracy.md#adam)
 
-Where the paper is silent: a mean of exactly 0.1 or 0.5 takes the first group. See `thresholds.Scale` for the
+Where the paper is silent: a mean of exactly 0.1 or 0.5 takes the first group. See `quantizers.Scale` for the
 factor between a summed and a mean gradient, which decides whether the fixed groups work at all.
 """
 
@@ -24,25 +24,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import ClassVar
 
 import numpy as np
 import torch
 
+from ..common.stored import stored
 from .base import Fused, StepContext, TensorSpec
 from .kernels import Magnitudes, devices
 from .payload import CodeFormat, Float32, Float64, QuantizedPayload
-from .thresholds import Scale, block_payload, magnitudes
-
-
-class Levels(StrEnum):
-    """How the seven thresholds are chosen; see the head of this file."""
-
-    GROUPS = "groups"
-    GROUP1 = "group1"
-    RUNNING = "running"
-
+from .quantizers import FourBitOptions, Levels
+from .thresholds import block_payload, magnitudes
 
 # Table 1 of the paper, in its numbering.
 GROUP_1 = (0.04, 0.07, 0.1, 0.2, 0.3, 0.4, 0.6)
@@ -57,14 +49,7 @@ RUNNING_DECAY = 0.9
 RUNNING_SHARE = 0.75
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FourBitOptions:
-    """levels: how thresholds are chosen. scale: what fixed ones are compared with; no effect on running."""
-
-    levels: Levels = Levels.RUNNING
-    scale: Scale = Scale.SUM
-
-
+@stored("running-magnitude")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningMagnitude:
     """Mean of |g| over the elements that were not 0, in all steps so far; those of older steps count less.

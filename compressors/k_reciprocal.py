@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar
 
 import numpy as np
@@ -36,35 +35,11 @@ from .base import StepContext, TensorSpec
 from .kernels import selection
 from .kernels.selection_reference import Score, Selection
 from .payload import Float32
-from .sparse import Sparse, SparseOptions
+from .sparse import Sparse, coder_of
+from .sparsifiers import KReciprocalOptions, Reading
 
 # Below this, products round too coarsely for a guess.
 SMALLEST_GUESS = 1e-30
-
-
-class Reading(StrEnum):
-    """Of equation 4-8; see the head of this file."""
-
-    DISTINCT = "distinct"
-    LITERAL = "literal"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KReciprocalOptions(SparseOptions):
-    """kappa: how much a layer's FLOPs count against it; at 0 magnitude alone decides. reading: see above.
-
-    The warm-up is the paper's.
-    """
-
-    warmup: int = 5
-    kappa: float = 0.1
-    reading: Reading = Reading.DISTINCT
-
-    def __post_init__(self) -> None:
-        # Named, because a dataclass with slots is not the class that super() would look for.
-        SparseOptions.__post_init__(self)
-        if not 0 <= self.kappa <= 10:
-            raise ValueError(f"kappa: expected 0 to 10, got {self.kappa:g}")
 
 
 def extremes(total: Float32, keep: int) -> Selection:
@@ -162,6 +137,6 @@ def k_reciprocal(options: KReciprocalOptions) -> KReciprocal:
     chosen = central if options.reading is Reading.LITERAL else extremes
     return KReciprocal(
         options=options,
-        coder=options.values.coder(),
+        coder=coder_of(options.values),
         select=lambda total, keep, _: chosen(total.numpy(), keep),
     )

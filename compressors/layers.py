@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 
-from ..spec import Spec, parse_spec
+from ..common.spec import Spec
 from .base import TensorSpec
-from .registry import find, wrapping_of
+from .registry import CompressorSpec, parse_compressor
 from .wrapping import Wrapping
 
 # What the tensors outside the rule travel as.
@@ -36,23 +37,29 @@ class LayerRule:
             return True
         return len(spec.shape) >= 2
 
-    def choose(self, spec: TensorSpec, chosen: str) -> str:
-        """The compressor spec for this tensor, if `chosen` is the job's.
+    def choose(self, spec: TensorSpec, chosen: CompressorSpec) -> CompressorSpec:
+        """Return the compressor of this tensor, if `chosen` is the job's.
 
-        A dense compressor (none, bf16, fp16) is used for every tensor. What goes around the chosen one goes
-        around that of the small tensors too: feedback that is switched off is off for both, so that a
-        comparison without feedback is one, and momentum is corrected for both or for neither.
+        A dense compressor (none, bf16, fp16) is used for every tensor.
         """
-        if find(parse_spec("compressor", chosen).name).dense or self.compresses(spec):
-            return chosen
-        wrapping, neutral = wrapping_of(chosen), Wrapping()
-        assert wrapping is not None  # only what is lossless has none, and that is dense
-        options = {
-            key: _text(getattr(wrapping, key))
-            for key in ("feedback", "decay", "momentum")
-            if getattr(wrapping, key) != getattr(neutral, key)
-        }
-        return str(Spec(kind="compressor", name=SMALL, options=options))
+        return chosen if chosen.entry.dense or self.compresses(spec) else _small(chosen)
+
+
+@cache  # it is asked for tensor by tensor
+def _small(chosen: CompressorSpec) -> CompressorSpec:
+    """Return the compressor of the small tensors.
+
+    What goes around the chosen one goes around this one too: feedback that is switched off is off for both,
+    so that a comparison without feedback is one, and momentum is corrected for both or for neither.
+    """
+    wrapping, neutral = chosen.wrapping, Wrapping()
+    assert wrapping is not None  # only what is lossless has none, and that is dense
+    options = {
+        key: _text(getattr(wrapping, key))
+        for key in ("feedback", "decay", "momentum")
+        if getattr(wrapping, key) != getattr(neutral, key)
+    }
+    return parse_compressor(str(Spec(kind="compressor", name=SMALL, options=options)))
 
 
 def _text(value: bool | float) -> str:

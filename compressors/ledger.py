@@ -26,16 +26,20 @@ new number of slices rescales it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from .kernels.devices import saturate
-from .payload import Payload
+from .payload import DenseFormat, DensePayload, Float64, Payload
 from .reduction import add_update, decode
+from .spikes import DUE, ROWS
 
 Ranges = Sequence[tuple[int, int]]
 
@@ -48,12 +52,14 @@ class Before:
         residual, velocity: float32, shape (elements,): the state, or what has to be added to undo the step.
             None for nothing.
         states: of the compressors, None once it is a difference.
+        usual: see `Ledger`.
         slices: the measure of the residual.
     """
 
     residual: torch.Tensor | None
     velocity: torch.Tensor | None
     states: list[Any] | None
+    usual: Float64
     slices: int
 
 
@@ -89,6 +95,9 @@ class Ledger:
             velocity: whether momentum is corrected.
         """
         self.states: list[Any] = [None] * len(elements)  # what each tensor's compressor remembers
+        # What is usual for each tensor's gradients: see `spikes.ROWS`.
+        self.usual: Float64 = np.zeros((len(ROWS), len(elements)))
+        self._starts = [0, *accumulate(elements)]
         self.slices = 1
         self._elements = sum(elements)
         self._has_velocity = velocity
@@ -139,7 +148,8 @@ class Ledger:
         host."""
         buffers = {"residual": self._residual, "velocity": self._velocity}
         copies = {name: None if each is None else each.cpu().clone() for name, each in buffers.items()}
-        return {**copies, "states": deepcopy(self.states), "slices": self.slices}
+        rest = {"states": deepcopy(self.states), "usual": self.usual.copy(), "slices": self.slices}
+        return {**copies, **rest}
 
     def restore(self, image: Mapping[str, Any]) -> None:
         """Go on from an `image` of a ledger of the same tensors; takes over its tensors."""
@@ -147,6 +157,7 @@ class Ledger:
             None if image[name] is None else image[name].to(self._device) for name in ("residual", "velocity")
         )
         self.states, self.slices, self._latest = image["states"], image["slices"], None
+        self.usual = image["usual"].copy()
 
     @property
     def unused(self) -> bool:
@@ -181,32 +192,32 @@ class Ledger:
             self._velocity.zero_()
         self.slices = slices
 
-    def commit(self, states: list[Any], *, undoable: bool) -> Before | None:
-        """A step is pushed: its draft takes the ledger's place. states: of the compressors after it.
+    def commit(self, states: list[Any], usual: Float64, *, undoable: bool) -> Before | None:
+        """A step is pushed: its draft takes the ledger's place. states, usual: after it.
 
         Returns the state of before, if the step may have to be undone.
         """
         self._move_on()
         before = None
         if undoable:
-            before = self._latest = Before(self.residual, self.velocity, self.states, self.slices)
+            before = self._latest = Before(self.residual, self.velocity, self.states, self.usual, self.slices)
         self._residual, self._draft_residual = self._draft_residual, self._residual
         self._velocity, self._draft_velocity = self._draft_velocity, self._velocity
         if before is not None:  # it keeps the buffers
             self._draft_residual = self._draft_velocity = None
-        self.states = states
+        self.states, self.usual = states, usual
         return before
 
     def clear(self) -> None:
         """All that was owed went out with the latest step, which cannot be undone: it was float32."""
         self._residual = None
 
-    def settle(self, states: list[Any], *, undoable: bool) -> Before | None:
+    def settle(self, states: list[Any], usual: Float64, *, undoable: bool) -> Before | None:
         """As `commit` of a step of which nothing is kept, where nothing was owed."""
         self._move_on()
         if undoable:
-            self._latest = Before(None, None, self.states, self.slices)
-        self._residual, self.states = None, states
+            self._latest = Before(None, None, self.states, self.usual, self.slices)
+        self._residual, self.states, self.usual = None, states, usual
         return self._latest
 
     def keep(self, sent: Compressed) -> None:
@@ -227,6 +238,8 @@ class Ledger:
         for payload, (start, end) in zip(sent.payloads, sent.ranges, strict=True):
             if any(first <= start and end <= last for first, last in but):
                 continue
+            if isinstance(payload, DensePayload) and payload.format is DenseFormat.FLOAT32:
+                self._owe_whole(start, end)
             owed = self.residual[start:end]
             if sent.slices == self.slices:
                 add_update(payload, owed)
@@ -234,6 +247,12 @@ class Ledger:
                 values = torch.from_numpy(decode(payload)).to(owed.device)
                 owed.add_(values, alpha=sent.slices / self.slices)
             saturate(owed)
+
+    def _owe_whole(self, start: int, end: int) -> None:
+        """Float32 payloads that are put back go out as float32 again: each may be a spike."""
+        first, last = bisect_right(self._starts, start) - 1, bisect_left(self._starts, end)
+        self.usual = self.usual.copy()
+        self.usual[DUE, first:last] = 1.0
 
     def forget(self, sent: Compressed, but: Ranges = ()) -> None:
         """Undo a step whose gradient others have sent: to the bit if it was the last thing to happen, and
@@ -246,7 +265,7 @@ class Ledger:
         if before is self._latest and not but:
             assert before.states is not None
             self._residual, self._velocity, self.states = before.residual, before.velocity, before.states
-            self._latest = None
+            self.usual, self._latest = before.usual, None
             return
         self._move_on()
         if before.residual is not None:

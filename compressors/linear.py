@@ -27,12 +27,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 import torch
 
 from .base import Fused, Neighbours, Stateless, StepContext, as_array
+from .entry import NoOptions
 from .kernels import FLOAT32_MAX, linear
 from .one_bit import SMALLEST_LEVEL
 from .payload import (
@@ -41,28 +41,9 @@ from .payload import (
     Float32,
     LinearPayload,
     QuantizedPayload,
-    check_linear,
     code_bytes,
 )
-
-
-class Norm(StrEnum):
-    """What the outermost level of a bucket is worth; see the head of this file."""
-
-    MAX = "max"
-    L2 = "l2"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QsgdOptions:
-    """bits: of a code, sign included. bucket: elements with a norm of their own. norm: which."""
-
-    bits: int = 4
-    bucket: int = 512
-    norm: Norm = Norm.MAX
-
-    def __post_init__(self) -> None:
-        check_linear(self.bits, self.bucket)
+from .quantizers import Norm, QsgdOptions, TernGradOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +89,7 @@ class Linear(Fused, Stateless):
         return scales
 
 
-def eight_bit() -> Linear:
+def eight_bit(options: NoOptions | None = None) -> Linear:
     """The nearest of 255 evenly spaced values. Meant to be used with error feedback."""
     return Linear(options=QsgdOptions(bits=8, bucket=4096), random=False)
 
@@ -116,17 +97,6 @@ def eight_bit() -> Linear:
 def qsgd(options: QsgdOptions) -> Linear:
     """One of the two nearest levels, at random."""
     return Linear(options=options, random=True)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TernGradOptions:
-    """sigmas: standard deviations, of gradients whose mean is 0, at which values are clipped."""
-
-    sigmas: float = 2.5
-
-    def __post_init__(self) -> None:
-        if not 0.1 <= self.sigmas <= 1e6:
-            raise ValueError(f"sigmas: expected 0.1 to 1e6 standard deviations, got {self.sigmas:g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,9 @@ All tensors of a unit that the sparsifier is for are one tensor to it, also wher
 keeps as many elements as it would of all of them by themselves, whichever they are. What is chosen travels by
 *stretch*, tensors that lie end to end. A sparsifier whose receiver draws the indices chooses from each
 stretch, in proportion to its elements: so each has a seed, and no index travels.
+
+This is the one way in which a plan affects the bits. Residuals belong to elements, which merging leaves where
+they are.
 """
 
 from __future__ import annotations

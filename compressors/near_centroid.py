@@ -22,7 +22,8 @@ from .kernels import devices, selection
 from .kernels.block_selection import select_blocks
 from .kernels.selection_reference import Selection
 from .payload import Float32, Int64
-from .sparse import Sparse, SparseOptions
+from .sparse import Sparse, coder_of
+from .sparsifiers import SparseOptions
 
 
 def _far_from_median(total: torch.Tensor, keep: int, context: StepContext) -> Selection:
@@ -41,7 +42,7 @@ def _each_far_from_its_median(values: Float32, tensors: Neighbours, keeps: Int64
 def near_centroid(options: SparseOptions) -> Sparse:
     return Sparse(
         options=options,
-        coder=options.values.coder(),
+        coder=coder_of(options.values),
         select=_far_from_median,
         select_each=_each_far_from_its_median,
         on_gpu=True,

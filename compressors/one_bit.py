@@ -19,14 +19,15 @@ the vote makes of a worker's bits is not what the worker sent.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 import numpy as np
 import torch
 
 from .base import Fused, Stateless, StepContext, as_array
+from .entry import NoOptions
 from .kernels import FLOAT32_MAX, linear
 from .payload import CodeFormat, QuantizedPayload
+from .quantizers import SignOptions, VoteLevel
 from .thresholds import magnitudes
 
 # A level has to be positive, also that of a tensor of zeros.
@@ -57,18 +58,8 @@ class OneBit(Fused, Stateless):
         return binary_payload(gradient, residual, low, high), None
 
 
-class VoteLevel(StrEnum):
-    """What a vote is worth; see the head of this file."""
-
-    MEAN = "mean"
-    UNIT = "unit"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SignOptions:
-    """level: what the sign of the majority is multiplied with."""
-
-    level: VoteLevel = VoteLevel.MEAN
+def one_bit(options: NoOptions) -> OneBit:
+    return OneBit()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

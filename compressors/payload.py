@@ -50,6 +50,32 @@ def code_words(bits: int, sizes: Int64) -> Int64:
     return words
 
 
+def pack_codes(bits: int, codes: npt.NDArray[np.integer]) -> Bytes:
+    """Pack codes as the data of a quantized payload has them, of one block.
+
+    Args:
+        bits: of a code, such as `CodeFormat.bits`.
+        codes: integers of any width, shape (elements,), whose low `bits` bits are taken.
+
+    Returns:
+        One code after the other, the lowest bit of a byte first; zeros fill the last 32-bit word.
+    """
+    separate = (codes[:, None] >> np.arange(bits)) & 1
+    packed = np.zeros(code_bytes(bits, codes.size), np.uint8)
+    filled = np.packbits(separate.astype(np.uint8).reshape(-1), bitorder="little")
+    packed[: filled.size] = filled
+    return packed
+
+
+def unpack_codes(bits: int, data: Bytes, elements: int) -> npt.NDArray[np.int32]:
+    """Return the codes, from 0 to 2**bits - 1, that `pack_codes` has packed."""
+    separate = np.unpackbits(data, count=elements * bits, bitorder="little").reshape(-1, bits)
+    codes: npt.NDArray[np.int32] = (separate.astype(np.int32) << np.arange(bits, dtype=np.int32)).sum(
+        axis=1, dtype=np.int32
+    )
+    return codes
+
+
 class DenseFormat(Enum):
     """Element format of a dense payload; the value is its name in messages and logs."""
 
@@ -73,6 +99,9 @@ class CodeFormat(Enum):
 
     BINARY: 0 is levels[0], 1 is levels[1]. Thirty-two codes fill a word, the lowest index in the lowest bit.
 
+    CODEBOOK_8BIT: a code is the index of its level, levels[0…255], which may have any sign and order. Four
+    codes fill a 32-bit word. For third parties' compressors, and for large tensors: a table takes 1 KiB.
+
     VOTE: as BINARY, for -levels[0] and levels[0]. Votes are not added but counted: each element of their sum
     has the sign of the majority, 0 if there is none, and the weighted mean of the levels as its magnitude.
 
@@ -83,14 +112,17 @@ class CodeFormat(Enum):
     SIGNED_2BIT = "signed-2bit"
     BINARY = "binary"
     VOTE = "vote"
+    CODEBOOK_8BIT = "codebook-8bit"
 
     @cached_property
     def bits(self) -> int:
-        return {CodeFormat.SIGNED_4BIT: 4, CodeFormat.SIGNED_2BIT: 2}.get(self, 1)
+        bits = {CodeFormat.SIGNED_4BIT: 4, CodeFormat.SIGNED_2BIT: 2, CodeFormat.CODEBOOK_8BIT: 8}
+        return bits.get(self, 1)
 
     @cached_property
     def level_count(self) -> int:
-        return {CodeFormat.SIGNED_4BIT: 7, CodeFormat.BINARY: 2}.get(self, 1)
+        counts = {CodeFormat.SIGNED_4BIT: 7, CodeFormat.BINARY: 2, CodeFormat.CODEBOOK_8BIT: 256}
+        return counts.get(self, 1)
 
     @cached_property
     def forbidden_code(self) -> int | None:
@@ -116,7 +148,7 @@ class CodeFormat(Enum):
                 tables[:, 9:] = each
             case CodeFormat.SIGNED_2BIT:
                 tables[:, 2:3], tables[:, 3:] = -each, each
-            case CodeFormat.BINARY:
+            case CodeFormat.BINARY | CodeFormat.CODEBOOK_8BIT:
                 tables[:] = each
             case CodeFormat.VOTE:
                 tables[:, :1], tables[:, 1:] = -each, each

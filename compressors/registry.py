@@ -1,35 +1,30 @@
-"""Which compressors there are, and how one is made from its spec.
+"""Which compressors there are, and how a spec is parsed and made into one. Readable without torch.
 
-The built-in ones are one literal dict. A third party adds its own in its package's metadata, as an entry
-point of the group `gradwire.compressors` whose name is the compressor's and whose object is a
-`CompressorEntry`.
+The built-in ones are declared in `quantizers` and `sparsifiers`. A third party adds its own in its package's
+metadata, as an entry point of the group `gradwire.compressors` whose name is the compressor's and whose
+object is a `CompressorEntry`.
+
+A spec is parsed once, where its text arrives, and travels as a `CompressorSpec`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
 from enum import Enum
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..planning.compression import least_sparse_part_bytes
+from ..common.spec import Spec, SpecError, known, option_types, parse_options, parse_spec, unknown
+from ..planning.compression import CompressionCosts, least_sparse_part_bytes
 from ..planning.parts import LEAST_BYTES
-from ..spec import Spec, SpecError, known, option_types, parse_options, parse_spec, unknown
-from .base import Compressor, NoOptions, is_model_wide
-from .dense import Dense
-from .dgc import DgcOptions, dgc
-from .feedback import ErrorFeedback, without_feedback
-from .four_bit import FourBit, FourBitOptions, Levels
-from .k_reciprocal import KReciprocalOptions, k_reciprocal
-from .linear import Norm, QsgdOptions, TernGrad, TernGradOptions, eight_bit, qsgd
-from .near_centroid import near_centroid
-from .one_bit import OneBit, SignOptions, SignVote
-from .payload import DenseFormat
-from .sparse import SparseOptions
-from .top_k import Density, RandKOptions, ThresholdOptions, rand_k, threshold, top_k
-from .two_bit import TwoBit, TwoBitOptions
+from .entry import WITHOUT_FEEDBACK, CompressorEntry
+from .quantizers import DENSE, QUANTIZERS
+from .sparsifiers import SPARSIFIERS, SparseOptions
 from .wrapping import WRAPPING_KEYS, Wrapping
+
+if TYPE_CHECKING:
+    from .base import Compressor
 
 ENTRY_POINT_GROUP = "gradwire.compressors"
 
@@ -37,243 +32,114 @@ ENTRY_POINT_GROUP = "gradwire.compressors"
 # so.
 AUTO = "auto"
 
-WITH_FEEDBACK = Wrapping()
-WITHOUT_FEEDBACK = Wrapping(feedback=False)
+BUILT_IN: Mapping[str, CompressorEntry] = {**DENSE, **QUANTIZERS, **SPARSIFIERS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CompressorEntry:
-    """One line of the registry.
+class CompressorSpec:
+    """A compressor as a user has asked for it, parsed. Two are equal if their texts are.
 
-    options: a frozen dataclass whose fields, all with defaults, are the keys of the spec.
-    build: options to compressor.
-    wrapping: what goes around it unless the spec says otherwise; None for a lossless compressor, around which
-        nothing can go.
-    dense: it is cheap and exact enough for small tensors too, so the layer rule sends them the same way.
-    downlink: why with these options it does not suit updates of parameters, "" if it does: without thresholds
-        that are meant for gradients, and with an error that is surely smaller than the update.
-    adam_loss: what `gc-bench adam` measured with these options, if training lost: the validation loss as a
-        multiple of the uncompressed one, where the server's optimizer is Adam; 1 if it did not, or was not
-        measured.
+    Attributes:
+        text: `name[:key=value,...]`, for messages, logs and the wire.
+        name: of the compressor.
+        entry: its declaration.
+        options: an instance of `entry.options`.
+        wrapping: what goes around it; None if it is lossless.
     """
 
-    options: type[Any]
-    build: Callable[[Any], Compressor]
-    wrapping: Wrapping | None = WITH_FEEDBACK
-    dense: bool = False
-    downlink: Callable[[Any], str] = lambda options: ""
-    adam_loss: Callable[[Any], float] = lambda options: 1.0
+    text: str
+    name: str = field(compare=False, repr=False)
+    entry: CompressorEntry = field(compare=False, repr=False)
+    options: Any = field(compare=False, repr=False)
+    wrapping: Wrapping | None = field(compare=False, repr=False)
 
+    def __str__(self) -> str:
+        return self.text
 
-MEANT = "its thresholds are meant for gradients, and updates are smaller by the learning rate"
-CHOSEN_AGAIN = "what has been sent is 0, and may be what it chooses again"
-BY_LAYERS = "densities by norms are for the gradients of workers"
-LARGER_ERROR = "its error is larger than what it is given"
+    @property
+    def lossless(self) -> bool:
+        """Whether a receiver gets what was given, bit for bit."""
+        return self.entry.wrapping is None
 
+    @property
+    def chooses_by_norm(self) -> bool:
+        """Whether the share of each tensor that is sent follows from the norms of all (`Plan.norms`)."""
+        return isinstance(self.options, SparseOptions) and self.options.densities([1.0]) is not None
 
-def _dense(format: DenseFormat, wrapping: Wrapping | None = WITH_FEEDBACK) -> CompressorEntry:
-    return CompressorEntry(
-        options=NoOptions, build=lambda _: Dense(format=format), wrapping=wrapping, dense=True
-    )
+    @property
+    def adam_loss(self) -> float:
+        """The `adam_loss` of the entry; 1 if feedback is not as it was measured, by default."""
+        default = self.entry.wrapping
+        if self.wrapping is None or default is None or self.wrapping.feedback != default.feedback:
+            return 1.0
+        return self.entry.adam_loss(self.options)
 
+    @property
+    def least_part_bytes(self) -> int:
+        """What the largest part of a model holds at least by default, as float32."""
+        if not isinstance(self.options, SparseOptions):
+            return LEAST_BYTES
+        return max(LEAST_BYTES, least_sparse_part_bytes(self.options.ratio))
 
-def _lost(loss: float, kind: type[Any] = NoOptions) -> Callable[[Any], float]:
-    """Measured with the default options."""
-    return lambda options: loss if options == kind() else 1.0
+    def compression(self) -> CompressionCosts:
+        """Return the compressor as planners know it, at its full ratio, without its warm-up.
 
-
-def _sparse_lost(measured: Mapping[tuple[int, int], float]) -> Callable[[Any], float]:
-    """By ratio and epochs of warm-up: with a larger ratio and a shorter warm-up no less is lost."""
-
-    def lost(options: SparseOptions) -> float:
-        losses = (
-            loss
-            for (ratio, warmup), loss in measured.items()
-            if options.ratio >= ratio and options.warmup <= warmup
+        Raises:
+            SpecError: the bytes that it sends are not known beforehand.
+        """
+        sends = self.entry.sends(self.options)
+        if isinstance(sends, str):
+            raise SpecError(f"compressor {self.text!r}: its steps cannot be predicted: {sends}")
+        return CompressionCosts(
+            name=self.text,
+            up=sends,
+            element_s=max(self.entry.nanoseconds(self.options), 0.3) * 1e-9,
+            least_part_bytes=self.least_part_bytes,
         )
-        return max(losses, default=1.0)
 
-    return lost
+    def build(self) -> Compressor:
+        """Return the compressor with what goes around it."""
+        wrapping = self.wrapping
+        if wrapping is None or not wrapping.feedback:
+            return self.build_bare()
+        from .feedback import ErrorFeedback
 
+        bare = self.build_bare()
+        return ErrorFeedback(compressor=bare, decay=wrapping.decay, momentum=wrapping.momentum)
 
-def _why(reason: str) -> Callable[[Any], str]:
-    return lambda options: reason
+    def build_bare(self) -> Compressor:
+        """Return the compressor alone.
 
-
-BUILT_IN: Mapping[str, CompressorEntry] = {
-    # Every element, in floats.
-    "none": _dense(DenseFormat.FLOAT32, wrapping=None),
-    "bf16": _dense(DenseFormat.BFLOAT16),
-    "fp16": _dense(DenseFormat.FLOAT16),
-    # Every element, in few bits.
-    "1bit": CompressorEntry(options=NoOptions, build=lambda _: OneBit(), adam_loss=_lost(1.56)),
-    "2bit": CompressorEntry(
-        options=TwoBitOptions,
-        build=lambda options: TwoBit(options=options),
-        downlink=_why(MEANT),
-        adam_loss=_lost(1.56, TwoBitOptions),
-    ),
-    "4bit": CompressorEntry(
-        options=FourBitOptions,
-        build=lambda options: FourBit(options=options),
-        downlink=lambda options: "" if options.levels is Levels.RUNNING else f"{MEANT}; use levels=running",
-        adam_loss=lambda options: 1.06 if options.levels is Levels.RUNNING else 1.0,
-    ),
-    "8bit": CompressorEntry(options=NoOptions, build=lambda _: eight_bit()),
-    "qsgd": CompressorEntry(
-        options=QsgdOptions,
-        build=qsgd,
-        wrapping=WITHOUT_FEEDBACK,
-        downlink=lambda options: (
-            ""
-            if options.norm is Norm.MAX and options.bits >= 4
-            else f"{LARGER_ERROR}; use norm=max and bits of at least 4"
-        ),
-    ),
-    "signsgd": CompressorEntry(
-        options=SignOptions,
-        build=lambda options: SignVote(options=options),
-        wrapping=WITHOUT_FEEDBACK,
-        downlink=_why("it needs voters, and the server is one alone"),
-        adam_loss=_lost(1.17, SignOptions),
-    ),
-    "terngrad": CompressorEntry(
-        options=TernGradOptions,
-        build=lambda options: TernGrad(options=options),
-        wrapping=WITHOUT_FEEDBACK,
-        downlink=_why(LARGER_ERROR),
-        adam_loss=_lost(1.06, TernGradOptions),
-    ),
-    # Some elements.
-    "dgc": CompressorEntry(
-        options=DgcOptions,
-        build=dgc,
-        wrapping=Wrapping(momentum=0.9),
-        adam_loss=_sparse_lost({(100, 4): 1.28}),
-    ),
-    # What has been sent is 0, and may be farthest from the median or at an end.
-    "gcac": CompressorEntry(
-        options=SparseOptions,
-        build=near_centroid,
-        downlink=_why(CHOSEN_AGAIN),
-        adam_loss=_sparse_lost({(100, 0): 1.42}),
-    ),
-    "krngc": CompressorEntry(
-        options=KReciprocalOptions,
-        build=k_reciprocal,
-        wrapping=Wrapping(momentum=0.9),
-        downlink=_why(CHOSEN_AGAIN),
-        adam_loss=_sparse_lost({(100, 5): 1.19}),
-    ),
-    "l1": CompressorEntry(
-        options=SparseOptions,
-        build=top_k,
-        wrapping=WITHOUT_FEEDBACK,
-        adam_loss=_sparse_lost({(100, 0): 1.29}),
-    ),
-    "randk": CompressorEntry(
-        options=RandKOptions,
-        build=rand_k,
-        downlink=lambda options: BY_LAYERS if options.density is Density.NORM else "",
-        adam_loss=_sparse_lost({(10, 0): 1.51, (100, 0): 1.54}),
-    ),
-    "threshold": CompressorEntry(
-        options=ThresholdOptions,
-        build=threshold,
-        downlink=_why(MEANT),
-        adam_loss=_lost(1.47, ThresholdOptions),
-    ),
-    "topk": CompressorEntry(
-        options=SparseOptions,
-        build=top_k,
-        adam_loss=_sparse_lost({(10, 0): 1.31, (100, 0): 1.41, (100, 2): 1.26}),
-    ),
-}
+        Raises:
+            SpecError: it plans for the whole model, and its entry does not declare that, or the reverse.
+        """
+        made = self.entry.build(self.options)
+        if self.entry.model_wide != hasattr(made, "plan"):
+            declared = "has a method `plan`" if hasattr(made, "plan") else "has no method `plan`"
+            wanted = f"expected model_wide={not self.entry.model_wide} in its CompressorEntry"
+            raise SpecError(f"compressor {self.name!r} {declared}: {wanted}")
+        return made
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AutoOptions:
-    """compressor: that is left where it loses; slashes stand for the colon and the commas of its spec."""
+def parse_compressor(spec: str | CompressorSpec) -> CompressorSpec:
+    """Parse `name[:key=value,...]`; return a spec that is parsed already as it is.
 
-    compressor: str = "4bit"
-
-
-def compressor_of(spec: str) -> tuple[str, bool]:
-    """What a worker compresses with, and whether it is left where it loses: `auto` names that one.
-
-    Raise `SpecError` as `create` does, and for one that cannot be left.
+    Raises:
+        SpecError: an unknown name or key, or a bad value; the message lists what is known.
     """
-    if spec.partition(":")[0] != AUTO:
-        create(spec)
-        return spec, False
-    options = parse_options(AutoOptions, parse_spec("compressor", spec))
-    chosen = options.compressor.replace("/", ":", 1).replace("/", ",")
-    compressor, wrapping = without_feedback(create(chosen)), wrapping_of(chosen)
-    if wrapping is None or is_model_wide(compressor) or wrapping.momentum or wrapping.delay > 1:
-        needs = "one with a residual of its own, and no momentum, delay or plan for the whole model"
-        raise SpecError(f"compressor {AUTO!r}: compressor: expected {needs}, such as 4bit, got {chosen!r}")
-    return chosen, True
-
-
-def create(spec: str) -> Compressor:
-    """The compressor that `spec` names, with what goes around it.
-
-    Raise `SpecError`, which lists what is known, for an unknown name or key or a bad value.
-    """
-    parsed, entry = _found(spec)
-    wrapping = wrapping_of(spec)
+    if isinstance(spec, CompressorSpec):
+        return spec
+    parsed = parse_spec("compressor", spec)
+    entry = find(parsed.name)
+    wrapping = _wrapping(parsed, entry)
     around = WRAPPING_KEYS if wrapping is not None else ()
     own = {key: value for key, value in parsed.options.items() if key not in around}
-    compressor = entry.build(parse_options(entry.options, replace(parsed, options=own), universal=around))
-    if wrapping is None or not wrapping.feedback:
-        return compressor
-    return ErrorFeedback(compressor=compressor, decay=wrapping.decay, momentum=wrapping.momentum)
+    options = parse_options(entry.options, replace(parsed, options=own), universal=around)
+    return CompressorSpec(text=spec, name=parsed.name, entry=entry, options=options, wrapping=wrapping)
 
 
-def create_bare(spec: str) -> Compressor:
-    """The compressor alone, for a caller that keeps the residual itself; no key of `Wrapping` is known."""
-    parsed, entry = _found(spec)
-    return entry.build(parse_options(entry.options, parsed))
-
-
-def lossless(spec: str) -> bool:
-    """Whether what arrives is what was given, bit for bit."""
-    return _found(spec)[1].wrapping is None
-
-
-def adam_loss(spec: str) -> float:
-    """See `CompressorEntry.adam_loss`; 1 with feedback or without it where the default is otherwise."""
-    parsed, entry = _found(spec)
-    wrapping = wrapping_of(spec)
-    if wrapping is None or entry.wrapping is None or wrapping.feedback != entry.wrapping.feedback:
-        return 1.0
-    own = {key: value for key, value in parsed.options.items() if key not in WRAPPING_KEYS}
-    return entry.adam_loss(parse_options(entry.options, replace(parsed, options=own)))
-
-
-def check_downlink(spec: str) -> None:
-    """Raise `SpecError` unless `spec` names a compressor that can carry updates, and has options of its own
-    only: what is not sent stays in the difference between server and replicas, which is all the feedback
-    there is. `AUTO` will do."""
-    if spec == AUTO:
-        return
-    if spec.startswith(f"{AUTO}:"):
-        raise SpecError(f"{AUTO} has no options: expected {AUTO}, or a compressor such as 4bit, got {spec!r}")
-    try:
-        parsed, entry = _found(spec)
-    except SpecError as error:
-        raise SpecError(f"expected {AUTO} or a compressor; {error}") from None
-    if around := [key for key in parsed.options if key in WRAPPING_KEYS]:
-        raise SpecError(f"compressor {parsed.name!r}: {around[0]} is for gradients; leave it out for updates")
-    if why_not := entry.downlink(parse_options(entry.options, parsed)):
-        suited = known(name for name, each in BUILT_IN.items() if not each.downlink(each.options()))
-        what = f"compressor {spec!r} does not suit updates of parameters"
-        raise SpecError(f"{what}: {why_not}; with their defaults these do: {suited}")
-
-
-def wrapping_of(spec: str) -> Wrapping | None:
-    """What goes around the compressor that `spec` names; raise `SpecError` for values that do not fit."""
-    parsed, entry = _found(spec)
+def _wrapping(parsed: Spec, entry: CompressorEntry) -> Wrapping | None:
+    """Raise `SpecError` for values that do not fit."""
     defaults = entry.wrapping
     if defaults is None:
         return None
@@ -284,9 +150,75 @@ def wrapping_of(spec: str) -> Wrapping | None:
     return parse_options(Wrapping, replace(parsed, options=around), defaults=defaults)
 
 
-def _found(spec: str) -> tuple[Spec, CompressorEntry]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AutoOptions:
+    """compressor: that is left where it loses; slashes stand for the colon and the commas of its spec."""
+
+    compressor: str = "4bit"
+
+
+def compressor_of(spec: str) -> tuple[CompressorSpec, bool]:
+    """Return the compressor of a worker, and whether it is left where it loses: `auto` names that one.
+
+    Raises:
+        SpecError: like `parse_compressor`, and for a compressor that cannot be left.
+    """
+    if spec.partition(":")[0] != AUTO:
+        return parse_compressor(spec), False
+    options = parse_options(AutoOptions, parse_spec("compressor", spec))
+    chosen = parse_compressor(options.compressor.replace("/", ":", 1).replace("/", ","))
+    wrapping = chosen.wrapping
+    if wrapping is None or chosen.entry.model_wide or wrapping.momentum or wrapping.delay > 1:
+        needs = "expected one with a residual of its own, and no momentum, delay or plan for the whole model"
+        raise SpecError(
+            f"compressor {AUTO!r}: compressor: expected {needs}, such as 4bit, got {chosen.text!r}"
+        )
+    return chosen, True
+
+
+def create(spec: str | CompressorSpec) -> Compressor:
+    """Return the compressor that `spec` names, with what goes around it.
+
+    Raises:
+        SpecError: like `parse_compressor`.
+    """
+    return parse_compressor(spec).build()
+
+
+def create_bare(spec: str) -> Compressor:
+    """Return the compressor alone, for a caller that keeps the residual itself; no key of `Wrapping` is
+    known."""
     parsed = parse_spec("compressor", spec)
-    return parsed, find(parsed.name)
+    entry = find(parsed.name)
+    return entry.build(parse_options(entry.options, parsed))
+
+
+def parse_downlink(spec: str) -> CompressorSpec | None:
+    """Parse the compressor of updates; return None for `AUTO`.
+
+    It has options of its own only: what is not sent stays in the difference between server and replicas,
+    which is all the feedback there is.
+
+    Raises:
+        SpecError: it cannot carry updates.
+    """
+    if spec == AUTO:
+        return None
+    if spec.startswith(f"{AUTO}:"):
+        raise SpecError(f"{AUTO} has no options: expected {AUTO}, or a compressor such as 4bit, got {spec!r}")
+    try:
+        parsed = parse_spec("compressor", spec)
+        entry = find(parsed.name)
+    except SpecError as error:
+        raise SpecError(f"expected {AUTO} or a compressor; {error}") from None
+    if around := [key for key in parsed.options if key in WRAPPING_KEYS]:
+        raise SpecError(f"compressor {parsed.name!r}: {around[0]} is for gradients; leave it out for updates")
+    found = parse_compressor(spec)
+    if why_not := entry.downlink(found.options):
+        suited = known(name for name, each in BUILT_IN.items() if not each.downlink(each.options()))
+        what = f"compressor {spec!r} does not suit updates of parameters"
+        raise SpecError(f"{what}: {why_not}; with their defaults these do: {suited}")
+    return found
 
 
 def names() -> list[str]:
@@ -307,26 +239,24 @@ def find(name: str) -> CompressorEntry:
     return _load(points[0])
 
 
-def least_part_bytes(spec: str) -> int:
-    """What the largest part of a model has to hold by default, as float32, where workers compress so.
+def known_compressor(spec: str) -> CompressorSpec | None:
+    """Parse the spec that another process names; return None if it is bad or names a third party's.
 
-    A third party's compressor is not loaded for that, nor is a bad spec refused: workers name them.
+    A third party's code is not loaded because of a name on the wire.
     """
     try:
         if parse_spec("compressor", spec).name not in BUILT_IN:
-            return LEAST_BYTES
-        options = getattr(without_feedback(create(spec)), "options", None)
+            return None
+        return parse_compressor(spec)
     except SpecError:
-        return LEAST_BYTES
-    if not isinstance(options, SparseOptions):
-        return LEAST_BYTES
-    return max(LEAST_BYTES, least_sparse_part_bytes(options.ratio))
+        return None
 
 
 def check_entry(name: str, entry: CompressorEntry) -> None:
     """Raise `SpecError` if an entry could not serve. Built-in ones are checked at import."""
-    if not callable(entry.downlink):
-        raise SpecError(f"compressor {name!r}: downlink must be a function of the options")
+    for each in ("build", "sends", "nanoseconds", "downlink", "adam_loss"):
+        if not callable(getattr(entry, each)):
+            raise SpecError(f"compressor {name!r}: {each} must be a function of the options")
     if entry.wrapping is None and not entry.dense:
         raise SpecError(f"compressor {name!r}: one without wrapping is lossless, and has to be dense, too")
     if not is_dataclass(entry.options):
@@ -336,7 +266,6 @@ def check_entry(name: str, entry: CompressorEntry) -> None:
             raise SpecError(f"compressor {name!r}: the key {key!r} belongs to every compressor")
         if value_type not in (bool, int, float, str) and not issubclass(value_type, Enum):
             raise SpecError(f"compressor {name!r}: {key}: no way to read a {value_type} from text")
-    entry.build(entry.options())
 
 
 def _third_parties() -> dict[str, list[EntryPoint]]:

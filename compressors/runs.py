@@ -1,4 +1,18 @@
-"""Runs: neighbouring tensors of a unit that one call may serve. The others are compressed one by one."""
+"""Runs: neighbouring tensors of a unit that one call compresses to one payload. Others are compressed one by
+one. A run decodes to the bits that its tensors would decode to alone. How, depends on the compressor:
+
+    elements    the compressor treats elements alike (`bf16`), and takes the run for one tensor
+    blocks      levels are known before the gradient (`4bit`, `2bit`), and the call goes block by block
+    neighbours  sparsifiers choose from each tensor by itself, in one kernel call for all
+                (`kernels/block_selection`). Indices ascend from tensor to tensor, so that one list of them
+                serves the run, and no receiver has to know where tensors begin. The coder of values has to
+                treat elements alike. A tensor of more than `sparse.ALONE` elements stays by itself where one
+                pass adds the residual and selects. `8bit` joins a tensor where the last bucket before it is
+                full, so that scales and codes lie as in one tensor; `qsgd` draws for each by itself
+    merged      the one way that changes the bits: see `merging`
+
+Where the downlink has a compressor it goes by the same runs.
+"""
 
 from __future__ import annotations
 
@@ -82,13 +96,14 @@ def runs_of(
     return runs
 
 
-def present(runs: Sequence[Run], absent: Set[int]) -> Sequence[Run]:
-    """The same, cut where gradients are absent: such neighbours are runs of their own."""
-    if not absent:
+def present(runs: Sequence[Run], *apart: Set[int]) -> Sequence[Run]:
+    """Return the same, cut around tensors that are gone through otherwise: neighbours that are in the same of
+    these sets, or in none, are runs of their own."""
+    if not any(apart):
         return runs
     found: list[Run] = []
     for run in runs:
-        for _, group in groupby(range(run.first, run.last), key=absent.__contains__):
+        for _, group in groupby(range(run.first, run.last), lambda place: [place in each for each in apart]):
             places = list(group)
             found.append(Run(places[0], places[-1] + 1, run.how))
     return found

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -32,69 +31,24 @@ from .linear import eight_bit
 from .one_bit import OneBit
 from .payload import DenseFormat, Float32, IndexCoding, Int64, SparsePayload, ValuePayload
 from .reduction import decode
+from .sparsifiers import SparseOptions, Values
 
 # Above this a tensor is compressed faster by itself: in one thread a run took 0.8 to 0.9 of the CPU time at
 # 48 Ki elements a tensor, 0.9 to 1.2 at 64 Ki, 1.1 to 1.5 at 128 Ki and up to 2.3 at 256 Ki.
 ALONE = 3 << 14
 
 
-class Values(StrEnum):
-    """How the values of the chosen elements travel."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bf16"
-    FLOAT16 = "fp16"
-    EIGHT_BIT = "8bit"
-    FOUR_BIT = "4bit"
-    ONE_BIT = "1bit"
-
-    def coder(self) -> Compressor:
-        match self:
-            case Values.EIGHT_BIT:
-                return eight_bit()
-            case Values.FOUR_BIT:
-                return FourBit()
-            case Values.ONE_BIT:
-                return OneBit()
-            case _:
-                return Dense(format=DenseFormat[self.name])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SparseOptions:
-    """ratio: elements per kept element, from 1. warmup: epochs over which the ratio grows to it.
-    values: how values travel."""
-
-    ratio: float = 100.0
-    warmup: int = 0
-    values: Values = Values.BFLOAT16
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.ratio <= 1e9:
-            raise ValueError(f"ratio: expected a number from 1 to 1e9, got {self.ratio:g}")
-        if not 0 <= self.warmup <= 10_000:
-            raise ValueError(f"warmup: expected 0 to 10000 epochs, got {self.warmup}")
-
-    def densities(self, norms: Sequence[float]) -> list[float] | None:
-        """See `base.Choosing`."""
-        return None
-
-    def ratio_at(self, epoch: float, density: float | None = None) -> float:
-        """Grows exponentially, in epochs: ratio**((epoch + 1) / (warmup + 1)) up to `ratio`, or 1 / density.
-
-        For ratio 1000 and 4 epochs these are the steps of DGC: 75, 93.75, 98.4, 99.6 and then 99.9 %.
-        """
-        ratio = self.ratio if density is None else 1 / density
-        if epoch >= self.warmup:
-            return ratio
-        return float(ratio ** ((int(epoch) + 1) / (self.warmup + 1)))
-
-    def keep(self, elements: int, epoch: float, density: float | None = None) -> int:
-        """How many of a tensor's elements are sent: elements / ratio, rounded down, at least one of any.
-
-        Source: (3-8) of the thesis on near-centroid compression.
-        """
-        return min(elements, max(1, int(elements / self.ratio_at(epoch, density))))
+def coder_of(values: Values) -> Compressor:
+    """Return the compressor of the values of chosen elements."""
+    match values:
+        case Values.EIGHT_BIT:
+            return eight_bit()
+        case Values.FOUR_BIT:
+            return FourBit()
+        case Values.ONE_BIT:
+            return OneBit()
+        case _:
+            return Dense(format=DenseFormat[values.name])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,9 @@ randk       one element in each of k equal parts of the tensor, drawn from a see
             so that no index travels and the workers' choices coincide; unscaled, feedback returns the rest.
             With draw=uniform k of d elements, each set of k equally likely, as Rand-K of the papers.
             With density=norm a tensor's k follows from the norm of its parameters (SEAMGS-SGD, section 3.2:
-            densities in [0.001, 0.02] that rise with it; how they rise is not said: see `RandKOptions`)
+            densities in [0.001, 0.02] that rise with it; how they rise is not said: see `RandKOptions`).
+            All workers have to agree on it, and one that joins late cannot compute it: so the shard takes the
+            norms of the first parameters once, and every plan has them (`Plan.norms`)
 threshold   every element of magnitude tau or more, sent as +-tau; what exceeds tau stays in the residual.
             Source: Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing"
             (Interspeech 2015). How many elements that are is not known beforehand
@@ -15,9 +17,7 @@ threshold   every element of magnitude tau or more, sent as +-tau; what exceeds 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar
 
 import numpy as np
@@ -30,8 +30,8 @@ from .kernels.block_selection import select_blocks
 from .kernels.selection_reference import Selection
 from .one_bit import binary_payload
 from .payload import Float32, IndexCoding, Int64, QuantizedPayload
-from .sparse import Sparse, SparseOptions
-from .thresholds import Scale, check_threshold
+from .sparse import Sparse, coder_of
+from .sparsifiers import Draw, RandKOptions, SparseOptions, ThresholdOptions
 
 
 def _largest_each(values: Float32, tensors: Neighbours, keeps: Int64) -> Selection:
@@ -42,47 +42,12 @@ def _largest_each(values: Float32, tensors: Neighbours, keeps: Int64) -> Selecti
 def top_k(options: SparseOptions) -> Sparse:
     return Sparse(
         options=options,
-        coder=options.values.coder(),
+        coder=coder_of(options.values),
         select=lambda total, keep, _: devices.select(total, keep),
         add_and_select=devices.add_and_select,
         select_each=_largest_each,
         on_gpu=True,
     )
-
-
-class Draw(StrEnum):
-    """Which elements `randk` draws: one in each of k equal parts, or any k of them."""
-
-    STRATIFIED = "stratified"
-    UNIFORM = "uniform"
-
-
-class Density(StrEnum):
-    """Which part of a tensor's elements `randk` sends: 1 / ratio, or by the norm of its parameters."""
-
-    RATIO = "ratio"
-    NORM = "norm"
-
-
-# Of the tensor with the least norm, and of the one with the largest. Source: SEAMGS-SGD, section 3.2.
-DENSITIES = 0.001, 0.02
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RandKOptions(SparseOptions):
-    """draw: which elements. density: how many of each tensor; `ratio` has no say with norms."""
-
-    draw: Draw = Draw.STRATIFIED
-    density: Density = Density.RATIO
-
-    def densities(self, norms: Sequence[float]) -> list[float] | None:
-        """From the least to the largest, linear in the norm, which is our reading; the middle if all are
-        equal."""
-        if self.density is Density.RATIO:
-            return None
-        (least, most), (low, high) = DENSITIES, (min(norms), max(norms))
-        places = [(norm - low) / (high - low) if high > low else 0.5 for norm in norms]
-        return [least + (most - least) * place for place in places]
 
 
 def rand_k(options: RandKOptions) -> Sparse:
@@ -92,21 +57,7 @@ def rand_k(options: RandKOptions) -> Sparse:
         indices = drawn_indices(drawn, context.shared_seed, total.numel(), keep)
         return Selection(indices, total.numpy()[indices])
 
-    return Sparse(options=options, coder=options.values.coder(), select=select, drawn=drawn)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ThresholdOptions:
-    """tau: what is compared with, and sent. scale: of which gradient; see `thresholds.Scale`."""
-
-    tau: float = 0.1
-    scale: Scale = Scale.SUM
-
-    def __post_init__(self) -> None:
-        check_threshold("tau", self.tau)
-
-    def level(self, context: StepContext) -> float:
-        return float(np.float32(self.tau / self.scale.factor(context.samples)))
+    return Sparse(options=options, coder=coder_of(options.values), select=select, drawn=drawn)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ Source: MXNet's "Gradient Compression" documentation and the kernel behind it. W
 
 Codes 11, 10, 00 for t, -t, 0; 01 is never sent. The comparison includes the threshold itself.
 Differences: MXNet puts the first element of a byte in its highest bits, we put it in the lowest, as
-everywhere else on our wire; and see `thresholds.Scale` for the factor between a summed and a mean gradient.
+everywhere else on our wire; and see `quantizers.Scale` for the factor between a summed and a mean gradient.
 """
 
 from __future__ import annotations
@@ -21,18 +21,8 @@ import torch
 from .base import Fused, Stateless, StepContext
 from .kernels import devices
 from .payload import CodeFormat, Float64, QuantizedPayload
-from .thresholds import Scale, block_payload, check_threshold
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TwoBitOptions:
-    """threshold: MXNet's default is 0.5. scale: what the threshold is compared with."""
-
-    threshold: float = 0.5
-    scale: Scale = Scale.SUM
-
-    def __post_init__(self) -> None:
-        check_threshold("threshold", self.threshold)
+from .quantizers import TwoBitOptions
+from .thresholds import block_payload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -109,6 +109,8 @@ def _check_levels(payload: QuantizedPayload) -> None:
         raise PayloadError("levels", f"float32 of shape ({total},)", got)
     each = levels.reshape(-1, count)
     _refuse(each, ~np.isfinite(each).all(axis=1), "finite values")
+    if payload.format is CodeFormat.CODEBOOK_8BIT:
+        return
     if payload.format is CodeFormat.BINARY:
         _refuse(each, each[:, 0] > each[:, 1], "values in ascending order")
     else:

@@ -19,10 +19,12 @@ import numpy as np
 import torch
 
 from ..compressors import (
+    CompressorSpec,
     LayerRule,
     ModelCompressor,
     Part,
     Payload,
+    Spike,
     Step,
     TensorSpec,
     arrange,
@@ -41,7 +43,7 @@ LOOK_AT = 256
 class Terms:
     """What all ranks have to agree on: the compressor, the tensors that it is for, and the seed."""
 
-    compressor: str
+    compressor: CompressorSpec
     rule: LayerRule
     seed: int
 
@@ -62,12 +64,13 @@ class Owed:
     """What a rank keeps of one tensor between steps.
 
     residual, velocity: float32, shape (elements,); None for nothing but zeros. state: what the compressor
-    remembers, or the `SavedState` of that; None for nothing.
+    remembers, or the `SavedState` of that; None for nothing. usual: size of its gradients (`spikes.ROWS`).
     """
 
     residual: torch.Tensor | None = None
     velocity: torch.Tensor | None = None
     state: Any = None
+    usual: Sequence[float] = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +150,13 @@ class Bundle:
                 sent += payloads
         return sent
 
-    def commit(self) -> None:
-        """What was compressed has reached all ranks."""
+    def commit(self) -> list[Spike]:
+        """Called once the payloads have reached all ranks. Returns gradients that were spikes."""
         assert self._step is not None
+        spikes = self._step.spikes
         self._step.commit()
         self._step = None
+        return spikes
 
     def abandon(self) -> None:
         """What is owed is as it was before the step."""
@@ -167,8 +172,11 @@ class Bundle:
                 residual=None if residual is None else residual[start:end].clone(),
                 velocity=None if ledger.velocity is None else ledger.velocity[start:end].clone(),
                 state=state,
+                usual=usual,
             )
-            for parameter, (start, end), state in zip(self.parameters, bounds, ledger.states, strict=True)
+            for parameter, (start, end), state, usual in zip(
+                self.parameters, bounds, ledger.states, ledger.usual.T.tolist(), strict=True
+            )
         }
 
     def _restore(self, place: int, owed: Owed) -> None:
@@ -183,6 +191,7 @@ class Bundle:
             ledger.residual[here].copy_(owed.residual)
         if owed.velocity is not None and ledger.velocity is not None:
             ledger.velocity[here].copy_(owed.velocity)
+        ledger.usual[:, place] = owed.usual
         if isinstance(owed.state, SavedState):
             ledger.states[place] = replace(ledger.states[place], **owed.state.values)
         elif owed.state is not None:

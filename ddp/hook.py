@@ -1,4 +1,10 @@
-"""The hook that DistributedDataParallel calls, and what it keeps."""
+"""The hook that DistributedDataParallel calls, and what it keeps.
+
+Nothing is committed, and the future of no bucket is done, before the last bucket of the step: by then every
+rank has every frame, so that all ranks void a step alike. All collectives are begun in the order in which DDP
+calls the hook, none in a callback, so that their order is the same on every rank. Random numbers follow from
+the numbers of parameters, so that buckets do not affect the bits.
+"""
 
 # No `from __future__ import annotations`: DDP compares the annotations of a hook with types.
 
@@ -12,19 +18,20 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket  # as `torch.distributed` has it
 
+from ..common.spec import SpecError
 from ..compressors import (
+    CompressorSpec,
     LayerRule,
     NonFiniteGradient,
+    Spike,
     advice,
-    chooses_by_norm,
-    create,
-    model_wide,
+    described,
     norm,
+    parse_compressor,
     suited,
-    wrapping_of,
+    tell_of_compiling,
 )
-from ..spec import SpecError
-from ..steps import Adam, OptimizerOptions, Sgd
+from ..optim.steps import Adam, OptimizerOptions, Sgd
 from .bundle import Bundle, Owed, Parameter, SavedState, Terms, mean, plain
 from .exchange import Flight, Frame, Gather, checksum, from_bytes, to_bytes
 
@@ -52,7 +59,7 @@ class _Sent:
     flight: Flight
 
 
-class State:
+class HookState:
     """What a rank keeps for `hook`: residuals, what compressors remember, counts of bytes.
 
     Per step and tensor, in the order that a worker of Gradwire has:
@@ -69,6 +76,7 @@ class State:
             as you set a sampler's. Infinite, and so no warm-up, until then.
         steps: that have been taken.
         voided: of these, how many came to nothing because a gradient was not finite.
+        spikes: gradients of this rank's tensors that were far larger than usual, and went out as float32.
         bytes_sent: that this rank has given to be gathered, with all headers. Each goes to every other rank.
         raw_bytes: of the gradients in the buckets, as they came.
     """
@@ -106,23 +114,24 @@ class State:
             SpecError: no such compressor, or `delay`, which DDP cannot do: accumulate with its `no_sync`.
             ValueError: seed or samples are out of range.
         """
-        create(compressor)
+        chosen = parse_compressor(compressor)
         if optimizer is not None:
-            compressor = _suited(compressor, _options(optimizer))
-        wrapping = wrapping_of(compressor)
+            chosen = _suited(chosen, _options(optimizer))
+        wrapping = chosen.wrapping
         if wrapping is not None and wrapping.delay > 1:
             limit = f"delay=1, got {wrapping.delay}; to exchange fewer gradients use DDP's no_sync()"
-            raise SpecError(f"compressor {compressor!r}: DDP takes every step at once: expected {limit}")
+            raise SpecError(f"compressor {chosen.text!r}: DDP takes every step at once: expected {limit}")
         for name, value, least in (("seed", seed, 0), ("samples", samples, 1)):
             if value < least:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
-        self.compressor = compressor
-        self._terms = Terms(compressor=compressor, rule=rule or LayerRule(), seed=seed)
+        tell_of_compiling(_log.warning)  # shown also where no logging is set up
+        self.compressor = chosen.text
+        self._terms = Terms(compressor=chosen, rule=rule or LayerRule(), seed=seed)
         self._samples, self._group = samples, process_group
-        self._by_norm = chooses_by_norm(compressor)
+        self._by_norm = chosen.chooses_by_norm
         # These see all of the model before any of it is compressed.
         clips = wrapping is not None and wrapping.clip > 0
-        self._whole = clips or self._by_norm or model_wide(compressor)
+        self._whole = clips or self._by_norm or chosen.entry.model_wide
         self._names: dict[torch.Tensor, tuple[int, str]] | None = None
         if named_parameters is not None:
             self._names = {each: (number, name) for number, (name, each) in enumerate(named_parameters)}
@@ -135,7 +144,7 @@ class State:
         self._waiting: list[_Bucket] = []
         self._sent: list[_Sent] = []
         self.epoch = float("inf")
-        self.steps = self.voided = self.raw_bytes = 0
+        self.steps = self.voided = self.spikes = self.raw_bytes = 0
 
     @property
     def bytes_sent(self) -> int:
@@ -155,7 +164,7 @@ class State:
         for bundle in self._bundles.values():
             owed.update(bundle.owed())
         return {
-            "compressor": self._terms.compressor,
+            "compressor": self.compressor,
             "seed": self._terms.seed,
             "steps": self.steps,
             "epoch": self.epoch,
@@ -163,6 +172,7 @@ class State:
             "residuals": {n: each.residual.cpu() for n, each in owed.items() if each.residual is not None},
             "velocities": {n: each.velocity.cpu() for n, each in owed.items() if each.velocity is not None},
             "states": {n: plain(each.state) for n, each in owed.items() if each.state is not None},
+            "usual": {n: list(each.usual) for n, each in owed.items()},
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -174,17 +184,19 @@ class State:
                 step, which raises ValueError with their names.
         """
         self._between_steps()
-        for name in ("compressor", "seed"):
-            if saved[name] != (own := getattr(self._terms, name)):
+        for name, own in (("compressor", self.compressor), ("seed", self._terms.seed)):
+            if saved[name] != own:
                 raise ValueError(f"{name}: expected a state of {own!r}, got one of {saved[name]!r}")
         residuals, velocities, states = (saved[name] for name in ("residuals", "velocities", "states"))
+        usual = saved.get("usual", {})  # not in states of older releases: what is usual is then found anew
         self._owed = {
             name: Owed(
                 residual=residuals.get(name),
                 velocity=velocities.get(name),
                 state=SavedState(states[name]) if name in states else None,
+                usual=usual.get(name, Owed().usual),
             )
-            for name in {**residuals, **velocities, **states}
+            for name in {**residuals, **velocities, **states, **usual}
         }
         self._norms, self._loaded = dict(saved["norms"]), True
         self.steps, self.epoch = saved["steps"], saved["epoch"]
@@ -309,11 +321,12 @@ class State:
             ]
             if not bad:
                 _average(frames, sent.buckets)
+        spikes: list[Spike] = []
         for sent in self._sent:
             if bad:
                 sent.bundle.abandon()
             else:
-                sent.bundle.commit()
+                spikes += sent.bundle.commit()
             for bucket in sent.buckets:
                 bucket.future.set_result(bucket.buffer.fill_(torch.nan) if bad else bucket.buffer)
         self._sent = []
@@ -322,6 +335,9 @@ class State:
             self.voided += 1
             what = f"gradient of {', '.join(bad)} has an infinity or a NaN"
             _log.warning("step %d: %s: all gradients are NaN, and residuals as before", self.steps, what)
+        if spikes:
+            self.spikes += len(spikes)
+            _log.warning("rank %d, step %d: %s", self._gathers.rank, self.steps, described(spikes))
 
     def _check_loaded(self) -> None:
         """After the first step with a state that was loaded, nothing of it may be left."""
@@ -331,8 +347,8 @@ class State:
         self._loaded = False
 
 
-def hook(state: State, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """For `register_comm_hook`, with a `State`: the mean gradient of a bucket, of all ranks.
+def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """For `register_comm_hook`, with a `HookState`: the mean gradient of a bucket, of all ranks.
 
     The bucket's own buffer takes it, cast to what it has; so `gradient_as_bucket_view` makes no difference.
     It is there after the last bucket of the step.
@@ -350,8 +366,8 @@ def hook(state: State, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]
     return state.take(bucket)
 
 
-def _suited(compressor: str, options: OptimizerOptions) -> str:
-    """The spec as it suits the optimizer; says what was changed, and what loses."""
+def _suited(compressor: CompressorSpec, options: OptimizerOptions) -> CompressorSpec:
+    """Return the compressor as it suits the optimizer; log what was changed, and what loses."""
     chosen = suited(compressor, options, local=False)
     if chosen != compressor:
         _log.info("compressor %s, because the optimizer is like Adam", chosen)

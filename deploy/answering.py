@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from .. import __version__
+from ..common.version import __version__
 from ..proto.channel import credentials_of, dial
 from ..proto.findings import Finding, Target
 from ..proto.messages import StatusRequest, StatusResponse

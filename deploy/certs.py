@@ -16,8 +16,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
-from ..exits import Exit
+from ..common.exits import Exit, command
+from ..common.version import __version__
 
 DAYS = 365
 AUTHORITY_DAYS = 3650
@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     given = parser().parse_args(sys.argv[1:] if argv is None else argv)
@@ -52,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _issue(given.folder, given.host, given.client, given.days)
     except ModuleNotFoundError:
-        print("gc-certs: pip install 'gradwire[certs]', which has the package cryptography", file=sys.stderr)
+        remedy = "pip install '.[certs]' in a checkout of Gradwire brings it"
+        print(f"gc-certs: the package cryptography is not installed; {remedy}", file=sys.stderr)
     except (OSError, ValueError) as error:
         print(f"gc-certs: {error}", file=sys.stderr)
     return Exit.USAGE

@@ -10,22 +10,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..configuration import UsageError, read
-from ..exits import Exit
+from ..common.configuration import UsageError, read
+from ..common.exits import Exit, command
 from ..server.checks import SPECS
 from ..server.job.modes import registry
 from ..settings import COMMANDS, RunSettings
 from .daemons import check_together
 from .interrupt import Interrupt, Interrupted
 from .paths import json_path, run_directory
-from .processes import WARNING, Children, RunError
+from .processes import SAID, WARNING, Child, Children, RunError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from .console import Console
+    from .live import LiveJob
     from .report import RunResult
 
 
+@command
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Entry point; returns the exit code."""
     try:
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             epilog=registry.describe(),
         )
         mode = registry.parse(effective.settings.mode)
-        if (mode.work == "exchange" or mode.lossless) and not effective.chosen("compressor"):
+        if (mode.lossless or not mode.pushes_parts) and not effective.chosen("compressor"):
             effective = effective.changed("because of --mode", compressor="none")
         settings = effective.settings
         check_together(settings)
@@ -60,8 +61,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
 def baseline_of(settings: RunSettings) -> RunSettings | None:
     """The run without compression to compare with; None for one that is such a run itself."""
-    # In coded mode there is nothing compressed; what it competes with is the server's sum.
-    mode = "sync" if registry.parse(settings.mode).work == "exchange" else settings.mode
+    mode = registry.parse(settings.mode).baseline or settings.mode
     plain = dataclasses.replace(settings, mode=mode, compressor="none", downlink="none")
     # After float32 pushes `auto` sends float32.
     same = settings.downlink in ("auto", "none") and dataclasses.replace(settings, downlink="none") == plain
@@ -69,28 +69,30 @@ def baseline_of(settings: RunSettings) -> RunSettings | None:
 
 
 def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: Interrupt) -> int:
-    from rich.console import Console  # late, as all that takes long, so that --help answers at once
-
+    from .console import Console  # late, as all that takes long, so that --help answers at once
     from .plot import PlotError, write_plot
     from .report import table_of, to_json, write_atomically
+    from .worth import remark
 
     console = Console()
     what = f"{settings.compressor} and {settings.task}"
-    console.out(f"Preparing: checking {what}, compiling kernels", highlight=False)
+    console.out(f"Preparing: checking {what}", highlight=False)
     for warning in _prepare(settings, interrupt):
         console.print(f"Warning: {warning}", style="yellow", highlight=False, markup=False)
     console.out(f"Logs, report and plot: {directory}/", highlight=False)
-    result, stopped = _train(settings, directory / "run", console, interrupt)
+    result, job, stopped = _train(settings, directory / "run", console, interrupt)
     plain, baseline = baseline_of(settings), None
     if stopped is None and settings.baseline and plain is not None:
         try:
-            baseline, stopped = _train(plain, directory / "baseline", console, interrupt)
+            baseline, _, stopped = _train(plain, directory / "baseline", console, interrupt)
         except Interrupted as interrupted:
             stopped = interrupted
         if stopped is not None:  # half a run is nothing to compare with
             baseline = None
 
     console.print(table_of(result, baseline))  # first: a full disk must not keep the figures from people
+    if said := remark(result, baseline, job):
+        console.print(said, highlight=False, markup=False)
     try:
         report = to_json(result, baseline)
         for path in filter(None, (directory / "report.json", json)):
@@ -107,6 +109,14 @@ def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: I
     return Exit.DONE
 
 
+def _lines(child: Child, begin: str) -> list[str]:
+    """Lines of a process's log that are whole and begin so, without that."""
+    lines = child.log.read_text(errors="replace").splitlines(keepends=True)
+    return [
+        line.removeprefix(begin).rstrip() for line in lines if line.startswith(begin) and line[-1] == "\n"
+    ]
+
+
 def _prepare(settings: RunSettings, interrupt: Interrupt) -> list[str]:
     """Raise `RunError` for a compressor or a task that no worker could use. Returns what speaks against the
     compressor."""
@@ -119,21 +129,26 @@ def _prepare(settings: RunSettings, interrupt: Interrupt) -> list[str]:
                 registry.parse(settings.mode).work,
             ],
         )
+        shown = 0
         while child.code is None:
             interrupt.pause(0.05)
+            said = _lines(child, SAID)
+            for line in said[shown:]:
+                print(f"Preparing: {line}", file=sys.stderr, flush=True)
+            shown = len(said)
         if child.code in (Exit.USAGE, Exit.TASK):
             raise RunError(Exit(child.code), child.last_lines(1))
         if child.code != Exit.DONE:
             raise RunError(Exit.INTERNAL, f"the check ended: {child.ending}\n{child.last_lines()}")
-        said = child.log.read_text(errors="replace").splitlines()
-        return [line.removeprefix(WARNING) for line in said if line.startswith(WARNING)]
+        return _lines(child, WARNING)
 
 
 def _train(
     settings: RunSettings, directory: Path, console: Console, interrupt: Interrupt
-) -> tuple[RunResult, Interrupted | None]:
-    """What the run came to, and the signal if one came before it was done."""
+) -> tuple[RunResult, LiveJob | None, Interrupted | None]:
+    """Return what the run came to, the job as its server has measured it, and the signal that stopped it."""
     from .engine import RunPlan, train
+    from .live import live_job_of
     from .progress import progress
     from .report import result_of
 
@@ -145,7 +160,7 @@ def _train(
             if caught.status is None:
                 raise
             status, stopped = caught.status, caught
-    return result_of(settings, status), stopped
+    return result_of(settings, status), live_job_of(status, workers=settings.workers), stopped
 
 
 def _fail(code: int, message: str) -> int:

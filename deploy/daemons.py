@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..configuration import UsageError, options_of, shared
+from ..common.configuration import UsageError, options_of, shared
 from ..server import checks
 from ..server.job.modes import registry
 from ..settings import RunSettings, ServerSettings, WorkerSettings
@@ -40,12 +40,12 @@ def check_together(settings: RunSettings) -> None:
         raise UsageError("--script: gc-run trains a task; start gc-server --script and your scripts")
     mode, compressor = registry.parse(settings.mode), settings.compressor
     why = ""
-    if mode.work == "exchange" and compressor != "none":
+    if not mode.pushes_parts and compressor != "none":
         why = "exchanges gradients in fixed point"
     elif mode.lossless and compressor != "none":
-        from ..compressors import compressor_of, lossless  # late: it imports torch
+        from ..compressors import compressor_of  # numpy: --help does without
 
-        why = "" if lossless(compressor_of(compressor)[0]) else "multiplies what a compressor loses"
+        why = "" if compressor_of(compressor)[0].lossless else "multiplies what a compressor loses"
     if why:
         raise UsageError(f"--compressor {compressor}: --mode {settings.mode} {why}; use none")
     mode.check_workers(settings.mode, settings.workers)

@@ -18,8 +18,9 @@ import sys
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
-from .. import __version__
-from ..exits import Exit
+from ..common.exits import Exit, command
+from ..common.naming import printable
+from ..common.version import __version__
 from ..proto.findings import Finding, Target
 from ..settings import DEFAULT_PORT
 from .access_files import access_files_of, add_access_files
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     given = parser().parse_args(sys.argv[1:] if argv is None else argv)
@@ -87,14 +89,17 @@ def examine(target: Target) -> Generator[Finding]:
 
 
 def _show(finding: Finding) -> None:
-    from rich.console import Console
     from rich.text import Text
 
+    from .console import Console
+
     line: Text = Text.assemble(
-        (f"{finding.state:8}", STYLES[finding.state]), (f"{finding.check:12}", "bold"), finding.text
+        (f"{finding.state:8}", STYLES[finding.state]),
+        (f"{finding.check:12}", "bold"),
+        printable(finding.text),
     )
     if finding.remedy:
-        line.append(f"; {finding.remedy}")
+        line.append(f"; {printable(finding.remedy)}")
     Console(soft_wrap=True).print(line)
 
 

@@ -10,6 +10,7 @@ refused, misused, or the task raised.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
 import socket
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..exits import Exit
+from ..common.exits import Exit
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from .daemons import HOST, server_arguments, worker_arguments
@@ -77,7 +78,7 @@ def train(plan: RunPlan, watcher: Watcher, interrupt: Interrupt) -> StatusRespon
     """
     with Children(plan.directory) as children:
         server, port = _start_server(plan, children, watcher, interrupt)
-        with asking(f"{HOST}:{port}", losses=True) as ask:
+        with asking(f"{HOST}:{port}", losses=True, measured=True) as ask:
             workers = [
                 children.start(f"worker-{rank}", plan.worker, worker_arguments(plan.settings, port, rank))
                 for rank in range(plan.settings.workers)
@@ -134,7 +135,7 @@ def _supervise(
 ) -> StatusResponse:
     running, dead = list(workers), list[Child]()
     silence, addresses = _Silence(server, watcher, limit_s=SILENCE_SECONDS), ""
-    staffed_at = time.monotonic()
+    staffed_at, measured = time.monotonic(), None
     while True:
         interrupt.pause(POLL_SECONDS)
         # First who has ended, then the status: a job that was done before its last worker left says so.
@@ -146,9 +147,10 @@ def _supervise(
         status = ask()
         if status is not None:
             watcher.update(status, len(running))
+            measured = status.measured or measured  # which a job without members no longer tells
             if status.phase is Phase.FINISHED:
                 _hear_the_lost(status, [*ended, *running], watcher, interrupt)
-                return status
+                return dataclasses.replace(status, measured=measured)
         if server.code is not None:
             code = Exit.DIVERGED if server.code == Exit.DIVERGED else Exit.INTERNAL
             raise RunError(code, _obituary(server))

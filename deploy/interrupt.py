@@ -1,15 +1,21 @@
-"""Signals that ask gc-run to end, taken where it waits and nowhere else.
+"""Signals that ask gc-run or gc-bench to end.
 
-A handler that raised could strike between starting a process and remembering it. These only note the signal;
-`pause`, where the program spends its time anyway, raises.
+`Interrupt` takes them where gc-run waits and nowhere else. A handler that raised could strike between
+starting a process and remembering it. This one only notes the signal; `pause`, where gc-run spends its time
+anyway, raises.
+
+`interrupted` raises wherever the program is: for benchmarks, which wait in many places, and whose processes
+end with them in any case (`child`).
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 if TYPE_CHECKING:
     from ..proto.messages import StatusResponse
@@ -17,8 +23,8 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupted(Exception):
-    """A signal came.
+class Interrupted(BaseException):
+    """A signal came. A BaseException, so that nothing but a command's entry point swallows it.
 
     Attributes:
         status: the job's last state, if training had begun.
@@ -49,12 +55,43 @@ class Interrupt:
             self._event.set()
 
     def __enter__(self) -> Self:
-        for number in SIGNALS:
-            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # nohup: the run is meant to outlive its terminal
-            self._previous[number] = signal.signal(number, self._note)
+        self._previous = _handle(self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        _restore(self._previous)
+
+
+@contextmanager
+def interrupted() -> Generator[None]:
+    """Raise `Interrupted` at the first of `SIGNALS`, wherever the main thread is.
+
+    Later ones are ignored until the context is left, so that they do not interrupt the clearing up.
+    """
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        for each in previous:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(signal.Signals(number))
+
+    previous: dict[signal.Signals, Any] = {}
+    try:
+        previous |= _handle(end)
+        yield
+    finally:
+        _restore(previous)
+
+
+def _handle(handler: Any) -> dict[signal.Signals, Any]:
+    """Install a handler. Returns the handlers that were there before."""
+    # nohup ignores SIGHUP: the run is meant to outlive its terminal.
+    return {
+        number: signal.signal(number, handler)
+        for number in SIGNALS
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    }
+
+
+def _restore(previous: dict[signal.Signals, Any]) -> None:
+    for number, handler in previous.items():
+        signal.signal(number, handler)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from ..configuration import UsageError
+from ..common.configuration import UsageError
 from ..settings import RunSettings
 
 RUNS = Path("runs")

@@ -17,18 +17,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .. import __version__
-from ..exits import Exit
-from ..planning import Link, models
-from ..planning.job import Choice, Profile, observed
-from ..planning.predictions import COMPRESSORS, Prediction, predict, rank, recommend
-from ..spec import SpecError
+from ..common.exits import Exit, command
+from ..common.spec import SpecError
+from ..common.version import __version__
+from ..compressors import parse_compressor
+from ..planning import models
+from ..planning.job import JobProfile, StepOptions
+from ..planning.predictions import Prediction, predict, rank, recommend
 from .access_files import access_files_of, add_access_files
+
+if TYPE_CHECKING:
+    from .live import LiveJob
 
 # Of a worker, per second, where nothing is said of the computation: what a GPU of some years ago reaches.
 MULTIPLICATIONS = 5e12
+COMPRESSORS = ("none", "bf16", "8bit", "4bit", "topk:ratio=100")
 FORWARD = 1 / 3  # of the computation
 _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)([kmg])bit(?:/s)?")
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)?")
@@ -87,7 +92,7 @@ def file_to_write(text: str) -> Path:
 
 def plot_to_write(text: str) -> Path:
     if find_spec("matplotlib") is None:
-        missing = "matplotlib is not installed; it comes with pip install 'gradwire[run]'"
+        missing = "matplotlib is not installed; pip install '.[run]' in a checkout of Gradwire brings it"
         raise argparse.ArgumentTypeError(missing)
     return file_to_write(text)
 
@@ -110,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
     text = f"round trip between a worker and a server, such as 20ms {shown}"
     found.add_argument("--rtt", type=seconds, default="1ms", metavar="TIME", help=text)
     found.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=f"workers {shown}")
-    text = f"servers that the parts are divided among; what if, a job has one {shown}"
+    text = f"servers that the parts are divided among, as a what-if: a job has one {shown}"
     found.add_argument("--servers", type=at_least_one, default=1, metavar="N", help=text)
     text = (
         "computation of a worker: seconds per step such as 300ms, or samples per second such as 250/s; "
@@ -123,14 +128,14 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--cores", type=at_least_one, metavar="N", help=text)
     text = f"compressors to compare (default: {' '.join(COMPRESSORS)})"
     found.add_argument("--compressors", nargs="+", default=COMPRESSORS, metavar="SPEC", help=text)
-    text = "file for all predictions, and the recommended step from moment to moment; - for standard output"
+    text = "file for all predictions, and the recommended step from moment to moment; - is standard output"
     found.add_argument("--json", metavar="FILE", help=text)
-    text = "picture of the recommended step"
+    text = "picture of the recommended step, as PNG"
     found.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
     return found
 
 
-def profile_of(given: argparse.Namespace) -> Profile:
+def profile_of(given: argparse.Namespace) -> JobProfile:
     """What the command line says. Raises SpecError for a model that is not known."""
     missing = [f"--{name}" for name in ("model", "bandwidth") if getattr(given, name) is None]
     if missing:
@@ -145,7 +150,7 @@ def profile_of(given: argparse.Namespace) -> Profile:
     else:
         total = computation_of(given.model, given.batch_size)
     each = [total * tensor.multiplications / work for tensor in tensors]
-    return Profile(
+    return JobProfile(
         shapes=[tensor.shape for tensor in tensors],
         forward_s=[FORWARD * seconds for seconds in each],
         backward_s=[(1 - FORWARD) * seconds for seconds in each],
@@ -157,28 +162,6 @@ def profile_of(given: argparse.Namespace) -> Profile:
         rtt_s=given.rtt,
         cores=given.cores,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class LiveJob:
-    """name: of its task. choice: how it runs. step_s: that it takes."""
-
-    name: str
-    profile: Profile
-    choice: Choice
-    step_s: float
-
-    def beside(self) -> str:
-        """What is predicted of it beside what it takes."""
-        what = f"{self.choice.compressor}, {self.choice.mode}, overlap {self.choice.overlap}"
-        what += f", fusion {self.choice.fusion}, order {self.choice.order}"
-        try:
-            predicted = predict(self.profile, self.choice).step_s
-        except ValueError as error:
-            return f"The job runs with {what}: {self.step_s:.3g} s per step; not predicted: {error}."
-        ratio = predicted / self.step_s if self.step_s else float("nan")
-        took = f"{self.step_s:.3g} s per step, predicted {predicted:.3g} s ({ratio:.2f} of it)"
-        return f"The job runs with {what}: {took}."
 
 
 def files_of(given: argparse.Namespace) -> dict[str, str]:
@@ -194,7 +177,8 @@ def live_job(server: str, files: Mapping[str, str]) -> LiveJob:
     not know enough yet."""
     from ..proto.refusal import Refused
     from ..settings import parse_address
-    from .status import asking  # late: it imports grpc
+    from .live import live_job_of
+    from .status import asking, why_silent  # late: they import grpc
 
     try:
         target = parse_address(server)
@@ -209,34 +193,14 @@ def live_job(server: str, files: Mapping[str, str]) -> LiveJob:
     except Refused as refused:
         raise SpecError(f"--server {server}: {refused}") from None
     if status is None:
-        raise SpecError(f"--server {server}: no answer; is a gc-server of this release there?")
-    measured, job = status.measured, status.job.settings
-    if measured is None:
+        raise SpecError(f"--server {server}: {why_silent(target, files).text}")
+    found = live_job_of(status, workers=max(1, len(status.members)), rtt_s=rtt_s)
+    if found is None:
         raise SpecError(f"--server {server}: too little is measured yet; ask again after some 50 steps")
-    profile = observed(
-        [tuple(tensor.shape) for tensor in measured.tensors],
-        measured.forward_seconds,
-        measured.backward_seconds,
-        link=Link(start_s=measured.part_seconds, byte_s=measured.byte_seconds),
-        workers=max(1, len(status.members)),
-        rtt_s=rtt_s,
-        cores=measured.cores or None,
-        on_cores=measured.processor_share,
-        square_norms=measured.square_norms,
-        groups=[tensor.group for tensor in measured.tensors],
-    )
-    overlap: Any = job["overlap"]
-    choice = Choice(
-        compressor=measured.compressor,
-        mode=job["mode"],
-        overlap=overlap,
-        fusion=measured.fusion,
-        order=measured.order,
-        part_bytes=measured.part_bytes,
-    )
-    return LiveJob(job["task"], profile, choice, status.step_seconds)
+    return found
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     given = parser().parse_args(sys.argv[1:] if argv is None else argv)
@@ -248,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         given.model = given.model if job is None else job.name
         if "auto" in given.compressors:
             raise SpecError("--compressors auto: it chooses by what it measures; name those to compare")
-        ranked = rank(profile, given.compressors)
+        ranked = rank(profile, [parse_compressor(spec).compression() for spec in given.compressors])
     except (SpecError, argparse.ArgumentTypeError) as error:
         print(f"gc-plan: {error}", file=sys.stderr)
         return Exit.USAGE
@@ -279,9 +243,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return Exit.DONE
 
 
-def commands(profile: Profile, choice: Choice) -> list[str]:
+def commands(profile: JobProfile, choice: StepOptions) -> list[str]:
     """Command lines for a choice; what is as by default is left out."""
-    usual = Choice()
+    usual = StepOptions()
     server = ["gc-server", f"--min-workers {profile.workers}"]
     for name in ("mode", "overlap", "fusion", "order"):
         value = getattr(choice, name)
@@ -290,7 +254,7 @@ def commands(profile: Profile, choice: Choice) -> list[str]:
     return [" ".join(server), f"gc-worker --server HOST --compressor {choice.compressor}"]
 
 
-def changes(profile: Profile) -> dict[str, Profile]:
+def changes(profile: JobProfile) -> dict[str, JobProfile]:
     """What one could have twice of."""
     found = {
         "links twice as fast": dataclasses.replace(
@@ -310,7 +274,7 @@ def changes(profile: Profile) -> dict[str, Profile]:
     return found
 
 
-def reason_for(profile: Profile, chosen: Prediction, ranked: Sequence[Prediction]) -> str:
+def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Prediction]) -> str:
     """Why this one, and what would make it faster."""
     choice, limit = chosen.choice, chosen.limit
     ring = next((each.step_s for each in ranked if each.choice.mode == "ring fp32"), None)
@@ -331,7 +295,7 @@ def reason_for(profile: Profile, chosen: Prediction, ranked: Sequence[Prediction
 
 
 def to_json(
-    model: str, profile: Profile, ranked: Sequence[Prediction], chosen: Prediction, reason: str
+    model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: Prediction, reason: str
 ) -> str:
     """One object: what was given, every prediction, the fastest first, and the one that is recommended."""
     known: dict[str, Any] = {
@@ -362,7 +326,8 @@ def plain(prediction: Prediction) -> dict[str, Any]:
     fields = dataclasses.fields(prediction)
     values = {field.name: getattr(prediction, field.name) for field in fields if field.name != "timeline"}
     values |= {"busy_s": dict(prediction.busy_s), "limit": prediction.limit}
-    return dataclasses.asdict(values.pop("choice")) | values
+    choice = values.pop("choice")
+    return dataclasses.asdict(choice) | {"compressor": choice.compressor.name} | values
 
 
 if __name__ == "__main__":

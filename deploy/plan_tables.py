@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from ..planning.job import Profile
+from ..planning.job import JobProfile
 from ..planning.predictions import Prediction
+from .console import Console
 from .plot import panels
 
 WIDTH = 120  # of what goes to a file
@@ -22,7 +23,7 @@ _COLORS = {
 }
 
 
-def show(model: str, profile: Profile, ranked: Sequence[Prediction], chosen: Prediction) -> None:
+def show(model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: Prediction) -> None:
     """Print the fastest of each compressor in each mode, and the other ways of the recommended one."""
     console = Console()
     if not console.is_terminal:
@@ -50,14 +51,18 @@ def best_few(ranked: Sequence[Prediction]) -> list[Prediction]:
         mode = each.choice.mode
         mode = mode if mode.startswith("sync") else mode.partition(":")[0]
         compressors = seen.setdefault(mode, set())
-        if each.choice.compressor not in compressors and (mode == "sync" or len(compressors) < FEW):
-            compressors.add(each.choice.compressor)
+        name = each.choice.compressor.name
+        if name not in compressors and (mode == "sync" or len(compressors) < FEW):
+            compressors.add(name)
             found.append(each)
     return found
 
 
 def _table(title: str, rows: Sequence[Prediction], chosen: Prediction) -> Table:
-    table = Table(title=title, caption="MB: of a step, on the busiest server's link")
+    # Text: a model's file or a compressor of one's own may have brackets in its name, which are no markup.
+    table = Table(
+        title=Text(title, style="table.title"), caption="MB: of a step, on the busiest server's link"
+    )
     for name in ("compressor", "mode", "overlap", "fusion", "order"):
         table.add_column(name, no_wrap=True)
     for name in ("s per step", "MB up", "MB down"):
@@ -66,7 +71,7 @@ def _table(title: str, rows: Sequence[Prediction], chosen: Prediction) -> Table:
     for each in rows:
         choice = each.choice
         table.add_row(
-            *(choice.compressor, choice.mode, choice.overlap, choice.fusion, choice.order),
+            *map(Text, (choice.compressor.name, choice.mode, choice.overlap, choice.fusion, choice.order)),
             *(f"{each.step_s:.4g}", f"{each.up_bytes / 1e6:.4g}", f"{each.down_bytes / 1e6:.4g}"),
             each.limit,
             style="bold" if each is chosen else None,

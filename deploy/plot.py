@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..common.naming import printable
 from .report import RunResult, heading
 
 _COLORS = ("#1f6feb", "#8c959f")  # the run, the baseline
@@ -27,7 +28,9 @@ def write_plot(path: Path, runs: Sequence[RunResult]) -> None:
     try:
         figure, (over_epochs, over_bytes, losses) = panels(titles)
     except ImportError as error:
-        raise PlotError(f"no plot, it needs matplotlib ({error}); pip install 'gradwire[run]'") from error
+        raise PlotError(
+            f"no plot: {error}; pip install '.[run]' in a checkout of Gradwire brings matplotlib"
+        ) from error
     for run, color in zip(runs, _COLORS, strict=False):
         points = [
             (each.epochs, run.bytes_at(each.version) / 1e6, each.metrics[name])
@@ -35,17 +38,17 @@ def write_plot(path: Path, runs: Sequence[RunResult]) -> None:
             if name in each.metrics
         ]
         epochs, megabytes, values = zip(*points, strict=True) if points else ((), (), ())
-        over_epochs.plot(epochs, values, color=color, label=heading(run))
-        over_bytes.plot(megabytes, values, color=color, label=heading(run))
+        over_epochs.plot(epochs, values, color=color, label=literal(heading(run)))
+        over_bytes.plot(megabytes, values, color=color, label=literal(heading(run)))
         versions, training = zip(*run.losses, strict=True) if run.losses else ((), ())
-        losses.plot(versions, training, color=color, label=heading(run))
-    over_epochs.set(xlabel="epoch", ylabel=f"validation {name}")
+        losses.plot(versions, training, color=color, label=literal(heading(run)))
+    over_epochs.set(xlabel="epoch", ylabel=literal(f"validation {name}"))
     over_bytes.set(xlabel="MB on the wire, both directions", ylim=over_epochs.get_ylim())
     losses.set(xlabel="step", ylabel="training loss")
     for axes in (over_epochs, over_bytes, losses):
         axes.grid(alpha=0.25)
     over_epochs.legend(loc="best", frameon=False)
-    figure.suptitle(f"{runs[0].task}: {runs[0].workers} workers, seed {runs[0].seed}")
+    figure.suptitle(literal(f"{runs[0].task}: {runs[0].workers} workers, seed {runs[0].seed}"))
     figure.savefig(path, dpi=150)
 
 
@@ -55,14 +58,19 @@ def shown_metric(runs: Sequence[RunResult]) -> str:
     return next((name for name in ("accuracy", "loss", *names) if name in names), "accuracy")
 
 
+def literal(text: str) -> str:
+    """Return what matplotlib draws as `text`: it takes what is between two dollar signs for a formula."""
+    return printable(text).replace("$", r"\$")
+
+
 def panels(titles: Sequence[str], **shared: Any) -> tuple[Any, list[Any]]:
-    """A matplotlib figure and its axes, side by side."""
+    """Return a matplotlib figure and its axes, side by side, each with a title, which is no formula."""
     from matplotlib.figure import Figure
 
     # A Figure made by hand belongs to no window system: nothing here looks for a display.
     figure: Any = Figure(figsize=(5 * len(titles), 4), layout="constrained")
     found = figure.subplots(1, len(titles), squeeze=False, **shared)[0]
     for axes, title in zip(found, titles, strict=True):
-        axes.set(title=title)
+        axes.set(title=literal(title))
         axes.spines[["top", "right"]].set_visible(False)
     return figure, list(found)

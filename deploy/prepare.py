@@ -10,17 +10,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..compressors import advice, check_downlink, compressor_of, suited, warm_up
-from ..exits import Exit
-from ..optimizer import parse_optimizer
-from ..spec import SpecError
+from ..common.exits import Exit
+from ..common.spec import SpecError
+from ..compressors import advice, compressor_of, parse_downlink, suited, tell_of_compiling, warm_up
+from ..optim.optimizer import parse_optimizer
 from ..worker.tasks import TaskError, TaskSpecError, load
-from .processes import WARNING
+from .processes import SAID, WARNING
 
 
 def main(argv: Sequence[str]) -> int:
-    """Check the specs and compile. Prints what speaks against the compressor, a line that begins with
-    `WARNING` for each reason.
+    """Check the specs and compile. Prints what takes long, in lines that begin with `SAID`, and what speaks
+    against the compressor, in lines that begin with `WARNING`.
 
     Args:
         argv: the compressor, that of the updates, the task, the optimizer, and the kind of work that the mode
@@ -33,13 +33,14 @@ def main(argv: Sequence[str]) -> int:
     try:
         chosen, auto = compressor_of(compressor)
         try:
-            check_downlink(downlink)
+            parse_downlink(downlink)
         except SpecError as error:
             raise SpecError(f"--downlink {downlink}: {error}") from None
         load(task)
     except (SpecError, TaskError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return Exit.USAGE if isinstance(error, SpecError | TaskSpecError) else Exit.TASK
+    tell_of_compiling(lambda line: print(f"{SAID}{line}", flush=True))
     warm_up()
     local = work.partition(":")[0] == "local"
     steps = parse_optimizer(optimizer)

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from ..exits import Exit
+from ..common.exits import Exit
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 SHOWN_LOG_LINES = 8
 WARNING = "WARNING "  # begins a line of a log that gc-run shows
+SAID = "SAID "  # likewise, while the process runs
 
 
 class RunError(Exception):

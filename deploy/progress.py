@@ -15,7 +15,7 @@ from rich.text import Text
 from ..proto.job import job_terms
 from ..proto.messages import EpochStatus, StatusResponse
 from .engine import Watcher
-from .pace import duration, fraction, reached, seconds_left, when
+from .eta import duration, fraction, reached, seconds_left, when
 from .report import ratio, size
 
 WAITING_SECONDS = 5.0  # without a new version, before whom the job waits for is worth a line

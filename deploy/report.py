@@ -15,13 +15,15 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from ..common.naming import printable
 from ..proto.job import job_terms
 from ..proto.messages import Phase, StatusResponse
+from ..server.job.modes import registry
 from ..settings import RunSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluated:
+class EvaluationResult:
     """One evaluation of a run: at which version, after how many epochs and seconds, and what it measured."""
 
     version: int
@@ -93,7 +95,7 @@ class RunResult:
     step_seconds: float
     predicted_step_seconds: float
     options: Mapping[str, Any]
-    evaluations: tuple[Evaluated, ...] = ()
+    evaluations: tuple[EvaluationResult, ...] = ()
     losses: tuple[tuple[int, float], ...] = ()
 
     def bytes_at(self, version: int) -> float:
@@ -129,7 +131,7 @@ def result_of(settings: RunSettings, status: StatusResponse) -> RunResult:
         "lost_workers": tuple(lost.worker for lost in status.lost),
         "finished": status.phase is Phase.FINISHED,
         "evaluations": tuple(
-            Evaluated(
+            EvaluationResult(
                 version=each.version,
                 epochs=float(each.epoch) if each.epoch in epochs else each.epochs,
                 seconds=each.seconds,
@@ -180,13 +182,13 @@ def write_atomically(path: Path, text: str) -> None:
 def table_of(result: RunResult, baseline: RunResult | None) -> Table:
     """The run, next to the baseline if there is one, with what the difference amounts to."""
     workers, epochs = _count(result.workers, "worker"), _count(result.epochs, "epoch")
-    # Text, because a task such as my:fire:x=1 is no markup.
+    # Text everywhere: a task such as my:fire:x=1, or a metric called [/x], is no markup.
     end = "" if result.finished else ", stopped before its end"
-    table = Table(title=Text(f"{result.task}: {workers}, {epochs}, seed {result.seed}{end}"))
+    table = Table(title=_text(f"{result.task}: {workers}, {epochs}, seed {result.seed}{end}"))
     table.add_column("")
     runs = [result] if baseline is None else [result, baseline]
     for run in runs:
-        table.add_column(heading(run), justify="right")
+        table.add_column(_text(heading(run)), justify="right")
     if baseline is not None:
         table.add_column("difference", justify="right")
 
@@ -197,7 +199,8 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
         difference: Callable[[Any, Any], str] = lambda ours, theirs: "",
     ) -> None:
         figures = [figure(run) for run in runs]
-        table.add_row(name, *map(show, figures), *([difference(*figures)] if baseline is not None else []))
+        cells = [name, *map(show, figures), *([difference(*figures)] if baseline is not None else [])]
+        table.add_row(*map(_text, cells))
 
     measured = {name for run in runs for name in run.metrics} or {"accuracy", "loss"}
     for name in ("accuracy", "loss", *sorted(measured - {"accuracy", "loss"})):
@@ -227,11 +230,10 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
             "rounds per local step",
             lambda run: f"{run.steps / run.local_steps:.2f} ({run.steps} of {run.local_steps})",
         )
-    mode = _name_of_mode(result)
-    if mode in ("stale", "async"):
-        unit = "clocks" if mode == "stale" else "versions"
-        row(f"largest staleness, {unit}", lambda run: run.largest_staleness)
-    if mode == "coded":  # which the baseline is not
+    mode = registry.parse(result.mode)
+    if mode.staleness_unit:
+        row(f"largest staleness, {mode.staleness_unit}", lambda run: run.largest_staleness)
+    if not mode.pushes_parts:  # as the baseline does
         row("redundancy, at the end", lambda run: run.redundancy if run is result else "–")
         row("exchanges replaced by uncoded ones", lambda run: run.uncoded_exchanges if run is result else "–")
         row("elements of gradients clipped", lambda run: run.clipped_elements if run is result else "–")
@@ -258,12 +260,17 @@ def ratio(numerator: float, denominator: float) -> str:
 
 def heading(result: RunResult) -> str:
     """What tells one run from another: mode, compressor and downlink."""
-    if _name_of_mode(result) == "coded":
-        return f"coded, r = {result.redundancy}"
-    mode = "" if result.mode == "sync" else f"{result.mode}: "
+    if not registry.parse(result.mode).pushes_parts:
+        return f"{result.mode.partition(':')[0]}, r = {result.redundancy}"
+    mode = "" if result.mode == RunSettings().mode else f"{result.mode}: "
     usual = "auto", "none" if result.compressor == "none" else "auto"
     down = "" if result.downlink in usual else f", {result.downlink} down"
     return f"{mode}{result.compressor}{down}"
+
+
+def _text(text: str) -> Text:
+    """Return what shows every character as it is: rich takes a plain string for markup."""
+    return Text(printable(text))
 
 
 def _metric(run: RunResult, name: str) -> float | None:
@@ -272,10 +279,6 @@ def _metric(run: RunResult, name: str) -> float | None:
 
 def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.1f} ms" if seconds else "–"
-
-
-def _name_of_mode(result: RunResult) -> str:
-    return result.mode.partition(":")[0]
 
 
 def _fewer(ours: int, theirs: int) -> str:

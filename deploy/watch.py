@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
-from ..exits import Exit
+from ..common.exits import Exit, command
+from ..common.naming import printable
+from ..common.version import __version__
 from ..settings import DEFAULT_PORT, parse_address
 from .access_files import access_files_of, add_access_files
 
@@ -68,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     given = parser().parse_args(sys.argv[1:] if argv is None else argv)
@@ -78,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Exit.USAGE
     from ..proto.messages import Phase
     from ..proto.refusal import Refused
-    from .status import asking  # late: it imports grpc
+    from .status import asking, why_silent  # late: it imports grpc
 
     try:
         live = given.watch is not None
@@ -86,18 +88,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             while True:
                 status = ask()
                 if status is None:
-                    print(
-                        f"gc-status: no answer from {given.server}; is a gc-server of this release there, "
-                        "and is its port open to this machine?",
-                        file=sys.stderr,
-                    )
-                    return Exit.UNREACHABLE
+                    why = why_silent(given.server, files)
+                    print(f"gc-status: {why.text}", file=sys.stderr)
+                    return why.code
                 show(status)
                 if given.watch is None or status.phase is Phase.FINISHED:
                     return Exit.DONE
                 time.sleep(given.watch)
     except Refused as refused:
-        print(f"gc-status: {refused}", file=sys.stderr)
+        print(f"gc-status: {printable(str(refused))}", file=sys.stderr)
         return Exit.REFUSED
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
@@ -112,8 +111,9 @@ def showing(*, as_json: bool, live: bool) -> Generator[Show]:
     if as_json:
         yield lambda status: print(json.dumps(plain(status), allow_nan=False), flush=True)
         return
-    from rich.console import Console
     from rich.live import Live
+
+    from .console import Console
 
     console = Console()
     if live and console.is_terminal:
@@ -126,7 +126,7 @@ def showing(*, as_json: bool, live: bool) -> Generator[Show]:
 def plain(status: StatusResponse) -> dict[str, Any]:
     """All of it as JSON can hold it, with what follows from it: `steps_per_second` and `seconds_left`, None
     where it is not known."""
-    from .pace import seconds_left
+    from .eta import seconds_left
 
     found: dict[str, Any] = _plain(dataclasses.asdict(status))
     del found["padding"]  # it was not asked for
@@ -160,9 +160,10 @@ def page(status: StatusResponse) -> RenderableType:
 
     from .progress import traffic
 
+    status = _printable(status)
     rows = Table.grid(padding=(0, 2))
     for name, value in facts(status):
-        rows.add_row(Text(name, style="bold"), value)
+        rows.add_row(Text(name, style="bold"), Text(value))
     rows.add_row(Text("bytes", style="bold"), traffic(status))
     parts: list[RenderableType] = [rows]
     if status.members:
@@ -178,6 +179,20 @@ def page(status: StatusResponse) -> RenderableType:
     lines = [f"lost: {each.worker} at version {each.version}: {each.reason}" for each in status.lost]
     parts += [Text(line, style="yellow") for line in lines[-LOST_SHOWN:]]
     return Group(*parts)
+
+
+def _printable(value: Any) -> Any:
+    """A message with all of its texts as a terminal may show them."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, tuple):
+        return tuple(_printable(each) for each in value)  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, dict):
+        return {_printable(key): each for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {each.name: _printable(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return dataclasses.replace(value, **fields)
+    return value
 
 
 def _doing(member: MemberStatus) -> Text:
@@ -196,7 +211,7 @@ def facts(status: StatusResponse) -> Generator[tuple[str, str]]:
     """By name, what there is to know of the job as a whole."""
     from ..proto.job import job_terms
     from ..proto.messages import Phase
-    from .pace import duration, seconds_left, when
+    from .eta import duration, seconds_left, when
 
     job = job_terms(status.job)
     yield "job", f"{'scripts' if job.script else job.task}, mode {job.mode}, gradwire {status.software}"

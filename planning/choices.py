@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from ..spec import SpecError, unknown
+from ..common.spec import SpecError, unknown
 from . import schedules
-from .fusion import Group, by_bytes, fastest, layer_by_layer, seamgs
+from .fusion import FusionGroup, by_bytes, fastest, layer_by_layer, seamgs
 from .profile import Layer, Link
 
 E = TypeVar("E", bound=StrEnum)
@@ -51,7 +51,7 @@ class Fusion:
         made then, sparsifiers choose as a whole."""
         return self.merging in (Merging.MG_WFBP, Merging.MGS, Merging.SEAMGS)
 
-    def groups(self, layers: Sequence[Layer], link: Link) -> list[Group]:
+    def groups(self, layers: Sequence[Layer], link: Link) -> list[FusionGroup]:
         """In the order of backward. Not for `bytes`, which needs no profile."""
         match self.merging:
             case Merging.MG_WFBP:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .choices import parse_fusion, parse_order
-from .compression import Compression, compression
+from .compression import NONE, CompressionCosts
 from .parts import Plan
 from .plans import make_plan
-from .profile import Layer, Link
-from .step import Batch, Overlap, Piece, Place, Work
+from .profile import Layer, Link, layers_of
+from .step import Overlap, Piece, StepResources, StepWork, UnitWork
 
 # Bytes on a link for each of a payload: headers of gRPC, HTTP/2, TCP, IP and Ethernet, in frames of 1500.
 FRAMING = 1.055
@@ -58,7 +58,7 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Profile:
+class JobProfile:
     """What is known of a job.
 
     Attributes:
@@ -117,14 +117,14 @@ def observed(
     on_cores: float = 0.0,
     square_norms: Sequence[float] = (),
     groups: Sequence[int] = (),
-) -> Profile:
+) -> JobProfile:
     """The profile of a job that runs.
 
     link: as a server has measured it while all workers sent. Which of the links on the way limits what comes
     is not known: it is taken to be the server's.
     """
     rate = FRAMING * workers / link.byte_s if link.byte_s else FASTEST
-    return Profile(
+    return JobProfile(
         shapes=shapes,
         forward_s=forward_s,
         backward_s=backward_s,
@@ -141,11 +141,11 @@ def observed(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class StepOptions:
     """How a step is taken. mode: as --mode has it; "ring fp32" and "ring fp16" for comparison. part_bytes: of
     the largest part, as float32; 0 for the default."""
 
-    compressor: str = "4bit"
+    compressor: CompressionCosts = NONE
     mode: str = "sync"
     overlap: Overlap = "backward"
     fusion: str = "bytes"
@@ -157,9 +157,10 @@ class Choice:
         return int(self.mode.partition("redundancy=")[2] or 1) if self.mode.startswith("sync") else 1
 
 
-def plan_of(profile: Profile, chosen: Choice, sent: Compression) -> Plan:
+def plan_of(profile: JobProfile, chosen: StepOptions) -> Plan:
     """How the model is divided, and in which order parts travel: as a server does it that has measured this
     profile. Raises SpecError for a fusion or an order that is not known."""
+    sent = chosen.compressor
     return make_plan(
         profile.elements,
         parse_fusion(chosen.fusion),
@@ -177,41 +178,30 @@ def plan_of(profile: Profile, chosen: Choice, sent: Compression) -> Plan:
     )
 
 
-def _layers(profile: Profile, sent: Compression) -> list[Layer]:
-    """As the planners of fusion and order know them."""
-    norms = profile.square_norms or [0.0] * len(profile.shapes)
-    groups = profile.groups or [0] * len(profile.shapes)
-    found: list[Layer] = []
-    for shape, forward, backward, norm, group in zip(
-        profile.shapes, profile.forward_s, profile.backward_s, norms, groups, strict=True
-    ):
-        elements = math.prod(shape)
-        density = sent.up.density if sent.up.carries(shape) else 1.0
-        found.append(
-            Layer(
-                elements=elements,
-                kept=round(elements * density),
-                sent_bytes=sent.up.sent_bytes(shape),
-                forward_s=forward,
-                backward_s=backward,
-                square_norm=norm,
-                group=group,
-            )
-        )
-    return found
+def _layers(profile: JobProfile, sent: CompressionCosts) -> list[Layer]:
+    """Return the model's layers, as the planners of fusion and order know them."""
+    return layers_of(
+        profile.elements,
+        [sent.up.density if sent.up.carries(shape) else 1.0 for shape in profile.shapes],
+        sent_bytes=[sent.up.sent_bytes(shape) for shape in profile.shapes],
+        forward_s=profile.forward_s,
+        backward_s=profile.backward_s,
+        square_norms=profile.square_norms,
+        groups=profile.groups,
+    )
 
 
-def work_of(profile: Profile, chosen: Choice) -> tuple[Work, Place]:
+def work_of(profile: JobProfile, chosen: StepOptions) -> tuple[StepWork, StepResources]:
     """A step of a sync job as work, and where it is taken."""
-    sent = compression(chosen.compressor)
-    plan = plan_of(profile, chosen, sent)
+    sent = chosen.compressor
+    plan = plan_of(profile, chosen)
     copies = chosen.redundancy
     pushes = profile.workers // copies
     down = sent.down(pushes)
     costs = profile.costs
     early = chosen.overlap == "both"
     servers = _spread([part.elements for part in plan.parts], profile.servers)
-    batches, pieces = list[Batch](), list[Piece]()
+    batches, pieces = list[UnitWork](), list[Piece]()
     for number, unit in enumerate(plan.units):
         shapes = profile.shapes[unit.first : unit.last]
         elements, parts = unit.end - unit.start, len(unit.parts)
@@ -225,7 +215,7 @@ def work_of(profile: Profile, chosen: Choice) -> tuple[Work, Place]:
         encode_s = elements * (costs.gradient_s + sent.element_s)
         encode_s += len(shapes) * costs.tensor_s + runs * costs.worker_run_s
         batches.append(
-            Batch(
+            UnitWork(
                 parts=unit.parts,
                 backward_s=copies * sum(profile.backward_s[unit.first : unit.last]),
                 forward_s=copies * sum(profile.forward_s[unit.first : unit.last]),
@@ -246,7 +236,7 @@ def work_of(profile: Profile, chosen: Choice) -> tuple[Work, Place]:
                     server=servers[part],
                 )
             )
-    work = Work(
+    work = StepWork(
         batches=batches,
         pieces=pieces,
         workers=profile.workers,
@@ -257,7 +247,7 @@ def work_of(profile: Profile, chosen: Choice) -> tuple[Work, Place]:
         # It was measured beside as much as that.
         computing_cores=profile.on_cores * min(profile.workers, profile.cores or profile.workers),
     )
-    place = Place(
+    place = StepResources(
         server=Link(start_s=profile.start_s, byte_s=profile.server_byte_s),
         worker=Link(start_s=0.0, byte_s=profile.worker_byte_s),
         rtt_s=profile.rtt_s,

@@ -13,13 +13,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..spec import did_you_mean
+from ..common.spec import did_you_mean
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class ModelTensor:
     """A parameter.
 
     uses: how often the forward pass of one sample multiplies by each of its elements: the positions that a
@@ -51,7 +51,7 @@ class Tensor:
         return self.elements * self.uses
 
 
-def tensors(model: str) -> list[Tensor]:
+def tensors(model: str) -> list[ModelTensor]:
     """In the order of the forward pass. Raises ValueError for a model that is not known."""
     if model in MODELS:
         return list(MODELS[model]())
@@ -64,42 +64,42 @@ def tensors(model: str) -> list[Tensor]:
     elements = int(size)
     rows = next(rows for rows in range(math.isqrt(elements), 0, -1) if elements % rows == 0)
     shape = rows, elements // rows  # nearly square, as low-rank compression likes it
-    return [Tensor(f"layer{number}", shape, 1) for number in range(int(count))]
+    return [ModelTensor(f"layer{number}", shape, 1) for number in range(int(count))]
 
 
-def _normalized(name: str, inputs: int, outputs: int, size: int, side: int) -> Iterator[Tensor]:
+def _normalized(name: str, inputs: int, outputs: int, size: int, side: int) -> Iterator[ModelTensor]:
     """A convolution without bias, and its batch normalization. side: of the square that comes out."""
-    yield Tensor(f"{name}.weight", (outputs, inputs, size, size), side * side)
-    yield Tensor(f"{name}.norm.weight", (outputs,), 0)
-    yield Tensor(f"{name}.norm.bias", (outputs,), 0)
+    yield ModelTensor(f"{name}.weight", (outputs, inputs, size, size), side * side)
+    yield ModelTensor(f"{name}.norm.weight", (outputs,), 0)
+    yield ModelTensor(f"{name}.norm.bias", (outputs,), 0)
 
 
-def _linear(name: str, inputs: int, outputs: int) -> Iterator[Tensor]:
-    yield Tensor(f"{name}.weight", (outputs, inputs), 1)
-    yield Tensor(f"{name}.bias", (outputs,), 0)
+def _linear(name: str, inputs: int, outputs: int) -> Iterator[ModelTensor]:
+    yield ModelTensor(f"{name}.weight", (outputs, inputs), 1)
+    yield ModelTensor(f"{name}.bias", (outputs,), 0)
 
 
-def _vgg(convolutions: Sequence[int]) -> Iterator[Tensor]:
+def _vgg(convolutions: Sequence[int]) -> Iterator[ModelTensor]:
     """convolutions: how many each of the five blocks has."""
     inputs = 3
     for block, count in enumerate(convolutions):
         outputs, side = min(64 << block, 512), 224 >> block
         for number in range(count):
             name = f"conv{block + 1}_{number + 1}"
-            yield Tensor(f"{name}.weight", (outputs, inputs, 3, 3), side * side)
-            yield Tensor(f"{name}.bias", (outputs,), 0)
+            yield ModelTensor(f"{name}.weight", (outputs, inputs, 3, 3), side * side)
+            yield ModelTensor(f"{name}.bias", (outputs,), 0)
             inputs = outputs
     for number, (before, after) in enumerate(((512 * 7 * 7, 4096), (4096, 4096), (4096, 1000)), start=6):
         yield from _linear(f"fc{number}", before, after)
 
 
-def _biased(name: str, inputs: int, outputs: int, size: int, side: int) -> Iterator[Tensor]:
+def _biased(name: str, inputs: int, outputs: int, size: int, side: int) -> Iterator[ModelTensor]:
     """A convolution with a bias, and its batch normalization."""
     weight, *norm = _normalized(name, inputs, outputs, size, side)
-    yield from (weight, Tensor(f"{name}.bias", (outputs,), 0), *norm)
+    yield from (weight, ModelTensor(f"{name}.bias", (outputs,), 0), *norm)
 
 
-def _small_vgg(convolutions: Sequence[int], classes: int) -> Iterator[Tensor]:
+def _small_vgg(convolutions: Sequence[int], classes: int) -> Iterator[ModelTensor]:
     inputs = 3
     for block, count in enumerate(convolutions):
         outputs = min(64 << block, 512)
@@ -109,7 +109,7 @@ def _small_vgg(convolutions: Sequence[int], classes: int) -> Iterator[Tensor]:
     yield from _linear("fc", 512, classes)
 
 
-def _small_inception() -> Iterator[Tensor]:
+def _small_inception() -> Iterator[ModelTensor]:
     """Modules of 1 x 1 and 3 x 3 convolutions side by side, or of one of 3 x 3 beside a pooling."""
     yield from _biased("conv1", 3, 96, 3, 28)
     inputs = 96
@@ -126,7 +126,7 @@ def _small_inception() -> Iterator[Tensor]:
     yield from _linear("fc", inputs, 10)
 
 
-def _resnet50() -> Iterator[Tensor]:
+def _resnet50() -> Iterator[ModelTensor]:
     yield from _normalized("conv1", 3, 64, 7, 112)
     inputs = 64
     for stage, blocks in enumerate((3, 4, 6, 3)):
@@ -144,7 +144,7 @@ def _resnet50() -> Iterator[Tensor]:
     yield from _linear("fc", 2048, 1000)
 
 
-def _resnet_of_ten_classes(depth: int) -> Iterator[Tensor]:
+def _resnet_of_ten_classes(depth: int) -> Iterator[ModelTensor]:
     yield from _normalized("conv1", 3, 16, 3, 32)
     inputs = 16
     for stage, width in enumerate((16, 32, 64)):
@@ -156,7 +156,7 @@ def _resnet_of_ten_classes(depth: int) -> Iterator[Tensor]:
     yield from _linear("fc", 64, 10)
 
 
-MODELS: dict[str, Callable[[], Iterator[Tensor]]] = {
+MODELS: dict[str, Callable[[], Iterator[ModelTensor]]] = {
     "vgg16": lambda: _vgg((2, 2, 3, 3, 3)),
     "vgg19": lambda: _vgg((2, 2, 4, 4, 4)),
     "vgg16-cifar": lambda: _small_vgg((2, 2, 3, 3, 3), 10),

@@ -1,4 +1,6 @@
-"""What a step will take, for each way to take it: `rank` of a profile.
+"""What a step will take, for each way to take it: `rank` of a profile; and `break_even`, the bandwidth below
+which a compressor pays. The plan is the one that a server would make (`plans`). Profiles come from a model's
+table (`models`), or from what a running server has measured (`deploy/live`).
 
 For sync jobs, with slices (`sync:redundancy=R`) too, a step is simulated (`step`). For what does not go
 through a server part by part there are formulas:
@@ -21,8 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .choices import Merging, Ordering
-from .compression import compression
-from .job import Choice, Profile, work_of
+from .compression import NONE, CompressionCosts
+from .job import FASTEST, JobProfile, StepOptions, work_of
 from .step import Overlap, Timeline, simulate
 
 MOST_TO_SEARCH = 64  # parts that two-phase looks for the order of: that takes their cube
@@ -35,7 +37,7 @@ class Prediction:
     busiest server. busy_s: of a step, what each of them takes by itself: computing, the way up, server, the
     way down, and the processors, for what is not computing. timeline: None where a formula says it."""
 
-    choice: Choice
+    choice: StepOptions
     step_s: float
     parts: int
     up_bytes: float
@@ -49,11 +51,10 @@ class Prediction:
         return max(self.busy_s, key=self.busy_s.__getitem__)
 
 
-def predict(profile: Profile, chosen: Choice) -> Prediction:
+def predict(profile: JobProfile, chosen: StepOptions) -> Prediction:
     """What a step takes that is taken so; of several workers one.
 
     Raises:
-        SpecError: nothing is known of the compressor.
         ValueError: nothing is known of the mode, fusion or order, or they do not go together.
     """
     if chosen.mode.startswith("ring"):
@@ -98,9 +99,9 @@ def predict(profile: Profile, chosen: Choice) -> Prediction:
     )
 
 
-def _payloads(profile: Profile, chosen: Choice) -> tuple[float, float, float]:
+def _payloads(profile: JobProfile, chosen: StepOptions) -> tuple[float, float, float]:
     """Bytes of a push, and of an update made of one; what processors take for both, at both ends."""
-    sent, costs = compression(chosen.compressor), profile.costs
+    sent, costs = chosen.compressor, profile.costs
     down = sent.down(1)
     up_bytes = sum(map(sent.up.sent_bytes, profile.shapes))
     down_bytes = sum(map(down.sent_bytes, profile.shapes))
@@ -108,7 +109,7 @@ def _payloads(profile: Profile, chosen: Choice) -> tuple[float, float, float]:
     return up_bytes, down_bytes, encode_s + (up_bytes + down_bytes) * 2 * costs.byte_s
 
 
-def _local(profile: Profile, chosen: Choice) -> Prediction:
+def _local(profile: JobProfile, chosen: StepOptions) -> Prediction:
     text, _, rest = chosen.mode.partition("steps=")[2].partition(",")
     if not text.isdecimal() or not int(text) or rest not in ("", "delayed=on"):
         raise ValueError(
@@ -131,7 +132,7 @@ def _local(profile: Profile, chosen: Choice) -> Prediction:
     )
 
 
-def _alone(profile: Profile, chosen: Choice) -> Prediction:
+def _alone(profile: JobProfile, chosen: StepOptions) -> Prediction:
     """Of as many pushes as there are workers: each has one step, and all the updates."""
     up_bytes, down_bytes, processor_s = _payloads(profile, chosen)
     workers, elements = profile.workers, sum(profile.elements)
@@ -162,7 +163,7 @@ def _alone(profile: Profile, chosen: Choice) -> Prediction:
     )
 
 
-def _coded(profile: Profile, chosen: Choice) -> Prediction:
+def _coded(profile: JobProfile, chosen: StepOptions) -> Prediction:
     """Formulas of docs/coded.md, in gradients of the model."""
     n, text = profile.workers, chosen.mode.partition("redundancy=")[2]
     r = int(text) if text.isdecimal() else 0
@@ -181,61 +182,98 @@ def _coded(profile: Profile, chosen: Choice) -> Prediction:
     }
     exchange = max(busy["way up"], busy["way down"], busy["processors"])
     step_s = busy["computing"] + exchange + 2 * profile.rtt_s + profile.costs.step_s
-    choice = Choice(compressor="none", mode=chosen.mode, overlap="off")
+    choice = StepOptions(mode=chosen.mode, overlap="off")
     return Prediction(choice=choice, step_s=step_s, parts=1, up_bytes=up, down_bytes=down, busy_s=busy)
 
 
-def _ring(profile: Profile, chosen: Choice) -> Prediction:
+def _ring(profile: JobProfile, chosen: StepOptions) -> Prediction:
     value_bytes = {"ring fp32": 4, "ring fp16": 2}[chosen.mode]
     carried = 2 * (profile.workers - 1) / profile.workers * value_bytes * sum(profile.elements)
     backward_s = sum(profile.backward_s)
     busy = {"computing": profile.computation_s, "way up": carried * profile.worker_byte_s}
     latency = 2 * (profile.workers - 1) * profile.rtt_s / 2
     step_s = sum(profile.forward_s) + max(backward_s, busy["way up"]) + latency
-    choice = Choice(compressor="none", mode=chosen.mode, overlap="backward")
+    choice = StepOptions(mode=chosen.mode, overlap="backward")
     return Prediction(
         choice=choice, step_s=step_s, parts=1, up_bytes=carried, down_bytes=carried, busy_s=busy
     )
 
 
-COMPRESSORS = ("none", "bf16", "8bit", "4bit", "topk:ratio=100")
+SLOWEST = 1e4  # bytes per second: no link that anybody trains over is slower
+HALVINGS = 14  # of the range between the slowest link and the fastest: to within a few percent
 
 
-def rank(profile: Profile, compressors: Sequence[str] = COMPRESSORS) -> list[Prediction]:
+def break_even(profile: JobProfile, chosen: StepOptions, *, taken_s: float, plain_s: float) -> float:
+    """Return the bandwidth below which a compressor makes steps shorter, of every machine's link.
+
+    Without the limit of a link a step takes what was measured. What a link adds to it is predicted.
+
+    Args:
+        profile: of the job. Its bandwidths do not matter; each worker counts as a machine of its own.
+        chosen: how it runs, with the compressor.
+        taken_s: measured seconds of a step, without the limit of a link.
+        plain_s: likewise, without compression.
+
+    Returns:
+        Bytes per second in each direction; 0 if the compressor pays on no link, infinity if it pays on all.
+
+    Raises:
+        ValueError: nothing is known of the mode, the fusion or the order.
+    """
+    plain = replace(chosen, compressor=NONE)
+
+    def added_s(way: StepOptions, bandwidth: float) -> float:
+        apart = replace(profile, worker_bandwidth=bandwidth, server_bandwidth=bandwidth, cores=None)
+        return predict(apart, way).step_s
+
+    fixed_s = (taken_s - added_s(chosen, FASTEST)) - (plain_s - added_s(plain, FASTEST))
+
+    def loses(bandwidth: float) -> bool:
+        return added_s(chosen, bandwidth) - added_s(plain, bandwidth) + fixed_s >= 0
+
+    if loses(SLOWEST):
+        return 0.0
+    if not loses(FASTEST):
+        return math.inf
+    low, high = SLOWEST, FASTEST
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if loses(middle) else (middle, high)
+    return math.sqrt(low * high)
+
+
+def rank(profile: JobProfile, compressors: Sequence[CompressionCosts]) -> list[Prediction]:
     """Every way that is worth a look, the fastest first.
 
     Of each compressor: each overlap; with the best of these each fusion, and with the best of those each
     order; slices, local steps, and pushes that are applied by themselves.
-
-    Raises:
-        SpecError: nothing is known of a compressor.
     """
-    found: dict[Choice, Prediction] = {}
-    for name in compressors:
-        for choices in _rounds(profile, name, found):
+    found: dict[StepOptions, Prediction] = {}
+    for compressor in compressors:
+        for choices in _rounds(profile, compressor, found):
             for choice in choices:
                 if choice not in found:
                     found[choice] = predict(profile, choice)
     for mode in ("coded:redundancy=1", f"coded:redundancy={profile.workers - 1}"):
         if 2 <= profile.workers <= 16:
-            choice = Choice(compressor="none", mode=mode, overlap="off")
+            choice = StepOptions(mode=mode, overlap="off")
             found[choice] = predict(profile, choice)
     for mode in ("ring fp32", "ring fp16"):
         if profile.workers > 1:
-            found[Choice(compressor="none", mode=mode)] = predict(
-                profile, Choice(compressor="none", mode=mode)
-            )
+            found[StepOptions(mode=mode)] = predict(profile, StepOptions(mode=mode))
     return sorted(found.values(), key=lambda each: each.step_s)
 
 
-def _rounds(profile: Profile, compressor: str, found: Mapping[Choice, Prediction]) -> Iterator[list[Choice]]:
+def _rounds(
+    profile: JobProfile, compressor: CompressionCosts, found: Mapping[StepOptions, Prediction]
+) -> Iterator[list[StepOptions]]:
     """Choices to look at; what was found of them is in `found` when the next ones are asked for."""
 
-    def best() -> Choice:
+    def best() -> StepOptions:
         ours = [each for choice, each in found.items() if choice.compressor == compressor]
         return min((each for each in ours if each.choice.mode == "sync"), key=lambda each: each.step_s).choice
 
-    first = Choice(compressor=compressor)
+    first = StepOptions(compressor=compressor)
     overlaps: tuple[Overlap, ...] = ("backward", "both", "off")
     yield [replace(first, overlap=overlap) for overlap in overlaps]
     yield [replace(best(), fusion=fusion) for fusion in Merging]
@@ -261,11 +299,11 @@ def recommend(ranked: Sequence[Prediction]) -> Prediction:
     least = min(each.step_s for each in ours)
 
     def unusual(each: Prediction) -> int:
-        first = Choice(compressor=each.choice.compressor)
+        first = StepOptions(compressor=each.choice.compressor)
         fields = "mode", "overlap", "fusion", "order"
         return sum(getattr(each.choice, name) != getattr(first, name) for name in fields)
 
     near = [each for each in ours if each.step_s <= (1 + WORTH) * least]
-    most = max(compression(each.choice.compressor).up.element_bytes for each in near)
-    exact = [each for each in near if compression(each.choice.compressor).up.element_bytes == most]
+    most = max(each.choice.compressor.up.element_bytes for each in near)
+    exact = [each for each in near if each.choice.compressor.up.element_bytes == most]
     return min(exact, key=lambda each: (unusual(each), each.step_s))

@@ -60,7 +60,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class MessageTimeline:
     """Seconds from the beginning of backward. forward_s: when that of each layer begins. end_s: when the
     last is done."""
 
@@ -69,7 +69,7 @@ class Timeline:
     end_s: float
 
 
-def run(layers: Sequence[Layer], link: Link, schedule: Schedule) -> Timeline:
+def run(layers: Sequence[Layer], link: Link, schedule: Schedule) -> MessageTimeline:
     """What becomes of a schedule."""
     if not schedule.credit >= 1:
         raise ValueError(f"credit: expected at least 1 piece, got {schedule.credit}")
@@ -132,7 +132,7 @@ def _bytes(layer: Layer, schedule: Schedule, left: int, pieces: int) -> float:
     return pieces * schedule.piece_bytes
 
 
-def _with_forward(layers: Sequence[Layer], over: float, messages: Sequence[Message]) -> Timeline:
+def _with_forward(layers: Sequence[Layer], over: float, messages: Sequence[Message]) -> MessageTimeline:
     come = [0.0] * len(layers)
     for message in messages:
         come[message.layer] = max(come[message.layer], message.end_s)
@@ -141,7 +141,7 @@ def _with_forward(layers: Sequence[Layer], over: float, messages: Sequence[Messa
     for layer, at in zip(layers, come, strict=True):
         begins.append(max(done, at))
         done = begins[-1] + layer.forward_s
-    return Timeline(tuple(messages), tuple(begins), done)
+    return MessageTimeline(tuple(messages), tuple(begins), done)
 
 
 def two_phase(layers: Sequence[Layer], link: Link, piece_bytes: float) -> Schedule:
@@ -163,7 +163,7 @@ def two_phase(layers: Sequence[Layer], link: Link, piece_bytes: float) -> Schedu
 
 
 def _raised_over(
-    place: int, layers: Sequence[Layer], link: Link, ready: Sequence[float], now: Timeline
+    place: int, layers: Sequence[Layer], link: Link, ready: Sequence[float], now: MessageTimeline
 ) -> int | None:
     """(7): the last layer that backward is through with when the whole of this one is there; None if backward
     is over by then."""

@@ -67,7 +67,7 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
+class UnitWork:
     """A unit as work: what is compressed at once, in `encode_s`. parts: numbers of its pieces. backward_s,
     forward_s: of its tensors."""
 
@@ -78,7 +78,7 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class StepWork:
     """A step.
 
     Attributes:
@@ -88,7 +88,7 @@ class Work:
         computing_cores: that forward and backward of all workers take, while nothing else needs them.
     """
 
-    batches: Sequence[Batch]
+    batches: Sequence[UnitWork]
     pieces: Sequence[Piece]
     workers: int
     servers: int = 1
@@ -99,7 +99,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class StepResources:
     """Where a step is taken.
 
     Attributes:
@@ -185,13 +185,13 @@ class _Lane:
         self.busy: _Job | None = None
 
 
-def simulate(work: Work, place: Place) -> Timeline:
+def simulate(work: StepWork, place: StepResources) -> Timeline:
     """What becomes of a step."""
     return _Simulation(work, place).run()
 
 
 class _Simulation:
-    def __init__(self, work: Work, place: Place) -> None:
+    def __init__(self, work: StepWork, place: StepResources) -> None:
         self._work, self._place = work, place
         self._now, self._cpu = 0.0, 0.0
         self._spans: list[Span] = []

@@ -15,7 +15,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ..common.naming import why_no_token
 from .findings import Target
+from .refusal import Reason, Refusal, Refused
 from .wire import BATCH_BYTES, MAX_MESSAGE_BYTES
 
 KEEPALIVE_MS = 20_000
@@ -78,11 +80,15 @@ def dial(target: Target) -> grpc.aio.Channel:
 
 
 def credentials_of(target: Target) -> Metadata:
-    """What goes with each call: the token, as its file has it now. Raises OSError."""
+    """Return what goes with each call: the token, as its file has it now. Raises OSError, and Refused for one
+    that no call can carry."""
     if not target.token_file:
         return ()
-    lines = Path(target.token_file).read_text(encoding="utf-8").split()
-    return ((AUTHORIZATION, f"Bearer {lines[0] if lines else ''}"),)
+    lines = Path(target.token_file).read_text(encoding="utf-8", errors="surrogateescape").split()
+    token = lines[0] if lines else ""
+    if why := why_no_token(token):
+        raise Refused(Refusal(reason=Reason.TOKEN, message=f"--token-file {target.token_file}: {why}"))
+    return ((AUTHORIZATION, f"Bearer {token}"),)
 
 
 def listen(server: grpc.aio.Server, where: str, identity: Identity) -> int:

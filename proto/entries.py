@@ -6,17 +6,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..common.naming import shown, why_no_label
 from .messages import Entry, EntryKind, Tensor
 from .refusal import Reason, Refused, refused
 
 MAX_DIMENSIONS = 16
 MAX_ELEMENTS = 1 << 40
+MAX_NAME_CHARACTERS = 1024
+NOT_A_NAME = "__metadata__"
 ITEM_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
     **dict.fromkeys(("int16", "float16", "bfloat16"), 2),
     **dict.fromkeys(("int32", "float32"), 4),
     **dict.fromkeys(("int64", "float64", "complex64"), 8),
 }
+
+
+def check_label(name: str, kind: str, worker: str) -> None:
+    """Raise Refused: NAME for the name of a tensor or entry that cannot be written to every file and log."""
+    if name == NOT_A_NAME or why_no_label(name, MAX_NAME_CHARACTERS):
+        raise refused(
+            Reason.NAME,
+            worker=worker,
+            field=f"{kind} name",
+            limit=f"1 to {MAX_NAME_CHARACTERS} printable characters without spaces around them, and not "
+            f"{NOT_A_NAME}, which safetensors keeps for itself",
+            value=shown(name),
+            remedy="rename it in the model",
+        )
 
 
 def entry_bytes(entry: Entry) -> int:
@@ -47,6 +64,7 @@ def check_entries(
     for entry in entries:
         if not entry.name or entry.name in names:
             raise refuse(Reason.TENSOR, entry, "a name of its own", "an empty or repeated one")
+        check_label(entry.name, "entry", worker)
         if entry.kind is EntryKind.UNSPECIFIED:
             raise refuse(Reason.TENSOR, entry, "a buffer, a frozen parameter or a tied one", "another kind")
         if entry.kind is EntryKind.TIED:

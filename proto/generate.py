@@ -52,9 +52,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+from ..common.stored import stored
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class _Enum(IntEnum):
@@ -98,6 +102,7 @@ class Messages:
 
     def _enum(self, place: int, enum: EnumDescriptorProto) -> Iterator[str]:
         prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", enum.name).upper() + "_"
+        yield f'@stored("{enum.name}")'
         yield f"class {enum.name}(_Enum):"
         yield from self._docstring((5, place))
         for j, value in enumerate(enum.value):
@@ -106,6 +111,7 @@ class Messages:
         yield ""
 
     def _message(self, place: int, message: DescriptorProto) -> Iterator[str]:
+        yield f'@stored("{message.name}")'
         equality = ", eq=False" if message.name in VIEWS else ""
         yield f"@dataclass(frozen=True, kw_only=True, slots=True{equality})"
         yield f"class {message.name}:"

@@ -36,6 +36,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_PLAN: _ClassVar[Reason]
     REASON_REDUNDANT: _ClassVar[Reason]
     REASON_TOKEN: _ClassVar[Reason]
+    REASON_NAME: _ClassVar[Reason]
     REASON_GROUP: _ClassVar[Reason]
 
 class EntryKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -59,6 +60,7 @@ class CodeFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CODE_FORMAT_SIGNED_2BIT: _ClassVar[CodeFormat]
     CODE_FORMAT_BINARY: _ClassVar[CodeFormat]
     CODE_FORMAT_VOTE: _ClassVar[CodeFormat]
+    CODE_FORMAT_CODEBOOK_8BIT: _ClassVar[CodeFormat]
 
 class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -117,6 +119,7 @@ REASON_PACKET: Reason
 REASON_PLAN: Reason
 REASON_REDUNDANT: Reason
 REASON_TOKEN: Reason
+REASON_NAME: Reason
 REASON_GROUP: Reason
 ENTRY_KIND_UNSPECIFIED: EntryKind
 ENTRY_KIND_BUFFER: EntryKind
@@ -131,6 +134,7 @@ CODE_FORMAT_SIGNED_4BIT: CodeFormat
 CODE_FORMAT_SIGNED_2BIT: CodeFormat
 CODE_FORMAT_BINARY: CodeFormat
 CODE_FORMAT_VOTE: CodeFormat
+CODE_FORMAT_CODEBOOK_8BIT: CodeFormat
 INDEX_CODING_UNSPECIFIED: IndexCoding
 INDEX_CODING_GAPS: IndexCoding
 INDEX_CODING_BITMAP: IndexCoding
@@ -262,7 +266,7 @@ class JoinRequest(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., software: _Optional[str] = ..., compressors: _Optional[_Iterable[str]] = ..., compressor: _Optional[str] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("job", "limits", "rank", "version", "initialize", "software", "epoch")
+    __slots__ = ("job", "limits", "rank", "version", "initialize", "software", "epoch", "workers")
     JOB_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +274,7 @@ class JoinResponse(_message.Message):
     INITIALIZE_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     job: Job
     limits: Limits
     rank: int
@@ -277,7 +282,8 @@ class JoinResponse(_message.Message):
     initialize: bool
     software: str
     epoch: int
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., rank: _Optional[int] = ..., version: _Optional[int] = ..., initialize: bool = ..., software: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    workers: int
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., rank: _Optional[int] = ..., version: _Optional[int] = ..., initialize: bool = ..., software: _Optional[str] = ..., epoch: _Optional[int] = ..., workers: _Optional[int] = ...) -> None: ...
 
 class InitializeMessage(_message.Message):
     __slots__ = ("chunk", "header", "crc32c")
@@ -290,18 +296,58 @@ class InitializeMessage(_message.Message):
     def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., header: _Optional[_Union[InitializeHeader, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class InitializeHeader(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "manifest", "least_samples")
+    __slots__ = ("job", "worker", "incarnation", "manifest", "least_samples", "moments", "epoch", "steps")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     LEAST_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: str
     incarnation: int
     manifest: Manifest
     least_samples: int
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., least_samples: _Optional[int] = ...) -> None: ...
+    moments: _containers.RepeatedCompositeFieldContainer[Moment]
+    epoch: int
+    steps: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., least_samples: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+
+class Moment(_message.Message):
+    __slots__ = ("tensor", "name")
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    tensor: int
+    name: str
+    def __init__(self, tensor: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class GetOptimizerRequest(_message.Message):
+    __slots__ = ("job", "worker")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: str
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ...) -> None: ...
+
+class OptimizerMessage(_message.Message):
+    __slots__ = ("chunk", "header", "crc32c")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    chunk: Chunk
+    header: OptimizerHeader
+    crc32c: int
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., header: _Optional[_Union[OptimizerHeader, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+
+class OptimizerHeader(_message.Message):
+    __slots__ = ("version", "moments")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    moments: _containers.RepeatedCompositeFieldContainer[Moment]
+    def __init__(self, version: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ...) -> None: ...
 
 class InitializeResponse(_message.Message):
     __slots__ = ("version", "replaced")
@@ -512,8 +558,9 @@ class Hello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("fingerprint", "version", "assigned", "plan", "data", "drifted", "restored")
+    __slots__ = ("fingerprint", "train_samples", "version", "assigned", "plan", "data", "drifted", "restored")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -521,13 +568,14 @@ class Ready(_message.Message):
     DRIFTED_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
+    train_samples: int
     version: int
     assigned: int
     plan: int
     data: int
     drifted: int
     restored: bool
-    def __init__(self, fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ..., assigned: _Optional[int] = ..., plan: _Optional[int] = ..., data: _Optional[int] = ..., drifted: _Optional[int] = ..., restored: bool = ...) -> None: ...
+    def __init__(self, fingerprint: _Optional[bytes] = ..., train_samples: _Optional[int] = ..., version: _Optional[int] = ..., assigned: _Optional[int] = ..., plan: _Optional[int] = ..., data: _Optional[int] = ..., drifted: _Optional[int] = ..., restored: bool = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("seq", "assignment", "part", "plan", "payloads", "waited", "learning_rates")
@@ -608,11 +656,11 @@ class Snapshot(_message.Message):
     def __init__(self, version: _Optional[int] = ..., leaving: bool = ...) -> None: ...
 
 class Profile(_message.Message):
-    __slots__ = ("steps", "forward_seconds", "backward_seconds", "kept", "sent_bytes", "compressing_seconds", "step_seconds", "processor_share", "machine")
+    __slots__ = ("steps", "forward_seconds", "backward_seconds", "densities", "sent_bytes", "compressing_seconds", "step_seconds", "processor_share", "machine")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
+    DENSITIES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     COMPRESSING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -621,13 +669,13 @@ class Profile(_message.Message):
     steps: int
     forward_seconds: _containers.RepeatedScalarFieldContainer[float]
     backward_seconds: _containers.RepeatedScalarFieldContainer[float]
-    kept: _containers.RepeatedScalarFieldContainer[int]
+    densities: _containers.RepeatedScalarFieldContainer[float]
     sent_bytes: int
     compressing_seconds: float
     step_seconds: float
     processor_share: float
     machine: str
-    def __init__(self, steps: _Optional[int] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., kept: _Optional[_Iterable[int]] = ..., sent_bytes: _Optional[int] = ..., compressing_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., processor_share: _Optional[float] = ..., machine: _Optional[str] = ...) -> None: ...
+    def __init__(self, steps: _Optional[int] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., densities: _Optional[_Iterable[float]] = ..., sent_bytes: _Optional[int] = ..., compressing_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., processor_share: _Optional[float] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("activity", "still_seconds")
@@ -761,7 +809,7 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate", "slice", "slices", "stragglers", "coding", "apply", "pace", "parts", "plan", "next", "checked", "checksum", "collection", "take_buffers")
+    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate", "slice", "slices", "stragglers", "coding", "apply", "pace", "parts", "plan", "next", "checked", "checksum", "collection", "take_buffers", "total_steps", "earlier_steps")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -785,6 +833,8 @@ class Assignment(_message.Message):
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     TAKE_BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_STEPS_FIELD_NUMBER: _ClassVar[int]
     version: int
     epoch: int
     position: int
@@ -808,7 +858,9 @@ class Assignment(_message.Message):
     checksum: int
     collection: int
     take_buffers: bool
-    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ..., pace: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., plan: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., checked: _Optional[int] = ..., checksum: _Optional[int] = ..., collection: _Optional[int] = ..., take_buffers: bool = ...) -> None: ...
+    total_steps: int
+    earlier_steps: int
+    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ..., pace: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., plan: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., checked: _Optional[int] = ..., checksum: _Optional[int] = ..., collection: _Optional[int] = ..., take_buffers: bool = ..., total_steps: _Optional[int] = ..., earlier_steps: _Optional[int] = ...) -> None: ...
 
 class Coding(_message.Message):
     __slots__ = ("exchange", "redundancy", "senders", "present")

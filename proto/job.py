@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..configuration import from_text, to_text
+from ..common.configuration import from_text, to_text
 from ..settings import JobSettings, JobTerms
 from .messages import Job
 from .refusal import Reason, refused

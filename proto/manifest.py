@@ -11,9 +11,9 @@ from functools import cached_property
 from itertools import accumulate
 
 from ..compressors import LEAST_BYTES, Plan, TensorSpec, divide
-from ..optimizer import Group, check_learning_rate, parse_optimizer
+from ..optim.optimizer import Group, check_learning_rate, parse_optimizer
 from . import messages as m
-from .entries import check_entries
+from .entries import check_entries, check_label
 from .messages import Entry, EntryKind, Tensor
 from .refusal import Reason, Refused, refused
 
@@ -100,9 +100,9 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """SHA-256 over names, shapes, dtypes, kinds, groups with their hyperparameters, the other entries of
-        the state_dict, and the number of training samples."""
-        digest = hashlib.sha256(f"gradwire manifest 1;{self.train_samples}".encode())
+        """SHA-256 over names, shapes, dtypes, kinds, groups with their hyperparameters, and the other entries
+        of the state_dict. The number of training samples is compared apart, so that a refusal names it."""
+        digest = hashlib.sha256(b"gradwire manifest 2")
         for tensor in self.tensors:
             kind = ":state" if tensor.state else ""
             kind += f":group={tensor.group}" if tensor.group else ""
@@ -110,7 +110,7 @@ class Manifest:
         for group in self.groups:
             digest.update(f";group:{group.optimizer}:{group.learning_rate!r}".encode())
         for entry in self.entries:
-            shape = entry.tied_to if entry.kind is EntryKind.TIED else entry.shape
+            shape = repr(entry.tied_to) if entry.kind is EntryKind.TIED else entry.shape
             digest.update(f";entry:{entry.name!r}:{entry.kind.label}:{entry.dtype}:{shape}".encode())
         return digest.digest()
 
@@ -147,6 +147,7 @@ class Manifest:
             where = f"tensor {tensor.name!r}"
             if not tensor.name or tensor.name in names:
                 raise refuse(Reason.TENSOR, where, "a name of its own", "an empty or repeated one")
+            check_label(tensor.name, "tensor", worker)
             names.add(tensor.name)
             if tensor.dtype != DTYPE:
                 remedy = "convert the model with .float()"

@@ -1,4 +1,4 @@
-"""The messages of gradwire.v3 as plain dataclasses. Made from gradwire.proto by `make stubs`: do not edit.
+"""The messages of gradwire.v4 as plain dataclasses. Made from gradwire.proto by `make stubs`: do not edit.
 
 Server and worker work with these and never see a protobuf class; `convert` maps between the two.
 """
@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+from ..common.stored import stored
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class _Enum(IntEnum):
@@ -20,6 +24,7 @@ class _Enum(IntEnum):
         return self.name.lower()
 
 
+@stored("Reason")
 class Reason(_Enum):
     """Why something was refused. The gRPC status code follows from the reason."""
 
@@ -51,9 +56,11 @@ class Reason(_Enum):
     PLAN = 26  # a part that the job's plan does not have, or a plan that the model cannot have
     REDUNDANT = 25  # the round was complete without it: nothing of it is to be sent again
     TOKEN = 110  # no token, or none that is good for this worker
+    NAME = 111  # a worker id, or the name of a metric, tensor or compressor, that is none
     GROUP = 27  # a parameter group that cannot be, or learning rates that members disagree on
 
 
+@stored("EntryKind")
 class EntryKind(_Enum):
     """What an entry of the model's state_dict is that is no trainable parameter."""
 
@@ -63,6 +70,7 @@ class EntryKind(_Enum):
     TIED = 3  # another name of a tensor or of an entry before it
 
 
+@stored("DenseFormat")
 class DenseFormat(_Enum):
     """Floating-point formats, little-endian."""
 
@@ -72,6 +80,7 @@ class DenseFormat(_Enum):
     FLOAT16 = 3  # 2 bytes an element
 
 
+@stored("CodeFormat")
 class CodeFormat(_Enum):
     """What the codes of a quantized tensor stand for."""
 
@@ -80,8 +89,10 @@ class CodeFormat(_Enum):
     SIGNED_2BIT = 2  # 00 zero, 10 minus levels[0], 11 plus levels[0]; 01 never
     BINARY = 3  # 0 levels[0], 1 levels[1], which may have any sign
     VOTE = 4  # 0 minus levels[0], 1 plus levels[0]; counted, not added
+    CODEBOOK_8BIT = 5  # 0..255 levels[0..255], which may have any sign and order
 
 
+@stored("IndexCoding")
 class IndexCoding(_Enum):
     """How the indices of the elements that are there are written."""
 
@@ -92,6 +103,7 @@ class IndexCoding(_Enum):
     UNIFORM = 4  # no bytes: `count` different indices, drawn from the seed
 
 
+@stored("Content")
 class Content(_Enum):
     """What becomes of the replica's elements by an update."""
 
@@ -100,6 +112,7 @@ class Content(_Enum):
     DELTA = 2  # they are added to
 
 
+@stored("Decision")
 class Decision(_Enum):
     """Whether a push counts."""
 
@@ -108,6 +121,7 @@ class Decision(_Enum):
     REFUSED = 2
 
 
+@stored("Phase")
 class Phase(_Enum):
     """How far the job is."""
 
@@ -120,6 +134,7 @@ class Phase(_Enum):
     STOPPING = 6  # the server is shutting down
 
 
+@stored("Refusal")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
     """A refusal that a person can act on and a program can branch on."""
@@ -133,6 +148,7 @@ class Refusal:
     remedy: str = ""  # What to do about it
 
 
+@stored("Job")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """What the server decides for everyone."""
@@ -142,6 +158,7 @@ class Job:
     settings: Mapping[str, str]
 
 
+@stored("Limits")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
     """Limits that the server enforces."""
@@ -152,6 +169,7 @@ class Limits:
     progress_seconds: float = 0.0  # without progress of the training thread, a member is set aside; 0: never
 
 
+@stored("Tensor")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tensor:
     """One parameter tensor."""
@@ -163,6 +181,7 @@ class Tensor:
     group: int = 0  # Number of its parameter group
 
 
+@stored("Group")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
     """Parameters that are stepped alike, as in torch's param_groups. Parts hold tensors of one group."""
@@ -171,18 +190,20 @@ class Group:
     learning_rate: float | None = None  # that the job's schedule goes by; if absent, the job's
 
 
+@stored("Manifest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """Every parameter tensor, in the order in which payloads refer to them."""
 
     tensors: tuple[Tensor, ...]  # parameters first
     train_samples: int  # samples in one epoch
-    fingerprint: bytes  # SHA-256 over names, shapes, dtypes, groups, entries and train_samples
+    fingerprint: bytes  # SHA-256 over names, shapes, dtypes, groups and entries
     groups: tuple[Group, ...] = ()  # By number; none: one group, with the job's optimizer and learning rate
     entries: tuple[Entry, ...] = ()  # Of the model's state_dict, besides the tensors, in its order
     data: int = 0  # Of some of the training samples; 0: they cannot be compared
 
 
+@stored("Entry")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
     """An entry of the model's state_dict that is no trainable parameter."""
@@ -194,6 +215,7 @@ class Entry:
     tied_to: str = ""  # Name of the tensor or entry that a tied one is
 
 
+@stored("JoinRequest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinRequest:
     """A worker asks to become a member."""
@@ -205,6 +227,7 @@ class JoinRequest:
     compressor: str = ""  # The one it will use
 
 
+@stored("JoinResponse")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinResponse:
     """What a new member needs to know."""
@@ -216,8 +239,10 @@ class JoinResponse:
     initialize: bool  # this worker must call Initialize
     software: str = ""  # Version of the server, for messages
     epoch: int = 0  # That samples are given out of, from 0
+    workers: int = 0  # Members that steps are divided among: those now, at least --min-workers
 
 
+@stored("InitializeHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitializeHeader:
     """What the chunks that follow are, and whose."""
@@ -227,8 +252,43 @@ class InitializeHeader:
     incarnation: int  # that it joined with
     manifest: Manifest  # of the model
     least_samples: int = 0  # Of a batch: 2 where BatchNorm takes its statistics from it; otherwise 1
+    moments: tuple[Moment, ...] = ()  # That the optimizer continues from; a tensor without any begins anew
+    epoch: int = 0  # That the job begins with, from 0: the worker's script has trained on those before
+    steps: int = 0  # That the worker's script took in those
 
 
+@stored("Moment")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """One of the tensors that an optimizer remembers for a parameter: "exp_avg" of Adam, for instance. As
+    float32; it has as many elements as the parameter, but for "step", the number of steps taken, which is
+    one number.
+    """
+
+    tensor: int  # number of the parameter in the manifest
+    name: str  # as in the state_dict of torch's optimizer
+
+
+@stored("GetOptimizerRequest")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GetOptimizerRequest:
+    """Ask for what the server's optimizer remembers."""
+
+    job: str  # id of the job
+    worker: str = ""  # Id of the worker that asks
+
+
+@stored("OptimizerHeader")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerHeader:
+    """The content of the chunks that follow."""
+
+    version: int  # of the parameters that the moments belong to
+    # In ascending order of tensors; of a tensor that was never stepped, none
+    moments: tuple[Moment, ...] = ()
+
+
+@stored("InitializeResponse")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitializeResponse:
     """The upload has been taken in whole."""
@@ -237,6 +297,7 @@ class InitializeResponse:
     replaced: bool = False  # The job begins with others, which follow as a snapshot
 
 
+@stored("StateHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateHeader:
     """What the chunks that follow are, and whose."""
@@ -250,12 +311,14 @@ class StateHeader:
     frozen: bool = False  # The values of the frozen parameters come first
 
 
+@stored("PutStateResponse")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutStateResponse:
     """The buffers have been taken in."""
 
 
 
+@stored("GetStateRequest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GetStateRequest:
     """Ask for what belongs to the model besides its parameters."""
@@ -266,6 +329,7 @@ class GetStateRequest:
     worker: str = ""  # Id of the worker that asks
 
 
+@stored("FetchRequest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchRequest:
     """Ask for the parameters."""
@@ -273,6 +337,7 @@ class FetchRequest:
     job: str = ""  # Empty: whatever job the server runs
 
 
+@stored("Batch")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """Several messages of an Exchange stream, in order, as one message of gRPC, each of which costs as
@@ -282,6 +347,7 @@ class Batch:
     messages: tuple[bytes, ...]  # each a WorkerMessage or a ServerMessage, with its checksum; no batches
 
 
+@stored("FetchHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchHeader:
     """What the chunks that follow are."""
@@ -292,6 +358,7 @@ class FetchHeader:
     chunk_bytes: int  # size of every chunk but the last
 
 
+@stored("Chunk")
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chunk:
     """Part of the concatenated payload bytes of a transfer, in order."""
@@ -304,6 +371,7 @@ class Chunk:
     data: npt.NDArray[np.uint8]  # at most Limits.chunk_bytes
 
 
+@stored("DenseHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseHeader:
     """Every element, in the given format."""
@@ -311,17 +379,20 @@ class DenseHeader:
     format: DenseFormat  # of every element
 
 
+@stored("QuantizedHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantizedHeader:
     """Codes of a fixed number of bits, in 32-bit words padded with code 0."""
 
     format: CodeFormat  # of every code
-    # Finite, ascending, but for BINARY positive: what the codes decode to. As many for each block.
+    # Finite: what the codes decode to. As many for each block; ascending but for CODEBOOK_8BIT, and positive
+    # but for that and BINARY.
     levels: tuple[float, ...]
     # Elements of each block, which has levels of its own and begins with a whole word; one block if none.
     sizes: tuple[int, ...] = ()
 
 
+@stored("LinearHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearHeader:
     """Signed integers of a fixed number of bits, after one float32 scale for each bucket of elements."""
@@ -330,6 +401,7 @@ class LinearHeader:
     bucket: int  # elements that share a scale, a multiple of 32, at most 2^24
 
 
+@stored("SparseHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseHeader:
     """Some of the elements, the others are zero: first the bytes of the indices, then those of the values."""
@@ -342,6 +414,7 @@ class SparseHeader:
     values: DenseHeader | QuantizedHeader | LinearHeader | None  # `count` of them
 
 
+@stored("AbsentHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AbsentHeader:
     """Nothing: in a push whole tensors that have no gradient, as far as they lie in the part; in an update
@@ -350,6 +423,7 @@ class AbsentHeader:
 
 
 
+@stored("PayloadHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PayloadHeader:
     """Some consecutive elements of a part. Their bytes follow those of the payloads before."""
@@ -359,6 +433,7 @@ class PayloadHeader:
     content: Content = Content.UNSPECIFIED  # Of an update
 
 
+@stored("Hello")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
     """The first message on the stream; binds it to one worker. From here on the worker is heard of while
@@ -370,11 +445,13 @@ class Hello:
     incarnation: int  # that it joined with
 
 
+@stored("Ready")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
     """The worker has its model and may be given work. Sent again after a reconnect."""
 
     fingerprint: bytes  # of the worker's manifest
+    train_samples: int = 0  # As in Manifest; 0: not compared
     version: int | None = None  # version of the worker's replica; absent when it has none
     assigned: int = 0  # Id of the last assignment that the worker has got; 0 for none
     plan: int = 0  # Number of the last plan that the worker has got; 0 for none
@@ -383,6 +460,7 @@ class Ready:
     restored: bool = False  # The worker goes on from its own state at the server's version, buffers included
 
 
+@stored("Part")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """A part of a push; chunks with transfer = seq * 2^16 + part follow. One of an older plan than the
@@ -401,6 +479,7 @@ class Part:
     learning_rates: tuple[float, ...] = ()
 
 
+@stored("Commit")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
     """By this a push counts: all of its parts have been sent."""
@@ -417,6 +496,7 @@ class Commit:
     computing_seconds: float = 0.0  # That the worker took for local steps
 
 
+@stored("Abandon")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Abandon:
     """Nothing will come of a push: forget its parts. Its assignment is answered by the next push."""
@@ -424,6 +504,7 @@ class Abandon:
     seq: int  # of the push
 
 
+@stored("Exchanged")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchanged:
     """What a worker got out of an exchange of packets. Its replica takes the step when an assignment says
@@ -435,6 +516,7 @@ class Exchanged:
     clipped: int = 0  # Elements of those that were outside of the range of fixed point
 
 
+@stored("Packet")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packet:
     """One packet of an exchange: a sum of slices of gradients in fixed point, little-endian uint32. The
@@ -450,6 +532,7 @@ class Packet:
     checksums: tuple[int, ...] = ()
 
 
+@stored("Snapshot")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
     """All tensors of the manifest as float32, when the server asks for them; chunks with transfer =
@@ -460,6 +543,7 @@ class Snapshot:
     leaving: bool = False  # Nobody has asked for it; the worker leaves, and may be the last to have it
 
 
+@stored("Profile")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
     """What a worker's steps are made of: means over the last ones. The server plans by it how the model is
@@ -470,7 +554,7 @@ class Profile:
     # by tensor of the manifest: of computation before its layer is through
     forward_seconds: tuple[float, ...]
     backward_seconds: tuple[float, ...]  # by tensor: of computation from the gradient before to its own
-    kept: tuple[int, ...]  # by tensor: elements that are sent of it
+    densities: tuple[float, ...]  # by tensor: share of its elements that is sent, above 0, up to 1
     sent_bytes: int  # of the payloads of a step
     compressing_seconds: float  # per step
     step_seconds: float  # from one step to the next
@@ -478,6 +562,7 @@ class Profile:
     machine: str = ""  # That the worker is on
 
 
+@stored("Heartbeat")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
     """Sent at least every Limits.heartbeat_seconds, whatever else is going on."""
@@ -486,6 +571,7 @@ class Heartbeat:
     still_seconds: float = 0.0  # for which the training thread has made no progress; 0 while it waits
 
 
+@stored("Evaluation")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
     """What the worker that was asked to evaluate measured on the validation data."""
@@ -495,6 +581,7 @@ class Evaluation:
     metrics: Mapping[str, float]  # "loss", "accuracy", …
 
 
+@stored("Leave")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leave:
     """The worker goes; nothing more is expected of it."""
@@ -503,6 +590,7 @@ class Leave:
     reason: str = ""  # One sentence for people
 
 
+@stored("Welcome")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Welcome:
     """Answer to Hello."""
@@ -516,6 +604,7 @@ class Welcome:
     plan: int = 0  # Number of the job's plan: parts of another are of no use any more
 
 
+@stored("Stored")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
     """What the server has of a push that it has not decided on: that need not be sent again. Where the
@@ -526,6 +615,7 @@ class Stored:
     parts: tuple[int, ...]  # ascending
 
 
+@stored("Plan")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """How the model is divided, from the next update and the next assignment on. The elements of all
@@ -548,6 +638,7 @@ class Plan:
     norms: tuple[float, ...] = ()
 
 
+@stored("Update")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
     """A part of the parameters, or the change of it; chunks with transfer = version * 2^16 + part follow.
@@ -561,6 +652,7 @@ class Update:
     payloads: tuple[PayloadHeader, ...]  # end to end over the elements of the part
 
 
+@stored("Range")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
     """Consecutive samples in the order of an epoch, which is a permutation drawn from (Job.seed, epoch)."""
@@ -569,6 +661,7 @@ class Range:
     count: int  # samples
 
 
+@stored("Assignment")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
     """What to do at a version. A worker has one at a time, and answers it with one push, if there are
@@ -600,8 +693,11 @@ class Assignment:
     # Upload the buffers before the commit, as part of this collection, which grows with each; 0: do not.
     collection: int = 0
     take_buffers: bool = False  # Take over the job's buffers first: those of other workers are newer
+    total_steps: int = 0  # That the job will have taken at its end with as many members as now; 0: unknown
+    earlier_steps: int = 0  # That scripts took before version 0, as InitializeHeader.steps says
 
 
+@stored("Coding")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coding:
     """The blocks that the ranges of an assignment are divided into, who computes which, and the packets
@@ -617,6 +713,7 @@ class Coding:
     present: tuple[int, ...] = ()  # Positions of the workers that take part in that
 
 
+@stored("Outcome")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """What became of a push."""
@@ -629,6 +726,7 @@ class Outcome:
     counted: tuple[int, ...] = ()  # Refused: parts that are in a version all the same
 
 
+@stored("Unwanted")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unwanted:
     """A hint: this push would be refused as it stands, because its round has closed or others compute its
@@ -638,6 +736,7 @@ class Unwanted:
     seq: int  # of the push
 
 
+@stored("Save")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Save:
     """The server writes its state down: the worker is to write down its own, as it is at this version
@@ -647,6 +746,7 @@ class Save:
     version: int  # of the parameters
 
 
+@stored("Saved")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
     """Answer to Save, once it is written."""
@@ -655,6 +755,7 @@ class Saved:
     error: str = ""  # Why nothing was written; empty if it was
 
 
+@stored("Waiting")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
     """The workers that all others wait for."""
@@ -664,6 +765,7 @@ class Waiting:
     text: str  # one sentence for people
 
 
+@stored("SnapshotRequest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotRequest:
     """Send a snapshot of the replica. A worker whose replica is at another version does not answer."""
@@ -672,12 +774,14 @@ class SnapshotRequest:
     apply: int = 0  # As in Assignment
 
 
+@stored("InitializeRequest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitializeRequest:
     """Upload the manifest and initial parameters: the worker that was asked before is gone."""
 
 
 
+@stored("StatusRequest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusRequest:
     """Ask what the job is doing."""
@@ -688,6 +792,7 @@ class StatusRequest:
     echo: bool = False  # Send the padding back
 
 
+@stored("Measured")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
     """What the server knows of the steps of its job, to plan by."""
@@ -706,6 +811,7 @@ class Measured:
     square_norms: tuple[float, ...] = ()  # By tensor, of the mean gradient; 0 if it was not measured
 
 
+@stored("MemberStatus")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberStatus:
     """A member as the server sees it."""
@@ -721,6 +827,7 @@ class MemberStatus:
     aside: bool = False  # it hangs: nobody waits for it until its training thread goes on
 
 
+@stored("LostStatus")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LostStatus:
     """A member that is gone before the job was done."""
@@ -731,6 +838,7 @@ class LostStatus:
     version: int  # at which it was given up
 
 
+@stored("EpochStatus")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochStatus:
     """An evaluation."""
@@ -742,6 +850,7 @@ class EpochStatus:
     epochs: float = 0.0  # That had been trained on when it was asked for
 
 
+@stored("LossPoint")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossPoint:
     """Mean training loss of some versions in a row."""
@@ -750,6 +859,7 @@ class LossPoint:
     loss: float  # weighted by samples
 
 
+@stored("Traffic")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
     """Bytes at the server."""
@@ -763,6 +873,7 @@ class Traffic:
     compressed_raw_bytes_up: int = 0  # Float32 size of the tensors that they are of
 
 
+@stored("StatusResponse")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusResponse:
     """The job as a whole."""
@@ -775,7 +886,7 @@ class StatusResponse:
     epoch_progress: float  # part of the running epoch, 0 to 1
     members: tuple[MemberStatus, ...]  # in order of rank
     lost: tuple[LostStatus, ...]  # in order of time
-    evaluations: tuple[EpochStatus, ...]  # in order of epoch
+    evaluations: tuple[EpochStatus, ...]  # the last 1024, in order of epoch
     traffic: Traffic  # since the server started
     pushes: int  # accepted
     refused_pushes: int  # of all workers
@@ -799,6 +910,7 @@ class StatusResponse:
 
 
 InitializeMessage = Chunk | InitializeHeader
+OptimizerMessage = Chunk | OptimizerHeader
 StateMessage = Chunk | StateHeader
 FetchMessage = Chunk | FetchHeader
 WorkerMessage = (

@@ -88,7 +88,7 @@ def _plain(target: Target) -> Finding:
     if len(said) == 9 and said[3] == SETTINGS:
         return Finding(check="tls", state="ok", text="none: the connection is not encrypted")
     if said[:2] in TLS_RECORDS or _speaks_tls(target):
-        remedy = "start the worker with --tls-ca FILE, of the authority that the server's certificate is from"
+        remedy = "add --tls-ca FILE, the certificate of the authority that issued the server's"
         return Finding(
             check="tls", state="wrong", text="the server speaks TLS, and no file was given", remedy=remedy
         )

@@ -1,6 +1,7 @@
 """Typed refusals: what a worker or an operator is told when something is not accepted.
 
-A refusal is plain data, `messages.Refusal`. `Refused` carries one through Python code.
+A refusal is plain data, `messages.Refusal`. `Refused` carries one through Python code. It ends a call with a
+typed status, never UNAVAILABLE, on which a worker tries again; the trailing metadata have all of it.
 """
 
 from __future__ import annotations

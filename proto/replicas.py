@@ -15,6 +15,11 @@ def is_checked(version: int) -> bool:
     return version % CHECK_EVERY == 0
 
 
+def next_check(version: int) -> int:
+    """Return the first version after this one at which they do."""
+    return (version // CHECK_EVERY + 1) * CHECK_EVERY
+
+
 def checksum(values: npt.NDArray[np.float32]) -> int:
     """CRC-32C over a whole replica, flat float32, in the order of the manifest."""
     return crc32c((np.ascontiguousarray(values).view(np.uint8),))

@@ -1,4 +1,4 @@
-"""The methods of gradwire.v3.ParameterServer for both ends, with messages as dataclasses.
+"""The methods of gradwire.v4.ParameterServer for both ends, with messages as dataclasses.
 
 Serialisation lives here and nowhere else: handlers and stubs take and give the dataclasses of `messages`.
 A message that was encoded before (a broadcast) may be passed as bytes. What arrives and is no message of
@@ -19,8 +19,8 @@ import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.descriptor import Descriptor
 
-from .. import __version__
-from ..rate import Rate
+from ..common.rate import Rate
+from ..common.version import __version__
 from . import gradwire_pb2 as pb
 from . import messages as m
 from . import wire
@@ -55,7 +55,7 @@ STATUS = {
 
 # Messages outside of streams that end with a checksum as envelopes do: a changed byte may make another worker
 # id or setting of them. What only looks at a job is left to any tool that speaks protobuf.
-CHECKED = ("JoinRequest", "JoinResponse", "InitializeResponse", "GetStateRequest")
+CHECKED = ("JoinRequest", "JoinResponse", "InitializeResponse", "GetStateRequest", "GetOptimizerRequest")
 
 LINES_PER_S, LINES_AT_ONCE = 2.0, 50
 
@@ -99,7 +99,7 @@ def _read(data: bytes, envelope: str) -> Any:
     try:
         return wire.decode_envelope(data, envelope)
     except MalformedError as error:
-        return Malformed(str(error), damaged=isinstance(error, wire.DamagedError))
+        return Malformed(str(error), damaged=isinstance(error, wire.DamagedMessageError))
 
 
 def _serializer(message: Descriptor, sent: Meter) -> Callable[[Any], bytes]:
@@ -125,7 +125,7 @@ def _deserializer(message: Descriptor, received: Meter) -> Callable[[bytes], Any
                 data = wire.without_trailer(data, message.name)
             return decode(data, getattr(m, message.name))
         except MalformedError as error:
-            return Malformed(str(error), damaged=isinstance(error, wire.DamagedError))
+            return Malformed(str(error), damaged=isinstance(error, wire.DamagedMessageError))
 
     return deserialize
 
@@ -249,6 +249,7 @@ class Stub:
         self.status = callable_of("Status")
         self.put_state = callable_of("PutState")
         self.get_state = callable_of("GetState")
+        self.get_optimizer = callable_of("GetOptimizer")
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], refused: Refusal) -> None:

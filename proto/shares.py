@@ -19,3 +19,9 @@ def share(samples: int, position: int, world: int, least: int = 1) -> tuple[int,
 def assigned_samples(assignment: Assignment) -> int:
     """How many samples there are in all ranges of an assignment."""
     return sum(each.count for each in assignment.ranges)
+
+
+def draws(count: int, most: int, least: int = 1) -> int:
+    """Return how often up to `most` of `count` samples can be drawn, never leaving fewer than `least`."""
+    whole, rest = divmod(count, max(most, least))
+    return whole + (rest >= least or (rest > 0 and not whole))

@@ -126,9 +126,35 @@ def digest(checksums: Mapping[int, int]) -> int:
     return crc32c((in_order.view(np.uint8),))
 
 
-def encode_chunks(transfer: int, parts: Sequence[Bytes], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """Messages with the parts laid end to end, in chunks of `chunk_bytes` (the last may be shorter)."""
-    offset = filled = checksum = 0
+def chunk_checksums(parts: Sequence[Bytes], chunk_bytes: int = CHUNK_BYTES) -> list[int]:
+    """Return the checksum of each chunk of a transfer: crc32c of all bytes up to its end."""
+    found: list[int] = []
+    for pieces in _chunks(parts, chunk_bytes):
+        found.append(crc32c(pieces, found[-1] if found else 0))
+    return found
+
+
+def encode_chunks(
+    transfer: int,
+    parts: Sequence[Bytes],
+    chunk_bytes: int = CHUNK_BYTES,
+    checksums: Sequence[int] | None = None,
+) -> Iterator[bytes]:
+    """Return messages with the parts laid end to end, in chunks of `chunk_bytes`; the last may be shorter.
+
+    Args:
+        checksums: what `chunk_checksums` returns for these; None to compute each with its chunk.
+    """
+    offset = checksum = 0
+    for index, pieces in enumerate(_chunks(parts, chunk_bytes)):
+        checksum = crc32c(pieces, checksum) if checksums is None else checksums[index]
+        yield encode_chunk(transfer, offset, pieces, checksum)
+        offset += sum(piece.size for piece in pieces)
+
+
+def _chunks(parts: Sequence[Bytes], chunk_bytes: int) -> Iterator[list[Bytes]]:
+    """Return the pieces of each chunk."""
+    filled = 0
     pieces: list[Bytes] = []
     for part in parts:
         at = 0
@@ -138,12 +164,10 @@ def encode_chunks(transfer: int, parts: Sequence[Bytes], chunk_bytes: int = CHUN
             at += piece.size
             filled += piece.size
             if filled == chunk_bytes:
-                checksum = crc32c(pieces, checksum)
-                yield encode_chunk(transfer, offset, pieces, checksum)
-                offset += filled
+                yield pieces
                 pieces, filled = [], 0
     if filled:
-        yield encode_chunk(transfer, offset, pieces, crc32c(pieces, checksum))
+        yield pieces
 
 
 def _empty_payload(header: PayloadHeader) -> Payload:

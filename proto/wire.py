@@ -3,6 +3,9 @@
 Chunks carry nearly all bytes, so they are framed by hand: one copy when written and none when read, where
 protobuf would make two of each. The frame is the protobuf encoding of WorkerMessage{chunk} (field 1 in
 every oneof that holds a chunk), which a test checks against the generated classes. So are batches.
+
+A chunk's checksum is that of its transfer so far, so that one pass over the data serves both. Every other
+message of a stream ends with a checksum of its own, because a protobuf with a flipped bit often still parses.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ _TAG_CRC32C = 0x1D  # field 3, fixed32
 _TAG_DATA = 0x22  # field 4, length-delimited
 
 
-class DamagedError(MalformedError):
+class DamagedMessageError(MalformedError):
     """A message that was changed on its way."""
 
 
@@ -157,7 +160,7 @@ def _batched(data: bytes) -> m.Batch:
             messages.append(data[at : at + size])
             at += size
     if at != len(data) or len(messages) < 2:
-        raise DamagedError(f"a batch that does not consist of 2 to {MAX_BATCH} messages")
+        raise DamagedMessageError(f"a batch that does not consist of 2 to {MAX_BATCH} messages")
     return m.Batch(messages=tuple(messages))
 
 
@@ -186,7 +189,7 @@ def decode_envelope(data: bytes, envelope: str) -> Any:
         try:
             return _batched(data)
         except IndexError:
-            raise DamagedError(f"a batch of {len(data)} bytes that is cut short") from None
+            raise DamagedMessageError(f"a batch of {len(data)} bytes that is cut short") from None
     else:
         without_trailer(data, envelope)
     body = member_of(parse(data, envelope), "body")
@@ -200,7 +203,7 @@ def decode_envelope(data: bytes, envelope: str) -> Any:
 def without_trailer(data: bytes, name: str) -> bytes:
     """What stands before the checksum of a message. Raises DamagedError if that is not its own."""
     if data[-TRAILER_BYTES:] != trailer(data[:-TRAILER_BYTES]):
-        raise DamagedError(f"a {name} whose checksum is not that of its bytes")
+        raise DamagedMessageError(f"a {name} whose checksum is not that of its bytes")
     return data[:-TRAILER_BYTES]
 
 

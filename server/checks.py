@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..configuration import UsageError
-from ..places import is_url
+from ..common.configuration import UsageError
+from ..common.spec import SpecError
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..settings import ServerSettings
-from ..spec import SpecError
+from ..storage.backends import is_url, shown
 from .job import limits
-from .job.keeping import parse_keep
+from .job.aggregation import parse_aggregation
+from .job.best_policy import parse_keep
 from .job.limits import parse_early_stop
 from .job.modes import registry
 from .job.schedule import parse_schedule
-from .shard.aggregation import parse_aggregation
 
 
 def _parse_output(text: str) -> None:
@@ -50,25 +50,22 @@ def check(settings: ServerSettings) -> None:
         raise UsageError(f"--clip-norm {settings.clip_norm:g}: not with --mode {settings.mode}: {why}; use 0")
     if settings.keep and not settings.output and not settings.state:
         raise UsageError(f"--keep {settings.keep}: it lies beside --output or in --state; neither is given")
-    if settings.keep and mode.work == "exchange":
-        why = "the server does not have the parameters of every version"
-        raise UsageError(f"--keep {settings.keep}: not with --mode {settings.mode}: {why}")
     if is_url(settings.state) and settings.durability != "none":
         raise UsageError(
-            f"--state {settings.state} with --durability {settings.durability}: a journal needs a disk; a "
-            "URL takes checkpoints alone; give --durability none, or --state with a folder of this machine"
+            f"--state {shown(settings.state)} with --durability {settings.durability}: a journal needs a "
+            "disk; a URL takes checkpoints alone; give --durability none, or --state with a folder of this "
+            "machine"
         )
-    if settings.fusion.partition("=")[0] != "bytes" and (mode.slices > 1 or mode.work == "exchange"):
-        why = "members of a group push slices of the parts" if mode.slices > 1 else "no gradient is pushed"
+    if settings.fusion.partition("=")[0] != "bytes" and mode.slices > 1:
+        why = "members of a group push slices of the parts"
         raise UsageError(f"--fusion {settings.fusion}: expected bytes with --mode {settings.mode}: {why}")
 
 
 def check_compressor(settings: ServerSettings) -> None:
-    """Raise UsageError for a compressor that does not suit updates. Imports torch, unless there is none."""
-    if settings.downlink not in ("auto", "none"):
-        from ..compressors import check_downlink
+    """Raise UsageError for a compressor that does not suit updates."""
+    from ..compressors import parse_downlink  # numpy: --help does without
 
-        try:
-            check_downlink(settings.downlink)
-        except SpecError as error:
-            raise UsageError(f"--downlink {settings.downlink}: {error}") from None
+    try:
+        parse_downlink(settings.downlink)
+    except SpecError as error:
+        raise UsageError(f"--downlink {settings.downlink}: {error}") from None

@@ -7,14 +7,16 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .. import __version__, failpoints
-from ..configuration import UsageError, read
-from ..exits import Exit
+from ..common import failpoints
+from ..common.configuration import UsageError, read
+from ..common.exits import Exit, command
+from ..common.version import __version__
 from ..settings import COMMANDS, ServerSettings
 from . import checks
 from .job.modes import registry
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     try:
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(effective.describe())
             return Exit.DONE
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in our own messages
-        from ..telemetry import set_up_logging
+        from ..common.telemetry import set_up_logging
 
         set_up_logging(effective.settings.log_format)
         # Said before the long imports, which take half a minute on a machine that is busy enough.

@@ -1,7 +1,17 @@
-"""What the state machine's actions do: messages to workers, work for the shard.
+"""The conductor carries out control's actions: messages to workers, orders to the shard.
 
-All state is touched on one event loop; reducing, encoding and scanning run on other threads in nogil code
-while the loop goes on answering heartbeats.
+All state is touched on one event loop. Reducing, encoding and scanning run on other threads in nogil code,
+while the loop answers heartbeats.
+
+Nothing leaves the server that a restarted server could contradict. Four rules, in the order of a push's life:
+
+1. A part is in the journal before it is stored, reaches the shard, or is reported to its worker
+   (`PushLedger.store`; synced there while parts of a round are stepped one by one).
+2. A decision is in the journal, and synced, before its outcome leaves and before an order follows from it
+   (`Conductor.decide`; `Recorder.event` syncs whatever has actions).
+3. An order is given to the shard before anything of its update leaves: `_begin_apply` and `_open_round` open
+   the broadcast, and the shard alone adds to it.
+4. A version is published once the shard has reported it as applied (`Conductor._apply`, `published`).
 """
 
 from __future__ import annotations
@@ -15,41 +25,53 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from .. import failpoints
-from ..compressors import Plan
-from ..planning.job import Choice
+from ..common import failpoints
+from ..common.spec import SpecError
+from ..compressors import Plan, known_compressor
+from ..planning.job import StepOptions
 from ..proto import messages as m
-from ..proto.plans import plan_message
+from ..proto.plans import plan_message, plan_of
 from ..proto.refusal import Reason
+from ..proto.transfer import Assembly
 from ..proto.wire import encode_server
-from .durable.checkpoints import checkpoint
 from .durable.journal import JournalError
+from .durable.output import Output
 from .durable.recorder import Recorder
-from .intake import Intake
 from .job import events as e
 from .job import refusals
 from .job.core import Core
 from .metrics import Metrics
-from .model_state import Deposit, ModelState, Values
-from .output import Output
-from .pacing import Came, Pacing
-from .planner import Planner
-from .publishing import Publishing
-from .replanning import Replanning, fixed
+from .plans.planner import Planner
+from .plans.rate_control import Came, Pacing
+from .plans.replanning import Replanning, fixed
 from .reporting import count_waiting, shortened, update_durability, update_gauges
+from .shard.model_state import Deposit, ModelState, Values
+from .shard.reports import Applied, Final
 from .shard.shard import Shard
 from .shard.store import DivergedError
-from .streams import WorkerStream
-from .updates import Broadcast
+from .streams.outbox import WorkerStream
+from .streams.publishing import Publishing
+from .streams.push_ledger import PushLedger
+from .streams.updates import Broadcast
 
 log = logging.getLogger("gradwire.server")
 R = TypeVar("R")
+
+Told = e.Report | e.LossReported | e.Note  # actions that only tell somebody something
 
 TICK_S = 0.25
 
 
 class Conductor:
-    """Feeds events to the core and performs its actions. Belongs to one event loop."""
+    """Feeds events to the core and performs its actions. Belongs to one event loop.
+
+    A recovery drives it through the methods that live traffic calls, and replaces these three meanwhile:
+
+    Attributes:
+        clock: returns the seconds of `now`.
+        applied: called when the shard has applied a version. Live, `publish`.
+        tell: called with what is only to be told. Live, the log, the metrics and the members get it.
+    """
 
     def __init__(
         self,
@@ -61,6 +83,7 @@ class Conductor:
         output: Path | None = None,
         keep_best: bool = False,
         recorder: Recorder | None = None,
+        checkpoint: Callable[[Conductor], Awaitable[object]] | None = None,
     ) -> None:
         """
         Args:
@@ -69,10 +92,13 @@ class Conductor:
             keep_best: keep another file beside it, of the best version that was evaluated, and one where the
                 recorder writes.
             recorder: writes down what happens; None for a job that ends with its server.
+            checkpoint: writes a checkpoint of this conductor when the recorder says that one is due, and
+                returns once the state may change again. Needed with a recorder that keeps the job.
         """
         self.clock: Callable[[], float] = time.monotonic
-        self.replayed: list[int] | None = None  # versions made anew, while a recovery goes on
-        self.recorder = recorder or Recorder()
+        self.applied: Callable[[int], Awaitable[None]] = self.publish
+        self.tell: Callable[[Told], None] = self._tell
+        self.recorder, self._checkpoint = recorder or Recorder(), checkpoint
         self.recorder.broken = self._unwritten
         self.core = core
         self.metrics = metrics
@@ -81,6 +107,7 @@ class Conductor:
         self.state = ModelState()
         self.pacing = Pacing()
         self._publishing = Publishing(shard, self.streams, work=self._work)
+        self.prepared: Plan | None = None  # under the next number, for `Adopt`
         self.plans = Replanning(
             planner or fixed(),
             shard,
@@ -89,7 +116,8 @@ class Conductor:
             work=self._work,
             chosen=self._chosen,
         )
-        self.intake = Intake(core, shard, self.streams, self.recorder)
+        self.copies: dict[e.SnapshotKey, Assembly] = {}  # workers' snapshots, not checked yet
+        self.ledger = PushLedger(core, shard, self.streams, self.recorder)
         self.output = Output(output, shard, self.state, self.recorder, keep_best=keep_best)
         self.finished = asyncio.Event()  # and saved, as far as that was possible
         self._stopped = False
@@ -131,15 +159,20 @@ class Conductor:
         roster = self.core.roster
         self.plans.planner.keep([member.id for member in roster.members.values()])
         self.state.keep(lambda name: roster.get(name) is not None)
-        self.intake.forget_gone()
+        self.ledger.forget_gone()
 
-    def _chosen(self) -> tuple[Choice, int] | None:
+    def _chosen(self) -> tuple[StepOptions, int] | None:
         """How the job runs, as far as its first worker shows it, and with how many workers."""
         rules, members = self.core.rules, self.core.roster.by_rank()
-        if not members:
+        compressor = known_compressor(members[0].compressor) if members else None
+        if compressor is None:
             return None
-        choice = Choice(
-            compressor=members[0].compressor,
+        try:
+            sent = compressor.compression()
+        except SpecError:  # steps with it cannot be predicted
+            return None
+        choice = StepOptions(
+            compressor=sent,
             mode=rules.mode,
             overlap=rules.overlap,
             fusion=rules.fusion,
@@ -160,11 +193,12 @@ class Conductor:
         self.state.evaluated(epoch, values)
 
     def push(self, event: e.Pushed) -> e.Result[e.Decided]:
-        """Decide on a push that is committed and whole: as `decide`. Raises Refused."""
-        payloads = self.shard.payloads(event.key)
+        """Decide on a push that is committed and whole. Like `decide`, but the ledger takes the decision."""
+        payloads = self.ledger.payloads(event.key)
         result = self.decide(event)
         outcome = result.reply.outcome
         accepted = outcome.decision is m.Decision.ACCEPTED
+        self.ledger.decided(event.key, accepted=accepted and not result.reply.repeated)
         if not result.reply.repeated:
             if accepted:
                 self.metrics.push_accepted(payloads, outcome.version - 1 - event.base_version)
@@ -203,7 +237,7 @@ class Conductor:
         """Decide and perform. Raises Refused."""
         result = self.decide(event)
         self.perform(result.actions)
-        if isinstance(event, e.Evaluated):
+        if isinstance(event, e.EvaluationReported):
             self.output.judged()
         return result.reply
 
@@ -218,54 +252,58 @@ class Conductor:
                     self._adopt(action)
                 case e.Open():
                     self._open_round(action)
-                case e.Vacate():
-                    self.shard.vacate(action.assignments)
-                case e.Refill():
+                case e.Substitute():
                     self._refill(action)
-                case e.Without():
-                    self.shard.without(action.assignments)
+                case e.MemberLost() | e.Exclude():
+                    self.shard.change_round(action)
                 case e.Apply():
                     self._begin_apply(action)
                 case e.Drop():
-                    self.shard.drop(action.key)
-                case e.Closed():
+                    if isinstance(action.key, e.PushKey):
+                        self.shard.drop(action.key)
+                    else:
+                        self.copies.pop(action.key, None)
+                case e.ExchangeCompleted():
                     self._ended_at = self.now()
                     seconds = self._ended_at - action.opened_at
                     self.metrics.round_closed(seconds, action.samples, action.loss, self.core.version)
                     self.metrics.redundancy.set(action.redundancy)
-                case e.RequestCopy():
+                case e.RequestSnapshot():
                     self._send(action.worker, m.SnapshotRequest(version=action.version, apply=action.apply))
-                case e.TakeCopy():
+                case e.InstallSnapshot():
                     self._work(self._take_copy(action.key))
                 case e.Relabel():
                     self._publishing.replaced()
-                    self._work(self.shard.relabel(action.version))
+                    self._work(self.shard.replace(action.version))
                 case e.Disconnect():
                     stream = self.streams.get(action.worker)
                     if stream is not None and stream.incarnation == action.incarnation:
                         stream.outbox.end(action.refusal, final=action.final)
-                case e.Report() | e.Lost() | e.Note() if self.replayed is not None:
-                    pass  # it was said then
-                case e.Report():
-                    self._report(action)
+                case e.Report() | e.LossReported() | e.Note():
+                    self.tell(action)
                 case e.Best():
                     self.output.best(action.epoch, action.version)
-                case e.Lost():
-                    self.metrics.lost_members.inc()
-                    about = {"worker": action.worker, "rank": action.rank}
-                    log.warning("%s is lost: %s", action.name, action.reason, extra=about)
-                case e.Note():
-                    log.log(logging.WARNING if action.warning else logging.INFO, "%s", action.text)
                 case e.Paused():
                     self.paused.set()
                 case e.Finish():
                     self._work(self._finish())
 
+    def _tell(self, action: Told) -> None:
+        match action:
+            case e.Report():
+                self._report(action)
+            case e.LossReported():
+                self.metrics.lost_members.inc()
+                about = {"worker": action.worker, "rank": action.rank}
+                log.warning("%s is lost: %s", action.name, action.reason, extra=about)
+            case e.Note():
+                log.log(logging.WARNING if action.warning else logging.INFO, "%s", action.text)
+
     def _report(self, action: e.Report) -> None:
         """Say whom a round waits for, unless it waits as long as every healthy round does."""
         if self.core.phase is m.Phase.RUNNING and self.metrics.healthy(action.seconds):
             return
-        log.warning("%s", shortened(action.text))
+        log.log(logging.INFO if action.usual else logging.WARNING, "%s", shortened(action.text))
         waiting = m.Waiting(ranks=action.ranks, seconds=action.seconds, text=action.text)
         for worker in self.streams:
             self._send(worker, waiting)
@@ -285,10 +323,10 @@ class Conductor:
         stream = self.streams.get(action.worker)
         if stream is None:
             return
-        checked, checksum = self.shard.checked
+        checked, checksum = self.shard.reported.checked
         assignment = replace(
             action.assignment,
-            parts=self.shard.asked(action.assignment.id),
+            parts=self.ledger.asked(action.assignment.id),
             checked=checked,
             checksum=checksum,
         )
@@ -306,11 +344,21 @@ class Conductor:
 
         Raises Refused: PLAN, if the model cannot be divided so.
         """
-        self.shard.prepare(plan)
+        self.prepare(plan)
         self.recorder.plan(encode_server(plan_message(plan)))
-        self.happen(e.Planned())
+        self.happen(e.PlanPrepared())
+
+    def prepare(self, plan: Plan) -> None:
+        """Have a plan ready under the next number. Raises Refused: PLAN if the model cannot be divided so."""
+        known = self.shard.reported
+        assert known.manifest is not None, "there is nothing to divide yet"
+        following = replace(plan, number=known.plan.number + 1, norms=known.plan.norms)
+        self.prepared = plan_of(plan_message(following), known.manifest)
 
     def _adopt(self, action: e.Adopt) -> None:
+        plan, self.prepared = self.prepared, None
+        assert plan is not None
+        assert plan.number == action.plan
         members = [
             (stream, has)
             for worker, has in action.members.items()
@@ -318,9 +366,9 @@ class Conductor:
         ]
         self._publishing.conclude(action.version, members)
         self.metrics.plans.inc()
-        self.intake.forget_parts()
-        self._work(self.shard.adopt(action.plan))
-        self.intake.give_up_late()
+        self.ledger.forget_parts()
+        self._work(self.shard.adopt(plan))
+        self.ledger.give_up_late()
         for stream, _ in members:
             self._publishing.divide(stream)
 
@@ -333,40 +381,44 @@ class Conductor:
                 listening.append(worker)
         growing = self._publishing.open(action.version, listening)
         self.pacing.open((worker for worker, _, _ in action.members.values()), time.monotonic())
-        version = action.version
+        self.ledger.open_round()
+        self.shard.open_round(action, growing.add, self._final)
 
-        def begun(whole: bool) -> None:
-            self.happen(e.Begun(version=version, whole=whole))
+    def _final(self, report: Final) -> None:
+        self.ledger.final(report)
+        if report.first or report.last:
+            self.happen(e.ApplyStarted(version=report.version, whole=report.last))
 
-        self.shard.open_round(action, growing.add, begun)
-
-    def _refill(self, action: e.Refill) -> None:
-        self.shard.refill(action.lost, action.assignment, (action.worker, action.incarnation))
-        missing, parts = len(self.shard.asked(action.assignment)), len(self.shard.plan.parts)
+    def _refill(self, action: e.Substitute) -> None:
         if action.assignment != action.lost:
+            parts = len(self.shard.reported.plan.parts)
+            missing = len(self.ledger.ask(action.assignment, parts))
             log.info("%s pushes the %d of %d parts that are missing", action.worker, missing, parts)
+        self.shard.change_round(action)
 
     def _begin_apply(self, action: e.Apply) -> None:
         self.pacing.close()
         broadcast = self._publishing.close(action.version, action.members)
-        self._work(self._apply(action, broadcast, self.shard.apply(action, broadcast.add)))
+        pushes, rates = self.ledger.take(action)
+        applying = self.shard.apply(action, pushes, broadcast.add, rates)
+        self._work(self._apply(action, broadcast, applying))
         if action.base_version is None:  # a round has closed
-            self.intake.give_up_late()
+            self.ledger.give_up_late()
 
-    async def _apply(self, action: e.Apply, broadcast: Broadcast, applying: Awaitable[int]) -> None:
+    async def _apply(self, action: e.Apply, broadcast: Broadcast, applying: Awaitable[Applied]) -> None:
         started = self.now()
-        passed_over = await applying
+        report = await applying
         failpoints.reached("version.applied")
         broadcast.finish()
         self._ended_at = self.now()
-        if passed_over:
+        if report.passed_over:
             self.metrics.passed_over.inc()
             log.warning(
                 "version %d: %d gradients are too few for the aggregation; the parameters stay as they are",
                 action.version,
-                passed_over,
+                report.passed_over,
             )
-        self.metrics.gradient_norm.set(self.shard.gradient_norm)
+        self.metrics.gradient_norm.set(report.gradient_norm)
         self.metrics.reduce_seconds.observe(self._ended_at - started)
         self._publishing.published(broadcast)
         samples = sum(each.samples for each in action.contributions)
@@ -375,21 +427,19 @@ class Conductor:
         if action.clocks_stale is not None:
             self.metrics.clocks_stale(action.clocks_stale)
         self.metrics.round_closed(self._ended_at - action.opened_at, samples, mean_loss, action.version)
-        if self.replayed is not None:  # it happens when it is the turn of its record
-            self.replayed.append(action.version)
-            return
-        await self.published(action.version)
+        await self.applied(action.version)
 
-    async def published(self, version: int) -> None:
-        """Say that a version is there, and write it down first if that is due."""
+    async def publish(self, version: int) -> None:
+        """Tell control that the shard has a version, and take a checkpoint of it first if one is due."""
         if self.recorder.due(version, self.now(), self.core.samples.progress):
-            await checkpoint(self, announced=False)
+            assert self._checkpoint is not None
+            await self._checkpoint(self)
         failpoints.reached("version.announced")
         self.happen(e.Published(version=version))
         self.plans.published(version)
 
     async def _finish(self) -> None:
-        if self.shard.manifest is not None:
+        if self.shard.reported.manifest is not None:
             await self._conclude(finished=True)
             if self.output.unsaved and not self._stopped:
                 log.error(
@@ -411,12 +461,12 @@ class Conductor:
         while self.core.roster.members or self.output.unsaved:
             await asyncio.sleep(TICK_S)
 
-    async def _take_copy(self, key: e.CopyKey) -> None:
-        await self.shard.load(key)
-        assert self.shard.manifest is not None
-        self.metrics.received_raw(self.shard.manifest.raw_bytes)
+    async def _take_copy(self, key: e.SnapshotKey) -> None:
+        await self.shard.replace(key.version, self.copies.pop(key))
+        assert self.shard.reported.manifest is not None
+        self.metrics.received_raw(self.shard.reported.manifest.raw_bytes)
         self._publishing.replaced()
-        self.happen(e.Copied(version=key.version))
+        self.happen(e.SnapshotInstalled(version=key.version))
 
     # ---- tasks
 
@@ -441,7 +491,7 @@ class Conductor:
         self.failed.set()
 
     def _show(self) -> None:
-        parts = len(self.shard.plan.parts) if self.shard.manifest is not None else 0
+        parts = len(self.shard.reported.plan.parts) if self.shard.reported.manifest is not None else 0
         update_gauges(self.metrics, self.core, parts, self.now())
         update_durability(self.metrics, self.recorder)
 
@@ -451,12 +501,16 @@ class Conductor:
         self._ticker = asyncio.create_task(self._tick())
         self._ticker.add_done_callback(self._worked)
 
+    def tick(self) -> None:
+        """Let control look at the time, and forget members that are gone."""
+        self.happen(e.Tick())
+        self.forget_gone()
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.happen(e.Tick())
-            self.forget_gone()
-            self.intake.end_stalled(time.monotonic())
+            self.tick()
+            self.ledger.end_stalled(time.monotonic())
             self._show()
             count_waiting(self.metrics, self.core, self.now(), TICK_S)
 
@@ -478,6 +532,6 @@ class Conductor:
         while self.working:
             await asyncio.wait(set(self.working))
         finished = self.finished.is_set()
-        if self.shard.manifest is not None and (self.output.unsaved or not finished):
+        if self.shard.reported.manifest is not None and (self.output.unsaved or not finished):
             await self._conclude(finished=finished)
         await asyncio.to_thread(self.shard.close)  # it may wait for a kernel that is being compiled

@@ -16,32 +16,34 @@ import grpc.aio
 import torch
 import uvloop
 
-from .. import __version__, machine
+from ..common import machine
+from ..common.configuration import Effective, UsageError
+from ..common.exits import Exit
+from ..common.telemetry import HttpEndpoint, add_log_fields
+from ..common.version import __version__
 from ..compressors import Plan, set_threads
-from ..configuration import Effective, UsageError
-from ..optimizer import Group, Optimizer
+from ..optim.optimizer import Group, Optimizer
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..proto.channel import SERVER_OPTIONS, Identity, listen
 from ..proto.manifest import Manifest
 from ..proto.service import generic_handler
 from ..proto.standard import Health, reflect
 from ..settings import ServerSettings, parse_evaluate_every
-from ..telemetry import HttpEndpoint, add_log_fields
-from .access import Access, TokenFileError
+from ..storage.backends import shown
+from .calls.access import Access, TokenFileError
+from .calls.service import Service
 from .conductor import Conductor
-from .durable.checkpoints import pause
+from .durable.folder import StateError, StateFolder, job_at
 from .durable.recorder import Recorder
-from .durable.recovery import recover
-from .durable.state import StateError, StateFolder, job_at
-from .ending import exit_code
+from .durable.resuming import ResumeError, read_model
+from .job.aggregation import parse_aggregation
 from .job.core import Core
 from .job.modes import registry
 from .job.modes.options import ModeOptions
 from .metrics import Metrics
-from .planner import Planner
-from .resuming import ResumeError, read_model
-from .service import Service
-from .shard.aggregation import parse_aggregation
+from .plans.planner import Planner
+from .recovery.checkpoints import checkpoint, first_checkpoint, pause
+from .recovery.recovery import recover
 from .shard.shard import Shard
 from .shard.store import Float32, Store
 
@@ -111,6 +113,7 @@ def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder) -
         output=output,
         keep_best=bool(options.keep),
         recorder=recorder,
+        checkpoint=checkpoint,
     )
 
 
@@ -126,28 +129,49 @@ _MAY_CHANGE = frozenset(
 )
 
 
-def _opened(options: ServerSettings, job: str) -> tuple[StateFolder | None, str]:
-    """The folder of --state, and the id of its job, which is `job` if it is new. Raises UsageError."""
-    if not options.state:
-        return None, job
-    if registry.parse(options.mode).work.startswith("exchange"):
-        raise UsageError(
-            "--state: in mode coded the workers have the parameters, and the server a copy from time to "
-            "time; it has nothing of its own to go on with. Use --output"
-        )
-    given = {
-        each.name: getattr(options, each.name) for each in fields(options) if each.name not in _MAY_CHANGE
-    }
-    try:
-        known = job_at(options.state)
-        if known is not None:
-            _same_job(known["options"], given, options.state)
-        folder = StateFolder(options.state, syncs=options.durability == "fsync")
-        if known is None:
-            folder.begin({"job": job, "gradwire": __version__, "options": given})
-    except StateError as error:
-        raise UsageError(str(error)) from None
-    return folder, job if known is None else known["job"]
+class _Kept:
+    """The folder of --state, which this process has from now on, and the job in it.
+
+    Attributes:
+        job: id of the job.
+    """
+
+    def __init__(self, options: ServerSettings) -> None:
+        """Raises UsageError."""
+        names = (each.name for each in fields(options) if each.name not in _MAY_CHANGE)
+        self._options = {name: getattr(options, name) for name in names}
+        try:
+            self.folder = StateFolder(options.state, syncs=options.durability == "fsync")
+            known = job_at(options.state)
+            # Members that wait for a job to begin know its id already; its options count once it has begun.
+            self.job: str = _new_id() if known is None else known["job"]
+            if known is not None and self.folder.begun():
+                _same_job(known["options"], self._options, options.state)
+        except StateError as error:
+            raise UsageError(str(error)) from None
+
+    def serve(self, *, goes_on: bool) -> None:
+        """Claim the folder, and write job.json for a job that has not begun. Called after recovery and after
+        the port is bound, so a start that fails before that neither writes job.json nor displaces the server
+        at a URL.
+
+        Args:
+            goes_on: whether the job has begun before.
+
+        Raises:
+            UsageError: the folder cannot be written to, or another server at the URL wrote a checkpoint
+                after this one had recovered an older one.
+        """
+        try:
+            self.folder.claim()
+            if not goes_on:
+                self.folder.put_job({"job": self.job, "gradwire": __version__, "options": self._options})
+        except StateError as error:
+            raise UsageError(str(error)) from None
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex[:12]
 
 
 def _same_job(before: Mapping[str, Any], given: Mapping[str, Any], state: str) -> None:
@@ -164,21 +188,21 @@ def _same_job(before: Mapping[str, Any], given: Mapping[str, Any], state: str) -
 async def _serve(effective: Effective[ServerSettings]) -> int:
     options = effective.settings
     mode = registry.parse(options.mode)
-    folder, job = _opened(options, uuid.uuid4().hex[:12])
-    recorder = Recorder()
-    if folder is not None:
-        every = parse_evaluate_every(options.checkpoint_every)
-        recorder = Recorder(folder, every, job=job, recorded=options.durability != "none")
-    conductor = _conductor(options, mode, recorder)
     try:
         access = Access(options)
     except TokenFileError as error:
         raise UsageError(str(error)) from None
+    kept = _Kept(options) if options.state else None
+    job, recorder = _new_id() if kept is None else kept.job, Recorder()
+    if kept is not None:
+        every = parse_evaluate_every(options.checkpoint_every)
+        recorder = Recorder(kept.folder, every, job=job, recorded=options.durability != "none")
+    conductor = _conductor(options, mode, recorder)
     add_log_fields(lambda: {"job": job, "version": conductor.core.version})
     stopping = asyncio.Event()
     received = _heed_signals(stopping)
     # Probes have an answer while the journal is read, however long that takes.
-    not_yet = "not listening yet" if folder is None else f"--state {options.state} is being read"
+    not_yet = "not listening yet" if kept is None else f"--state {options.state} is being read"
     http = HttpEndpoint(
         *(effective, options.http_host or (options.host if access.remote else LOOPBACK)),
         conductor.metrics.registry,
@@ -187,13 +211,15 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         failing=lambda: not_yet or recorder.failing,
     )
     try:
-        goes_on = folder is not None and await recover(conductor, folder)
+        goes_on = kept is not None and await recover(conductor, kept.folder)
         resumed = read_model(options.resume) if options.resume and not goes_on else None
     except (StateError, ResumeError) as error:
         raise UsageError(str(error)) from None
     if options.resume and goes_on:
-        log.info("--resume %s is not looked at: the job in --state %s goes on", options.resume, options.state)
-    service = Service(conductor, options, mode, job, access, resumed)
+        text = "--resume %s is not looked at: the job in --state %s goes on"
+        log.info(text, shown(options.resume), options.state)
+    first = first_checkpoint if recorder.keeps else None
+    service = Service(conductor, options, mode, job, access, resumed, first)
     del resumed  # which the service lets go of
     metrics = conductor.metrics
     metrics.info.labels(__version__, options.mode, service.job.id).set(1)
@@ -207,6 +233,8 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     if options.reflection:
         reflect(server)
     port = _listen(server, options)
+    if kept is not None:
+        kept.serve(goes_on=goes_on)
     await server.start()
     not_yet = ""
     await health.serving()
@@ -309,3 +337,31 @@ async def _over(conductor: Conductor) -> Literal[True]:
     log.info("the job is done and the server ends in %g s; --stay keeps it", LINGER_S)
     await asyncio.sleep(LINGER_S)
     return True
+
+
+def exit_code(
+    *,
+    finished: bool,
+    received: signal.Signals | None,
+    failed: bool,
+    diverged: bool,
+    unsaved: bool,
+    unwritten: bool = False,
+) -> int:
+    """Return the exit code of a server that has ended in order. A failure decides before a signal.
+
+    Args:
+        finished: whether the job was.
+        received: the signal that told the server to stop.
+        failed: whether the job could not continue.
+        diverged: whether it failed because its parameters are not finite.
+        unwritten: whether it failed because its journal cannot be written.
+        unsaved: whether the last parameters are not where they were to be written.
+    """
+    if failed and not finished and not unwritten:
+        return Exit.DIVERGED if diverged else Exit.INTERNAL
+    if unsaved or unwritten:
+        return Exit.UNWRITTEN
+    if finished or received is None:
+        return Exit.DONE
+    return 128 + received

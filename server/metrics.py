@@ -16,13 +16,13 @@ from typing import Any
 
 from prometheus_client import Counter
 
+from ..common.metrics import MetricSet, counter, gauge, histogram
 from ..compressors import Payload
 from ..compressors.registry import BUILT_IN
-from ..metrics import MetricSet, counter, gauge, histogram
 from ..proto.messages import Phase, Traffic
 from ..proto.refusal import Reason
-from .curve import Curve
-from .planner import Measured
+from .job.loss_history import LossHistory
+from .plans.planner import Measured
 from .shard.store import compressed_bytes
 
 # Whose messages the current task is reading: the name of the worker's compressor.
@@ -104,7 +104,9 @@ class Metrics(MetricSet, prefix="gradwire_server"):
         "checkpoint_version", "with --state: version of the last checkpoint; NaN before the first"
     )
     checkpoint_bytes = gauge("checkpoint_bytes", "with --state: size of the last checkpoint")
-    journal_bytes = gauge("journal_bytes", "with --state: size of the journal since the last checkpoint")
+    journal_bytes = gauge(
+        "journal_bytes", "with --state: size of the journal since the last checkpoint that is whole"
+    )
     checkpoint_failures = counter("checkpoint_failures", "checkpoints that could not be written")
     local_steps = gauge("local_steps", "local mode: steps of the last round opened, H; 1 in the other modes")
     redundancy = gauge("redundancy", "coded mode: workers that computed the same in the last round")
@@ -164,7 +166,7 @@ class Metrics(MetricSet, prefix="gradwire_server"):
         self._apart: deque[float] = deque(maxlen=32)  # seconds between the last rounds
         self._closed_at: float | None = None
         self._names: set[str] = set()
-        self.curve = Curve()
+        self.loss_history = LossHistory()
         self.accepted = self.refused = 0
         self.train_loss = float("nan")
         self.staleness_bound.set(float("nan"))
@@ -190,10 +192,18 @@ class Metrics(MetricSet, prefix="gradwire_server"):
 
     def image(self) -> dict[str, Any]:
         """What the job's status and report say, as opposed to this process's counters."""
-        return {"accepted": self.accepted, "refused": self.refused, "curve": deepcopy(self.curve)}
+        return {
+            "accepted": self.accepted,
+            "refused": self.refused,
+            "loss_history": deepcopy(self.loss_history),
+        }
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        self.accepted, self.refused, self.curve = image["accepted"], image["refused"], image["curve"]
+        self.accepted, self.refused, self.loss_history = (
+            image["accepted"],
+            image["refused"],
+            image["loss_history"],
+        )
 
     def push_accepted(self, payloads: Sequence[Payload], versions_stale: int) -> None:
         self.accepted += 1
@@ -263,7 +273,7 @@ class Metrics(MetricSet, prefix="gradwire_server"):
         if samples:
             self.train_loss = loss
             self.loss.set(loss)
-            self.curve.add(version, samples, loss)
+            self.loss_history.add(version, samples, loss)
 
     def measured(self, measured: Measured) -> None:
         """What steps are made of, and what the link takes."""

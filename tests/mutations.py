@@ -1,10 +1,10 @@
-"""Deliberate breaks that the tests must notice: `python tests/mutations.py [--list] [--only NAME]`.
+"""Check that the tests notice deliberate mistakes: `python tests/mutations.py [--list] [--only NAME]`.
 
-Each break, in breaks.toml, replaces a piece of source in a temporary copy of the checkout and names a small
-part of the suite that has to fail with it and pass without. That part takes at most 30 s, and longer only
-where a break has kernels compiled again. A break that no test notices is said to survive; then the exit
-status is 1, as it is if the text of a break is not found exactly once, which a test of the suite checks too.
-Keep the pieces short and unmistakable, and renew them with the code.
+A mutant, declared in mutants.toml, is the source with one mistake: it replaces a piece of a file in a
+temporary copy of the checkout, and names a small part of the suite that must fail with the mistake and pass
+without it. That part takes at most 30 s, longer only where the mistake makes numba compile kernels again.
+The exit status is 1 if a mutant survives, that is, its tests pass, and if its text does not occur exactly
+once, which the suite checks too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Where numba keeps compiled kernels. It does not see that a function from another file has changed.
+# numba keeps compiled kernels there, and does not see that a function from another file has changed.
 KERNELS = "compressors/kernels"
 COMPILED = ("*.nbi", "*.nbc")
 LEFT_OUT = (".git", ".venv", ".cache", ".*_cache", "runs", "build", "dist", "*.egg-info")
@@ -31,13 +31,14 @@ PASSED, FAILED = 0, 1  # exit codes of pytest; others say that it could not run 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Break:
-    """
+class Mutant:
+    """A deliberate mistake, and the tests that must notice it.
+
     Attributes:
-        name: what goes wrong.
-        path: of the source file, from the root.
-        old: a piece of it that occurs once.
-        new: what it is replaced with.
+        name: what goes wrong, as a sentence.
+        path: the source file, relative to the root.
+        old: a piece of that file that occurs once.
+        new: its replacement.
         tests: arguments of pytest: paths, and -k with its expression in one word.
     """
 
@@ -50,29 +51,29 @@ class Break:
 
 @dataclass(frozen=True)
 class Run:
-    """How pytest ended, what it said, and after how many seconds."""
+    """The exit code of pytest, its output, and the seconds that it took."""
 
     code: int
     output: str
     seconds: float
 
 
-def occurrences(each: Break) -> int:
-    """How often the text that a break replaces occurs; 0 if there is no such file."""
-    path = ROOT / each.path
-    return path.read_text().count(each.old) if path.is_file() else 0
+def occurrences(mutant: Mutant) -> int:
+    """Return how often the text that a mutant replaces occurs; 0 if there is no such file."""
+    path = ROOT / mutant.path
+    return path.read_text().count(mutant.old) if path.is_file() else 0
 
 
-def run(tests: Iterable[str], broken: Break | None = None) -> Run:
-    """Run tests in a copy of the checkout, with this break."""
+def run(tests: Iterable[str], mutant: Mutant | None = None) -> Run:
+    """Run `tests` in a copy of the checkout that has the mistake of `mutant`."""
     with tempfile.TemporaryDirectory(prefix="gradwire-mutation-") as folder:
         copy = Path(folder) / "gradwire"
-        in_kernels = broken is not None and broken.path.startswith(KERNELS)
+        in_kernels = mutant is not None and mutant.path.startswith(KERNELS)
         ignore = shutil.ignore_patterns(*LEFT_OUT, *(COMPILED if in_kernels else ()))
         shutil.copytree(ROOT, copy, symlinks=True, ignore=ignore)
-        if broken is not None:
-            path = copy / broken.path
-            path.write_text(path.read_text().replace(broken.old, broken.new))
+        if mutant is not None:
+            path = copy / mutant.path
+            path.write_text(path.read_text().replace(mutant.old, mutant.new))
         began = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-n0", "-x", "-q", *tests],
@@ -87,19 +88,21 @@ def run(tests: Iterable[str], broken: Break | None = None) -> Run:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("--list", action="store_true", help="names of all breaks")
-    parser.add_argument("--only", metavar="NAME", action="append", help="this break; can be repeated")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at a time; default one per core")
+    parser.add_argument("--list", action="store_true", help="print the names of all mutants")
+    parser.add_argument("--only", metavar="NAME", action="append", help="run this mutant; can be repeated")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="mutants at a time; default one per core"
+    )
     arguments = parser.parse_args(argv)
     if arguments.list:
-        for each in BREAKS:
-            print(f"{each.name}: {each.path}, {' '.join(each.tests)}")
+        for mutant in MUTANTS:
+            print(f"{mutant.name}: {mutant.path}, {' '.join(mutant.tests)}")
         return 0
-    chosen = [each for each in BREAKS if arguments.only is None or each.name in arguments.only]
-    unknown = set(arguments.only or ()) - {each.name for each in chosen}
-    lost = [each.name for each in chosen if occurrences(each) != 1]
+    chosen = [mutant for mutant in MUTANTS if arguments.only is None or mutant.name in arguments.only]
+    unknown = set(arguments.only or ()) - {mutant.name for mutant in chosen}
+    lost = [mutant.name for mutant in chosen if occurrences(mutant) != 1]
     for name in sorted(unknown):
-        print(f"{name}: no such break; --list shows all")
+        print(f"{name}: no such mutant; --list shows all")
     for name in lost:
         print(f"{name}: its text does not occur exactly once")
     if unknown or lost or not chosen:
@@ -110,35 +113,40 @@ def main(argv: list[str]) -> int:
     subprocess.run([sys.executable, "-c", compiling], env=environ, check=True)
     wrong = 0
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        plain = {pool.submit(run, tests): " ".join(tests) for tests in {each.tests: None for each in chosen}}
-        broken = {pool.submit(run, each.tests, each): each.name for each in chosen}
-        for future in as_completed([*plain, *broken]):
-            done, expected = future.result(), PASSED if future in plain else FAILED
+        unchanged = {
+            pool.submit(run, tests): " ".join(tests) for tests in {mutant.tests: None for mutant in chosen}
+        }
+        changed = {pool.submit(run, mutant.tests, mutant): mutant.name for mutant in chosen}
+        for future in as_completed([*unchanged, *changed]):
+            done, expected = future.result(), PASSED if future in unchanged else FAILED
             verdict = (
                 "as expected" if done.code == expected else "SURVIVED" if done.code == PASSED else "ERROR"
             )
-            what = f"without a break: {plain[future]}" if future in plain else broken[future]
+            what = f"without a mistake: {unchanged[future]}" if future in unchanged else changed[future]
             print(f"{verdict}: {what} ({done.seconds:.0f} s)", flush=True)
             if done.code != expected:
                 wrong += 1
                 print(done.output, end="")
-    print(f"{len(chosen)} breaks, {wrong} wrong")
+    print(f"{len(chosen)} mutants, {wrong} wrong")
     return 1 if wrong else 0
 
 
-def read(path: Path) -> list[Break]:
-    """The breaks that a file declares."""
+def read(path: Path) -> list[Mutant]:
+    """Return the mutants that a file declares."""
     declared = tomllib.loads(path.read_text())
-    parts = {name: tuple(arguments) for name, arguments in declared["tests"].items()}
     return [
-        Break(
-            name=each["name"], path=each["path"], old=each["old"], new=each["new"], tests=parts[each["tests"]]
+        Mutant(
+            name=name,
+            path=fields["path"],
+            old=fields["old"],
+            new=fields["new"],
+            tests=tuple(declared["tests"][fields["tests"]]),
         )
-        for each in declared["break"]
+        for name, fields in declared["mutants"].items()
     ]
 
 
-BREAKS = read(Path(__file__).with_name("breaks.toml"))
+MUTANTS = read(Path(__file__).with_name("mutants.toml"))
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

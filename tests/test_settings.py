@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 
-from gradwire.configuration import (
+from gradwire.common.configuration import (
     REQUIRED,
     Option,
     UsageError,
     options_of,
     read,
 )
+from gradwire.common.exits import Exit
+from gradwire.common.spec import SpecError
 from gradwire.deploy import cli as run
 from gradwire.deploy.daemons import check_together, server_arguments, worker_arguments
-from gradwire.exits import Exit
-from gradwire.optimizer import parse_optimizer
+from gradwire.optim.optimizer import parse_optimizer
 from gradwire.proto.convert import decode, encode
 from gradwire.proto.job import job_message, job_terms
 from gradwire.proto.messages import Job
@@ -37,7 +38,6 @@ from gradwire.settings import (
     parse_address,
     parse_task,
 )
-from gradwire.spec import SpecError
 from gradwire.worker import cli as worker
 
 SPECS = {

@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .. import failpoints
-from ..configuration import UsageError, read
-from ..exits import Exit
+from ..common import failpoints
+from ..common.configuration import UsageError, read
+from ..common.exits import Exit, command
 from ..settings import COMMANDS, WorkerSettings
 from .tasks import TaskError
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     try:
@@ -29,11 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
         from .daemon import check, run  # only now: it imports torch and grpc
 
-        check(effective.settings)
+        compressor, auto = check(effective.settings)
         if effective.print_config:
             print(effective.describe())
             return Exit.DONE
-        return run(effective)
+        return run(effective, compressor, auto=auto)
     except UsageError as error:
         return _fail(Exit.USAGE, error)
     except TaskError as error:

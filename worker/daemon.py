@@ -5,39 +5,43 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import threading
 import time
 from types import FrameType
-from typing import NoReturn
 
 import torch
 
-from .. import __version__
-from ..compressors import LayerRule, compressor_of, set_threads
+from ..common.configuration import Effective, UsageError
+from ..common.exits import Exit
+from ..common.naming import own_name
+from ..common.spec import SpecError
+from ..common.telemetry import HttpEndpoint, add_log_fields, set_up_logging
+from ..common.version import __version__
+from ..compressors import CompressorSpec, LayerRule, compressor_of, parse_compressor, set_threads
 from ..compressors.registry import names
-from ..configuration import Effective, UsageError
-from ..exits import Exit
-from ..places import PlaceError
 from ..proto.job import job_terms
 from ..proto.refusal import Reason, Refused
 from ..settings import JobTerms, WorkerSettings, access_files, names_in, parse_address
-from ..spec import SpecError
-from ..telemetry import HttpEndpoint, add_log_fields, set_up_logging
+from ..storage.backends import BackendError
 from .metrics import Metrics
 from .session.attempts import UnreachableError
 from .session.connection import Connection
+from .session.kernels import tell_of_kernels
 from .session.own_state import OwnState
 from .session.replica import ModelError, Replica
 from .session.session import Session
 from .tasks import Task, TaskError, check_task, load_allowed
 from .tasks.computation import TaskFailedError, guarded
-from .tasks.data import data_checksum
 from .tasks.groups import task_groups
 from .tasks.trainer import Trainer
-from .tasks.work import CodedExchange, parse_work
+from .training.data import data_checksum
+from .training.work import CodedExchange, parse_work
 
 log = logging.getLogger("gradwire.worker")
+
+
+LOOK_S = 0.5  # while a worker leaves, how often it looks whether that is of any use
+AWAY_S = 3.0  # of a server to which nothing can be handed over; a stream that breaks is back sooner
 
 
 class _Signalled(BaseException):
@@ -49,12 +53,21 @@ class _Signalled(BaseException):
 
 class _Signals:
     """SIGTERM and SIGINT. While the worker trains, the first one asks it to hand over what it still holds,
-    and only raises when that takes too long; a second one ends the process at once."""
+    and only raises when that takes too long or the server is away; a second one ends the process at once.
+
+    Attributes:
+        received: the signal, once there was one.
+        session, connection: of the worker, as soon as it trains.
+        gave_up: why nothing more could be handed over; empty if something could.
+    """
 
     def __init__(self, leave_s: float) -> None:
         self._leave_s = leave_s
+        self._told_at = 0.0
         self.received: int | None = None
         self.session: Session | None = None
+        self.connection: Connection | None = None
+        self.gave_up = ""
         assert threading.current_thread() is threading.main_thread()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -66,13 +79,22 @@ class _Signals:
             signal.signal(again, lambda n, _: os._exit(128 + n))
         self.received = number
         if self.session is None or not self._leave_s:
+            self.gave_up = "at once"
             raise _Signalled(number)
         self.session.leave()
-        signal.setitimer(signal.ITIMER_REAL, self._leave_s)
+        self._told_at = time.monotonic()
+        every_s = min(LOOK_S, self._leave_s)
+        signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
 
-    def _on_alarm(self, number: int, frame: FrameType | None) -> NoReturn:
+    def _on_alarm(self, number: int, frame: FrameType | None) -> None:
         assert self.received is not None
-        raise _Signalled(self.received)
+        if time.monotonic() - self._told_at >= self._leave_s:
+            self.gave_up = f"after {self._leave_s:g} s"
+        elif self.connection is not None and self.connection.away_s >= AWAY_S:
+            self.gave_up = f"while the server has been away for {self.connection.away_s:.0f} s"
+        if self.gave_up:
+            self.settled()
+            raise _Signalled(self.received)
 
     def settled(self) -> None:
         """Nothing is to be interrupted any more."""
@@ -87,24 +109,32 @@ def _in_child() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def check(settings: WorkerSettings) -> None:
-    """What can be known before there is a server: of its own task the module is loaded.
+def check(settings: WorkerSettings) -> tuple[CompressorSpec, bool]:
+    """Check what can be known before there is a server: of its own task the module is loaded.
+
+    Returns:
+        The compressor, and whether it is left where it loses.
 
     Raises:
         UsageError: a compressor or a device that there is not.
         TaskError: a task that there is not, or whose module raises.
     """
     try:
-        compressor_of(settings.compressor)
+        chosen = compressor_of(settings.compressor)
     except SpecError as error:
         raise UsageError(f"--compressor: {error}") from None
     _choose_device(settings.device)
     if settings.task:
         check_task(settings.task)
+    return chosen
 
 
-def run(effective: Effective[WorkerSettings]) -> int:
-    """Train until the job is done. Returns the exit code; raises UsageError."""
+def run(effective: Effective[WorkerSettings], compressor: CompressorSpec, *, auto: bool) -> int:
+    """Train until the job is done. Returns the exit code; raises UsageError.
+
+    Args:
+        compressor, auto: what `check` has returned.
+    """
     settings = effective.settings
     set_up_logging(settings.log_format)
     if settings.threads:
@@ -129,7 +159,7 @@ def run(effective: Effective[WorkerSettings]) -> int:
     try:
         connection = Connection(
             parse_address(settings.server),
-            worker=settings.worker_id or f"{socket.gethostname()}-{os.getpid()}",
+            worker=settings.worker_id or own_name(),
             incarnation=time.time_ns(),
             connect_s=settings.connect_seconds,
             give_up_s=settings.give_up_seconds,
@@ -138,7 +168,9 @@ def run(effective: Effective[WorkerSettings]) -> int:
             files=access_files(settings),
         )
         chosen = effective.chosen("compressor")
-        code, reason = _train(connection, settings, metrics, signals, chosen=chosen)
+        code, reason = _train(
+            connection, settings, metrics, signals, compressor=compressor, auto=auto, chosen=chosen
+        )
         signals.settled()
         connection.leave(reason, failed=code not in (Exit.DONE, Exit.TERMINATED, Exit.INTERRUPTED))
         return code
@@ -146,11 +178,12 @@ def run(effective: Effective[WorkerSettings]) -> int:
         signals.settled()
         leaving.set()
         name = signal.Signals(signalled.number).name
-        held_back = signals.session.held_back if signals.session else 0.0
-        if held_back:
+        session = signals.session
+        held_back, pushes = (session.held_back, session.open_pushes) if session else (0.0, 0)
+        if held_back or pushes:
             log.warning(
-                "%s: leaving after %g s with gradients of norm %.3g that the server has not got",
-                *(name, settings.leave_seconds, held_back),
+                "%s: leaving %s with gradients of norm %.3g held back and %d unconfirmed pushes",
+                *(name, signals.gave_up, held_back, pushes),
             )
         else:
             log.info("%s: leaving", name)
@@ -169,16 +202,17 @@ def _train(
     metrics: Metrics,
     signals: _Signals,
     *,
+    compressor: CompressorSpec,
+    auto: bool,
     chosen: bool,
 ) -> tuple[Exit, str]:
     """The whole job. Returns the exit code and the reason to leave with.
 
     chosen: whether somebody has asked for the compressor.
     """
-    compressor, auto = compressor_of(settings.compressor)
     device = _choose_device(settings.device)
     try:
-        reply = connection.join(__version__, compressor, names())
+        reply = connection.join(__version__, str(compressor), names())
         job = job_terms(reply.job)
         known: dict[str, object] = {"job": job.id, "worker": connection.worker, "rank": reply.rank}
         add_log_fields(lambda: known)  # the version as soon as there is one
@@ -194,6 +228,7 @@ def _train(
         metrics.info.labels(__version__, job.mode, job.id).set(1)
         if isinstance(parse_work(job.work), CodedExchange):
             compressor, auto = _without_compressor(settings.compressor, chosen=chosen), False
+        tell_of_kernels(connection)
         connection.activity = "loading the task"
         task = load_allowed(job.task, own=settings.task, modules=names_in(settings.allow_task))
         replica = _replica(task, job, device)
@@ -212,7 +247,7 @@ def _train(
             metrics=metrics,
             own=OwnState(settings.state, job=job.id, worker=connection.worker) if settings.state else None,
         )
-        signals.session = trainer.session
+        signals.session, signals.connection = trainer.session, connection
         done = trainer.run()
         if not done:
             assert signals.received is not None
@@ -223,12 +258,19 @@ def _train(
         return Exit.DONE, "done"
     except Refused as refused:
         if refused.refusal.reason is Reason.JOB_FINISHED:
-            log.info("%s; nothing left to do", refused.refusal.message)
+            if signals.session is None:
+                log.warning(
+                    "nothing was trained here: %s. To train again, start gc-server with another --state; on "
+                    "Kubernetes give the overlay another nameSuffix",
+                    refused.refusal.message,
+                )
+            else:
+                log.info("%s; nothing left to do", refused.refusal.message)
             return Exit.DONE, "done"
         log.error("refused: %s", refused)
         stopped = refused.refusal.reason is Reason.STOPPING
         return (Exit.STOPPED if stopped else Exit.REFUSED), f"refused: {refused.refusal.message}"
-    except (UnreachableError, UsageError, PlaceError) as error:
+    except (UnreachableError, UsageError, BackendError) as error:
         log.error("%s", error)
         return (Exit.UNREACHABLE if isinstance(error, UnreachableError) else Exit.USAGE), str(error)
     except SpecError as error:  # of what the server asks for; the worker's own were checked before
@@ -250,14 +292,14 @@ def _replica(task: Task, job: JobTerms, device: torch.device) -> Replica:
     return Replica(model.to(device), task.train_samples, task_groups(task, model, job), data)
 
 
-def _without_compressor(spec: str, *, chosen: bool) -> str:
+def _without_compressor(spec: str, *, chosen: bool) -> CompressorSpec:
     """Raises UsageError for a compressor that somebody has chosen."""
     if chosen and spec != "none":
         raise UsageError(
             f"--compressor {spec}: the job's mode is coded, which exchanges gradients in fixed point; "
             "use --compressor none"
         )
-    return "none"
+    return parse_compressor("none")
 
 
 def _choose_device(name: str) -> torch.device:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from ..metrics import MetricSet, counter, gauge, histogram
+from ..common.metrics import MetricSet, counter, gauge, histogram
 
 
 class Metrics(MetricSet, prefix="gradwire_worker"):
@@ -22,6 +22,11 @@ class Metrics(MetricSet, prefix="gradwire_worker"):
     pushes = counter("pushes", "`accepted`, `refused`", "decision")
     refusals = counter("refusals", "pushes that the server refused", "reason")
     skipped = counter("skipped_steps", "steps without a usable gradient")
+    spikes = counter(
+        "spikes",
+        "gradients of tensors that were more than 100 times as large as usual, and were sent whole, as "
+        "float32",
+    )
     clipped = counter(
         "clipped_elements",
         "coded mode: elements of gradients that were outside of ±10 and were clipped",

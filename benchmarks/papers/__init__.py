@@ -24,11 +24,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from ...exits import Exit
+from ...common.exits import Exit
 from ...planning.models import tensors
 from .. import output
-from ..accuracy import seed_list
 from ..arguments import BenchError, amount, at_least_one, file_to_write
+from ..estimates import seed_list
 from ..shaped import Setup
 from ..star import check_network
 from . import compressing, emulated, four_bit, local_steps, seamgs, to_target
@@ -38,7 +38,7 @@ Plain = list[dict[str, Any]]  # rows, for JSON
 
 def seamgs_rows(given: argparse.Namespace) -> Plain:
     print(output.table(emulated.HEADINGS, []), flush=True)
-    found: list[emulated.Row] = []
+    found: list[emulated.MethodRow] = []
     for model in given.models or seamgs.TABLE_1:
         for rows, methods in seamgs.measured(setup(given, model), given.share or seamgs.SHARES):
             emulated.show(rows, methods)
@@ -48,10 +48,10 @@ def seamgs_rows(given: argparse.Namespace) -> Plain:
 
 def four_bit_rows(given: argparse.Namespace) -> Plain:
     print(output.table(emulated.HEADINGS, []), flush=True)
-    found: list[emulated.Row] = []
+    found: list[emulated.MethodRow] = []
     nodes = [given.workers] if given.workers else four_bit.NODES
     for model in given.models or [four_bit.MODEL]:
-        of_model: list[emulated.Row] = []
+        of_model: list[emulated.MethodRow] = []
         for rows, methods in four_bit.measured(setup(given, model), given.share or four_bit.SHARES, nodes):
             emulated.show(rows, methods)
             of_model += rows
@@ -62,7 +62,7 @@ def four_bit_rows(given: argparse.Namespace) -> Plain:
 
 def local_rows(given: argparse.Namespace) -> Plain:
     print(output.table(emulated.HEADINGS, []), flush=True)
-    found: list[emulated.Row] = []
+    found: list[emulated.MethodRow] = []
     for model in given.models or local_steps.TABLE_2:
         for rows, methods in local_steps.measured(setup(given, model), given.share):
             emulated.show(rows, methods)
@@ -72,7 +72,7 @@ def local_rows(given: argparse.Namespace) -> Plain:
 
 def compressing_rows(given: argparse.Namespace) -> Plain:
     print(output.table(compressing.HEADINGS, []), flush=True)
-    found: list[compressing.Row] = []
+    found: list[compressing.CompressingRow] = []
     for model in given.models or compressing.TABLE_3_5:
         for share in given.share or [compressing.SHARE]:
             for row in compressing.measured(setup(given, model), share, compressing.RATIO):
@@ -87,7 +87,7 @@ def target_rows(given: argparse.Namespace) -> Plain:
             "target: trains digits, with the computation that it has: give no --models, no --share"
         )
     print(output.table(to_target.HEADINGS, []), flush=True)
-    found: list[to_target.Row] = []
+    found: list[to_target.TargetRow] = []
     workers = given.workers or WORKERS
     for row, method in to_target.measured(
         seeds=given.seeds, workers=workers, epochs=given.epochs, mbit=given.mbit
@@ -132,22 +132,24 @@ def names(text: str) -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = "(default: %(default)s)"
-    parser.add_argument("paper", choices=PAPERS, metavar="NAME", help=", ".join(PAPERS))
+    parser.add_argument("paper", choices=PAPERS, metavar="NAME", help=f"measurement: {', '.join(PAPERS)}")
     text = "layer tables, as of gc-bench step (default: those of the paper)"
     parser.add_argument("--models", type=names, metavar="NAME,...", help=text)
     text = (
-        "of communication in a step of the uncompressed run (default: as the paper's figures have it, or 0.5)"
+        "shares of communication in an uncompressed step, one run for each (default: as the paper's figures "
+        "have it, or 0.5)"
     )
     parser.add_argument("--share", type=emulated.shares, metavar="N,...", help=text)
-    parser.add_argument(
-        "--workers", type=at_least_one, help="(default: those of the paper, 4; 4 and 2 for 4bit)"
-    )
-    text = "of each link in each direction; 0 for as fast as it goes"
-    parser.add_argument("--mbit", type=amount, default=1000.0, help=f"{text} {shown}")
-    parser.add_argument("--steps", type=at_least_one, default=12, help=f"that are counted {shown}")
-    parser.add_argument("--epochs", type=at_least_one, default=30, help=f"of target {shown}")
-    parser.add_argument("--seeds", type=seed_list, default="1", metavar="N,...", help=f"of target {shown}")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="also write the rows here")
+    text = "workers (default: those of the paper, 4; 4 and 2 for 4bit)"
+    parser.add_argument("--workers", type=at_least_one, metavar="N", help=text)
+    text = "Mbit/s of each link in each direction; 0 for no limit"
+    parser.add_argument("--mbit", type=amount, default=1000.0, metavar="N", help=f"{text} {shown}")
+    parser.add_argument("--steps", type=at_least_one, default=12, metavar="N", help=f"steps to count {shown}")
+    text = f"epochs of target {shown}"
+    parser.add_argument("--epochs", type=at_least_one, default=30, metavar="N", help=text)
+    text = f"seeds of target {shown}"
+    parser.add_argument("--seeds", type=seed_list, default="1", metavar="N,...", help=text)
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
 
 
 def run(given: argparse.Namespace) -> int:

@@ -62,7 +62,7 @@ BASELINE = Method(name="baseline")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class CompressingRow:
     """A compressor on a model's shapes. An iteration is as many batches as the delay. compressing_seconds,
     step_seconds: of a batch. share: of compressing in it. of_baseline: an iteration, in those of no
     compression. paper_share, paper_of_baseline: the thesis's."""
@@ -87,7 +87,7 @@ HEADINGS = (
 )
 
 
-def cells(row: Row) -> list[object]:
+def cells(row: CompressingRow) -> list[object]:
     return [
         *(row.model, row.name, f"`{row.compressor}`", f"{row.compressing_seconds * 1e3:.1f}"),
         *(f"{row.step_seconds * 1e3:.0f}", f"{row.share:.3f}"),
@@ -147,7 +147,7 @@ def compressing_seconds(setup: Setup, compressors: Mapping[str, tuple[str, int]]
     }
 
 
-def measured(setup: Setup, share: float, ratio: int) -> Iterator[Row]:
+def measured(setup: Setup, share: float, ratio: int) -> Iterator[CompressingRow]:
     """By compressor. setup: with the model."""
     found = compressors(ratio)
     compressing = compressing_seconds(setup, found)
@@ -160,7 +160,7 @@ def measured(setup: Setup, share: float, ratio: int) -> Iterator[Row]:
         recorded = record(replace(setup, steps=steps), Method(name=name, compressor=compressor))
         step_seconds, _ = split(recorded, WARM_UP, WARM_UP + steps)
         theirs = paper.get(name, (None, None))
-        yield Row(
+        yield CompressingRow(
             model=setup.model,
             name=name,
             compressor=compressor,

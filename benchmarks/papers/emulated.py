@@ -43,7 +43,7 @@ class Method:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class MethodRow:
     """A way to train on a model. share: of communication. computing_seconds: of a step, the rest of it is
     communicating that nothing hides. bytes_in: to the server in a step. parts: that they come in, of each
     worker. speedup: over the first way. paper: the paper's speed-ups."""
@@ -66,7 +66,7 @@ HEADINGS = (
 )
 
 
-def cells(row: Row, method: Method) -> list[object]:
+def cells(row: MethodRow, method: Method) -> list[object]:
     return [
         *(row.model, row.workers, f"{row.share:.2f}", row.method, method.options),
         *(f"{row.step_seconds:.3f}", f"{row.computing_seconds:.3f}"),
@@ -117,8 +117,8 @@ def speedups(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
-    """By a step of a run, see `Row`."""
+class StepTimings:
+    """By a step of a run, see `MethodRow`."""
 
     step_seconds: float
     computing_seconds: float
@@ -126,9 +126,9 @@ class Taken:
     parts: int
 
 
-def taken(recorded: Recorded) -> Taken:
+def taken(recorded: Recorded) -> StepTimings:
     """By the median step."""
-    return Taken(
+    return StepTimings(
         step_seconds=recorded.step_seconds,
         computing_seconds=recorded.computing_seconds,
         bytes_in=recorded.bytes_in,
@@ -140,16 +140,16 @@ def measure(
     setup: Setup,
     share: float,
     methods: Sequence[Method],
-    take: Callable[[Setup, Method], Taken] = lambda setup, method: taken(record(setup, method)),
-) -> list[Row]:
+    take: Callable[[Setup, Method], StepTimings] = lambda setup, method: taken(record(setup, method)),
+) -> list[MethodRow]:
     """Every way on the model of a setup, with its computation. take: runs one of them."""
-    found: list[Row] = []
+    found: list[MethodRow] = []
     for method in methods:
         step = take(setup, method)
         first = found[0].step_seconds if found else step.step_seconds
         output.say(f"{setup.model}, share {share:g}, {method.name}: {step.step_seconds:.3f} s per step")
         found.append(
-            Row(
+            MethodRow(
                 model=setup.model,
                 workers=setup.workers,
                 share=share,
@@ -162,7 +162,7 @@ def measure(
     return found
 
 
-def differences(rows: Sequence[Row]) -> list[str]:
+def differences(rows: Sequence[MethodRow]) -> list[str]:
     """Pairs of ways on one model whose order is another one than in the paper."""
     found: list[str] = []
     for one, other in itertools.permutations(rows, 2):
@@ -178,7 +178,7 @@ def differences(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def show(rows: Sequence[Row], methods: Sequence[Method]) -> None:
+def show(rows: Sequence[MethodRow], methods: Sequence[Method]) -> None:
     """Print rows of one model, and where their order differs."""
     for row, method in zip(rows, methods, strict=True):
         print(output.row(cells(row, method)), flush=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..shaped import Setup
-from .emulated import Method, Row, computation, exchange_seconds, measure, speedups
+from .emulated import Method, MethodRow, computation, exchange_seconds, measure, speedups
 
 # By nodes; seconds of an epoch.
 TABLE_2: Mapping[int, Mapping[str, float]] = {
@@ -44,7 +44,7 @@ def methods(model: str, workers: int, share: float) -> list[Method]:
 
 def measured(
     setup: Setup, shares: Sequence[float], nodes: Sequence[int]
-) -> Iterator[tuple[list[Row], list[Method]]]:
+) -> Iterator[tuple[list[MethodRow], list[Method]]]:
     """By number of nodes and share. setup: with the model."""
     for workers in nodes:
         of_workers = replace(setup, workers=workers)
@@ -55,7 +55,7 @@ def measured(
             yield measure(computing, share, found), found
 
 
-def overtaken(found: Sequence[Row]) -> str:
+def overtaken(found: Sequence[MethodRow]) -> str:
     """From which share on 2bit is ahead of 4bit."""
     times = {(row.workers, row.share, row.method): row.step_seconds for row in found}
     lines: list[str] = []

@@ -23,8 +23,8 @@ from statistics import fmean
 from ..shaped import Setup
 from .emulated import (
     Method,
-    Row,
-    Taken,
+    MethodRow,
+    StepTimings,
     computation,
     exchange_seconds,
     measure,
@@ -81,7 +81,7 @@ def methods(model: str) -> list[Method]:
     return [*found[:2], DELAYED, *found[2:]]
 
 
-def measured(setup: Setup, shares: Sequence[float] | None) -> Iterator[tuple[list[Row], list[Method]]]:
+def measured(setup: Setup, shares: Sequence[float] | None) -> Iterator[tuple[list[MethodRow], list[Method]]]:
     """By share, that of the paper if none is given. setup: with the model."""
     found = methods(setup.model)
     exchange = exchange_seconds(setup, found[0])
@@ -90,7 +90,7 @@ def measured(setup: Setup, shares: Sequence[float] | None) -> Iterator[tuple[lis
         yield measure(computing, share, found, take), found
 
 
-def take(setup: Setup, method: Method) -> Taken:
+def take(setup: Setup, method: Method) -> StepTimings:
     """One run. In local mode a step is a local one, with its part of the round's exchange.
 
     A run has as many steps as counted ones, in whole rounds of the largest H, and one such round before and

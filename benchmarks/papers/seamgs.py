@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ...planning.models import tensors
-from ...server.planner import FULL
+from ...server.plans.planner import FULL
 from ..shaped import WARM_UP, Setup
-from .emulated import Method, Row, computation, exchange_seconds, measure, speedups
+from .emulated import Method, MethodRow, computation, exchange_seconds, measure, speedups
 
 TABLE_1: Mapping[str, Mapping[str, float]] = {
     "vgg16-cifar": {"P-SGD": 0.525, "Rand K": 0.301, "LAGS": 0.402, "MGS": 0.375, "SEAMGS": 0.276},
@@ -60,7 +60,7 @@ def part_bytes(sizes: Sequence[int]) -> int:
     return 4 * max(sizes)
 
 
-def measured(setup: Setup, shares: Sequence[float]) -> Iterator[tuple[list[Row], list[Method]]]:
+def measured(setup: Setup, shares: Sequence[float]) -> Iterator[tuple[list[MethodRow], list[Method]]]:
     """By share. setup: with the model."""
     sizes = [tensor.elements for tensor in tensors(setup.model)]
     found = methods(setup.model, sum(sizes))

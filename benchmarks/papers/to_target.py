@@ -18,7 +18,7 @@ from ...deploy.report import RunResult, result_of
 from ...settings import RunSettings
 from ...worker.tasks import load
 from .. import output
-from ..accuracy import estimate
+from ..estimates import estimate
 from ..jobs import run_job
 from ..shaped import SERVER
 from ..star import Star
@@ -29,7 +29,7 @@ TARGETS = (0.6, 0.8)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TargetRow:
     """A way to train, by seed. accuracies: in the end. seconds: by target, until the first epoch that ended
     with at least this accuracy; None of a seed that never did."""
 
@@ -42,7 +42,7 @@ class Row:
 HEADINGS = ("", "gc-run", *(f"s to {target:.2f}" for target in TARGETS), "accuracy in the end")
 
 
-def cells(row: Row, method: Method) -> list[object]:
+def cells(row: TargetRow, method: Method) -> list[object]:
     reached = [[each for each in seconds if each is not None] for seconds in row.seconds]
     return [
         *(row.method, method.options),
@@ -80,7 +80,9 @@ def train(method: Method, *, workers: int, epochs: int, seed: int, mbit: float, 
         return result_of(settings, run_job(settings, Path(folder), star=star))
 
 
-def measured(*, seeds: Sequence[int], workers: int, epochs: int, mbit: float) -> Iterator[tuple[Row, Method]]:
+def measured(
+    *, seeds: Sequence[int], workers: int, epochs: int, mbit: float
+) -> Iterator[tuple[TargetRow, Method]]:
     """By way to train."""
     sizes = [each.numel() for each in load("digits").model().parameters()]
     for method in methods("digits", sum(sizes)):
@@ -90,7 +92,7 @@ def measured(*, seeds: Sequence[int], workers: int, epochs: int, mbit: float) ->
                 train(method, workers=workers, epochs=epochs, seed=seed, mbit=mbit, size=part_bytes(sizes))
             )
             output.say(f"{method.name}, seed {seed}: {results[-1].seconds:.1f} s")
-        row = Row(
+        row = TargetRow(
             method=method.name,
             seeds=tuple(seeds),
             accuracies=tuple(result.validation_accuracy or 0.0 for result in results),

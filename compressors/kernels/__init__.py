@@ -7,6 +7,8 @@ torch tensors and chooses between the two by where they lie.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from . import block_selection as block_selection
 from . import cpu as cpu
 from . import devices as devices
@@ -15,16 +17,22 @@ from . import selection as selection
 from . import sparse as sparse
 from .reference import FLOAT32_MAX as FLOAT32_MAX
 from .reference import Magnitudes as Magnitudes
+from .saying import tell_of_compiling as tell_of_compiling
 from .threads import set_threads as set_threads
 
 # Each compiles a part of the kernels, or loads it from the cache.
 WARM_UPS = (cpu.warm_up, linear.warm_up, selection.warm_up, block_selection.warm_up, sparse.warm_up)
 
 
-def warm_up() -> None:
+def warm_up(stopped: Callable[[], bool] = lambda: False) -> None:
     """Compile every kernel, or load it from the cache, so that no later call has to wait for it.
 
-    The first time takes a while. Call it before starting several processes: they would all compile.
+    The first time on a machine takes half a minute of a processor.
+
+    Args:
+        stopped: whether to leave the rest to later calls.
     """
     for part in WARM_UPS:
+        if stopped():
+            return
         part()

@@ -15,7 +15,7 @@ from numba.misc.special import literally
 
 from . import vectors as v
 from .blocks import CHUNK_PIECES, ELEMENTS, PIECES, WORDS
-from .compiling import block_of, chunks, copy, kernel, spans, take
+from .compiling import block_of, copy, elements_of, kernel, take
 from .dense import bits_of, read_float32
 from .late import CHUNK, LANES
 from .reference import SUM_BLOCK
@@ -102,12 +102,14 @@ def _code(kind, tables, total):
 @njit
 def _quantize(kind, bits, cursor, gradient, residual, levels, share, data, elements):
     kept, tables = residual.size > 0, _tables(bits, levels, share, 0)
-    for start in chunks(cursor, elements):
+    start = take(cursor, CHUNK)
+    while start < elements:
         for i in range(start, min(start + CHUNK, elements), LANES):
             code, left = _code(kind, tables, _total(gradient, residual, i, kept))
             v.store_codes(data, i * bits >> 3, code, bits)
             if kept:
                 v.store(residual, i, left)
+        start = take(cursor, CHUNK)
 
 
 @kernel
@@ -152,8 +154,11 @@ def _quantize_blocks(
     # The last elements of a block, fewer than a vector: gradient, residual and what is left; and their codes.
     padded, packed = np.zeros(3 * LANES, np.float32), np.zeros(LANES * bits // 8, np.uint8)
     padded_at = np.uint64(padded.ctypes.data)
-    for first in chunks(cursor, layout[PIECES, -1], CHUNK_PIECES):
-        for block, start, stop in spans(layout, first):
+    first = take(cursor, CHUNK_PIECES)
+    while first < layout[PIECES, -1]:
+        pieces_end = min(first + CHUNK_PIECES, layout[PIECES, -1])
+        for block in range(block_of(layout, first), block_of(layout, pieces_end - 1) + 1):
+            start, stop = elements_of(layout, block, first, pieces_end)
             gradient, at, code_at = gradients[block], layout[ELEMENTS, block], 4 * layout[WORDS, block]
             tables = _tables(bits, levels, share, block)
             doubling = _kind(bits, levels, share, block) == DOUBLING
@@ -204,6 +209,7 @@ def _quantize_blocks(
                     copy(packed, 0, ((end - whole) * bits + 31) // 32 * 4, data, code_at + whole * bits // 8)
                 piece = layout[PIECES, block] + begin // SUM_BLOCK
                 sums[piece], counts[piece] = v.sum_doubles(lanes), v.sum_words(count)
+        first = take(cursor, CHUNK_PIECES)
     if stream:
         v.fence()
 
@@ -255,9 +261,10 @@ def _sum(bits, cursor, addresses, tables, layout, out, keep, stream):
     first = take(cursor, CHUNK_PIECES)
     while first < pieces:
         following = take(cursor, CHUNK_PIECES)
-        end = _byte_of(bits, layout, min(first + CHUNK_PIECES, pieces))
-        beyond = _byte_of(bits, layout, following)
-        for block, start, stop in spans(layout, first):
+        pieces_end = min(first + CHUNK_PIECES, pieces)
+        end, beyond = _byte_of(bits, layout, pieces_end), _byte_of(bits, layout, following)
+        for block in range(block_of(layout, first), block_of(layout, pieces_end - 1) + 1):
+            start, stop = elements_of(layout, block, first, pieces_end)
             at, code = layout[ELEMENTS, block], 4 * layout[WORDS, block]
             whole = start + (stop - start) // group * group
             for i in range(start, whole, group):
@@ -305,3 +312,25 @@ def sum_4bit(cursor, addresses, tables, layout, out, keep, stream):
 def sum_2bit(cursor, addresses, tables, layout, out, keep, stream):
     """As `sum_4bit`; a table holds its four entries four times over, because neighbours reach its index."""
     _sum(2, cursor, addresses, tables, layout, out, keep, stream)
+
+
+@kernel
+def sum_8bit(cursor, addresses, tables, layout, out, keep):
+    """Add payloads up as `sum_4bit` does, element by element: a table of 256 entries is no vector lookup.
+
+    tables: float32 (256 * payloads * blocks,), the worth of each code, by payload, then by block.
+    """
+    payloads, blocks, pieces = addresses.size, layout.shape[1] - 1, layout[PIECES, -1]
+    first = take(cursor, CHUNK_PIECES)
+    while first < pieces:
+        pieces_end = min(first + CHUNK_PIECES, pieces)
+        for block in range(block_of(layout, first), block_of(layout, pieces_end - 1) + 1):
+            start, stop = elements_of(layout, block, first, pieces_end)
+            at, code = layout[ELEMENTS, block], 4 * layout[WORDS, block]
+            for i in range(start, stop):
+                total = out[at + i] if keep else np.float32(0.0)
+                for w in range(payloads):
+                    byte = v.load_byte(addresses[w], np.uint64(code + i))
+                    total += tables[256 * (w * blocks + block) + byte]
+                out[at + i] = total
+        first = take(cursor, CHUNK_PIECES)

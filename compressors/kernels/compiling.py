@@ -12,8 +12,9 @@ import numba
 from numba import types
 from numba.extending import intrinsic
 
-from .blocks import CHUNK_PIECES, ELEMENTS, PIECES
-from .late import CHUNK
+from . import saying
+from .blocks import ELEMENTS, PIECES
+from .once import OneCompiles
 from .reference import SUM_BLOCK
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
@@ -31,16 +32,30 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
     # all sources of this folder in the name, a kernel compiled from older ones is never found.
     function.__qualname__ += "_" + _FINGERPRINT
     try:
-        return numba.njit(nogil=True, cache=True)(function)
+        compiled = numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:  # "no locator available": numba found no folder that it may write to
+        saying.uncached()
         return numba.njit(nogil=True)(function)
+    cache = OneCompiles(compiled._cache, f"{function.__module__}.{function.__qualname__}")
+    cache.unlock_on_failure(compiled._compiler)
+    compiled._cache = cache
+    return compiled
 
 
 @intrinsic
 def take(typingctx, cursor, amount):
-    """Add `amount` to cursor[0] (int64) and return what it was: an index range that no other thread gets.
+    """Add `amount` to cursor[0] (int64) and return its value before: where this thread's own range starts.
+
+    A kernel takes ranges in a loop of its own:
+
+        start = take(cursor, CHUNK)
+        while start < size:
+            ...
+            start = take(cursor, CHUNK)
 
     Threads that the system starts late, or runs on a busy core, thereby do less instead of being waited for.
+    The loop is written out in each kernel, because numba never releases an array that was passed to a
+    generator (`@njit` with `yield`): every call would leak its cursor.
     """
 
     def codegen(context, builder, signature, args):
@@ -63,15 +78,6 @@ def copy(source, start, stop, target, at=0):
 
 
 @numba.njit
-def chunks(cursor, size, chunk=CHUNK):
-    """Where the chunks below `size` begin that this thread takes: each is one thread's alone."""
-    start = take(cursor, chunk)
-    while start < size:
-        yield start
-        start = take(cursor, chunk)
-
-
-@numba.njit
 def block_of(layout, piece):
     """The block that holds a piece (`blocks`); the last one for any beyond."""
     low, high = 0, layout.shape[1] - 2
@@ -85,14 +91,10 @@ def block_of(layout, piece):
 
 
 @numba.njit
-def spans(layout, first):
-    """Of the `CHUNK_PIECES` pieces from `first` on: block after block, with the elements in it from where to
-    where."""
-    last = min(first + CHUNK_PIECES, layout[PIECES, -1])
-    block = block_of(layout, first)
-    while first < last:
-        stop = min(last, layout[PIECES, block + 1])
-        if first < stop:
-            before, size = layout[PIECES, block], layout[ELEMENTS, block + 1] - layout[ELEMENTS, block]
-            yield block, (first - before) * SUM_BLOCK, min((stop - before) * SUM_BLOCK, size)
-        first, block = stop, block + 1
+def elements_of(layout, block, first, pieces_end):
+    """Return where the elements of `block` in the pieces from `first` to `pieces_end` begin and end, counted
+    from the block's first element; the same number twice if there are none."""
+    before, size = layout[PIECES, block], layout[ELEMENTS, block + 1] - layout[ELEMENTS, block]
+    start = (max(first, before) - before) * SUM_BLOCK
+    stop = (min(pieces_end, layout[PIECES, block + 1]) - before) * SUM_BLOCK
+    return start, max(start, min(stop, size))

@@ -39,6 +39,20 @@ def block_magnitudes(values: Float32) -> tuple[Float64, Int64]:
     return sums, counts
 
 
+def sampled_magnitudes(
+    tensors: npt.NDArray[np.uint64], sizes: Int64, largest: int, stride: int
+) -> tuple[Float64, Int64]:
+    """Return the magnitudes of tensors that the caller has checked: by address, each of so many elements.
+
+    largest, stride: of tensors of more than `largest` elements the kernel reads 16 of every `stride`.
+    """
+    check("sizes", sizes, np.int64, sizes.size)
+    check("tensors", tensors, np.uint64, sizes.size)
+    totals, nonzero = np.empty(sizes.size), np.empty(sizes.size, np.int64)
+    dense.sampled_magnitudes(tensors, sizes, largest, stride, totals, nonzero)
+    return totals, nonzero
+
+
 def quantize(
     format: CodeFormat,
     gradient: Float32,
@@ -139,6 +153,9 @@ def add_quantized(
     if format.bits == 1:
         run(linear_sums.add_binary, out.size, codes_at, flat, layout, out, keep)
         return
+    if format is CodeFormat.CODEBOOK_8BIT:
+        run(codes.sum_8bit, out.size, codes_at, flat, layout, out, keep)
+        return
     kernel = codes.sum_4bit if format is CodeFormat.SIGNED_4BIT else codes.sum_2bit
     stream = not keep and out.size >= STREAM_ELEMENTS and address(out) % 64 == 0
     stream = stream and not (starts % LANES).any()
@@ -190,6 +207,7 @@ def warm_up() -> None:
     """Compile every kernel of this module, or load it from the cache."""
     ones = np.ones(17, np.float32)
     magnitudes(ones)
+    sampled_magnitudes(addresses([ones]), np.array([ones.size]), ones.size, LANES)
     for code_format in (CodeFormat.SIGNED_4BIT, CodeFormat.SIGNED_2BIT):
         levels = np.arange(1, code_format.level_count + 1, dtype=np.float32)
         data = np.zeros(code_format.code_bytes(ones.size), np.uint8)
@@ -197,8 +215,10 @@ def warm_up() -> None:
         quantize_blocks(code_format, [ones], ones, np.zeros_like(ones), levels, data)
         add_quantized(code_format, [data], code_format.table(levels)[None], np.zeros_like(ones))
         has_forbidden_code(code_format, data)
-    data, tables = np.zeros(CodeFormat.BINARY.code_bytes(ones.size), np.uint8), np.ones((1, 2), np.float32)
-    add_quantized(CodeFormat.BINARY, [data], tables, np.zeros_like(ones))
+    for code_format in (CodeFormat.BINARY, CodeFormat.CODEBOOK_8BIT):
+        data = np.zeros(code_format.code_bytes(ones.size), np.uint8)
+        tables = np.ones((1, 2**code_format.bits), np.float32)
+        add_quantized(code_format, [data], tables, np.zeros_like(ones))
     for format in DenseFormat:
         data = np.zeros(format.element_bytes * ones.size, np.uint8)
         if format is not DenseFormat.FLOAT32:

@@ -1,7 +1,7 @@
 """The kernels of `reference` and `selection_reference` on a GPU: the same functions, the same bits.
 
 They take torch tensors that lie on one device, so that a gradient is compressed before it is copied to the
-host. Written in Triton, the extra `gradwire[cuda]`. Without a GPU they run in Triton's interpreter, slowly,
+host. They need Triton, which the extra `cuda` brings. Without a GPU they run in Triton's interpreter, slowly,
 if TRITON_INTERPRET=1 was set before Triton was imported; that is how they are tested where there is none.
 """
 

@@ -14,7 +14,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from . import vectors as v
-from .compiling import chunks, copy, kernel
+from .compiling import copy, kernel, take
 from .late import CHUNK, LANES
 from .reference import BFLOAT16_MAX, FLOAT16_MAX, FLOAT32_MAX, SUM_BLOCK
 
@@ -56,7 +56,8 @@ float_of = _bitcast(types.uint32, types.float32, ir.FloatType())
 def magnitudes(cursor, values, sums, counts):
     """`reference.magnitudes` of each block, to sums (float64) and counts (int64)."""
     padded, address = np.empty(LANES, np.float32), np.uint64(values.ctypes.data)
-    for start in chunks(cursor, values.size):
+    start = take(cursor, CHUNK)
+    while start < values.size:
         for first in range(start, min(start + CHUNK, values.size), SUM_BLOCK):
             last = min(first + SUM_BLOCK, values.size)
             whole = first + (last - first) // LANES * LANES
@@ -72,6 +73,31 @@ def magnitudes(cursor, values, sums, counts):
                 lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
             sums[first // SUM_BLOCK] = v.sum_doubles(lanes)
             counts[first // SUM_BLOCK] = v.sum_words(count)
+        start = take(cursor, CHUNK)
+
+
+@kernel
+def sampled_magnitudes(addresses, sizes, largest, stride, totals, nonzero):
+    """Write the sum of absolute values and the number of non-zero elements of each tensor.
+
+    addresses: where each tensor's float32 begin. largest: number of elements up to which all are read; of a
+    larger tensor the kernel reads the first 16 of every `stride`.
+    """
+    padded = np.zeros(LANES, np.float32)
+    for tensor in range(sizes.size):
+        address, size, lanes, count = addresses[tensor], sizes[tensor], v.no_doubles(), v.all_words(0)
+        step = LANES if size <= largest else stride
+        whole = size // step * step
+        for i in range(0, whole, step):
+            here = v.load_floats(address, np.uint64(4 * i))
+            lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
+        if step == LANES and whole < size:
+            padded[:] = np.float32(0.0)
+            for k in range(size - whole):
+                padded[k] = read_float32(address, whole + k)
+            here = v.load(padded, 0)
+            lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
+        totals[tensor], nonzero[tensor] = v.sum_doubles(lanes), v.sum_words(count)
 
 
 @njit
@@ -138,10 +164,12 @@ def _read(format, address, i):
 @kernel
 def widen(cursor, format, address, out):
     """`reference.decode_dense`."""
-    for start in chunks(cursor, out.size):
+    start = take(cursor, CHUNK)
+    while start < out.size:
         values = out[start : min(start + CHUNK, out.size)]
         for k in range(values.size):
             values[k] = _read(format, address, start + k)
+        start = take(cursor, CHUNK)
 
 
 @njit
@@ -165,20 +193,23 @@ def _add(format, address, weight, first, sums):
 @kernel
 def sum_dense(cursor, format, addresses, weights, out, keep):
     """`reference.add_dense` on top of `out` if `keep`, otherwise of zero."""
-    for start in chunks(cursor, out.size):
+    start = take(cursor, CHUNK)
+    while start < out.size:
         for first in range(start, min(start + CHUNK, out.size), BLOCK):
             sums = out[first : min(first + BLOCK, out.size)]
             if not keep:
                 sums[:] = np.float32(0.0)
             for w in range(addresses.size):
                 _add(format, addresses[w], weights[w], first, sums)
+        start = take(cursor, CHUNK)
 
 
 @kernel
 def round_dense(cursor, format, gradient, residual, data):
     """`reference.encode_dense` for the 16-bit formats. data: uint16. residual: empty if nobody wants it."""
     scratch = np.empty(CHUNK if residual.size == 0 else 0, np.float32)
-    for start in chunks(cursor, gradient.size):
+    start = take(cursor, CHUNK)
+    while start < gradient.size:
         stop = min(start + CHUNK, gradient.size)
         # Slices, because an index from 0 is known not to be negative; otherwise LLVM would not vectorize.
         g, e, out = gradient[start:stop], left_of(residual, scratch, start, stop), data[start:stop]
@@ -194,12 +225,14 @@ def round_dense(cursor, format, gradient, residual, data):
                 bits = _float16(total)
                 out[i] = bits
                 e[i] = total - _from_float16(bits)
+        start = take(cursor, CHUNK)
 
 
 @kernel
 def find_code(cursor, bits, address, words, found):
     """Set found[0] if any of so many 32-bit words holds the forbidden code: 1000 of 4 bits, 01 of 2."""
-    for start in chunks(cursor, words):
+    start = take(cursor, CHUNK)
+    while start < words:
         hits = np.uint32(0)
         if bits == 4:
             for i in range(start, min(start + CHUNK, words)):
@@ -213,12 +246,14 @@ def find_code(cursor, bits, address, words, found):
             hits &= np.uint32(0x55555555)
         if hits != 0:
             found[0] = 1
+        start = take(cursor, CHUNK)
 
 
 @kernel
 def find_non_finite(cursor, format, address, elements, found):
     """Set found[0] if any exponent is all ones: an infinity or a NaN."""
-    for start in chunks(cursor, elements):
+    start = take(cursor, CHUNK)
+    while start < elements:
         stop = min(start + CHUNK, elements)
         hits = np.uint32(0)
         if format == FLOAT32:
@@ -231,3 +266,4 @@ def find_non_finite(cursor, format, address, elements, found):
                 hits |= np.uint32((read_uint16(address, i) & mask) == mask)
         if hits != 0:
             found[0] = 1
+        start = take(cursor, CHUNK)

@@ -49,6 +49,16 @@ def magnitudes(values: torch.Tensor) -> Magnitudes:
     return Magnitudes(float(total), int(nonzero))
 
 
+def sampled_magnitudes(tensors: Sequence[torch.Tensor]) -> tuple[Float64, Int64]:
+    """Return the sum of absolute values and the number of non-zero elements of each tensor, of a large one
+    those of the sample `selection.sample`, in one call. All tensors lie on the host, contiguous float32 of
+    one dimension."""
+    _check_blocks(tensors, torch.device("cpu"))
+    sizes = np.array([tensor.numel() for tensor in tensors], np.int64)
+    places = np.array([tensor.data_ptr() for tensor in tensors], np.uint64)
+    return cpu.sampled_magnitudes(places, sizes, selection.SMALL, selection.STRIDE)
+
+
 def finite(values: torch.Tensor) -> bool:
     """Whether there is neither an infinity nor a NaN. values: of shape (elements,)."""
     return math.isfinite(magnitudes(values).total)
@@ -88,13 +98,7 @@ def quantize_blocks(
 
     All tensors are contiguous float32 of one dimension, on the same device.
     """
-    where = residual.get_device()
-    for gradient in gradients:
-        if gradient.dtype is not torch.float32 or gradient.ndim != 1 or not gradient.is_contiguous():
-            got = f"{gradient.dtype} of shape {tuple(gradient.shape)}"
-            raise ValueError(f"gradient: expected contiguous torch.float32 of one dimension, got {got}")
-        if gradient.get_device() != where:
-            raise ValueError(f"gradient: expected it on {residual.device}, got {gradient.device}")
+    _check_blocks(gradients, residual.device)
     sizes = np.array([gradient.numel() for gradient in gradients], np.int64)
     if on_gpu(residual):
         return _quantize_blocks_on_gpu(format, gradients, sizes, residual, left, levels, share)
@@ -102,6 +106,16 @@ def quantize_blocks(
     places = np.array([gradient.data_ptr() for gradient in gradients], np.uint64)
     given = places, sizes, residual.numpy(), left.numpy(), levels, data
     return data, *cpu.quantize_at(format, *given, share=share)
+
+
+def _check_blocks(gradients: Sequence[torch.Tensor], device: torch.device) -> None:
+    """Raise ValueError unless each is contiguous float32 of one dimension on the device."""
+    for gradient in gradients:
+        if gradient.dtype is not torch.float32 or gradient.ndim != 1 or not gradient.is_contiguous():
+            got = f"{gradient.dtype} of shape {tuple(gradient.shape)}"
+            raise ValueError(f"gradient: expected contiguous torch.float32 of one dimension, got {got}")
+        if gradient.device != device:
+            raise ValueError(f"gradient: expected it on {device}, got {gradient.device}")
 
 
 def _quantize_blocks_on_gpu(

@@ -18,7 +18,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from . import vectors as v
-from .compiling import chunks, copy, kernel
+from .compiling import copy, kernel, take
 from .dense import _clip, bits_of, left_of
 from .late import CHUNK, LANES
 from .linear_reference import MULTIPLIERS, STEP
@@ -125,7 +125,8 @@ def piece_maxima(cursor, gradient, residual, bucket, maxima):
     """The largest magnitude in each piece of the sum, to maxima: uint32, the bits of a float32."""
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
     scratch = np.empty(SUM_BLOCK, np.float32)
-    for start in chunks(cursor, maxima.size, several):
+    start = take(cursor, several)
+    while start < maxima.size:
         for p in range(start, min(start + several, maxima.size)):
             first, last = _piece(p, bucket, gradient.size)
             g, e, largest = gradient[first:last], left_of(residual, scratch, first, last), np.uint32(0)
@@ -133,6 +134,7 @@ def piece_maxima(cursor, gradient, residual, bucket, maxima):
                 here = bits_of(_clip(g[i] + e[i], FLOAT32_MAX)) & np.uint32(0x7FFFFFFF)
                 largest = here if here > largest else largest
             maxima[p] = largest
+        start = take(cursor, several)
 
 
 @kernel
@@ -140,7 +142,8 @@ def piece_squares(cursor, gradient, residual, bucket, sums):
     """The sum of squares in each piece of the sum, to sums: float64."""
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
     padded = np.empty((2, LANES), np.float32)
-    for start in chunks(cursor, sums.size, several):
+    start = take(cursor, several)
+    while start < sums.size:
         for p in range(start, min(start + several, sums.size)):
             first, last = _piece(p, bucket, gradient.size)
             whole = first + (last - first) // LANES * LANES
@@ -151,6 +154,7 @@ def piece_squares(cursor, gradient, residual, bucket, sums):
                 _pad(gradient, residual, whole, last, padded)
                 lanes = add_squares(lanes, _total(padded[0], padded[1], 0))
             sums[p] = v.sum_doubles(lanes)
+        start = take(cursor, several)
 
 
 @njit
@@ -166,7 +170,8 @@ def _add_sides(gradient, residual, i, upper, lower, count):
 def side_sums(cursor, gradient, residual, uppers, lowers, counts):
     """`linear_reference.side_sums` of each block, but for the second count."""
     padded = np.empty((2, LANES), np.float32)
-    for start in chunks(cursor, gradient.size):
+    start = take(cursor, CHUNK)
+    while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), SUM_BLOCK):
             last = min(first + SUM_BLOCK, gradient.size)
             whole = first + (last - first) // LANES * LANES
@@ -181,6 +186,7 @@ def side_sums(cursor, gradient, residual, uppers, lowers, counts):
             block = first // SUM_BLOCK
             uppers[block], lowers[block] = v.sum_doubles(upper), v.sum_doubles(lower)
             counts[block] = np.int64(v.sum_words(count)) - padding
+        start = take(cursor, CHUNK)
 
 
 # ---- quantize ----
@@ -231,7 +237,8 @@ def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_r
     scratch = np.empty(BLOCK, np.float32)
     noise = np.empty(BLOCK, np.float32)
     last, mask = np.float32(2 ** (bits - 1) - 1), np.uint32(2**bits - 1)
-    for start in chunks(cursor, gradient.size):
+    start = take(cursor, CHUNK)
+    while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
             if at_random:
@@ -250,6 +257,7 @@ def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_r
                     _round_to_nearest(g, e, c, scale, last, mask)
                 here, index = stop, index + 1
             _store(bits, codes, end - first, packed, data, first)
+        start = take(cursor, CHUNK)
 
 
 @kernel
@@ -257,7 +265,8 @@ def quantize_binary(cursor, gradient, residual, low, high, data):
     """`linear_reference.quantize_binary`."""
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
     scratch = np.empty(BLOCK, np.float32)
-    for start in chunks(cursor, gradient.size):
+    start = take(cursor, CHUNK)
+    while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
             g, e, c = gradient[first:end], left_of(residual, scratch, first, end), codes[: end - first]
@@ -267,6 +276,7 @@ def quantize_binary(cursor, gradient, residual, low, high, data):
                 c[i] = np.uint8(upper)
                 e[i] = _clip(total - (high if upper else low), FLOAT32_MAX)
             _store(1, codes, end - first, packed, data, first)
+        start = take(cursor, CHUNK)
 
 
 @njit(inline="always")
@@ -286,7 +296,8 @@ def quantize_ternary(cursor, gradient, residual, level, data, seed):
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
     scratch = np.empty(BLOCK, np.float32)
     noise = np.empty(BLOCK, np.float32)
-    for start in chunks(cursor, gradient.size):
+    start = take(cursor, CHUNK)
+    while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
             g, e, c = gradient[first:end], left_of(residual, scratch, first, end), codes[: end - first]
@@ -296,3 +307,4 @@ def quantize_ternary(cursor, gradient, residual, level, data, seed):
             else:
                 _round_to_zero(g, e, c)
             _store(2, codes, end - first, packed, data, first)
+        start = take(cursor, CHUNK)

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..payload import Bytes, Float32
-from .reference import FLOAT32_MAX, add_saturating, ordered_sum, pack, unpack
+from ..payload import Bytes, Float32, pack_codes, unpack_codes
+from .reference import FLOAT32_MAX, add_saturating, ordered_sum
 
 # splitmix64: the n-th state is n times this odd number on from the seed, all modulo 2**64.
 STEP = 0x9E3779B97F4A7C15
@@ -26,8 +26,8 @@ MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def unpack_signed(bits: int, data: Bytes, elements: int) -> npt.NDArray[np.int32]:
-    """As `unpack`, as the integers in two's complement that the codes are."""
-    codes = unpack(bits, data, elements)
+    """Like `unpack_codes`, as the integers in two's complement that the codes are."""
+    codes = unpack_codes(bits, data, elements)
     return codes - ((codes >> (bits - 1)) << bits)
 
 
@@ -96,7 +96,7 @@ def quantize_linear(
         rounded = np.floor(np.clip(multiple + uniform(seed, total.size), -last, last))
     codes = rounded.astype(np.int32)
     residual[:] = total - codes.astype(np.float32) * scale
-    data[:] = pack(bits, codes)
+    data[:] = pack_codes(bits, codes)
 
 
 def add_linear(
@@ -119,7 +119,7 @@ def add_linear(
 
 def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
     """Whether any element's code is the integer that is never sent."""
-    return bool((unpack(bits, data, elements) == 2 ** (bits - 1)).any())
+    return bool((unpack_codes(bits, data, elements) == 2 ** (bits - 1)).any())
 
 
 def side_sums(gradient: Float32, residual: Float32) -> tuple[float, int, float, int]:
@@ -139,7 +139,7 @@ def quantize_binary(gradient: Float32, residual: Float32, low: float, high: floa
     total = add_saturating(gradient, residual)
     upper = total >= 0
     residual[:] = add_saturating(total, -np.where(upper, np.float32(high), np.float32(low)))
-    data[:] = pack(1, upper.astype(np.int32))
+    data[:] = pack_codes(1, upper.astype(np.int32))
 
 
 def quantize_ternary(gradient: Float32, residual: Float32, level: float, data: Bytes, *, seed: int) -> None:
@@ -152,4 +152,4 @@ def quantize_ternary(gradient: Float32, residual: Float32, level: float, data: B
         sent = (uniform(seed, total.size) < np.abs(total) / size) & (size > 0)
     codes = np.where(sent, np.where(total > 0, 3, 2), 0)
     residual[:] = total - np.array([0, 0, -size, size], np.float32)[codes]
-    data[:] = pack(2, codes)
+    data[:] = pack_codes(2, codes)

@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 
 from . import vectors as v
 from .blocks import CHUNK_PIECES, ELEMENTS, PIECES, WORDS
-from .compiling import chunks, kernel, spans, take
+from .compiling import block_of, elements_of, kernel, take
 from .dense import read_float32
 from .late import CHUNK, LANES
 from .linear_loops import BLOCK, load_uint64
@@ -107,7 +107,8 @@ def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep
 
     addresses, scales: uint64 (payloads,), where codes and scales begin. size: of a payload's codes, in bytes.
     """
-    for start in chunks(cursor, out.size):
+    start = take(cursor, CHUNK)
+    while start < out.size:
         for first in range(start, min(start + CHUNK, out.size), BLOCK):
             end = min(first + BLOCK, out.size)
             if not keep:
@@ -117,6 +118,7 @@ def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep
                 for ahead in range(0, BLOCK * bits // 8, 64):
                     v.prefetch(addresses[w], np.uint64(end * bits // 8 + ahead))
                 _add_codes(bits, bucket, addresses[w], size, scales[w], weights[w], out, first, end)
+        start = take(cursor, CHUNK)
 
 
 @kernel
@@ -127,8 +129,11 @@ def add_binary(cursor, addresses, tables, layout, out, keep):
     layout: of the blocks (`blocks.layout_of`).
     """
     blocks = layout.shape[1] - 1
-    for first in chunks(cursor, layout[PIECES, -1], CHUNK_PIECES):
-        for block, start, stop in spans(layout, first):
+    first = take(cursor, CHUNK_PIECES)
+    while first < layout[PIECES, -1]:
+        pieces_end = min(first + CHUNK_PIECES, layout[PIECES, -1])
+        for block in range(block_of(layout, first), block_of(layout, pieces_end - 1) + 1):
+            start, stop = elements_of(layout, block, first, pieces_end)
             at, code = layout[ELEMENTS, block], 4 * layout[WORDS, block]
             whole = start + (stop - start) // 64 * 64
             for i in range(start, whole, 64):
@@ -155,6 +160,7 @@ def add_binary(cursor, addresses, tables, layout, out, keep):
                     byte = v.load_byte(addresses[w], np.uint64(code + i // 8))
                     total += tables[2 * (w * blocks + block) + ((byte >> (i % 8)) & 1)]
                 out[at + i] = total
+        first = take(cursor, CHUNK_PIECES)
 
 
 @njit

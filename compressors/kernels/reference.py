@@ -13,7 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..payload import Bytes, CodeFormat, DenseFormat, Float32, Float64, Int64, code_bytes
+from ...common.stored import stored
+from ..payload import Bytes, CodeFormat, DenseFormat, Float32, Float64, Int64
+from ..payload import pack_codes as pack_codes
+from ..payload import unpack_codes as unpack_codes
 
 # The mean magnitude decides which thresholds a layer gets, so its sum must not depend on how many threads
 # or vector lanes took part. It is defined over blocks of 256 rows by 16 lanes.
@@ -28,6 +31,7 @@ BFLOAT16_MAX = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
 FLOAT16_MAX = np.float32(65504.0)
 
 
+@stored("magnitudes")
 class Magnitudes(NamedTuple):
     """Of the elements of a tensor.
 
@@ -95,7 +99,7 @@ def quantize(
         index = (magnitude >= levels[0]).astype(np.uint8)
         codes = 2 * index + ((total > 0) & (index > 0))
         residual[:] = total - format.table(levels)[codes]
-    data[:] = pack(format.bits, codes)
+    data[:] = pack_codes(format.bits, codes)
 
 
 def quantize_blocks(
@@ -131,25 +135,6 @@ def quantize_blocks(
     return totals, nonzero
 
 
-def pack(bits: int, codes: npt.NDArray[np.integer]) -> Bytes:
-    """The low `bits` bits of every code, one after the other, the lowest bit of a byte first; zeros fill the
-    last 32-bit word."""
-    separate = (codes[:, None] >> np.arange(bits)) & 1
-    packed = np.zeros(code_bytes(bits, codes.size), np.uint8)
-    filled = np.packbits(separate.astype(np.uint8).reshape(-1), bitorder="little")
-    packed[: filled.size] = filled
-    return packed
-
-
-def unpack(bits: int, data: Bytes, elements: int) -> npt.NDArray[np.int32]:
-    """The inverse of `pack`; codes from 0 to 2**bits - 1."""
-    separate = np.unpackbits(data, count=elements * bits, bitorder="little").reshape(-1, bits)
-    codes: npt.NDArray[np.int32] = (separate.astype(np.int32) << np.arange(bits, dtype=np.int32)).sum(
-        axis=1, dtype=np.int32
-    )
-    return codes
-
-
 def add_quantized(
     format: CodeFormat,
     datas: Sequence[Bytes],
@@ -175,7 +160,7 @@ def add_quantized(
     for block, size in enumerate(blocks):
         end, stop = start + size, byte + format.code_bytes(size)
         for data, table in zip(datas, tables[:, block], strict=True):
-            out[start:end] += table[unpack(format.bits, data[byte:stop], size)]
+            out[start:end] += table[unpack_codes(format.bits, data[byte:stop], size)]
         start, byte = end, stop
 
 
@@ -219,7 +204,7 @@ def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
 
 def has_forbidden_code(format: CodeFormat, data: Bytes) -> bool:
     """Whether any code, padding included, is the one that is never sent."""
-    codes = unpack(format.bits, data, data.size * 8 // format.bits)
+    codes = unpack_codes(format.bits, data, data.size * 8 // format.bits)
     return bool((codes == format.forbidden_code).any())
 
 

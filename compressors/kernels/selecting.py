@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from . import vectors as v
-from .compiling import chunks, copy, kernel, take
+from .compiling import copy, kernel, take
 from .dense import bits_of
 from .late import BINS, CHUNK, LANES
 
@@ -54,7 +54,8 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
     lows, highs = v.all_floats(lowest), v.all_floats(beyond)
     indices, taken = np.empty(CHUNK + LANES, np.uint32), np.empty(CHUNK + LANES, np.float32)
     padded = np.empty(LANES, np.float32)
-    for start in chunks(cursor, values.size):
+    start = take(cursor, CHUNK)
+    while start < values.size:
         stop, at = min(start + CHUNK, values.size), 0
         whole = start + (stop - start) // LANES * LANES
         for i in range(start, whole, LANES):
@@ -72,6 +73,7 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
             chosen = v.without(v.at_least(scored, lows), v.at_least(scored, highs))
             at += v.store_chosen(indices, taken, at, v.words_from(whole), here, chosen)
         _hand_over(indices, taken, at, start, stop, found, found_values, places, total)
+        start = take(cursor, CHUNK)
 
 
 @kernel
@@ -87,7 +89,8 @@ def add_and_collect(
     zeros = v.all_floats(np.float32(0.0))  # until there is a NaN
     indices, taken = np.empty(CHUNK + LANES, np.uint32), np.empty(CHUNK + LANES, np.float32)
     padded = np.zeros((2, LANES), np.float32)
-    for start in chunks(cursor, gradient.size):
+    start = take(cursor, CHUNK)
+    while start < gradient.size:
         stop, at = min(start + CHUNK, gradient.size), 0
         whole = start + (stop - start) // LANES * LANES
         for i in range(start, whole, LANES):
@@ -114,6 +117,7 @@ def add_and_collect(
             chosen = v.at_least(v.magnitude(summed), lows)
             at += v.store_chosen(indices, taken, at, v.words_from(whole), summed, chosen)
         _hand_over(indices, taken, at, start, stop, found, found_values, places, total)
+        start = take(cursor, CHUNK)
     if stream:
         v.fence()
     if v.any_lane(v.nonzero(zeros)):
@@ -160,21 +164,25 @@ def keep_best(scores, threshold, ties, places, found, values, kept, kept_values)
 @kernel
 def put(cursor, out, indices, values):
     """out[indices] = values; the indices are distinct."""
-    for start in chunks(cursor, indices.size, CHUNK // 16):
+    start = take(cursor, CHUNK // 16)
+    while start < indices.size:
         for i in range(start, min(start + CHUNK // 16, indices.size)):
             out[np.int64(indices[i])] = values[i]
+        start = take(cursor, CHUNK // 16)
 
 
 @kernel
 def histogram(cursor, values, score, center, counts):
     """How many scores have each upper half of their ordered bits; added to counts (int64, shape (BINS,))."""
     own = np.zeros(BINS, np.int64)
-    for start in chunks(cursor, values.size):
+    start = take(cursor, CHUNK)
+    while start < values.size:
         for i in range(start, min(start + CHUNK, values.size)):
             value = _score_of_one(values[i], score, center)
             bits = bits_of(np.float32(value + np.float32(0.0)))  # no negative zero
             flip = np.uint32(0xFFFFFFFF) if bits >> np.uint32(31) else np.uint32(0x80000000)
             own[np.uint32(bits ^ flip) >> np.uint32(16)] += 1
+        start = take(cursor, CHUNK)
     for k in range(BINS):
         if own[k]:
             take(counts[k : k + 1], own[k])

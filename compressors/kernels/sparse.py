@@ -136,4 +136,5 @@ def warm_up() -> None:
     indices = np.array([1, 5], np.uint32)
     decode_gaps(encode_gaps(indices, 8, 1), 8, 2, 1)
     seeded_indices(1, 8, 2)
+    distinct_indices(1, 8, 2)
     add_sparse([indices], [np.ones(2, np.float32)], np.ones(1, np.float32), np.zeros(8, np.float32))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .compiling import chunks, kernel
+from .compiling import kernel, take
 from .dense import read_float32, read_uint32
 from .late import CHUNK
 
@@ -155,7 +155,8 @@ def sum_sparse(cursor, indices, values, counts, weights, out, keep):
 
     indices, values: uint64 (payloads,), where the uint32 and the float32 of each begin.
     """
-    for start in chunks(cursor, out.size):
+    start = take(cursor, CHUNK)
+    while start < out.size:
         stop = min(start + CHUNK, out.size)
         if not keep:
             out[start:stop] = np.float32(0.0)
@@ -167,3 +168,4 @@ def sum_sparse(cursor, indices, values, counts, weights, out, keep):
                     break
                 out[i] += weights[w] * read_float32(values[w], k)
                 k += 1
+        start = take(cursor, CHUNK)

@@ -9,12 +9,16 @@ choice of elements. Source: Li, Zhang and Liu, "Ternary Weight Networks" (2016),
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from gradwire.compressors import CodeFormat, CompressorEntry, QuantizedPayload, StepContext, TensorSpec
+from gradwire.compressors import CodeFormat, CompressorEntry, QuantizedPayload, TensorCoding, pack_codes
+
+if TYPE_CHECKING:  # without torch, so that gc-plan reads the declaration at once
+    import torch
+
+    from gradwire.compressors import StepContext, TensorSpec
 
 LIMITS = np.finfo(np.float32)
 
@@ -56,18 +60,14 @@ class Ternary:
             format=CodeFormat.SIGNED_2BIT,
             elements=values.size,
             levels=np.array([level], np.float32),
-            data=packed(np.where(chosen, np.where(values > 0, 3, 2), 0)),
+            data=pack_codes(2, np.where(chosen, np.where(values > 0, 3, 2), 0)),
         )
         return payload, mean
 
 
-def packed(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Four codes to a byte, the first in the lowest bits; zeros fill the last 32-bit word."""
-    padded = np.zeros(-(-codes.size // 16) * 16, np.uint8)
-    padded[: codes.size] = codes
-    shifted = padded.reshape(-1, 4) << np.array([0, 2, 4, 6], np.uint8)
-    data: npt.NDArray[np.uint8] = shifted.sum(axis=1, dtype=np.uint8)
-    return data
-
-
-entry = CompressorEntry(options=TernaryOptions, build=lambda options: Ternary(options=options))
+entry = CompressorEntry(
+    options=TernaryOptions,
+    build=lambda options: Ternary(options=options),
+    sends=lambda options: TensorCoding(bits=2, tensor_bytes=4, together=False),
+    nanoseconds=lambda options: 6.0,
+)

@@ -3,15 +3,14 @@
 A segment is a file of records. It begins with the state that a checkpoint holds, and has its version in its
 name. A record is in the file, and on the disk if that is asked for, before anything that follows from it
 leaves the server. A process that is killed leaves at most one record half written, at the end: reading stops
-there, and the next process goes on writing in its place.
+there, and the next process writes in its place. Nothing else is ever cut off (`record_after`).
 
-A record is a head of 20 bytes, little-endian (magic, bytes of the text and of the data, crc32c of each),
-the text, which is JSON, and the data.
+A record is a head of 32 bytes, little-endian (magic, bytes of the text and of the data, crc32c of each and of
+these fields), the text, which is JSON (`storage.values`), and the data.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import struct
@@ -19,26 +18,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import failpoints
+from ...common import failpoints
 from ...proto.transfer import Bytes
 from ...proto.wire import crc32c
+from ...storage.values import DamagedError, pack, unpack
 
-MAGIC = 0x4A57_4757
+MAGIC = b"GWJ3"  # the last character is the format; 2 had names of Python classes
 # Nobody reads a journal while its server lives: after so many bytes the system is told to write them, and to
 # use their memory for the next ones. Otherwise it fills all that is free, one fresh page after the other.
 CACHED_BYTES = 16 << 20
-MAX_TEXT_BYTES = 64 << 20
-_HEAD = struct.Struct("<IIIII")
+_FIELDS = struct.Struct("<4sQQII")
+_HEAD_BYTES = _FIELDS.size + 4
 _ONE_WRITE = 512  # buffers, below what any system takes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """what: its kind. fields: plain values. data: uint8, shape (bytes,)."""
+    """what: its kind. fields: values by name. data: uint8, shape (bytes,)."""
 
     what: str
     fields: Mapping[str, Any]
@@ -47,6 +47,11 @@ class Record:
 
 class JournalError(Exception):
     """Nothing can be written down any more, so nothing more can be promised."""
+
+
+class UnreadableError(Exception):
+    """A segment cannot be read although its bytes are as they were written, such as one of another format.
+    The message names file, byte and record, and what to do. Nothing may be cut off."""
 
 
 class Journal:
@@ -70,11 +75,11 @@ class Journal:
     def append(self, what: str, fields: Mapping[str, Any], data: Sequence[Bytes] = ()) -> None:
         """Raises JournalError, which says what to do; again for all that comes after it."""
         self._check()
-        text = _encode([what, fields]).encode()
+        text = _encode([what, pack(fields)]).encode()
         size = sum(each.size for each in data)
         sums = crc32c((np.frombuffer(text, np.uint8),)), crc32c(data)
         buffers = [
-            _HEAD.pack(MAGIC, len(text), size, *sums) + text,
+            _head(len(text), size, *sums) + text,
             *(each.data for each in data if each.size),
         ]
         try:
@@ -88,7 +93,7 @@ class Journal:
                 "whole. Make room, or have its folder writable, and start gc-server with the same --state"
             )
             raise self._failure from None
-        self.bytes += _HEAD.size + len(text) + size
+        self.bytes += _HEAD_BYTES + len(text) + size
         self._dirty = True
         if self.bytes - self._cached >= CACHED_BYTES:
             self._pass_on()
@@ -132,50 +137,110 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[tuple[Record, int]]:
-    """The records of a segment, each with where it ends in the file, up to the first that is not whole or not
-    as it was written."""
+    """Yield the records of a segment, each with where it ends in the file, up to the first that is not whole
+    or not as it was written.
+
+    Raises:
+        UnreadableError: a record is as it was written, and cannot be decoded.
+    """
     if not path.stat().st_size:
         return
-    data: Bytes = np.memmap(path, np.uint8, "r")  # a segment may be larger than what is free
-    at = 0
-    while at + _HEAD.size <= data.size:
-        magic, text_bytes, data_bytes, text_sum, data_sum = _HEAD.unpack_from(data.data, at)
-        begin = at + _HEAD.size + text_bytes
-        end = begin + data_bytes
-        if magic != MAGIC or text_bytes > MAX_TEXT_BYTES or end > data.size:
-            return
-        text, body = data[begin - text_bytes : begin], data[begin:end]
-        if crc32c((text,)) != text_sum or crc32c((body,)) != data_sum:
-            return
+    data = _mapped(path)
+    _check_format(path, data)
+    at = number = 0
+    while (found := _whole(data, at)) is not None:
+        text, body = found
         try:
-            what, fields = json.loads(text.tobytes(), object_hook=_from_json)
-        except (ValueError, TypeError):
-            return
-        yield Record(what, fields, body), end
-        at = end
+            what, fields = _decoded(text)
+        except (DamagedError, ValueError, TypeError, RecursionError) as error:
+            raise UnreadableError(
+                f"{path}: record {number}, at byte {at}, is as it was written and cannot be decoded "
+                f"({error}); start the release of gradwire that wrote it, and report this"
+            ) from None
+        at += _HEAD_BYTES + text.size + body.size
+        number += 1
+        yield Record(what, fields, body), at
 
 
-def _to_json(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    raise TypeError(f"not plain: {value!r:.100}")
+def _decoded(text: Bytes) -> tuple[str, dict[str, Any]]:
+    """Raises DamagedError, ValueError, TypeError or RecursionError."""
+    what, fields = unpack(json.loads(text.tobytes()))
+    if what.__class__ is not str or fields.__class__ is not dict:
+        raise TypeError("expected a kind and its fields")
+    return what, fields
 
 
-_encode = json.JSONEncoder(default=_to_json, separators=(",", ":")).encode
+def record_after(path: Path, at: int) -> int | None:
+    """Return the byte at which a whole record begins somewhere behind byte `at`, where `read` has stopped.
+
+    A process that ends while it writes leaves nothing whole behind what it was writing. So None means that
+    the rest is half a record, which may be cut off; anything else was damaged later.
+    """
+    if path.stat().st_size <= at:
+        return None
+    data = _mapped(path)
+    head = _head_at(data, at)
+    if at + _HEAD_BYTES > data.size or (head is not None and head.end > data.size):
+        return None  # whatever its data may look like
+    step = 1 << 24
+    for begin in range(at + 1 if head is None else head.end, data.size, step):
+        piece = data[begin : begin + step + len(MAGIC) - 1].tobytes()
+        place = piece.find(MAGIC)
+        while place >= 0:
+            if _whole(data, begin + place) is not None:
+                return begin + place
+            place = piece.find(MAGIC, place + 1)
+    return None
 
 
-def _from_json(value: dict[str, Any]) -> Any:
-    return base64.b64decode(value["base64"]) if value.keys() == {"base64"} else value
+def _mapped(path: Path) -> Bytes:
+    return np.memmap(path, np.uint8, "r")  # a segment may be larger than the free memory
 
 
-def torn(path: Path, at: int) -> bool:
-    """Whether what lies from there on is one record that was being written when the process ended, as opposed
-    to records that were damaged later."""
-    with path.open("rb") as file:
-        file.seek(at)
-        head = file.read(_HEAD.size)
-    if len(head) < _HEAD.size:
-        return True
-    magic, text_bytes, data_bytes, _, _ = _HEAD.unpack(head)
-    end: int = at + _HEAD.size + text_bytes + data_bytes
-    return bool(magic == MAGIC) and end > path.stat().st_size
+def _check_format(path: Path, data: Bytes) -> None:
+    """Raises UnreadableError for a segment of another format."""
+    begin = data[: len(MAGIC)].tobytes()
+    if begin == b"WGWJ" or (begin[:3] == MAGIC[:3] and begin[3:].isdigit() and begin != MAGIC):
+        number = 1 if begin == b"WGWJ" else int(begin[3:])
+        raise UnreadableError(
+            f"{path}: record 0, at byte 0, has format {number}, and this release reads {MAGIC[3:].decode()}; "
+            "start the release of gradwire that wrote it"
+        )
+
+
+class _Head(NamedTuple):
+    begin: int  # of the data, behind the text
+    end: int
+    text: tuple[int, int]  # its first byte, and its crc32c
+    data_sum: int
+
+
+def _head(text_bytes: int, data_bytes: int, text_sum: int, data_sum: int) -> bytes:
+    fields = _FIELDS.pack(MAGIC, text_bytes, data_bytes, text_sum, data_sum)
+    return fields + crc32c((np.frombuffer(fields, np.uint8),)).to_bytes(4, "little")
+
+
+def _head_at(data: Bytes, at: int) -> _Head | None:
+    """The head that begins at a byte; None if it is not whole, or not as it was written."""
+    raw = data[at : at + _HEAD_BYTES].tobytes()
+    if len(raw) < _HEAD_BYTES:
+        return None
+    magic, text_bytes, data_bytes, text_sum, data_sum = _FIELDS.unpack_from(raw)
+    if magic != MAGIC or raw != _head(text_bytes, data_bytes, text_sum, data_sum):
+        return None
+    begin = at + _HEAD_BYTES + text_bytes
+    return _Head(begin, begin + data_bytes, (at + _HEAD_BYTES, text_sum), data_sum)
+
+
+def _whole(data: Bytes, at: int) -> tuple[Bytes, Bytes] | None:
+    """Text and data of the record that begins at a byte; None if it is not whole, or not as written."""
+    head = _head_at(data, at)
+    if head is None or head.end > data.size:
+        return None
+    text, body = data[head.text[0] : head.begin], data[head.begin : head.end]
+    if crc32c((text,)) != head.text[1] or crc32c((body,)) != head.data_sum:
+        return None
+    return text, body
+
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode

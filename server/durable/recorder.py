@@ -4,7 +4,8 @@ to time a checkpoint, after which the journal begins anew.
 `recovery` reads it again. An event is recorded after control has decided and before any action of it is
 performed, a part before the shard has it. What follows from these is not recorded: parts that are stepped,
 what is in a version, what goes out. Nor are signs of life that say nothing; but a tick, by which leases end,
-has when each member was heard of.
+has when each member was heard of. Times are those of the job's own clock, which stands still while no server
+runs.
 """
 
 from __future__ import annotations
@@ -18,18 +19,17 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ... import saved
+from ...common.spec import Length
 from ...compressors import Payload
 from ...proto import messages as m
 from ...proto.refusal import Refusal
 from ...proto.transfer import Bytes
 from ...proto.wire import encode_worker
-from ...spec import Length
+from ...storage import checkpoint
 from ..job import events as e
-from ..job import saving
 from ..job.core import Core
+from .folder import StateFolder, journal_limit, segment_limit
 from .journal import Journal, JournalError
-from .state import StateFolder, segment_limit
 
 log = logging.getLogger("gradwire.server")
 
@@ -42,7 +42,7 @@ Stored = tuple[Member, m.Part, int, Sequence[Payload]]  # a part, the crc32c of 
 EVENT, PART, CLOSED, UNWANTED, PLAN = "event", "part", "closed", "unwanted", "plan"
 BUFFERS, EVALUATED = "buffers", "evaluated"
 # What follows from other records, or changes nothing that lasts.
-_NOT_RECORDED = (e.Begun, e.Closing, e.Stopping)
+_NOT_RECORDED = (e.ApplyStarted, e.PauseRequested, e.Stopping)
 # How long a place may take to write a checkpoint before it counts as one that hangs.
 PATIENCE_S, SLOWEST_BYTES_PER_S = 60.0, 1e6
 
@@ -56,7 +56,8 @@ class Recorder:
             the next, which goes on.
         failing: why the last checkpoint could not be written; empty if it could.
         failures: how many could not be.
-        bytes, version: of the last checkpoint; 0 and None before the first.
+        bytes, version: of the last checkpoint; 0 and None before the first. After a recovery `version` is
+            None until this process has written one.
         patience_s: how long a place may take for a checkpoint before it counts as one that hangs.
     """
 
@@ -79,6 +80,7 @@ class Recorder:
         self._journal: Journal | None = None
         self._heard: dict[str, float] = {}
         self._last = 0, math.inf, 0.0  # version, time and epochs of the last checkpoint
+        self._bytes_before = 0  # of segments before this one, since the last checkpoint that is whole
         self._writing: asyncio.Task[None] | None = None
         self._retry_at = -math.inf  # seconds, after a checkpoint that could not be written
         self._stopped = False
@@ -96,9 +98,10 @@ class Recorder:
         """What happens from here on is not in the checkpoint of this version, which is to be written. Raises
         OSError, and the segment before goes on; JournalError."""
         assert self._folder is not None
-        segment = self._folder.segment(version) if self._recorded else None
+        self.sync()  # the new segment says where this one ends
+        segment = self._folder.segment(version, self._journal) if self._recorded else None
         if self._journal is not None:
-            self.sync()
+            self._bytes_before += self._journal.bytes
             self._journal.close()
         self._journal = segment
         self._heard = {}
@@ -107,13 +110,18 @@ class Recorder:
         """After a recovery."""
         assert self._folder is not None
         self._journal = self._folder.journal() if self._recorded else None
+        self._bytes_before = self._folder.bytes_before
         if not self._recorded:
             self.version = version
         self._last = version, now, progress
 
     @property
     def journal_bytes(self) -> int:
-        """Since the last checkpoint."""
+        """Bytes that a server would have to read that comes now: since the last checkpoint that is whole."""
+        return self._bytes_before + self._segment_bytes
+
+    @property
+    def _segment_bytes(self) -> int:
         return 0 if self._journal is None else self._journal.bytes
 
     # ---- records
@@ -158,7 +166,7 @@ class Recorder:
         self, event: e.Event[Any], now: float, result: e.Result[Any], leases: Mapping[str, float]
     ) -> None:
         """leases: before a tick. Raises JournalError."""
-        alive = isinstance(event, e.Heard) and event.activity is None
+        alive = isinstance(event, e.KeepAlive) and event.activity is None
         if alive or isinstance(event, _NOT_RECORDED):
             return
         self._check()
@@ -166,7 +174,7 @@ class Recorder:
             return
         if isinstance(event, e.Pushed) and isinstance(result.reply, e.Decided) and result.reply.repeated:
             return
-        fields: dict[str, Any] = {"now": now, "event": saving.save(event)}
+        fields: dict[str, Any] = {"now": now, "event": event}
         if isinstance(event, e.Tick):
             if not leases and not result.actions:
                 return
@@ -192,7 +200,7 @@ class Recorder:
 
     def closed(self, member: Member, seq: int, refusal: Refusal | None, *, again: bool) -> None:
         """A push is over without control, or all of its parts are to come again."""
-        self._append(CLOSED, {"member": member, "seq": seq, "refusal": saving.save(refusal), "again": again})
+        self._append(CLOSED, {"member": member, "seq": seq, "refusal": refusal, "again": again})
 
     def unwanted(self, member: Member, seq: int, assignment: int) -> None:
         """The server does without the parts of a push, which answers an assignment."""
@@ -216,13 +224,28 @@ class Recorder:
     # ---- checkpoints
 
     def due(self, version: int, now: float, progress: float) -> bool:
-        """Whether a checkpoint is to be taken at a version. progress: epochs so far."""
+        """Return whether a checkpoint is to be taken at a version. progress: epochs so far. Raises
+        JournalError if they fail and the journal has reached its limit."""
+        self._check_limit()
         if self._every is None or self._writing is not None or now < self._retry_at:
             return False
         steps, at, epochs = self._last
         passed = {"steps": version - steps, "seconds": now - at, "epochs": progress - epochs}
         long = passed[self._every.unit] >= self._every.number
-        return (long or self.journal_bytes > segment_limit(self.bytes)) and not self._begins_at(version)
+        return (long or self._segment_bytes > segment_limit(self.bytes)) and not self._begins_at(version)
+
+    def _check_limit(self) -> None:
+        """Raises JournalError if checkpoints fail and the journal would grow without bound."""
+        limit = journal_limit(self.bytes)
+        if self._journal is None or not self.failing or self.journal_bytes <= limit:
+            return
+        why = (
+            f"{self.failing}, and the journal since the last one has {self.journal_bytes / 1e6:.0f} MB, "
+            f"which is more than {limit / 1e6:.0f}. Nothing is lost: make room, or have the folder writable, "
+            "and start gc-server with the same --state"
+        )
+        self.broken(why)
+        raise JournalError(why)
 
     def _begins_at(self, version: int) -> bool:
         """Whether the segment begins at a version already. Another one would take its place, with what it has
@@ -272,14 +295,14 @@ class Recorder:
 
     async def _be_patient(self, tree: Any) -> None:
         """As much as writing this may take."""
-        self.patience_s = PATIENCE_S + await asyncio.to_thread(saved.size, tree) / SLOWEST_BYTES_PER_S
+        self.patience_s = PATIENCE_S + await asyncio.to_thread(checkpoint.size, tree) / SLOWEST_BYTES_PER_S
 
     async def write(self, version: int, tree: Any) -> None:
         """Write a checkpoint. Raises OSError."""
         assert self._folder is not None
         about = {"job": self._job, "version": version}
         self.bytes = await apart(self._folder.write, version, tree, about)
-        self.version = version
+        self.version, self._bytes_before = version, 0
 
     async def write_best(self, version: int, tree: Any) -> None:
         """Write what is needed to begin a job with the best version, instead of the one before. Raises

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...common.stored import stored
 from .roster import Member, Roster
 from .samples import Drawn
 
@@ -20,6 +21,7 @@ GROWTH = 1.05
 NEWCOMER = 2  # assignments until it takes over the job's buffers
 
 
+@stored("buffers")
 @dataclass(kw_only=True, slots=True)
 class Buffers:
     """wanted: whether the model has any and they are collected. first_alone: whether those of the member of

@@ -21,9 +21,11 @@ from typing import Any, TypeVar
 from ...proto.messages import Assignment, Decision, LostStatus, Outcome, Phase, Welcome
 from ...proto.refusal import Refusal, Refused
 from ...settings import ServerSettings, parse_evaluate_every
+from ...storage import values
 from . import events as e
-from . import limits, progress, refusals, saving
-from .keeping import parse_keep
+from . import limits, progress, refusals
+from .best_policy import parse_keep
+from .modes import registry
 from .modes.mode import Mode
 from .modes.options import ModeOptions
 from .roster import BROKEN, OPENED, Life, Member, Roster, WorkLife
@@ -52,29 +54,29 @@ class Core(JobState):
             evaluate_every=parse_evaluate_every(rules.evaluate_every),
             roster=roster,
         )
-        self.mode: Mode = options.mode(self)
+        self.mode: Mode = registry.create(options, self)
         self._handlers: dict[type[Any], Callable[[Any, float], e.Result[Any] | list[e.Action]]] = {
             e.Joined: self._joined,
             e.Attached: self._attached,
-            e.Rated: self._rated,
+            e.RatesReceived: self._rated,
             e.Pushed: self._pushed,
-            e.PacketBegun: self._packet_begun,
+            e.PacketStarted: self._packet_begun,
             e.Initialized: self._initialized,
             e.Prepared: self._prepared,
             e.Detached: self._detached,
-            e.Heard: self._heard,
+            e.KeepAlive: self._heard,
             e.PacketRelayed: self._of_mode,
             e.PacketDamaged: self._of_mode,
-            e.CopyArrived: self._of_mode,
-            e.Copied: self._done_for_mode,
+            e.SnapshotReceived: self._of_mode,
+            e.SnapshotInstalled: self._done_for_mode,
             e.Published: self._done_for_mode,
-            e.Begun: self._begun,
-            e.Planned: self._planned,
-            e.Evaluated: self._evaluated,
+            e.ApplyStarted: self._begun,
+            e.PlanPrepared: self._planned,
+            e.EvaluationReported: self._evaluated,
             e.Left: self._left,
             e.Tick: self._tick,
             e.Restarted: self._restarted,
-            e.Closing: self._closing,
+            e.PauseRequested: self._closing,
             e.Stopping: self._stopping,
         }
 
@@ -88,14 +90,14 @@ class Core(JobState):
         nothing: Any = None
         return done if isinstance(done, e.Result) else e.Result(reply=nothing, actions=done)
 
-    def save(self) -> saving.Plain:
-        """The whole state, as plain values that share nothing with it."""
-        return {"job": saving.save(self), "mode": saving.save(self.mode)}
+    def save(self) -> values.Plain:
+        """Return the whole state, as plain data that shares nothing with it."""
+        return {"job": values.pack_fields(self), "mode": values.pack_fields(self.mode)}
 
-    def load(self, plain: saving.Plain) -> None:
+    def load(self, plain: values.Plain) -> None:
         """Take over the state of a core with the same rules."""
-        saving.restore(self, plain["job"])
-        saving.restore(self.mode, plain["mode"])
+        values.restore(self, plain["job"])
+        values.restore(self.mode, plain["mode"])
         self.mode.restored()
 
     @property
@@ -118,7 +120,13 @@ class Core(JobState):
         if self.phase is Phase.EMPTY and self.initializer is None:
             self.initializer = member.id
         asked = self.phase is Phase.EMPTY and self.initializer == member.id
-        admission = e.Admission(rank=member.rank, version=self.version, initialize=asked, epoch=self.epoch)
+        admission = e.Admission(
+            rank=member.rank,
+            version=self.version,
+            initialize=asked,
+            epoch=self.epoch,
+            workers=max(self.rules.min_workers if self.started_at is None else 1, len(self.roster.members)),
+        )
         return e.Result(reply=admission, actions=actions)
 
     def _attached(self, event: e.Attached, now: float) -> e.Result[Welcome]:
@@ -137,16 +145,17 @@ class Core(JobState):
     def _prepared(self, event: e.Prepared, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
         if self.fingerprint:
-            self._check_model(event.worker, event.fingerprint, event.data)
+            self._check_model(event.worker, event.fingerprint, event.data, event.train_samples)
         self.roster.become(member, Life.LISTENING)
         member.fingerprint, member.data = event.fingerprint, event.data
+        member.train_samples = event.train_samples
         ahead = event.version is not None and event.version > self.newest
         member.version = None if ahead else event.version  # of a version that was lost with the server
         self.evaluations.forget(member.id, event.assigned)
         notes: list[e.Action] = []
-        if member.aside:
+        if member.suspended:
             notes.append(e.Note(text=f"{member.name} makes progress again, and takes part"))
-            member.aside, member.named_s = False, 0.0
+            member.suspended, member.named_s = False, 0.0
         if event.drifted:
             text = (
                 f"version {event.drifted}: the replica of {member.name} was not the server's; it gets another"
@@ -167,11 +176,11 @@ class Core(JobState):
             self.roster.become(member, BROKEN[member.life])
         return []
 
-    def _heard(self, event: e.Heard, now: float) -> list[e.Action]:
+    def _heard(self, event: e.KeepAlive, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
         if event.activity is None:
             return []
-        return progress.heard(self, member, event.activity, event.still_s)
+        return progress.heard(self, member, event.activity, event.stalled_s)
 
     def _left(self, event: e.Left, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
@@ -192,7 +201,9 @@ class Core(JobState):
         if not expected:
             lost = LostStatus(worker=member.worker, rank=member.rank, reason=reason, version=self.version)
             self.lost = [*self.lost, lost][-LOST_REMEMBERED:]
-            actions.append(e.Lost(name=member.name, worker=member.worker, rank=member.rank, reason=reason))
+            actions.append(
+                e.LossReported(name=member.name, worker=member.worker, rank=member.rank, reason=reason)
+            )
         if self.phase is Phase.EMPTY and self.initializer == member.id:
             self.initializer = None
             for candidate in self.roster.listening()[:1]:  # otherwise the next one to get ready
@@ -209,7 +220,11 @@ class Core(JobState):
         self.roster.find(event.worker, event.incarnation, now)
         self.phase = Phase.GATHERING
         self.fingerprint, self.data = event.fingerprint, event.data
-        self.samples = Samples(event.train_samples, limits.epochs(self.rules), event.least)
+        self.samples = Samples.beginning(
+            event.train_samples, limits.epochs(self.rules), event.least, event.epoch
+        )
+        self.earlier_steps = event.steps
+        self.evaluations.begun = self.evaluations_passed  # the script has evaluated those before
         how = self.rules.buffers
         self.buffers.wanted = event.buffers and how != "local"
         self.buffers.first_alone = how == "rank0"
@@ -218,10 +233,10 @@ class Core(JobState):
         actions: list[e.Action] = []
         for member in self.roster.ready():  # they said so before there was anything to compare with
             try:
-                self._check_model(member.worker, member.fingerprint, member.data)
+                self._check_model(member.worker, member.fingerprint, member.data, member.train_samples)
             except Refused as refused:
                 actions.append(e.Disconnect(*member.id, refusal=refused.refusal, final=True))
-                actions += self._give_up(member, "has another model or other data", now)
+                actions += self._give_up(member, refusals.brief(refused.refusal), now)
         return actions + self._advance(now)
 
     def _request_initialize(self, member: Member) -> list[e.Action]:
@@ -236,14 +251,17 @@ class Core(JobState):
             return refusals.not_the_initializer(worker, self.initializer[0] if self.initializer else None)
         return None
 
-    def _check_model(self, worker: str, fingerprint: bytes, data: int) -> None:
+    def _check_model(self, worker: str, fingerprint: bytes, data: int, train_samples: int) -> None:
         if fingerprint != self.fingerprint:
             raise Refused(refusals.wrong_model(worker, fingerprint, self.fingerprint))
+        if train_samples and train_samples != self.samples.per_epoch:
+            size = self.rules.batch_size
+            raise Refused(refusals.wrong_epoch(worker, train_samples, self.samples.per_epoch, size))
         if data and self.data and data != self.data:
             raise Refused(refusals.wrong_data(worker, data, self.data))
 
-    def _planned(self, event: e.Planned, now: float) -> list[e.Action]:
-        if self.mode.exchanges:
+    def _planned(self, event: e.PlanPrepared, now: float) -> list[e.Action]:
+        if not self.mode.pushes_parts:
             return [e.Note(text="a new plan is of no use where workers do not push parts", warning=True)]
         self.planned = True
         return self._advance(now)
@@ -321,7 +339,7 @@ class Core(JobState):
             if event.base_version != work.assignment.version:
                 given, expected = event.base_version, work.assignment.version
                 raise Refused(refusals.base_version(member.worker, event.seq, given, expected))
-            if event.plan != self.plan and event.samples and not (work.late or self.mode.exchanges):
+            if event.plan != self.plan and event.samples and not work.late and self.mode.pushes_parts:
                 raise Refused(refusals.plan(member.worker, event.seq, event.plan, self.plan))
             if event.samples and not work.late:
                 self.mode.rate(member, work, event)
@@ -342,7 +360,7 @@ class Core(JobState):
         member.remember(outcome)
         return e.Result(reply=e.Decided(outcome=outcome), actions=actions + self._advance(now))
 
-    def _rated(self, event: e.Rated, now: float) -> list[e.Action]:
+    def _rated(self, event: e.RatesReceived, now: float) -> list[e.Action]:
         member = self.roster.present((event.worker, event.incarnation))
         work = member.work if member is not None else None
         if (
@@ -373,33 +391,33 @@ class Core(JobState):
         return member.work is None or member.work.id != assignment or member.work.late
 
     def _reinstate(self, member: Member, assigned: int) -> None:
-        """Who comes back still computing what was taken from it goes on with that, if nobody else has it."""
-        void = member.void
-        if void is None or member.work is not None or void.assignment.id != assigned:
+        """Give a returning member its revoked work back, unless another member has drawn its samples."""
+        revoked = member.revoked
+        if revoked is None or member.work is not None or revoked.assignment.id != assigned:
             return
-        late = self.mode.too_late(void)
-        if not self.samples.take_back(void.drawn, settled=late):
+        late = self.mode.too_late(revoked)
+        if not self.samples.take_back(revoked.drawn, settled=late):
             return
         if self.done:  # its gradient would wait in its residual for a push that never comes
-            self.samples.give_back(void.drawn, settled=True)
+            self.samples.give_back(revoked.drawn, settled=True)
             return
-        void.become(WorkLife.LATE if late else WorkLife.GIVEN)
-        void.interrupted, member.void = True, None
-        self.roster.give(member, void)
+        revoked.become(WorkLife.LATE if late else WorkLife.ASSIGNED)
+        revoked.interrupted, member.revoked = True, None
+        self.roster.give(member, revoked)
 
     def _reclaim(self, member: Member, event: e.Pushed) -> bool:
-        """The gradient goes into the worker's residual: its samples need nobody else, if they still can.
-        Returns whether it is one that was taken from the worker."""
-        void = member.void
-        if void is None or void.assignment.id != event.assignment:
+        """Settle the samples of a push for revoked work, if they are not drawn again: its worker keeps the
+        gradient in its residual. Return whether the push was for revoked work."""
+        revoked = member.revoked
+        if revoked is None or revoked.assignment.id != event.assignment:
             return False
         if event.samples:
-            member.void = None
-            if not self.samples.take_back(void.drawn):
+            member.revoked = None
+            if not self.samples.take_back(revoked.drawn):
                 self.repeated_samples += event.samples
         return True
 
-    def _packet_begun(self, event: e.PacketBegun, now: float) -> e.Result[e.Targets]:
+    def _packet_begun(self, event: e.PacketStarted, now: float) -> e.Result[e.Targets]:
         member = self.roster.find(event.worker, event.incarnation, now)
         return e.Result(reply=self.mode.targets(member, event), actions=[])
 
@@ -410,12 +428,12 @@ class Core(JobState):
             return [*actions, *self._give_up(member, "its packets keep arriving damaged", now)]
         return [*actions, *self._advance(now)]
 
-    def _begun(self, event: e.Begun, now: float) -> list[e.Action]:
+    def _begun(self, event: e.ApplyStarted, now: float) -> list[e.Action]:
         self.mode.begun(event.version, whole=event.whole)
         return []
 
-    def _done_for_mode(self, event: e.Published | e.Copied, now: float) -> list[e.Action]:
-        """The shard has done what the mode wanted."""
+    def _done_for_mode(self, event: e.Published | e.SnapshotInstalled, now: float) -> list[e.Action]:
+        """Tell the mode that the shard has carried out its order, and continue."""
         self.mode.done(event)
         return self.mode.drain(now) if self.phase is Phase.STOPPING else self._advance(now)
 
@@ -431,7 +449,7 @@ class Core(JobState):
             return [self._last_assignment(member, finished=True) for member in self.roster.listening()]
         if self.phase is not Phase.FINISHING:
             return []
-        if all(member.aside for member in self.roster.members.values()):
+        if all(member.suspended for member in self.roster.members.values()):
             self.phase = Phase.FINISHED
             return [e.Note(text="no member is left to evaluate the last version", warning=True), e.Finish()]
         # Whoever is still busy with what comes too late would keep everybody waiting.
@@ -454,7 +472,7 @@ class Core(JobState):
         )
         return self.assign(member, assignment)
 
-    def _evaluated(self, event: e.Evaluated, now: float) -> list[e.Action]:
+    def _evaluated(self, event: e.EvaluationReported, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
         if self.evaluations.has(event.epoch):
             return []  # told again after a reconnect
@@ -463,15 +481,17 @@ class Core(JobState):
             text = f"evaluation {event.epoch} by {member.name} was not asked for and is ignored"
             return [e.Note(text=text, warning=True)]
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(event.metrics.items()))
-        which = "epoch" if self.rules.evaluate_every == "1epoch" and not self.stopped else "evaluation"
-        what = f"{which} {event.epoch}, version {event.version}"
+        what = f"evaluation {event.epoch}"
+        if self.rules.evaluate_every == "1epoch" and not self.stopped:  # a count: epochs are numbered from 0
+            what = f"after {event.epoch} epoch{'s' if event.epoch != 1 else ''}"
+        what += f", version {event.version}"
         noted = [e.Note(text=f"{what}: {text} (by {member.name})"), *self._keep_best(event)]
         if self.phase is Phase.FINISHING and event.epoch == self.last_evaluation:
             self.phase = Phase.FINISHED
             return [*noted, e.Finish(), *self._finish(now)]
         return [*noted, *self._advance(now)]
 
-    def _keep_best(self, event: e.Evaluated) -> list[e.Action]:
+    def _keep_best(self, event: e.EvaluationReported) -> list[e.Action]:
         keep = parse_keep(self.rules.keep)
         if keep is None:
             return []
@@ -520,9 +540,9 @@ class Core(JobState):
         if self.phase is Phase.FINISHED:
             actions += self._send_home()
         elif self.phase is not Phase.STOPPING:
-            hanging = progress.to_set_aside(self)
+            hanging = progress.to_suspend(self)
             for member in hanging:
-                actions += self._set_aside(member)
+                actions += self._suspend(member)
             actions += progress.name_slow(self)
         ends = self.phase is Phase.RUNNING and 0 < self.rules.max_seconds <= now - (self.started_at or now)
         if expired or hanging or self.mode.due(now) or (ends and not self.stopped):
@@ -538,7 +558,7 @@ class Core(JobState):
         self.assignments += ASSIGNMENTS_SKIPPED
         return []
 
-    def _closing(self, event: e.Closing, now: float) -> list[e.Action]:
+    def _closing(self, event: e.PauseRequested, now: float) -> list[e.Action]:
         self.closing = True
         return self._paused()
 
@@ -546,12 +566,12 @@ class Core(JobState):
         """Once nothing is under way any more, where no more work is given out."""
         return [e.Paused()] if self.closing and (self.phase is not Phase.RUNNING or self.mode.quiet) else []
 
-    def _set_aside(self, member: Member) -> list[e.Action]:
+    def _suspend(self, member: Member) -> list[e.Action]:
         """Wait no longer for a member whose training thread hangs; it comes back when that goes on."""
-        self.set_aside += 1
+        self.suspensions += 1
         limit_s = progress.limit_of(self, member)
-        why = refusals.no_progress(member.worker, member.activity, member.still_s, limit_s)
-        member.aside = True
+        why = refusals.no_progress(member.worker, member.activity, member.stalled_s, limit_s)
+        member.suspended = True
         cut = e.Disconnect(*member.id, refusal=why, final=False)
         return [cut, *self._take_out(member, progress.describe(member), expected=False, away=True)]
 
@@ -589,4 +609,4 @@ class Core(JobState):
             if subject == waiting.subject and now - at < REPORT_EVERY_S:
                 return []
         self.reported = (waiting.subject, now)
-        return [e.Report(ranks=waiting.ranks, seconds=waited, text=waiting.text)]
+        return [e.Report(ranks=waiting.ranks, seconds=waited, text=waiting.text, usual=waiting.usual)]

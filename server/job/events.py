@@ -14,12 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from ...common.stored import stored
 from ...proto.messages import Assignment, Exchanged, Outcome, Welcome
 from ...proto.refusal import Refusal
 
 R = TypeVar("R")
 
 
+@stored("push-key")
 class PushKey(NamedTuple):
     """Names one push of a job."""
 
@@ -28,7 +30,8 @@ class PushKey(NamedTuple):
     seq: int
 
 
-class CopyKey(NamedTuple):
+@stored("snapshot-key")
+class SnapshotKey(NamedTuple):
     """Names a worker's snapshot of a version."""
 
     worker: str
@@ -41,24 +44,30 @@ class CopyKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """Answers `Joined`. initialize: the worker has to upload the initial parameters. epoch: that samples are
-    given out of, from 0."""
+    """Answers `Joined`.
+
+    Attributes:
+        initialize: whether the worker has to upload the initial parameters.
+        epoch: that samples are given out of, from 0.
+        workers: members that steps are divided among: those now, and at least as many as the job begins with.
+    """
 
     rank: int
     version: int
     initialize: bool
     epoch: int
+    workers: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decided:
-    """Answers `Pushed`. repeated: the outcome of a push that had come before."""
+    """Answers `Pushed`. repeated: whether the same push had been decided before."""
 
     outcome: Outcome
     repeated: bool = False
 
 
-Targets = tuple[str, ...] | None  # workers that get a packet; None: it is of no use
+Targets = tuple[str, ...] | None  # workers that get a packet; None: discard it
 
 # ---- events ------------------------------------------------------------------------------------
 
@@ -71,82 +80,114 @@ class Event(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class FromWorker(Event[R]):
-    """What a worker has said or done."""
+    """An event that a worker caused."""
 
     worker: str
     incarnation: int
 
 
+@stored("joined")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joined(FromWorker[Admission]):
     compressor: str = ""
 
 
+@stored("initialized")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Initialized(FromWorker[None]):
-    """The manifest and version 0 of the parameters are in place. buffers: whether the model has any. least:
-    samples that a batch of it must have."""
+    """The manifest and version 0 of the parameters are in place.
+
+    Attributes:
+        buffers: whether the model has any.
+        least: samples that a batch of it must have.
+        epoch: number of the first epoch to train on, from 0; the worker's script has trained on those before.
+        steps: that the script took in those epochs.
+    """
 
     fingerprint: bytes
     train_samples: int
     data: int = 0
     buffers: bool = False
     least: int = 1
+    epoch: int = 0
+    steps: int = 0
 
 
+@stored("attached")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attached(FromWorker[Welcome]):
     """The worker's Exchange stream is open."""
 
 
+@stored("prepared")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared(FromWorker[None]):
-    """The worker has its model; `version` is that of its replica, None without one.
+    """The worker has loaded its model; `version` is that of its replica, None without one.
 
-    assigned: id of the last assignment that it got. data: checksum of some of its training samples; 0 if they
-    cannot be compared. drifted: version at which its replica was not the server's, so that it has none now; 0
-    if it never was. restored: it goes on from what it had written down at the server's version.
+    Attributes:
+        assigned: id of the last assignment that it received.
+        data: checksum of some of its training samples; 0 if they cannot be compared.
+        train_samples: number of samples in its epoch; 0 not to compare it.
+        drifted: version at which its replica was not the server's, so that it has none now; 0 if never.
+        restored: whether it resumes from its own saved state at the server's version.
     """
 
     fingerprint: bytes
     version: int | None
     assigned: int = 0
     data: int = 0
+    train_samples: int = 0
     drifted: int = 0
     restored: bool = False
 
 
+@stored("detached")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Detached(FromWorker[None]):
-    """The stream broke; the lease goes on."""
+    """The worker's stream broke; its lease still runs."""
 
 
+@stored("heard")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Heard(FromWorker[None]):
-    """Any sign of life. A heartbeat says what the training thread does, and for how long without progress."""
+class KeepAlive(FromWorker[None]):
+    """A sign of life, which renews the lease. That of a heartbeat says what the training thread is doing.
+
+    Attributes:
+        stalled_s: seconds for which that thread has made no progress.
+    """
 
     activity: str | None = None
-    still_s: float = 0.0
+    stalled_s: float = 0.0
 
 
+@stored("rated")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rated(FromWorker[None]):
-    """A part of a push for this assignment has come, for a step at these learning rates, by parameter group;
-    none: at those of the job. Of who is no member, or has other work, nothing is said before the commit; nor
-    where nothing is stepped before that: the push may be abandoned, and come again at other rates."""
+class RatesReceived(FromWorker[None]):
+    """A part of a push for this assignment has arrived, with the learning rates to step it at.
+
+    Ignored for workers that are not members or hold another assignment: the commit rejects those pushes.
+    Also ignored where no part is stepped before the commit: the worker may abandon the push, and send it
+    again with other rates.
+
+    Attributes:
+        learning_rates: by parameter group; empty for those of the job.
+    """
 
     seq: int
     assignment: int
     learning_rates: tuple[float, ...]
 
 
+@stored("pushed")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pushed(FromWorker[Decided]):
     """A push is committed, and the shard has all of its parts, which are valid.
 
-    exchanged: what came of an exchange of packets, in place of payloads. plan: that its parts are of.
-    computing_s: seconds that the worker says its local steps took; 0 if it does not say. learning_rates: as
-    in `Rated`.
+    Attributes:
+        exchanged: the worker's report of an exchange of packets, in place of payloads.
+        plan: number of the plan that its parts belong to.
+        computing_s: seconds that the worker says its local steps took; 0 if it does not say.
+        learning_rates: by parameter group; empty for those of the job.
     """
 
     seq: int
@@ -164,101 +205,116 @@ class Pushed(FromWorker[Decided]):
         return PushKey(self.worker, self.incarnation, self.seq)
 
 
+@stored("published")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published(Event[None]):
-    """The shard has applied what was handed to it: its parameters are this version."""
+    """The shard has carried out an `Apply`: its parameters are this version."""
 
     version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Begun(Event[None]):
-    """The shard steps a part of the round that is open: there is no way back. whole: it is the last one."""
+class ApplyStarted(Event[None]):
+    """The shard has started to apply the open round, which produces `version`; no way back.
+
+    Attributes:
+        whole: whether every part of the round has been stepped.
+    """
 
     version: int
     whole: bool = False
 
 
+@stored("planned")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planned(Event[None]):
-    """The shard has a plan ready under the next number."""
+class PlanPrepared(Event[None]):
+    """The shard has prepared the plan with the next number."""
 
 
+@stored("packet-begun")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PacketBegun(FromWorker[Targets]):
-    """The first bytes of a coded packet are here. checksums: of the blocks behind its terms."""
+class PacketStarted(FromWorker[Targets]):
+    """The header of a coded packet has arrived. checksums: one for each block that the packet combines."""
 
     exchange: int
     index: int
     checksums: Sequence[int] = ()
 
 
+@stored("packet-relayed")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PacketRelayed(FromWorker[None]):
-    """A coded packet has been handed on whole."""
+    """All of a coded packet has been forwarded."""
 
     exchange: int
     index: int
 
 
+@stored("packet-damaged")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PacketDamaged(FromWorker[None]):
-    """A coded packet was refused; part of it may have been handed on."""
+    """A coded packet was refused; part of it may have been forwarded."""
 
     exchange: int
     refusal: Refusal
 
 
+@stored("copy-arrived")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CopyArrived(FromWorker[None]):
-    """The shard has all bytes of a worker's snapshot. leaving: nobody had asked for it."""
+class SnapshotReceived(FromWorker[None]):
+    """The shard has all of a worker's snapshot. leaving: whether a worker that leaves sent it unasked."""
 
     version: int
     leaving: bool = False
 
     @property
-    def key(self) -> CopyKey:
-        return CopyKey(self.worker, self.incarnation, self.version)
+    def key(self) -> SnapshotKey:
+        return SnapshotKey(self.worker, self.incarnation, self.version)
 
 
-OfExchange = PacketRelayed | PacketDamaged | CopyArrived
+OfExchange = PacketRelayed | PacketDamaged | SnapshotReceived
 
 
+@stored("copied")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Copied(Event[None]):
-    """The server's parameters are those of a snapshot that had arrived."""
+class SnapshotInstalled(Event[None]):
+    """The shard has carried out an `InstallSnapshot`: its parameters are this version."""
 
     version: int
 
 
+@stored("evaluated")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated(FromWorker[None]):
+class EvaluationReported(FromWorker[None]):
     version: int
     epoch: int
     metrics: Mapping[str, float]
 
 
+@stored("left")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Left(FromWorker[None]):
     failed: bool
     reason: str
 
 
+@stored("tick")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tick(Event[None]):
     """Time has passed."""
 
 
+@stored("restarted")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restarted(Event[None]):
-    """The server was away, and has read what it had written down: no stream is open, and no member is to
-    blame for its silence."""
+    """The server has restarted from its state folder: no stream is open, and the silence of members is the
+    server's own doing, so each gets time to return."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Closing(Event[None]):
-    """The server is about to stop, and to go on later: what has begun is to end, and nothing to begin.
-    Answered by `Paused`, at once or later."""
+class PauseRequested(Event[None]):
+    """The server is about to stop and to resume later: finish what is under way and start nothing new. The
+    action `Paused` follows once that is done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,7 +335,7 @@ class RequestInitialize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """What was evaluated of a version at the end of an epoch is better than all before."""
+    """Keep this version: its evaluation is the best so far."""
 
     epoch: int
     version: int
@@ -300,11 +356,14 @@ class Assign:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adopt:
-    """From now on the model is divided by the plan that the shard has ready. No push is open but those that
-    are refused as stale whatever comes of them, so what is stored of pushes is of no use.
+    """Put the plan that the shard has prepared in force. Every push that is still arriving will be refused as
+    stale, so the shard discards the parts that it has stored.
 
-    plan: its number. version: of the parameters. members: who can be told, and the version that each has:
-        they get the updates up to the present one before they get the plan.
+    Attributes:
+        plan: number of the plan.
+        version: of the parameters.
+        members: connected members, with the version that each one has. They get the updates up to `version`
+            before they get the plan.
     """
 
     plan: int
@@ -312,13 +371,16 @@ class Adopt:
     members: Mapping[str, int]
 
 
+@stored("contribution")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contribution:
-    """One push of an application.
+    """One push among those that produce a version.
 
-    slice: of the parts, that it speaks for, if the members of a group divide these among them. It may hold
-    others
-    all the same: what its worker had held back. weight: in the sum; None for its part of the samples.
+    Attributes:
+        slice: number of the slice of each part that this push contributes, where the members of a group
+            divide the parts among themselves. The push may hold other slices too, from its worker's
+            residual.
+        weight: of the push in the sum; None for its share of the samples.
     """
 
     key: PushKey
@@ -331,11 +393,12 @@ class Contribution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Open:
-    """A round has opened whose parts may be stepped one by one, each as soon as every member has stored it.
-    `Apply` closes it.
+    """Open a round whose parts are stepped one by one, each as soon as every member's is stored. `Apply`
+    closes it.
 
-    members: by id of the assignment, in rank order: worker, incarnation, and samples behind the gradient.
-    rate_factor: as in `Apply`.
+    Attributes:
+        members: by id of the assignment, in rank order: worker, incarnation, and samples of the gradient.
+        rate_factor: multiplies the base learning rate.
     """
 
     version: int
@@ -343,18 +406,26 @@ class Open:
     rate_factor: float
 
 
+@stored("vacate")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Vacate:
-    """The members with these assignments are lost: no part of the round that is open is stepped until
-    somebody has each place, or it is given up."""
+class MemberLost:
+    """The members with these assignments are lost. Step no part of the open round until each of their slots
+    has a `Substitute`, or is given up with `Exclude`."""
 
     assignments: tuple[int, ...]
 
 
+@stored("refill")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refill:
-    """The place of a member that was lost is taken: by itself, with the same assignment, or by another one,
-    that is to push the parts that are not stepped. Goes before the `Assign` of that."""
+class Substitute:
+    """Assign a lost member's slot in the open round to a worker: the same one with its old assignment, or
+    another one with a new assignment. The substitute pushes only parts that have not been stepped; parts
+    stored by the lost member are discarded. Precedes the `Assign` of the new assignment.
+
+    Attributes:
+        lost: id of the lost member's assignment.
+        assignment: id of the substitute's.
+    """
 
     lost: int
     assignment: int
@@ -362,25 +433,29 @@ class Refill:
     incarnation: int
 
 
+@stored("without")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Without:
-    """Parts of the round that is open do not wait for the members with these assignments any more."""
+class Exclude:
+    """Exclude these assignments from the open round: its parts no longer wait for them, and their stored
+    parts are not summed."""
 
     assignments: tuple[int, ...]
 
 
+@stored("apply")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Apply:
     """Reduce the contributions, in this order, and turn version - 1 into version.
 
-    members: workers that get each part of the update as soon as it is there; others get it with their next
-    assignment.
-    rate_factor: what the base learning rate is multiplied with. weight: what the mean gradient is.
-    opened_at: when the work was given out.
-    base_version: at which the gradient of a single contribution was computed, if pushes are applied singly.
-    bases: other versions at which gradients are being computed, besides those not yet published, if the
-    shard has to keep them.
-    clocks_stale: clocks that it is behind the newest push, where they are bounded.
+    Attributes:
+        members: workers that get each part of the update as soon as it is made; others get the update with
+            their next assignment.
+        rate_factor: multiplies the base learning rate.
+        weight: multiplies the mean gradient.
+        opened_at: when the work was assigned.
+        base_version: version that the gradient was computed at, where pushes are applied singly.
+        bases: versions that the shard has to keep, because gradients are being computed at them.
+        clocks_stale: clocks that the push is behind the newest one; None where these are not bounded.
     """
 
     version: int
@@ -396,14 +471,14 @@ class Apply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drop:
-    """Have the shard forget a push or a snapshot that will not be applied."""
+    """Discard a push or a snapshot that will not be applied."""
 
-    key: PushKey | CopyKey
+    key: PushKey | SnapshotKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Closed:
-    """A round is over whose steps the workers take. samples: behind the step. loss: their mean."""
+class ExchangeCompleted:
+    """A round of coded mode is complete: each worker takes its step. loss: mean over these samples."""
 
     samples: int
     loss: float
@@ -412,8 +487,8 @@ class Closed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RequestCopy:
-    """Ask a worker for a snapshot of its replica, after it has applied the sum of an exchange."""
+class RequestSnapshot:
+    """Ask a worker for a snapshot of its replica. apply: the exchange whose sum it applies before."""
 
     worker: str
     version: int
@@ -421,22 +496,22 @@ class RequestCopy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TakeCopy:
-    """Make a snapshot that has arrived the server's parameters."""
+class InstallSnapshot:
+    """Replace the server's parameters by a snapshot that has arrived."""
 
-    key: CopyKey
+    key: SnapshotKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relabel:
-    """The server's parameters, unchanged, are this version from now on."""
+    """Give the server's parameters, unchanged, this version number."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """End a worker's stream. final: it shall not come back; otherwise it may reconnect."""
+    """End a worker's stream. final: whether the worker must not reconnect."""
 
     worker: str
     incarnation: int
@@ -446,16 +521,17 @@ class Disconnect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """Tell operators and members whom the job waits for."""
+    """Tell operators and members whom the job waits for. usual: whether that happens in healthy jobs too."""
 
     ranks: tuple[int, ...]
     seconds: float
     text: str
+    usual: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lost:
-    """A member is gone before the job was done. name: worker and rank as a person reads them."""
+class LossReported:
+    """Log the loss of a member. name: its worker and rank, for people."""
 
     name: str
     worker: str
@@ -473,28 +549,28 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Paused:
-    """Nothing is under way, and nothing will be."""
+    """Nothing is under way any more, and nothing will start: the server may stop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finish:
-    """The job is done; nothing will change any more."""
+    """The job is done; its state does not change any more."""
 
 
 Action = (
-    Lost
+    LossReported
     | RequestInitialize
     | Assign
     | Adopt
     | Open
-    | Vacate
-    | Refill
-    | Without
+    | MemberLost
+    | Substitute
+    | Exclude
     | Apply
     | Drop
-    | Closed
-    | RequestCopy
-    | TakeCopy
+    | ExchangeCompleted
+    | RequestSnapshot
+    | InstallSnapshot
     | Relabel
     | Disconnect
     | Report
@@ -507,7 +583,7 @@ Action = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result(Generic[R]):
-    """What follows from an event. reply: goes to the event's sender before anything of the actions."""
+    """The consequences of an event. reply: goes to the event's sender before any of the actions."""
 
     reply: R
     actions: list[Action]

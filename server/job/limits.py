@@ -4,16 +4,18 @@ functions of how far the job is."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...common.spec import SpecError, parse_options, parse_spec
+from ...proto.messages import EpochStatus
 from ...settings import JobSettings
-from ...spec import SpecError, parse_options, parse_spec
 from .schedule import Cosine, parse_schedule
 
 # Of names of metrics: those of which less is better.
 SMALLER_IS_BETTER = ("loss", "error", "perplexity", "nll", "mse", "mae", "rmse")
 NO_EPOCHS = 2**32 - 1
+EVALUATIONS_REMEMBERED = 1024  # the last ones: a job that never ends must not grow with them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,8 +26,9 @@ class EarlyStop:
     delta: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.patience < 1:
-            raise ValueError(f"patience: expected at least 1 evaluation, got {self.patience}")
+        if not 1 <= self.patience < EVALUATIONS_REMEMBERED:
+            limits = f"1 to {EVALUATIONS_REMEMBERED - 1} evaluations"
+            raise ValueError(f"patience: expected {limits}, got {self.patience}")
         if not 0 <= self.delta < math.inf:
             raise ValueError(f"delta: expected a finite number of at least 0, got {self.delta:g}")
 
@@ -72,10 +75,11 @@ def of_job(rules: JobSettings, epochs_passed: float, steps: float) -> float:
     return min(1.0, max(by_epochs, by_steps))
 
 
-def why_over(
-    rules: JobSettings, version: int, elapsed_s: float, evaluated: Sequence[Mapping[str, float]]
-) -> str:
-    """Why a job ends now; empty if it does not, or by its last epoch. evaluated: metrics, in their order."""
+def why_over(rules: JobSettings, version: int, elapsed_s: float, evaluations: Sequence[EpochStatus]) -> str:
+    """Return why a job ends now; nothing if it goes on, or ends with its last epoch.
+
+    evaluations: the last ones, at most `EVALUATIONS_REMEMBERED`, in the order of epochs.
+    """
     if rules.max_steps and version >= rules.max_steps:
         return f"--max-steps {rules.max_steps} are done"
     if rules.max_seconds and elapsed_s >= rules.max_seconds:
@@ -85,7 +89,7 @@ def why_over(
         return ""
     name, options = stop
     sign = -1.0 if any(word in name for word in SMALLER_IS_BETTER) else 1.0
-    values = [sign * metrics[name] for metrics in evaluated if name in metrics]
+    values = [sign * each.metrics[name] for each in evaluations if name in each.metrics]
     if not options.over(values):
         return ""
     return f"{name} has not become better in {options.patience} evaluations (--early-stop)"

@@ -8,6 +8,11 @@ from ...proto.messages import Assignment
 from ...proto.refusal import Reason, Refusal, refusal
 
 
+def brief(why: Refusal) -> str:
+    """Say why a worker is refused, in the few words that the log and the waiting workers are told."""
+    return f"refused: {why.field}: {why.value}, expected {why.limit}"
+
+
 def too_many(worker: str, most: int) -> Refusal:
     return refusal(
         Reason.SIZE,
@@ -75,13 +80,13 @@ def lease_over(worker: str, silent_s: float, lease_s: float) -> Refusal:
     )
 
 
-def no_progress(worker: str, activity: str, still_s: float, limit_s: float) -> Refusal:
+def no_progress(worker: str, activity: str, stalled_s: float, limit_s: float) -> Refusal:
     return refusal(
         Reason.NOT_A_MEMBER,
         worker=worker,
         field="progress",
         limit=f"{limit_s:.0f} s without progress of the training thread",
-        value=f"{still_s:.0f} s" + (f" ({activity})" if activity else ""),
+        value=f"{stalled_s:.0f} s" + (f" ({activity})" if activity else ""),
         remedy="the worker takes part again when its training thread goes on; if it does not hang but takes "
         "that long, start gc-server with a larger --progress-seconds",
     )
@@ -106,6 +111,21 @@ def wrong_data(worker: str, data: int, expected: int) -> Refusal:
         limit=f"some of them with the checksum {expected:08x}",
         value=f"{data:08x}",
         remedy="give every worker the same data set in the same order: the job divides it by index",
+    )
+
+
+def wrong_epoch(worker: str, samples: int, expected: int, batch_size: int) -> Refusal:
+    def counted(samples: int) -> str:
+        return f"{samples} samples ({-(-samples // batch_size)} batches of {batch_size})"
+
+    return refusal(
+        Reason.MODEL,
+        worker=worker,
+        field="epoch",
+        limit=counted(expected),
+        value=counted(samples),
+        remedy="all workers have epochs of one length: give each the same data set, or where their loaders "
+        "have different lengths, the same number to job.steps(loader, per_epoch=)",
     )
 
 
@@ -171,8 +191,10 @@ def learning_rates(
         field=f"push {seq} learning rate of parameter group {group}",
         limit=f"{of_job if said is None else repr(said)}, as worker {other!r} has it in this round",
         value=of_job if got is None else repr(got),
-        remedy="run the same scheduler on every worker, step it once for each step, and name it to "
-        "job.follow: a worker that joins late or comes back then has it where the others are",
+        remedy="give every worker's optimizer the same rates: step the same scheduler once for each step, "
+        "and name it to job.follow: a worker that joins late or comes back then has it where the others are. "
+        "A schedule made for job.total_steps is another one where the number of workers has changed; "
+        "made for job.progress it is the same",
     )
 
 

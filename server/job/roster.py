@@ -1,10 +1,39 @@
-"""Who takes part: members with ranks, leases, incarnations, work, and the outcomes of their pushes.
+"""Members: ranks, leases, incarnations, work, and the outcomes of their pushes.
 
-One live member per worker id. A new incarnation fences the old one. A member whose lease has expired is
-set aside with its outcomes, so that the same incarnation may come back and hear what became of its last
-push. Outcomes and set-aside members are bounded.
+One live member per worker id. A new incarnation fences one that has disconnected or says nothing, and is
+refused while that one is alive. A member that reconnects within its lease is still counted on: its round
+waits. One whose lease has expired is kept among the departed with its outcomes, so that the same incarnation
+may return and learn the outcome of its last push. Outcomes and departed members are bounded.
 
-ARCHITECTURE.md says what the states of a member and of its work mean.
+On a new stream a worker says which assignment it received last: a later one is sent again, or its samples go
+to somebody else. If all members are lost before any has pushed, the samples go out under new assignment ids,
+so that a late push is recognised. The last push of a worker that leaves is dense and empties its residual.
+
+A member (`Life`; `Roster.become` is the only way from one state to another):
+
+    JOINED      admitted, no stream open    -> LOADING (stream opens), GONE
+    LOADING     stream open, loads its      -> LISTENING (ready), JOINED (stream breaks), GONE
+                model and data
+    LISTENING   ready, stream open: can be  -> AWAY (stream breaks), RETURNING (a new stream replaces the old
+                given work                     one), GONE
+    AWAY        ready, stream broken; its   -> RETURNING (stream opens), GONE
+                lease still runs
+    RETURNING   stream open again, has not  -> LISTENING (says what it has), AWAY (stream breaks), GONE
+                said yet what it has
+    GONE        left, lease over, fenced    -> JOINED (the same incarnation returns)
+                or suspended
+
+Its work (`WorkLife`):
+
+    ASSIGNED    its push becomes part of a version     -> LATE, REVOKED
+    LATE        its round or plan is over: the push    -> REVOKED
+                is refused, and the worker keeps the
+                gradient in its residual
+    REVOKED     taken from a member that was lost; its -> ASSIGNED or LATE, if the member returns before
+                samples are given out again               anybody has drawn the samples
+
+What may not happen: rounds counting on a member that is JOINED, LOADING or GONE; two live members of one
+worker; two outcomes of one push; work of a member in two places (`give` and `relieve` alone change it).
 """
 
 from __future__ import annotations
@@ -14,13 +43,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ...common.stored import DERIVED, stored
 from ...proto.messages import Assignment, Outcome
 from ...proto.refusal import Refused
 from . import refusals
-from .lives import move
-from .modes.pace import Pace
+from .modes.share_fit import ShareFit
 from .samples import Drawn
-from .saving import DERIVED
+from .transitions import move
 
 OUTCOMES_PER_MEMBER = 16
 DEPARTED_MEMBERS = 1024
@@ -29,6 +58,7 @@ MAX_MEMBERS = 4096
 Name = tuple[str, int]  # worker and incarnation: names a member
 
 
+@stored("member-life")
 class Life(Enum):
     JOINED = "joined"
     LOADING = "loading"
@@ -52,25 +82,29 @@ OPENED = {**dict.fromkeys(Life, Life.LOADING), **dict.fromkeys(_READY, Life.RETU
 BROKEN = {**dict.fromkeys(Life, Life.JOINED), **dict.fromkeys(_READY, Life.AWAY)}
 
 
+@stored("work-life")
 class WorkLife(Enum):
-    GIVEN = "given"
+    ASSIGNED = "assigned"
     LATE = "late"
-    VOID = "void"
+    REVOKED = "revoked"
 
 
 _WORK_LIVES = {
-    WorkLife.GIVEN: frozenset({WorkLife.LATE, WorkLife.VOID}),
-    WorkLife.LATE: frozenset({WorkLife.VOID}),
-    WorkLife.VOID: frozenset({WorkLife.GIVEN, WorkLife.LATE}),
+    WorkLife.ASSIGNED: frozenset({WorkLife.LATE, WorkLife.REVOKED}),
+    WorkLife.LATE: frozenset({WorkLife.REVOKED}),
+    WorkLife.REVOKED: frozenset({WorkLife.ASSIGNED, WorkLife.LATE}),
 }
 
 
+@stored("work")
 @dataclass(kw_only=True, slots=True)
-class Work:
-    """What a member was given to compute, until it has answered.
+class AssignedWork:
+    """An assignment that a member has not answered yet.
 
-    interrupted: its stream broke meanwhile. share: samples that it was meant to get, though an epoch that
-    ends may have had fewer. counted: those that its push speaks for, where these are not all.
+    Attributes:
+        share: samples that the member was due; the end of an epoch may have left fewer.
+        counted: samples that its push stands for; None for all that were drawn.
+        interrupted: whether the member's stream broke meanwhile.
     """
 
     assignment: Assignment
@@ -78,7 +112,7 @@ class Work:
     given_at: float
     share: int = 0
     counted: int | None = None
-    life: WorkLife = WorkLife.GIVEN
+    life: WorkLife = WorkLife.ASSIGNED
     interrupted: bool = False
 
     @property
@@ -91,7 +125,7 @@ class Work:
 
     @property
     def samples(self) -> int:
-        """That its push speaks for."""
+        """Number of samples that its push stands for."""
         return self.drawn.count if self.counted is None else self.counted
 
     @property
@@ -103,6 +137,7 @@ class Work:
         self.life = move(self.life, life, _WORK_LIVES)
 
 
+@stored("member")
 @dataclass(kw_only=True, slots=True)
 class Member:
     worker: str
@@ -111,23 +146,24 @@ class Member:
     heard_at: float
     compressor: str = ""
     activity: str = ""
-    still_s: float = 0.0  # for which its training thread had made no progress, as it last said
+    stalled_s: float = 0.0  # for which its training thread had made no progress, as it last said
     first: bool = True  # it had yet to finish a step then, which takes longer
     named_s: float = 0.0  # when the log last said so; 0 if it has not, or the thread has got on
-    aside: bool = False  # because of that; until it says that it is ready
+    suspended: bool = False  # because of that; until it says that it is ready
     life: Life = Life.JOINED
     fingerprint: bytes = b""
     data: int = 0  # checksum of some training samples
+    train_samples: int = 0  # in its epoch; 0: not known
     version: int | None = None  # of its replica, once everything sent so far has arrived
     pushes: int = 0
-    work: Work | None = None  # changed by `Roster.give` and `Roster.relieve` alone
-    void: Work | None = None  # the last that was taken from it, because it was lost
+    work: AssignedWork | None = None  # changed by `Roster.give` and `Roster.relieve` alone
+    revoked: AssignedWork | None = None  # the last that was taken from it, because it was lost
     succeeded: list[int] = field(default_factory=list[int])  # the last assignments that others took over
     collection: int = 0  # of buffers: the last that it was asked to be a part of
     newcomer: int = 0  # assignments until it takes over the job's buffers; 0: it has
     after: int = 0  # the version that its last push became: it gets work once that is published
     clock: int | None = None  # pushes completed, counted from where the others stood when it came
-    pace: Pace | None = None
+    pace: ShareFit | None = None
     last_seq: int = 0  # of the pushes that were decided on
     outcomes: OrderedDict[int, Outcome] = field(default_factory=OrderedDict[int, Outcome])  # by seq
 
@@ -145,9 +181,12 @@ class Member:
         """Whether its stream is open."""
         return self.life in _ATTACHED
 
-    def goes_on(self, work: Work, assigned: int) -> bool:
-        """Whether it computes what it was given, back on a new stream. assigned: id of the last assignment
-        that it got, which may have come before its version, and that was lost then."""
+    def goes_on(self, work: AssignedWork, assigned: int) -> bool:
+        """Whether it still computes this work, now that it has a new stream.
+
+        Args:
+            assigned: id of the last assignment that it received. The version may have been lost on the way.
+        """
         return work.id == assigned and self.version is not None and self.version >= work.assignment.version
 
     @property
@@ -161,17 +200,18 @@ class Member:
         return self.life in _READY
 
     def succeed(self, assignment: int) -> None:
-        """Somebody else is given its place in a round."""
+        """Remember that another member was given the slot of this assignment."""
         self.succeeded = [*self.succeeded, assignment][-OUTCOMES_PER_MEMBER:]
 
     def remember(self, outcome: Outcome) -> None:
-        """Keep what was decided on a push, for its duplicates."""
+        """Store the outcome of a push, to answer duplicates with."""
         self.last_seq = outcome.seq
         self.outcomes[outcome.seq] = outcome
         while len(self.outcomes) > OUTCOMES_PER_MEMBER:
             self.outcomes.popitem(last=False)
 
 
+@stored("roster")
 @dataclass(kw_only=True, slots=True)
 class Roster:
     lease_s: float
@@ -217,7 +257,7 @@ class Roster:
         return member, current
 
     def get(self, name: Name) -> Member | None:
-        """The member of that incarnation, also one that is set aside."""
+        """Return the member of that incarnation, also a departed one."""
         worker, incarnation = name
         for member in (self.members.get(worker), self.departed.get(worker)):
             if member is not None and member.incarnation == incarnation:
@@ -225,24 +265,24 @@ class Roster:
         return None
 
     def present(self, name: Name) -> Member | None:
-        """The member of that incarnation, if it has a lease."""
+        """Return the member of that incarnation while it has a lease."""
         member = self.members.get(name[0])
         return member if member is not None and member.incarnation == name[1] else None
 
     def become(self, member: Member, life: Life) -> None:
-        """Go on to another state of its life."""
+        """Change the state of a member. It must be one that `_LIVES` allows."""
         self.ready_members -= member.ready
         member.life = move(member.life, life, _LIVES)
         self.ready_members += member.ready
 
-    def give(self, member: Member, work: Work) -> None:
-        """Let a member that has nothing to do have this."""
+    def give(self, member: Member, work: AssignedWork) -> None:
+        """Give a member this work, in place of any that it had."""
         self.relieve(member)
         member.work = work
         self.computing[work.assignment.version] += 1
 
-    def relieve(self, member: Member) -> Work | None:
-        """Take its work from a member, if it has any."""
+    def relieve(self, member: Member) -> AssignedWork | None:
+        """Take its work from a member and return it; None if it has none."""
         work, member.work = member.work, None
         if work is not None:
             self.computing[work.assignment.version] -= 1
@@ -277,7 +317,7 @@ class Roster:
         return member
 
     def hear(self, heard: Mapping[str, float]) -> None:
-        """When workers were heard of; of those that are no members nothing is said."""
+        """Update the last-heard time of members. Unknown workers are ignored."""
         for worker, at in heard.items():
             if worker in self.members:
                 self.members[worker].heard_at = at
@@ -287,7 +327,7 @@ class Roster:
         return [member for member in self.by_rank() if now - member.heard_at > self.lease_s]
 
     def remove(self, member: Member) -> None:
-        """Set a member aside."""
+        """Move a member to the departed."""
         del self.members[member.worker]
         self._in_order = []
         self.become(member, Life.GONE)
@@ -323,7 +363,7 @@ class Roster:
         return member
 
     def _rank_of(self, known: Member | None) -> int:
-        """That which a worker had, if nobody else has it now; otherwise the lowest that is free."""
+        """Return the rank that a worker had, unless another has it now; otherwise the lowest free rank."""
         taken = {
             member.rank for member in self.members.values() if member.worker != getattr(known, "worker", "")
         }

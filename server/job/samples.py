@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ...common.stored import stored
 from ...proto.messages import Range
-from ...proto.shares import share
+from ...proto.shares import draws, share
 
 
+@stored("drawn-samples")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
     """Samples of one epoch that were given to somebody."""
@@ -49,6 +51,7 @@ class Drawn:
         return tuple(found)
 
 
+@stored("samples")
 @dataclass
 class Samples:
     """The samples of all epochs of a job. Every sample is in one of three places: not yet drawn, which
@@ -62,6 +65,12 @@ class Samples:
     _returned: dict[int, list[Range]] = field(default_factory=dict[int, list[Range]])  # by epoch
     _unsettled: Counter[int] = field(default_factory=Counter[int])  # by epoch
     completed: int = 0  # epochs of which all samples have been settled; never falls
+
+    @classmethod
+    def beginning(cls, per_epoch: int, epochs: int, least: int, epoch: int) -> Samples:
+        """Those of the epochs from this one on, as if all before had been trained on."""
+        epoch = min(epoch, epochs)
+        return cls(per_epoch, epochs, least, _epoch=epoch, completed=epoch)
 
     def draw(self, most: int) -> Drawn | None:
         """Up to `most` samples, at least 1, of the oldest epoch that has any; None where none are left. Fewer
@@ -143,6 +152,13 @@ class Samples:
         """How many of those that are left in an epoch are drawn where up to `most` are asked for."""
         count = min(max(most, self.least), left)
         return left if left - count < self.least else count
+
+    def draws(self, most: int) -> int:
+        """How many times `draw` gives some before none are left."""
+        present = {*self._returned, self._epoch} if self._epoch < self.epochs else self._returned
+        whole = max(0, self.epochs - self._epoch - 1)
+        of_present = sum(draws(self.left_of(epoch), most, self.least) for epoch in present)
+        return of_present + whole * draws(self.per_epoch, most, self.least)
 
     def left_of(self, epoch: int) -> int:
         """How many there are to draw of an epoch, from the present one back."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...spec import Length, parse_one_of
+from ...common.spec import Length, parse_one_of
 
 NOTHING, EPOCH, TEN_EPOCHS = (Length(number, "epochs") for number in (0, 1, 10))
 
@@ -67,7 +67,7 @@ class Cosine(Constant):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step(Constant):
+class StepDecay(Constant):
     """Multiplied with gamma after every so many epochs or steps."""
 
     every: Length = TEN_EPOCHS
@@ -86,7 +86,7 @@ class Step(Constant):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exponential(Step):
+class Exponential(StepDecay):
     """Multiplied with gamma after every epoch; the 4-bit paper uses 0.94."""
 
     every: Length = EPOCH
@@ -96,7 +96,7 @@ class Exponential(Step):
 SCHEDULES: Mapping[str, type[Constant]] = {
     "constant": Constant,
     "cosine": Cosine,
-    "step": Step,
+    "step": StepDecay,
     "exponential": Exponential,
 }
 

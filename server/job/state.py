@@ -6,16 +6,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...common.spec import Length
+from ...common.stored import DERIVED
 from ...proto.messages import Assignment, LostStatus, Phase
 from ...settings import ServerSettings
-from ...spec import Length
 from . import limits
 from .buffers import Buffers
 from .evaluations import Asked, Evaluations
 from .events import Action, Assign
-from .roster import Member, Roster, Work
+from .roster import AssignedWork, Member, Roster
 from .samples import Drawn, Samples
-from .saving import DERIVED
 from .schedule import Constant, Passed
 
 LOST_REMEMBERED = 256
@@ -37,6 +37,7 @@ class JobState:
     data: int = 0  # checksum of some training samples
     samples: Samples = field(default_factory=lambda: Samples(0, 0))  # none before they are known
     version: int = 0
+    earlier_steps: int = 0  # taken by the scripts before version 0, in a job that ended
     plan: int = 1  # number of the one in force
     planned: bool = False  # whether the next one waits
     started_at: float | None = None  # when work was first given out; then any number of members will do
@@ -53,10 +54,10 @@ class JobState:
     applied: int = 0  # number of the exchange that led to the version, in coded mode
     uncoded_exchanges: int = 0  # that replaced one which could not end
     last_redundancy: int = 0  # of the last round of coded mode
-    longest_still_s: dict[str, float] = field(
+    longest_stalled_s: dict[str, float] = field(
         default_factory=dict[str, float]
     )  # without progress, by activity
-    set_aside: int = 0  # times that a member was, for want of progress
+    suspensions: int = 0  # times that a member was suspended, because it made no progress
     clipped: int = 0  # elements of gradients in coded mode, by all workers
     drifting: int = 0  # members whose replicas differ from the first one's
     largest_staleness: int = 0  # of accepted pushes: in clocks in stale mode, else in versions
@@ -108,8 +109,7 @@ class JobState:
         if self.started_at is None or self.stopped:
             return
         self.elapsed_s = now - self.started_at
-        metrics = [each.metrics for each in self.evaluations.done]
-        self.stopped = limits.why_over(self.rules, self.version, self.elapsed_s, metrics)
+        self.stopped = limits.why_over(self.rules, self.version, self.elapsed_s, self.evaluations.done)
 
     @property
     def evaluation_due(self) -> int:
@@ -158,10 +158,12 @@ class JobState:
     ) -> list[Action]:
         """Give a member work at the current version. One that is reconnecting hears of it when it is back.
 
-        counted, share: as in `Work`. terms: the other fields of the assignment.
+        counted, share: as in `AssignedWork`. terms: the other fields of the assignment.
         """
         self.assignments += 1
         left = self.samples.left_of(drawn.epoch)
+        if terms.get("total_steps"):
+            terms["total_steps"] += self.earlier_steps
         soon = self._evaluation_after(drawn.count)
         collection, take = self.buffers.ask(member, drawn, left, self.roster, soon)
         assignment = Assignment(
@@ -172,19 +174,20 @@ class JobState:
             epoch=drawn.epoch,
             ranges=drawn.ranges,
             plan=self.plan,
+            earlier_steps=self.earlier_steps,
             **terms,
         )
-        work = Work(assignment=assignment, drawn=drawn, given_at=now, counted=counted, share=share)
+        work = AssignedWork(assignment=assignment, drawn=drawn, given_at=now, counted=counted, share=share)
         self.roster.give(member, work)
         self.went_on(member)
-        member.activity, member.still_s = "", 0.0  # what it last said was before that
+        member.activity, member.stalled_s = "", 0.0  # what it last said was before that
         return [self.send(member, assignment)] if member.listening else []
 
     def went_on(self, member: Member) -> None:
         """Remember how long a member has been without progress, as the measure for others."""
-        longest = self.longest_still_s
+        longest = self.longest_stalled_s
         if not member.first and (member.activity in longest or len(longest) < ACTIVITIES):
-            longest[member.activity] = max(longest.get(member.activity, 0.0), member.still_s)
+            longest[member.activity] = max(longest.get(member.activity, 0.0), member.stalled_s)
 
     def _evaluation_after(self, samples: int) -> int:
         """Number of the evaluation that is due once every member has pushed for so many samples; 0 if none
@@ -204,6 +207,20 @@ class JobState:
         has, member.version = member.version, assignment.version
         return Assign(worker=member.worker, assignment=assignment, has=has)
 
+    def total_steps(self, taken: int, at_once: int, *, of_version: int = 1) -> int:
+        """Return how many steps the job will have taken at its end; 0 if only time ends it.
+
+        Args:
+            taken: steps up to and with those that are given out now.
+            at_once: samples of each step to come, of all members together.
+            of_version: steps that lead to one version.
+        """
+        most = self.rules.max_steps and taken + (self.rules.max_steps - self.version - 1) * of_version
+        if not self.rules.epochs:
+            return most
+        total = taken + self.samples.draws(at_once)
+        return min(total, most) if most else total
+
     def ask_for_evaluation(self, member: Member, epoch: int, assignment: int, now: float) -> bool:
         """Whether this member shall make the evaluation of this number, as part of this assignment: once,
         unless the one that was asked before is lost or never heard of it."""
@@ -220,9 +237,9 @@ class JobState:
         return True
 
     def waited(self, now: float) -> str:
-        """How long it has been waiting, in words."""
+        """Return how long the job has been waiting, in words."""
         return f"since {0.0 if self.waiting_since is None else now - self.waiting_since:.1f} s"
 
     def wait_from(self, now: float) -> None:
-        """Something new is waited for."""
+        """Restart the wait timer at `now`."""
         self.waiting_since = now

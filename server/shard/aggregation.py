@@ -1,27 +1,14 @@
-"""How the gradients of a round become one: `--aggregation mean`, or a Byzantine-robust one.
+"""Robust aggregation: computes what `server/job/aggregation` describes, on decoded payloads.
 
-    mean      weighted by samples. A single worker can make anything of it
-    median    of each coordinate by itself; of an even number the mean of the two in the middle. It lies
-              within what right workers sent, as long as fewer than half are wrong
-    trimmed   of each coordinate, the mean without the `wrong` lowest and the `wrong` highest. It lies within
-              what right workers sent, as long as no more than `wrong` are wrong
-    krum      the gradient with the least sum of squared distances to its n - wrong - 2 nearest, n being the
-              number of workers; of equal ones that of the lowest rank
-
-All but the mean take every worker alike, whatever its samples: samples are what a worker says of itself.
-
-Sources: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (ICML 2018)
-for median and trimmed mean; Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient
-Descent" (NeurIPS 2017) for Krum. This module imports torch and numpy only when something is aggregated.
+This module imports torch and numpy only when something is aggregated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from ...spec import parse_one_of
+from ..job.aggregation import Krum, Median, Trimmed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,66 +20,6 @@ if TYPE_CHECKING:
 
 # Coordinates that are sorted at a time: so many workers' values of them stay in the cache.
 COLUMNS = 1 << 14
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mean:
-    """fewest: contributions that it needs, here and below. by_coordinate: whether each is found by itself."""
-
-    by_coordinate: ClassVar[bool] = True
-
-    @property
-    def fewest(self) -> int:
-        return 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Median:
-    by_coordinate: ClassVar[bool] = True
-
-    @property
-    def fewest(self) -> int:
-        return 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trimmed:
-    """wrong: Byzantine workers that it tolerates."""
-
-    by_coordinate: ClassVar[bool] = True
-
-    wrong: int = 1
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.wrong <= 1000:
-            raise ValueError(f"wrong: expected 1 to 1000 workers, got {self.wrong}")
-
-    @property
-    def fewest(self) -> int:
-        return 2 * self.wrong + 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Krum(Trimmed):
-    by_coordinate: ClassVar[bool] = False
-
-    @property
-    def fewest(self) -> int:
-        return 2 * self.wrong + 3
-
-
-Aggregation = Mean | Median | Trimmed | Krum
-AGGREGATIONS: Mapping[str, type[Aggregation]] = {
-    "mean": Mean,
-    "median": Median,
-    "trimmed": Trimmed,
-    "krum": Krum,
-}
-
-
-def parse_aggregation(text: str) -> Aggregation:
-    """Raises SpecError, which lists what is known."""
-    return parse_one_of("aggregation", text, AGGREGATIONS)
 
 
 def combine(aggregation: Median | Trimmed, gradients: Sequence[Sequence[Payload]], out: Float32) -> None:

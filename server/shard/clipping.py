@@ -3,6 +3,9 @@
 torch takes norms of float32 in float32, on as many threads as there are. Here the norm is accumulated in
 float64 over blocks of tensors, so that neither parts nor threads have a say in its bits, and rounded to
 float32 then: the two differ in its last bits.
+
+The norm is that of the whole model, so all parts are summed before the first is stepped: with `--clip-norm`
+parts are not stepped one by one.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ kind that most pushes of it came in:
     float32               the values of the parameters
     bfloat16, float16     differences in that format
     linear codes          as `8bit` from 5 bits on, otherwise as `4bit`
-    other codes           of one bit as `1bit`, otherwise as `4bit`
+    other codes           of one bit as `1bit`, of eight as `8bit`, otherwise as `4bit`
     sparse                what any push held of it: new values if the pushes had float32, otherwise
                           differences as bfloat16 or float16. As `4bit` if a step changes other elements too,
                           or if that is smaller; the first update after such ones holds all values, or what
@@ -20,6 +20,10 @@ kind that most pushes of it came in:
 Each part is encoded as soon as it has been stepped, unless that takes to know all of a tensor that is cut
 into several: then it waits for them. What a tensor is sent as is decided from its pushes alone, so the parts
 have no say in the bits.
+
+Compressors are made bare here, with nothing around them, and one that may err by more than it is given is
+refused (`CompressorEntry.downlink`). Neighbours that are sent alike go down as one run. Without loss, the
+update to a version at which nothing changed takes a few bytes.
 """
 
 from __future__ import annotations
@@ -37,10 +41,10 @@ import numpy.typing as npt
 import torch
 
 from ...compressors import (
-    AUTO,
     AbsentPayload,
     CodeFormat,
     Compressor,
+    CompressorSpec,
     DenseFormat,
     DensePayload,
     LayerRule,
@@ -51,11 +55,11 @@ from ...compressors import (
     StepContext,
     Unit,
     add_update,
-    create_bare,
     cut,
     dense_payload,
     join,
-    lossless,
+    parse_compressor,
+    parse_downlink,
     put_update,
     runs_of,
     spanning,
@@ -63,12 +67,14 @@ from ...compressors import (
 )
 from ...proto.manifest import Manifest
 from ...proto.messages import Content
-from .running import RunningCoder
-from .ways import ABSENT, FORMATS, SPARSE, Held, Placed, Way, held_by, kind_of, most, most_bytes
+from .encodings import ABSENT, FORMATS, KINDS, SPARSE, Held, Placed, Way, held_by, kind_of, most, most_bytes
+from .running_magnitude import RunningCoder
 
 Float32 = npt.NDArray[np.float32]
 LARGEST = float(np.finfo(np.float32).max)
 RULE = LayerRule()
+# What `auto` chooses among, by kind.
+CODERS = {kind: parse_compressor(kind) for kind in KINDS if kind != SPARSE}
 # From `4bit` back to elements only where these take so much of it: that costs an update of all values.
 BACK = 0.5
 # What needs to know nothing of a tensor but the elements at hand.
@@ -117,7 +123,7 @@ class Downlink:
         self._plan = plan
         self._parameters = parameters
         self._scratch = scratch
-        self._fixed = None if compressor == AUTO else compressor
+        self._fixed = parse_downlink(compressor)
         self._seed = seed
         self._leaves_zeros = leaves_zeros
         self._coders: dict[str, _Coder] = {}
@@ -125,7 +131,7 @@ class Downlink:
         self._behind = [False] * len(manifest.specs)
         self._running = RunningCoder(len(manifest.specs), _largest(plan))
         self.replica = parameters
-        if self._fixed and not lossless(self._fixed):
+        if self._fixed and not self._fixed.lossless:
             self._separate()
 
     def adopt(self, plan: Plan) -> None:
@@ -136,7 +142,7 @@ class Downlink:
     def piecewise(self, unit: Unit, pushes: Sequence[Placed], version: int) -> bool:
         """Whether a part of a tensor that is cut into several can go down before the others are known, as far
         as the pushes of that part tell."""
-        kind = self._fixed if self._fixed is not None else self._kinds(unit, pushes)[0]
+        kind = self._fixed.text if self._fixed is not None else self._kinds(unit, pushes)[0]
         if kind == "4bit" and RULE.compresses(self._specs[unit.first]):
             return self._running.knows(unit.first, version)
         return kind in PIECEWISE
@@ -163,7 +169,7 @@ class Downlink:
                     self._behind[tensor] = kind != "none"
             ways.append(self._way(tensors[0], tensors[-1] + 1, start, end, kind))
         ways = [way for way in ways if way.start < way.end]
-        if not all(way.compressor == ABSENT or lossless(way.compressor) for way in ways):
+        if not all(way.compressor is None or way.compressor.lossless for way in ways):
             self._separate()
         return ways
 
@@ -174,14 +180,14 @@ class Downlink:
         there has been a step."""
         done: list[tuple[Payload, Content]] = []
         for way in ways:
-            idle = not changed and (self._fixed is None or lossless(self._fixed))
-            if idle or way.compressor == ABSENT:
+            idle = not changed and (self._fixed is None or self._fixed.lossless)
+            if idle or way.compressor is None:
                 done.append((AbsentPayload(elements=way.end - way.start), Content.DELTA))
                 continue
-            content = Content.VALUES if lossless(way.compressor) else Content.DELTA
+            content = Content.VALUES if way.compressor.lossless else Content.DELTA
             take = put_update if content is Content.VALUES else add_update
             at = way.start
-            for payload in join(self._payloads(way, version)):
+            for payload in join(self._payloads(way, way.compressor, version)):
                 if content is Content.DELTA or self.replica is not self._parameters:
                     take(payload, self.replica[at : at + payload.elements])
                 at += payload.elements
@@ -222,40 +228,40 @@ class Downlink:
         self._behind = list(image["behind"])
         self._running.restore(image["running"])
         for name, states in image["states"].items():
-            self._coder(name).states = list(states)
+            self._coder(parse_compressor(name)).states = list(states)
 
     def _separate(self) -> None:
         """From now on the replica is apart from the parameters."""
         if self.replica is self._parameters:
             self.replica = self._parameters.detach().clone()
 
-    def _payloads(self, way: Way, version: int) -> Iterator[Payload]:
+    def _payloads(self, way: Way, compressor: CompressorSpec, version: int) -> Iterator[Payload]:
         here = slice(way.start, way.end)
-        if way.held is not None or way.compressor in FORMATS:
+        if way.held is not None or compressor.text in FORMATS:
             values = self._parameters[here].numpy()
             chosen = values if way.held is None else values[way.held]
-            if not lossless(way.compressor):
+            if not compressor.lossless:
                 replica = self.replica[here].numpy()
                 with np.errstate(over="ignore"):
                     chosen = chosen - (replica if way.held is None else replica[way.held])
                     np.clip(chosen, -LARGEST, LARGEST, out=chosen)
-            dense = dense_payload(FORMATS[way.compressor], chosen)
+            dense = dense_payload(FORMATS[compressor.text], chosen)
             yield dense if way.held is None else sparse_payload(values.size, way.held, dense)
             return
         difference = self._scratch[here]
         torch.sub(self._parameters[here], self.replica[here], out=difference).clamp_(-LARGEST, LARGEST)
-        if way.compressor == "4bit":
+        if compressor.text == "4bit":
             yield from self._four_bit(way, difference.numpy(), version)
             return
-        coder = self._coder(way.compressor)
+        coder = self._coder(compressor)
         for run in runs_of(coder.compressors, self._specs, way.first, way.last):
             start, end = self._plan.starts[run.first], self._plan.starts[run.last]
             piece = difference[max(start, way.start) - way.start : min(end, way.end) - way.start]
-            compressor, context = coder.compressors[run.first], partial(self._context, version, run.first)
+            single, context = coder.compressors[run.first], partial(self._context, version, run.first)
             if run.last - run.first > 1:
                 sizes = np.array([spec.elements for spec in self._specs[run.first : run.last]], np.int64)
-                compressor = spanning(compressor, Neighbours(sizes, context))
-            payload, coder.states[run.first] = compressor.compress(piece, coder.states[run.first], context(0))
+                single = spanning(single, Neighbours(sizes, context))
+            payload, coder.states[run.first] = single.compress(piece, coder.states[run.first], context(0))
             if payload.elements:
                 yield payload
 
@@ -291,16 +297,14 @@ class Downlink:
                 yield self._running.code_together(tensors[0], pieces, version)
             start = end
 
-    def _coder(self, compressor: str) -> _Coder:
-        if compressor not in self._coders:
+    def _coder(self, compressor: CompressorSpec) -> _Coder:
+        if compressor.text not in self._coders:
             chosen = [RULE.choose(spec, compressor) for spec in self._specs]
-            # What the rule leaves uncompressed is bare, too: its wrapping is not for updates.
-            bare = {each: each if each == compressor else each.partition(":")[0] for each in chosen}
-            made = {each: create_bare(name) for each, name in bare.items()}
+            made = {each: each.build_bare() for each in set(chosen)}  # what goes around is not for updates
             found = [made[each] for each in chosen]
             states = [each.init(spec) for each, spec in zip(found, self._specs, strict=True)]
-            self._coders[compressor] = _Coder(found, states)
-        return self._coders[compressor]
+            self._coders[compressor.text] = _Coder(found, states)
+        return self._coders[compressor.text]
 
     # ---- auto
 
@@ -320,9 +324,10 @@ class Downlink:
             found.append(kinds)
         return [most(kinds) for kinds in zip(*found, strict=True)]
 
-    def _way(self, first: int, last: int, start: int, end: int, compressor: str) -> Way:
-        """Of tensors, as far as they lie between `start` and `end`."""
+    def _way(self, first: int, last: int, start: int, end: int, kind: str) -> Way:
+        """Return the way of tensors, as far as they lie between `start` and `end`."""
         starts = self._plan.starts
+        compressor = None if kind == ABSENT else CODERS[kind]
         return Way(max(start, starts[first]), min(end, starts[last]), first, last, compressor)
 
     def _ways_of_sparse(

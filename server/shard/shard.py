@@ -1,10 +1,8 @@
 """The border between control and the owner of the parameters. Control never sees a tensor; a shard sees no
 rule of a job.
 
-A part of a push is *stored* when all of it has come and is valid: `put` gives it to the shard under the key
-of its push, by which control names that from then on. Control hears of it once all parts are stored and the
-push is committed. An `Apply` that names it applies it, or a `Drop` has it forgotten: each push meets exactly
-one of the two.
+The push ledger (`server/streams/push_ledger`) has the parts of pushes until an `Apply` takes them. A shard is
+given each part as it is stored (`put`), because a round may be open whose parts are stepped one by one.
 """
 
 from __future__ import annotations
@@ -12,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,26 +21,22 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from ...compressors import Payload, Plan, norm
-from ...compressors.kernels import WARM_UPS
+from ...compressors import Payload, Plan, norm, tell_of_compiling, warm_up
 from ...proto.manifest import Manifest
-from ...proto.plans import plan_message, plan_of
+from ...proto.messages import Moment
+from ...proto.moments import encode_moments
 from ...proto.refusal import Refused
 from ...proto.transfer import Assembly, encode_chunks
-from ..job.events import Apply, Contribution, CopyKey, Open, PushKey
+from ..job.events import Apply, Contribution, Exclude, MemberLost, Open, PushKey, Substitute
 from .downlink import LARGEST
 from .mean import Push, Share
+from .moments import moments_of
+from .reports import Applied, Final, Reported
 from .store import Complete, Copy, DivergedError, Encoded, Float32, Recall, Send, Store
 
 log = logging.getLogger("gradwire.server")
 
 T = TypeVar("T")
-COMPILING_AFTER_S = 5.0
-COMPILING = (
-    "compiling kernels, as the first start after an installation does, for a minute or so; the parameters "
-    "are taken when that is done"
-)
-COUNTED_REMEMBERED = 1024  # pushes of lost members of which parts count
 Image = Mapping[str, Any]
 Build = Callable[[Manifest, Sequence[Float32], Plan], Store]
 
@@ -54,24 +49,40 @@ class Values:
     chunks: Sequence[bytes]
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class EncodedMoments:
+    """The optimizer's state at one version: a list for a header, and the chunks that follow it."""
+
+    version: int
+    listed: Sequence[Moment]
+    chunks: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a push in the open round. rates: learning rates that came with it."""
+
+    key: PushKey
+    payloads: Sequence[Payload]
+    rates: Sequence[float]
+
+
 @dataclass(slots=True)
 class _Round:
     """A round whose parts are stepped one by one.
 
     members: by assignment, in rank order, as in `Open`. awaited: those that parts wait for. vacant: of these,
-    those that are lost, for whom all wait. asked: parts that a member is to push who has taken another's
-    place. stored: by part and assignment, the push that has it. final: parts that are stepped, or about to
-    be.
+    those that are lost, for whom all wait. stored: by part and assignment. final: parts that are stepped, or
+    about to be.
     """
 
     order: Open
     members: dict[int, tuple[str, int, int]]
     awaited: set[int]
     send: Send
-    begun: Callable[[bool], None]
+    report: Callable[[Final], None]
     vacant: set[int] = field(default_factory=set[int])
-    asked: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
-    stored: dict[int, dict[int, PushKey]] = field(default_factory=dict[int, dict[int, PushKey]])
+    stored: dict[int, dict[int, _Part]] = field(default_factory=dict[int, dict[int, _Part]])
     final: set[int] = field(default_factory=set[int])
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -80,19 +91,23 @@ class Shard:
     """Holds parameters and optimizer state, sums pushes, encodes updates: a store, and one thread that alone
     touches it, whose queue is the promised order.
 
+    Orders: 1 `open`, 2 `reopen`, 3 `put`, 4 `drop`, 5 `open_round`, 6 `change_round`, 7 `apply`, 8 `replace`,
+    9 `adopt`, 10 `measure_norms`, 11 `undo`; and 12, to read what there is between two versions: `image`,
+    `snapshot`, `values`, `moments`, `copy`, `digest`, `save`. Reports: 13 `Final`, 14 each part of an update
+    (`send`), 15 `Applied`. Nothing else passes. Of a shard others read `reported` alone, the last reports.
+
     What a caller may rely on, and has to keep to:
 
-    - `open` comes first; until it has returned, `manifest` is None and nothing else may be awaited.
+    - `open` comes first; until it has returned, `reported.manifest` is None and nothing else may be awaited.
     - The awaited methods take effect one after another, in the order in which they were called: a `snapshot`
       called between two `apply` is of the version between them.
-    - `put`, `drop` and `adopt` take effect at once. A part that is stored already stays as it is, so that a
-      duplicate is harmless; dropping what is not stored does nothing. A key without parts is a push without a
-      gradient.
+    - `put`, `drop` and `adopt` take effect at once. A part that a round has already stays as it is, so that a
+      duplicate is harmless; dropping what is not there does nothing.
     - `apply` sums in the order given, so that arrival order has no part in the bits. If it raises, the
       version is that of before, the parameters are its own or, with a lossy downlink, those that the workers
       have, and the job cannot go on.
-    - `adopt` comes when no push is to be applied: it forgets all that are stored. What was called before it
-      goes by the old plan, what is called after it by the new one.
+    - `adopt` comes when no push is to be applied. What was called before it goes by the old plan, what is
+      called after it by the new one.
     - A worker's name is a part of a key and means nothing more to a shard.
     """
 
@@ -100,52 +115,35 @@ class Shard:
         """build: makes the store, on the reducer thread, from initial values, which it copies."""
         self._build = build
         self._store: Store | None = None
-        self._plan: Plan | None = None
-        self._next: Plan | None = None
-        self._pushes: dict[PushKey, dict[int, Sequence[Payload]]] = {}
-        self._rates: dict[PushKey, Sequence[float]] = {}  # of those that come with learning rates
-        self._copies: dict[CopyKey, Assembly] = {}
+        self.reported = Reported()
         self._round: _Round | None = None
-        self._counted: dict[PushKey, set[int]] = {}  # of pushes that are not applied, or not yet
         self._values = WeakValueDictionary[int, Values]()  # as long as somebody is being sent them
+        self._moments = WeakValueDictionary[int, EncodedMoments]()
         self._reducer = ThreadPoolExecutor(1, "reducer")
-        self._loading: list[Future[None]] = []
+        self._closing = threading.Event()
 
     def start(self) -> None:
         """Load what applying takes, while the workers come."""
         # `open` waits for the kernels in the thread's queue: no push is read before they are there.
-        self._loading = [self._reducer.submit(load) for load in WARM_UPS]
-        saying = threading.Timer(COMPILING_AFTER_S, log.info, (COMPILING,))
-        saying.daemon = True
-        saying.start()
-        for loading in self._loading[-1:]:
-            loading.add_done_callback(lambda _: saying.cancel())
+        self._reducer.submit(self._load_kernels)
+
+    def _load_kernels(self) -> None:
+        told: list[str] = []
+
+        def tell(line: str) -> None:
+            log.info("%s", line)
+            told.append(line)
+
+        tell_of_compiling(tell)
+        began = time.monotonic()
+        warm_up(self._closing.is_set)
+        if told:
+            log.info("kernels ready after %.1f s", time.monotonic() - began)
 
     def close(self) -> None:
         """Let go of everything. Nothing may be in progress any more."""
-        for loading in self._loading:
-            loading.cancel()
+        self._closing.set()
         self._reducer.shutdown(wait=True)
-
-    @property
-    def manifest(self) -> Manifest | None:
-        return None if self._store is None else self._store.manifest
-
-    @property
-    def plan(self) -> Plan:
-        """How the model is divided. Not before `open`."""
-        assert self._plan is not None, "nothing may be asked for before `open`"
-        return self._plan
-
-    @property
-    def version(self) -> int:
-        """Of the parameters; 0 before the first `apply`."""
-        return 0 if self._store is None else self._store.version
-
-    @property
-    def stored(self) -> int:
-        """How many pushes and snapshots wait to be applied or dropped."""
-        return len(self._pushes) + len(self._copies)
 
     async def open(
         self,
@@ -177,7 +175,8 @@ class Shard:
         if keep is not None:
             await keep(await self._run(store.image), plan)
         accepted = accept()
-        self._store, self._plan = store, plan
+        self._store = store
+        self.reported.manifest, self.reported.plan = manifest, plan
         return accepted
 
     def image(self) -> Awaitable[Image]:
@@ -193,53 +192,17 @@ class Shard:
             store.restore(image)
             return store
 
-        self._store = await self._run(build)
-        self._plan = plan
+        self._store = store = await self._run(build)
+        known = self.reported
+        known.manifest, known.plan, known.version = manifest, plan, store.version
+        known.checked, known.square_norms = store.checked, store.square_norms
 
-    @property
-    def pushes(self) -> Mapping[PushKey, Mapping[int, Sequence[Payload]]]:
-        """What is stored of pushes that are neither applied nor dropped, by part."""
-        return self._pushes
-
-    def rates(self, key: PushKey) -> Sequence[float]:
-        """Learning rates that came with a push; none for those of the job."""
-        return self._rates.get(key, ())
-
-    @property
-    def steps_parts(self) -> bool:
-        """Whether a round is open whose parts are stepped one by one."""
-        return self._round is not None
-
-    @property
-    def late(self) -> Mapping[PushKey, Collection[int]]:
-        """Parts that count of pushes that were never applied as a whole, for `counts`."""
-        return self._counted
-
-    def counts(self, late: Mapping[PushKey, Collection[int]]) -> None:
-        """Go on with what `late` was."""
-        self._counted = {key: set(parts) for key, parts in late.items()}
-
-    @property
-    def prepared(self) -> Plan | None:
-        """The plan that is ready."""
-        return self._next
-
-    def prepare(self, plan: Plan) -> None:
-        """Have a plan ready under the next number. Raises Refused: PLAN, if the model cannot have it."""
-        assert self.manifest is not None, "there is nothing to divide before `open`"
-        self._next = plan_of(
-            plan_message(replace(plan, number=self.plan.number + 1, norms=self.plan.norms)), self.manifest
-        )
-
-    def adopt(self, number: int) -> Awaitable[None]:
-        """Divide the model by the plan that is ready."""
-        assert self._next is not None
-        assert self._next.number == number
+    def adopt(self, plan: Plan) -> Awaitable[None]:
+        """Divide the model by another plan."""
+        assert plan.number == self.reported.plan.number + 1
         assert self._round is None or not self._round.final, "a part of the old plan is stepped"
-        self._plan, self._next, self._round = self._next, None, None
-        self._pushes.clear()
-        self._rates.clear()
-        return self._run(self._opened.adopt, self._plan)
+        self.reported.plan, self._round = plan, None
+        return self._run(self._opened.adopt, plan)
 
     def put(
         self,
@@ -249,64 +212,64 @@ class Shard:
         assignment: int = 0,
         learning_rates: Sequence[float] = (),
     ) -> None:
-        """Store a part of a push: valid payloads, end to end, or none at all where it contributes nothing.
+        """Take a stored part of a push: step it, if a round is open in which every member has it now.
 
         Args:
-            assignment: that the push answers; of a round that is open, the part may be stepped at once.
-            learning_rates: of the step that the push is for, by parameter group; none for those of the job.
-                Pushes that are applied together have the same ones.
+            payloads: valid, end to end; none where the push contributes nothing to the part.
+            assignment: id of the one that the push answers.
+            learning_rates: of the step, by parameter group; none for those of the job. All pushes of a round
+                have the same.
         """
-        self._pushes.setdefault(key, {}).setdefault(part, payloads)
-        if learning_rates:
-            self._rates[key] = learning_rates
         if self._round is not None and assignment in self._round.awaited:
-            self._round.stored.setdefault(part, {}).setdefault(assignment, key)
+            stored = self._round.stored.setdefault(part, {})
+            stored.setdefault(assignment, _Part(key, payloads, learning_rates))
             self._step_if_final(self._round, part)
 
-    def open_round(self, order: Open, send: Send, begun: Callable[[bool], None]) -> None:
+    def open_round(self, order: Open, send: Send, report: Callable[[Final], None]) -> None:
         """From now on step each part as soon as every member of the round has stored it or is given up.
 
-        send: as for `apply`, which closes the round. begun: called before the first part is stepped, and the
-        last one, with whether it is that.
+        send: as for `apply`, which closes the round. report: called before each part is stepped.
         """
         members = dict(order.members)
-        self._round = _Round(order, members, set(members), self._on_loop(send), begun)
+        self._round = _Round(order, members, set(members), self._on_loop(send), report)
 
-    def vacate(self, assignments: Collection[int]) -> None:
-        """Step nothing more of the round that is open until each of these has been refilled or given up."""
-        if self._round is not None:
-            self._round.vacant |= self._round.awaited.intersection(assignments)
+    def change_round(self, order: MemberLost | Substitute | Exclude) -> None:
+        """Change whom the parts of the open round wait for; without one there is nothing to do.
 
-    def refill(self, lost: int, assignment: int, member: tuple[str, int]) -> None:
-        """A vacant place of the round that is open is a member's: the same one's, or another's, who is to
-        push what is not stepped. What is stored of the one before counts no more."""
+        After `MemberLost` no part is stepped before each of these slots has a substitute or is given up.
+        `Substitute` gives a lost member's slot to a member, which may be the lost one; of a substitute only
+        parts count that are not final, and parts that the lost member has stored are discarded. After
+        `Exclude` parts do not wait for these; those that are given up together are not stepped with one
+        another either.
+        """
         round_ = self._round
-        if round_ is None or lost not in round_.awaited:
+        if round_ is None:
             return
-        round_.vacant.discard(lost)
-        if assignment != lost:
-            self._forget(round_, lost)
-            samples = round_.members[lost][2]
-            round_.members = {
-                (assignment if each == lost else each): ((*member, samples) if each == lost else terms)
-                for each, terms in round_.members.items()
-            }
-            round_.awaited.add(assignment)
-            missing = [part for part in range(len(self.plan.parts)) if part not in round_.final]
-            round_.asked[assignment] = tuple(missing)
-        self._step_what_is_final(round_)
+        match order:
+            case MemberLost():
+                round_.vacant |= round_.awaited.intersection(order.assignments)
+                return
+            case Substitute():
+                if order.lost not in round_.awaited:
+                    return
+                round_.vacant.discard(order.lost)
+                if order.assignment != order.lost:
+                    self._substitute(round_, order)
+            case Exclude():
+                for assignment in order.assignments:
+                    self._forget(round_, assignment)
+        for part in list(round_.stored):
+            self._step_if_final(round_, part)
 
-    def without(self, assignments: Collection[int]) -> None:
-        """Parts of the round that is open do not wait for these. Nothing is stepped of those that are given
-        up together, also not with one another."""
-        if self._round is not None:
-            for assignment in assignments:
-                self._forget(self._round, assignment)
-            self._step_what_is_final(self._round)
-
-    def asked(self, assignment: int) -> tuple[int, ...]:
-        """Parts to push of who has taken a lost member's place, ascending; none of anybody else."""
-        return () if self._round is None else self._round.asked.get(assignment, ())
+    def _substitute(self, round_: _Round, order: Substitute) -> None:
+        """Have another member in the place, and in the rank, of a lost one."""
+        self._forget(round_, order.lost)
+        terms = order.worker, order.incarnation, round_.members[order.lost][2]
+        round_.members = {
+            (order.assignment if each == order.lost else each): (terms if each == order.lost else others)
+            for each, others in round_.members.items()
+        }
+        round_.awaited.add(order.assignment)
 
     @staticmethod
     def _forget(round_: _Round, assignment: int) -> None:
@@ -315,129 +278,105 @@ class Shard:
         for stored in round_.stored.values():
             stored.pop(assignment, None)
 
-    def _step_what_is_final(self, round_: _Round) -> None:
-        for part in list(round_.stored):
-            self._step_if_final(round_, part)
-
     def _step_if_final(self, round_: _Round, part: int) -> None:
         stored = round_.stored.get(part, {})
         if not round_.awaited or part in round_.final or not round_.awaited <= stored.keys():
             return
         if round_.vacant:
             return
-        first, whole = not round_.final, len(round_.final) == len(self.plan.parts) - 1
-        if first or whole:
-            round_.begun(whole)
+        first, last = not round_.final, len(round_.final) == len(self.reported.plan.parts) - 1
+        version = round_.order.version
+        counting = [
+            (rank, samples, stored[assignment])
+            for rank, (assignment, (_, _, samples)) in enumerate(round_.members.items())
+            if assignment in round_.awaited
+        ]
+        keys = tuple(found.key for _, _, found in counting)
+        round_.report(Final(version=version, part=part, keys=keys, first=first, last=last))
         if first:
-            rates = self._rates_of(stored.values())
-            self._submit(self._opened.begin, round_.order.version, round_.order.rate_factor, rates)
+            rates = next((each.rates for each in stored.values() if each.rates), ())
+            self._submit(self._opened.begin, version, round_.order.rate_factor, rates)
         round_.final.add(part)
-        shares: list[Share] = []
-        for rank, (assignment, (_, _, samples)) in enumerate(round_.members.items()):
-            key = stored.get(assignment)
-            if assignment in round_.awaited and key is not None:
-                self._counted.setdefault(key, set()).add(part)
-                payloads = self._pushes[key][part]
-                if payloads:
-                    share = Contribution(key=key, rank=rank, samples=samples, loss=0.0)
-                    shares.append((share, payloads))
+        shares: list[Share] = [
+            (Contribution(key=found.key, rank=rank, samples=samples, loss=0.0), found.payloads)
+            for rank, samples, found in counting
+            if found.payloads
+        ]
         self._submit(self._opened.add, part, shares, round_.send)
 
     def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
         self._reducer.submit(function, *arguments)
 
-    def _rates_of(self, keys: Iterable[PushKey]) -> Sequence[float]:
-        """That came with the first of these that has any."""
-        return next((self._rates[key] for key in keys if key in self._rates), ())
+    def drop(self, key: PushKey) -> None:
+        """Forget the parts of a push that have not been stepped."""
+        for stored in self._round.stored.values() if self._round is not None else ():
+            for assignment in [each for each, other in stored.items() if other.key == key]:
+                del stored[assignment]
 
-    def counted(self, key: PushKey) -> frozenset[int]:
-        """Parts of a push that are in a version although the push as a whole was never applied."""
-        return frozenset(self._counted.get(key, ()))
-
-    def payloads(self, key: PushKey) -> list[Payload]:
-        """What is stored of a push."""
-        return [payload for part in self._pushes.get(key, {}).values() for payload in part]
-
-    def put_copy(self, key: CopyKey, values: Assembly) -> None:
-        """Store a worker's snapshot, whose values are still to be checked."""
-        self._copies[key] = values
-
-    def drop(self, key: PushKey | CopyKey) -> None:
-        """Forget what will not be applied."""
-        if isinstance(key, PushKey):
-            self._pushes.pop(key, None)
-            self._rates.pop(key, None)
-            for stored in self._round.stored.values() if self._round is not None else ():
-                for assignment in [each for each, other in stored.items() if other == key]:
-                    del stored[assignment]
-        else:
-            self._copies.pop(key, None)
-
-    def apply(self, order: Apply, send: Send) -> Awaitable[int]:
-        """Turn version - 1 into version with the pushes that the order names.
-
-        Takes the pushes at once, so that a `drop` of one that comes again finds nothing to forget.
+    def apply(
+        self, order: Apply, pushes: Sequence[Push], send: Send, learning_rates: Sequence[float] = ()
+    ) -> Awaitable[Applied]:
+        """Turn version - 1 into version with the pushes that the order names, and close the open round.
 
         Args:
+            pushes: the parts of each contribution, in their order.
             send: is given each part of the update for every worker on the event loop, as soon as there is
-            one.
+                one.
+            learning_rates: as in `put`.
 
-        Returns how many gradients had no effect, because they were too few to be aggregated. Raises
-        DivergedError.
+        Raises:
+            DivergedError: the parameters are not finite any more.
         """
-        rates = self._rates_of(each.key for each in order.contributions if each.samples)
-        return self._run(self._opened.apply, order, self._taken(order), self._on_loop(send), rates)
+        self._close_round()
+        applying = self._run(self._apply, self._opened, order, pushes, self._on_loop(send), learning_rates)
+        return self._then(applying, self.reported.applied)
 
-    def _taken(self, order: Apply) -> list[Push]:
-        """The pushes that an order names, which are stored no longer; its round is closed."""
-        named = order.contributions
-        pushes: list[Push] = [self._pushes.pop(each.key) if each.samples else {} for each in named]
-        for each in order.contributions:
-            self._counted.pop(each.key, None)
-            self._rates.pop(each.key, None)
-        while len(self._counted) > COUNTED_REMEMBERED:
-            del self._counted[next(iter(self._counted))]
+    @staticmethod
+    def _apply(
+        store: Store, order: Apply, pushes: Sequence[Push], send: Send, rates: Sequence[float]
+    ) -> Applied:
+        passed_over = store.apply(order, pushes, send, rates)
+        return Applied(
+            version=store.version,
+            passed_over=passed_over,
+            gradient_norm=store.gradient_norm,
+            square_norms=store.square_norms,
+            checked=store.checked,
+        )
+
+    def _close_round(self) -> None:
         if self._round is not None:
             self._round.closed.set()
             self._round = None
-        return pushes
 
-    async def load(self, key: CopyKey) -> None:
-        """Replace the parameters by a stored snapshot. Raises DivergedError if it is not finite."""
-        assembly = self._copies.pop(key)
+    def replace(self, version: int, values: Assembly | None = None) -> Awaitable[None]:
+        """Have the parameters be a worker's snapshot, or call those that there are another version.
+
+        Raises:
+            DivergedError: the snapshot is not finite.
+        """
+        if values is not None:
+            return self._load(version, values)
+        return self._then(self._run(self._opened.relabel, version), lambda _: self._replaced(version))
+
+    async def _load(self, version: int, snapshot: Assembly) -> None:
         try:
-            values = await asyncio.to_thread(assembly.finish)
+            values = await asyncio.to_thread(snapshot.finish)
         except Refused as refused:  # with pushes it would have been the shard that found out
-            raise DivergedError(f"version {key.version}: {refused}") from None
-        await self._run(self._opened.load, key.version, values)
+            raise DivergedError(f"version {version}: {refused}") from None
+        loading = self._run(self._opened.load, version, values)
+        await self._then(loading, lambda _: self._replaced(version))
 
     def measure_norms(self) -> None:
-        """Have `square_norms` found anew with the next version of which nothing has been stepped."""
+        """Have `Applied.square_norms` found anew with the next version of which nothing has been stepped."""
 
         def begin() -> None:
             self._opened.measures_norms = True
 
         self._submit(begin)
 
-    @property
-    def square_norms(self) -> tuple[float, ...]:
-        """Of the mean gradient of each tensor, at the last version at which they were measured; empty before
-        that."""
-        return self._opened.square_norms
-
-    @property
-    def checked(self) -> tuple[int, int]:
-        """The last version at which a checksum of what every worker has was taken, and that; or (0, 0)."""
-        return self._opened.checked
-
-    @property
-    def gradient_norm(self) -> float:
-        """Of the mean gradient of the last version, before it was clipped; NaN if it never is."""
-        return self._opened.gradient_norm
-
-    def relabel(self, version: int) -> Awaitable[None]:
-        """Call what is here another version."""
-        return self._run(self._opened.relabel, version)
+    def _replaced(self, version: int) -> None:
+        self.reported.version = version
 
     def snapshot(self) -> Awaitable[list[Encoded]]:
         """What every worker has, for one that has none or an old one."""
@@ -466,6 +405,22 @@ class Shard:
             self._values[store.version] = found
         return found
 
+    async def moments(self) -> EncodedMoments:
+        """Return the optimizer's state, for a script that saves it; several that ask for one version share
+        the chunks. Waits for a round of which parts have been stepped already."""
+        if self._round is not None and self._round.final:
+            await self._round.closed.wait()
+            return await self.moments()
+        return await self._run(self._encode_moments, self._opened)
+
+    def _encode_moments(self, store: Store) -> EncodedMoments:
+        found = self._moments.get(store.version)
+        if found is None:
+            listed, chunks = encode_moments(moments_of(store.remembered(), store.manifest))
+            found = EncodedMoments(store.version, listed, list(chunks))
+            self._moments[store.version] = found
+        return found
+
     def copy(self) -> Awaitable[Copy]:
         """The parameters, as every worker has them."""
         return self._run(self._opened.copy)
@@ -484,7 +439,18 @@ class Shard:
         assert self._store is not None, "nothing may be awaited before `open`"
         return self._store
 
-    def _run(self, function: Callable[..., T], *arguments: Any) -> Awaitable[T]:
+    @staticmethod
+    def _then(future: asyncio.Future[T], report: Callable[[T], None]) -> asyncio.Future[T]:
+        """Have a report made before anybody who awaits the future continues."""
+
+        def done(found: asyncio.Future[T]) -> None:
+            if not found.cancelled() and found.exception() is None:
+                report(found.result())
+
+        future.add_done_callback(done)
+        return future
+
+    def _run(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """On the reducer thread, after everything that was handed to it before."""
         return asyncio.get_running_loop().run_in_executor(self._reducer, function, *arguments)
 

@@ -21,19 +21,20 @@ import numpy.typing as npt
 import torch
 
 from ...compressors import AbsentPayload, DensePayload, Part, Payload, Plan, decode, finite, wire_bytes
-from ...optimizer import Group, Optimizer, Remembered
+from ...optim.optimizer import Group, Optimizer, Remembered
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
 from ...proto.replicas import checksum, is_checked
 from ...proto.transfer import encode_chunks, part_transfer, payload_header
 from ...proto.wire import encode_server
+from ..job.aggregation import Aggregation, Krum, Mean
 from ..job.events import Apply, Contribution
-from .aggregation import Aggregation, Krum, Mean, combine, least_far
+from .aggregation import combine, least_far
 from .clipping import clip
 from .downlink import Downlink, PartUpdate
+from .encodings import Way
 from .mean import Push, Share, add_up, weights
-from .presence import Stretch, absent, filled, ranges, stretches
-from .ways import ABSENT, Way
+from .missing import Stretch, absent, filled, ranges, stretches
 from .writing import write_model
 
 Float32 = npt.NDArray[np.float32]
@@ -302,7 +303,7 @@ class Store:
 
     def _touched(self, ways: Sequence[Way]) -> Int64 | None:
         """The elements that a step can change, in flat order, ascending; None where these may be all."""
-        ways = [way for way in ways if way.compressor != ABSENT]
+        ways = [way for way in ways if way.compressor is not None]
         held = [way.held.astype(np.int64) + way.start for way in ways if way.held is not None]
         if not held or len(held) < len(ways) or self._compensation or not isinstance(self._aggregation, Mean):
             return None
@@ -477,6 +478,10 @@ class Store:
         found = remembered(self.manifest, self._optimizer.groups)
         if found is not None:
             self._optimizer.recall(found)
+
+    def remembered(self) -> Sequence[Remembered]:
+        """Return the optimizer's state, in its own memory and in elements of the flat order."""
+        return self._optimizer.remembered()
 
     def snapshot(self) -> list[Encoded]:
         """The replica as it is, for a worker that has none or an old one."""

@@ -1,55 +1,56 @@
-"""The arithmetic behind the accuracy table, on made-up runs."""
+"""gc-bench accuracy: the arithmetic of its tables on made-up runs, and a small run of each kind."""
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
+import json
 import statistics
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from gradwire.benchmarks.accuracy import MOST_SEEDS, ORDERS, area, check_order, estimate, main, markdown
+from gradwire.benchmarks import accuracy, jobs
+from gradwire.benchmarks.accuracy import (
+    AccuracyRow,
+    Bench,
+    TrainingJob,
+    TrainingRun,
+    broken,
+    control_of,
+    markdown,
+    simulate,
+    train,
+)
+from gradwire.benchmarks.cli import main
+from gradwire.benchmarks.estimates import MOST_SEEDS, estimate
+from gradwire.benchmarks.suites import ADAM, COMPRESSORS, LEVELS, SUITES, Suite, TrainingSetup
+from gradwire.common.exits import Exit
+from gradwire.common.spec import parse_spec
+from gradwire.compressors import create
+from gradwire.compressors.registry import BUILT_IN
+from gradwire.deploy.daemons import check_together
 from gradwire.deploy.processes import RunError
-from gradwire.deploy.report import RunResult
+from gradwire.settings import RunSettings
 
-ORDER = ORDERS[0]
+GIVEN = argparse.Namespace(downlink="none", epochs=1, seeds=[1, 2])
+SMALL = "characters:characters=6000,context=8,layers=1,width=32"
 
 
-def run(compressor: str, *accuracies: float | None, seed: int = 1) -> RunResult:
-    return RunResult(
-        task="digits",
-        mode="sync",
-        compressor=compressor,
-        downlink="none",
-        seed=seed,
-        workers=4,
-        steps=11 * len(accuracies),
-        epochs=len(accuracies),
-        seconds=1.0,
-        validation_accuracy=accuracies[-1],
-        validation_loss=0.5,
-        wire_bytes_up=100,
-        wire_bytes_down=800,
-        raw_bytes_up=770,
-        raw_bytes_down=800,
-        payload_bytes_up=95,
-        compressed_payload_bytes_up=90,
-        compressed_raw_bytes_up=720,
-        refused_pushes=0,
-        lost_workers=(),
-        parameters_sha256="ab" * 32,
-        finished=True,
-        accuracy_by_epoch=accuracies,
-        seconds_by_epoch=(None,) * len(accuracies),
-        local_steps=0,
-        largest_staleness=0,
-        repeated_samples=0,
-        redundancy=0,
-        uncoded_exchanges=0,
-        clipped_elements=0,
-        step_seconds=0.1,
-        predicted_step_seconds=0.0,
-        options={},
-    )
+def runs_of(*scores: float | None, size: int = 1000) -> list[TrainingRun]:
+    return [
+        TrainingRun(score=score, by_epoch=(score or 0.0,), bytes_up=size, bytes_down=2 * size)
+        for score in scores
+    ]
+
+
+def row_of(suite: Suite, compressor: str, runs: Sequence[TrainingRun]) -> AccuracyRow:
+    setups = (each for each in suite.setups if each.compressor == compressor)
+    return AccuracyRow(setup=next(setups), runs=runs)
+
+
+def lines_of(text: str) -> list[list[str]]:
+    return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
 
 
 def test_interval_is_students() -> None:
@@ -57,6 +58,7 @@ def test_interval_is_students() -> None:
     assert five.mean == pytest.approx(0.92)
     assert five.half_width == pytest.approx(2.776 * 0.0158114 / 5**0.5, rel=1e-4)
     assert str(five) == "0.920 ± 0.020"
+    assert str(estimate([0.9])) == "0.900"
 
 
 def test_quantiles_are_exact_for_as_many_seeds_as_are_taken() -> None:
@@ -72,54 +74,141 @@ def test_quantiles_are_exact_for_as_many_seeds_as_are_taken() -> None:
 @pytest.mark.parametrize("text", ["", "1,2,x", "1,1", "-1", ",".join(map(str, range(31)))])
 def test_seeds_to_correct_are_said_before_any_run(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main([f"--seeds={text}"])
+        main(["accuracy", "levels", f"--seeds={text}"])
     assert caught.value.code == 2
     assert "expected 1 to 30 distinct numbers" in capsys.readouterr().err
 
 
-def test_a_single_seed_has_no_interval() -> None:
-    assert str(estimate([0.9])) == "0.900"
+@pytest.mark.parametrize("suite", [COMPRESSORS, ADAM])
+def test_every_compressor_has_a_row(suite: Suite) -> None:
+    names = {parse_spec("compressor", setup.compressor).name for setup in suite.setups}
+    assert names == set(BUILT_IN)
 
 
-def test_a_lost_evaluation_is_not_averaged_over() -> None:
-    with pytest.raises(RunError, match="evaluation was lost"):
-        area(run("4bit", 0.5, None, 0.9))
+@pytest.mark.parametrize("name", SUITES)
+def test_every_row_is_a_job_that_can_be_and_every_claim_has_rows(name: str) -> None:
+    suite = SUITES[name]
+    for setup in suite.setups:
+        create(setup.compressor)
+        check_together(
+            RunSettings(
+                compressor=setup.compressor,
+                mode=setup.mode,
+                optimizer=setup.optimizer,
+                clip_norm=setup.clip_norm,
+            )
+        )
+    compressors = {setup.compressor for setup in suite.setups}
+    assert {spec for claim in suite.claims for spec in (claim.compressor, claim.against)} <= compressors
 
 
-def test_a_run_that_lost_a_worker_is_not_counted() -> None:
-    with pytest.raises(RunError, match="4bit, seed 1: lost worker-3"):
-        area(dataclasses.replace(run("4bit", 0.5, 0.9), lost_workers=("worker-3",)))
-
-
-def test_order_is_judged_on_runs_with_the_same_seed() -> None:
+def test_an_order_is_judged_on_runs_with_the_same_seed() -> None:
     # Between seeds the accuracy varies far more than between compressors.
-    runs = {
-        name: [run(name, 0.2 + seed / 10 - rank / 100, seed=seed) for seed in (1, 2, 3)]
-        for rank, name in enumerate(ORDER.compressors)
-    }
-    steps = check_order(ORDER, runs)
-    assert [step.holds for step in steps] == [True, True, True]
-    assert all(step.certain for step in steps)
-    _, four_bit, one_group, _ = ORDER.compressors
-    assert str(steps[1]) == f"{four_bit} > {one_group}: holds (0.010 ± 0.000)"
+    order = "none", "4bit:levels=groups,scale=mean", "4bit:levels=group1,scale=mean", "2bit:scale=mean"
+    rows = [
+        row_of(LEVELS, spec, runs_of(*(0.2 + seed / 10 - rank / 100 for seed in (1, 2, 3))))
+        for rank, spec in enumerate(order)
+    ]
+    assert broken(LEVELS.claims, rows, LEVELS) == []
+    rows[1:3] = [AccuracyRow(setup=one.setup, runs=other.runs) for one, other in (rows[1:3], rows[2:0:-1])]
+    (sentence,) = broken(LEVELS.claims, rows, LEVELS)
+    assert sentence == f"{order[1]} against {order[2]}: -0.0100, claimed at least +0"
 
 
-def test_equal_is_enough_only_where_the_order_says_so() -> None:
-    runs = {name: [run(name, 0.5, seed=seed) for seed in (1, 2)] for name in ORDER.compressors}
-    equal_allowed, *others = check_order(ORDER, runs)
-    assert equal_allowed.holds
-    assert not any(step.holds for step in others)
+def test_a_loss_of_accuracy_beyond_the_claim_is_named() -> None:
+    rows = [row_of(COMPRESSORS, "none", runs_of(0.95)), row_of(COMPRESSORS, "4bit", runs_of(0.945))]
+    assert broken(COMPRESSORS.claims, rows, COMPRESSORS) == []
+    rows[1] = row_of(COMPRESSORS, "4bit", runs_of(0.93))
+    (sentence,) = broken(COMPRESSORS.claims, rows, COMPRESSORS)
+    assert sentence == "4bit against none: -0.0200, claimed at least -0.01"
 
 
-def test_worse_beyond_the_noise_fails_also_where_equal_is_enough() -> None:
-    runs = {name: [run(name, 0.5), run(name, 0.6)] for name in ORDER.compressors}
-    runs["none"] = [run("none", 0.4), run("none", 0.5)]
-    assert not check_order(ORDER, runs)[0].holds
+def test_losses_are_set_against_the_baseline_of_the_same_seed() -> None:
+    local = next(setup for setup in ADAM.setups if setup.mode != "sync" and setup.compressor == "1bit")
+    rows = [
+        row_of(ADAM, "none", runs_of(2.0, 4.0, size=8000)),
+        row_of(ADAM, "4bit", runs_of(2.2, 4.0)),
+        AccuracyRow(setup=local, runs=runs_of(1.5, 3.0, size=500)),
+        row_of(ADAM, "dgc", runs_of(None, 3.0)),
+    ]
+    lines = lines_of(markdown("t", rows, ADAM, GIVEN))
+    assert lines[1][0] == "`4bit`"
+    assert lines[1][2:] == ["+5.0 %", "1/8.0", "1/8.0"]
+    assert lines[2][0] == "`1bit` `--mode local:steps=8,correction=0` `--clip-norm 0.0`"
+    assert lines[2][2:] == ["-25.0 %", "1/16.0", "1/16.0"]
+    assert lines[3] == ["`dgc`", "diverged", "–", "–", "–"]
+    assert broken(ADAM.claims, rows, ADAM) == ["4bit against none: -0.0500, claimed at least -0.01"]
+    rows[1] = row_of(ADAM, "4bit", runs_of(2.0, None))
+    assert broken(ADAM.claims, rows, ADAM) == ["4bit against none: -inf, claimed at least -0.01"]
 
 
-def test_table_has_a_row_per_compressor_and_says_what_became_of_the_order() -> None:
-    text = markdown({name: [run(name, 0.2, 0.5 - rank / 10)] for rank, name in enumerate(ORDER.compressors)})
-    assert "| compressor | epoch 1 | mean over epochs | bytes up |" in text
-    assert "| `none` | 0.200 | 0.350 | 1/7.70 |" in text
-    assert text.count(": holds") == 3
-    assert "summed gradient" not in text, "an order whose compressors were not run is left out"
+def test_no_control_has_fewer_bytes_than_the_small_tensors() -> None:
+    assert control_of(600, 1100, 100.0, 100) == pytest.approx(200.0)
+    assert control_of(100, 1100, 100.0, 100) is None
+
+
+def test_digits_are_trained_without_daemons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "runs.json"
+    arguments = ["--seeds", "1", "--epochs", "1", "--jobs", "1", "--json", str(path)]
+    chosen = ["--tasks", "digits:model=mlp", "--compressors", "1bit"]
+    assert main(["accuracy", "compressors", *arguments, *chosen]) == Exit.DONE
+    _, one_bit = json.loads(path.read_text())
+    assert one_bit["compressor"] == "1bit"
+    assert one_bit["control_runs"][0]["bytes_up"] == pytest.approx(one_bit["runs"][0]["bytes_up"], rel=0.05)
+    assert "| `1bit` |" in capsys.readouterr().out
+
+
+def test_a_level_is_judged_by_the_mean_over_its_epochs() -> None:
+    job = TrainingJob(
+        task="digits",
+        setup=TrainingSetup(compressor="2bit"),
+        seed=1,
+        epochs=2,
+        downlink="none",
+        score=LEVELS.score,
+    )
+    run = simulate(job)
+    assert run.score == statistics.fmean(run.by_epoch)
+    row = AccuracyRow(setup=job.setup, runs=[run])
+    text = markdown("digits", [row], LEVELS, argparse.Namespace(downlink="none", epochs=2, seeds=[1]))
+    assert "| compressor | epoch 1 | mean accuracy | against `none` |" in text
+
+
+JOB = TrainingJob(task=SMALL, setup=ADAM.setups[1], seed=3, epochs=1, downlink="auto", score=ADAM.score)
+
+
+def test_a_job_is_measured_with_real_processes() -> None:
+    run = train(JOB)
+    assert run.score is not None
+    assert 2 < run.score < 6
+    assert run.bytes_up < 4 * 25_000 * 12
+
+
+def test_a_claim_that_does_not_hold_is_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loss = 1.02
+
+    def measured(bench: Bench, task: str, setup: TrainingSetup) -> list[TrainingRun]:
+        return runs_of(2.0 * (loss if setup.compressor == "4bit" else 1.0))
+
+    monkeypatch.setattr(accuracy.Bench, "run", measured)
+    argv = ["accuracy", "adam", "--seeds", "1", "--compressors", "4bit"]
+    assert main(argv) == 1
+    assert "does not hold: characters:characters=500000: 4bit against none: -0.02" in capsys.readouterr().out
+    assert main([*argv, "--epochs", "2"]) == Exit.DONE, "fewer epochs than the claim is about"
+    loss = 1.005
+    assert main(argv) == Exit.DONE
+
+
+def test_training_that_diverges_is_a_row_and_what_else_fails_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = Exit.DIVERGED
+
+    def fails(*_: object) -> None:
+        raise RunError(code, "gone")
+
+    monkeypatch.setattr(jobs, "train", fails)
+    assert train(JOB).score is None
+    code = Exit.INTERNAL
+    with pytest.raises(RunError, match="gone"):
+        train(JOB)

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pytest
 
 from gradwire.benchmarks.bound import Overlap, produced_by_part, step_bound, ways
-from gradwire.benchmarks.recorder import Recorder, Sample
+from gradwire.benchmarks.recorder import LinkRecorder, Sample
 from gradwire.benchmarks.shaped import SERVER, WARM_UP, Recorded, exchange_ways
 from gradwire.benchmarks.star import Star
-from gradwire.benchmarks.traces import Computed
+from gradwire.benchmarks.traces import ComputedStep
 from gradwire.compressors import divide
 
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
@@ -85,7 +85,7 @@ def test_a_part_is_there_with_the_last_gradient_of_its_unit() -> None:
     # Two small tensors in a part, one large one in three, one more by itself; backward begins with the last.
     plan = divide([4096, 3 * 4096, 2048, 2048], part_bytes=4 * 4096)
     assert [part.elements for part in plan.parts] == [4096, 4096, 4096, 4096, 4096]
-    computed = Computed(10.0, (19.0, 17.0, 14.0, 12.0))
+    computed = ComputedStep(10.0, (19.0, 17.0, 14.0, 12.0))
     assert produced_by_part(plan, computed) == [4.0, 7.0, 7.0, 7.0, 9.0]
 
 
@@ -115,14 +115,14 @@ def test_a_step_in_which_nothing_is_carried_has_no_ways() -> None:
 def test_each_counted_step_is_taken_from_the_end_of_its_computation() -> None:
     """The second worker begins later, and its share of the update is then still on its way."""
     nodes = [SERVER, "worker-0"]
-    recorder = Recorder(Star(nodes, None), nodes)
+    recorder = LinkRecorder(Star(nodes, None), nodes)
     at, came, left = carried(0.0)
     for step in range(WARM_UP + 4):
         for time, into, out in zip(at[:-1], came, left, strict=False):
             counts = round(1000 * step + into), round(2000 * step + out)
             recorder.samples.append(Sample(step + time, {SERVER: counts, "worker-0": (0, 0)}))
-    first = [Computed(step - 0.15, (step + 0.05,)) for step in range(WARM_UP + 4)]
-    second = [Computed(step - 0.1, (step + 0.2,)) for step in range(WARM_UP + 4)]
+    first = [ComputedStep(step - 0.15, (step + 0.05,)) for step in range(WARM_UP + 4)]
+    second = [ComputedStep(step - 0.1, (step + 0.2,)) for step in range(WARM_UP + 4)]
     found = list(exchange_ways(Recorded(nodes, recorder, [first, second])))
     assert len(found) == 3
     for up, down in found:

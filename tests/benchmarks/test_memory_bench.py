@@ -6,11 +6,11 @@ import pytest
 
 from gradwire.benchmarks.cli import main
 from gradwire.benchmarks.memory import HEADINGS, Peaks, accounts, cells, footprint, taken
-from gradwire.benchmarks.recorder import Recorder, Sample, Taken
+from gradwire.benchmarks.recorder import LinkRecorder, ProcessUsage, Sample
 from gradwire.benchmarks.shaped import WARM_UP, Recorded
 from gradwire.benchmarks.star import Star
-from gradwire.benchmarks.traces import Computed
-from gradwire.exits import Exit
+from gradwire.benchmarks.traces import ComputedStep
+from gradwire.common.exits import Exit
 
 SMALL = Peaks(300_000, 400_000, 4 * 500.0 + 90, 4 * 500.0 + 90)
 LARGE = Peaks(320_000, 418_000, 8 * 500.0 + 90, 8 * 500.0 + 90)
@@ -18,12 +18,12 @@ LARGE = Peaks(320_000, 418_000, 8 * 500.0 + 90, 8 * 500.0 + 90)
 
 def test_of_the_workers_the_median_counts_until_the_last_step() -> None:
     nodes = ["server", "worker-0", "worker-1", "worker-2"]
-    recorder = Recorder(Star(nodes, None), nodes)
-    trace = [Computed(float(step), (step + 0.5,)) for step in range(WARM_UP + 4)]
+    recorder = LinkRecorder(Star(nodes, None), nodes)
+    trace = [ComputedStep(float(step), (step + 0.5,)) for step in range(WARM_UP + 4)]
     for step in range(WARM_UP + 5):
         late = 100 if step == WARM_UP + 4 else 0  # when the job ends
         peaks = dict(zip(nodes, (7 + late, 5 + late, 9 + late, 50 + late), strict=True))
-        recorder.taken.append(Taken(float(step), 0.0, peaks))
+        recorder.taken.append(ProcessUsage(float(step), 0.0, peaks))
         recorder.samples.append(Sample(float(step), dict.fromkeys(nodes, (10 * step, 20 * step))))
     assert taken(Recorded(nodes, recorder, [trace] * 3)) == Peaks(7, 9, 10, 20)
 

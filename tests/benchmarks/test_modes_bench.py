@@ -12,11 +12,11 @@ import torch
 from gradwire.benchmarks import paced
 from gradwire.benchmarks.cli import main
 from gradwire.benchmarks.jobs import DIGITS_SAMPLES
-from gradwire.benchmarks.modes import Row, measure, plot, table
-from gradwire.exits import Exit
+from gradwire.benchmarks.modes import ModesRow, measure, plot, table
+from gradwire.common.exits import Exit
 from gradwire.worker.tasks import load
 
-ROW = Row(
+ROW = ModesRow(
     mode="sync",
     situation="even",
     seconds=10.0,

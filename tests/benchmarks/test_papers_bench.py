@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -10,19 +11,21 @@ import pytest
 from gradwire.benchmarks.arguments import BenchError
 from gradwire.benchmarks.cli import main
 from gradwire.benchmarks.papers import compressing, emulated, four_bit, local_steps, seamgs, to_target
-from gradwire.benchmarks.papers.emulated import Method, Row, Taken
-from gradwire.benchmarks.recorder import Recorder
+from gradwire.benchmarks.papers.emulated import Method, MethodRow, StepTimings
+from gradwire.benchmarks.recorder import LinkRecorder
 from gradwire.benchmarks.shaped import Recorded, Setup
 from gradwire.benchmarks.star import Star
-from gradwire.benchmarks.traces import Computed
+from gradwire.benchmarks.traces import ComputedStep
+from gradwire.common.exits import Exit
 from gradwire.compressors import create
-from gradwire.exits import Exit
-from gradwire.planning import parse_fusion
+from gradwire.compressors.sparsifiers import Density, RandKOptions
+from gradwire.planning import Link, fusion, layers_of, parse_fusion
+from gradwire.planning.job import FRAMING, Costs
 from gradwire.planning.models import tensors
 from gradwire.server.job.modes import registry
 
 SETUP = Setup(model="3x40", workers=2, mbit=0, seconds=0.1, real=0, steps=12, part_bytes=0)
-ROW = Row(
+ROW = MethodRow(
     model="3x40",
     workers=2,
     share=0.5,
@@ -50,8 +53,8 @@ def test_a_share_lies_between_nothing_and_all(text: str) -> None:
 def test_ways_are_compared_with_the_first_and_with_the_paper() -> None:
     seconds = {"slow": 2.0, "fast": 0.5}
 
-    def take(setup: Setup, method: Method) -> Taken:
-        return Taken(step_seconds=seconds[method.name], computing_seconds=0.4, bytes_in=1e6, parts=2)
+    def take(setup: Setup, method: Method) -> StepTimings:
+        return StepTimings(step_seconds=seconds[method.name], computing_seconds=0.4, bytes_in=1e6, parts=2)
 
     methods = [Method(name="slow", paper=(1.0,)), Method(name="fast", paper=(3.81, 3.99))]
     rows = emulated.measure(SETUP, 0.5, methods, take)
@@ -122,6 +125,32 @@ def test_sparse_ways_send_the_same_elements_and_differ_in_their_messages() -> No
     assert seamgs.part_bytes([20, 300, 4]) == 1200
 
 
+@pytest.mark.parametrize(
+    ("model", "parts"), [("resnet20", 20), ("resnet56", 55), ("resnet110", 90), ("vgg16-cifar", 12)]
+)
+def test_seamgs_merges_what_the_time_rule_merges_at_the_papers_densities(model: str, parts: int) -> None:
+    """Figures in docs/papers.md: densities, norms and link as in `gc-bench paper seamgs`."""
+    found = tensors(model)
+    norms = [math.sqrt(tensor.square_norm) for tensor in found]
+    sparse = [place for place, tensor in enumerate(found) if len(tensor.shape) > 1]
+    by_norm = RandKOptions(density=Density.NORM).densities([norms[place] for place in sparse])
+    assert by_norm is not None
+    densities = [1.0] * len(found)
+    for place, density in zip(sparse, by_norm, strict=True):
+        densities[place] = density
+    work = sum(tensor.multiplications for tensor in found)
+    layers = layers_of(
+        [tensor.elements for tensor in found],
+        densities,
+        sent_bytes=[2 * tensor.elements * share for tensor, share in zip(found, densities, strict=True)],
+        forward_s=[0.23 / 3 * tensor.multiplications / work for tensor in found],
+        backward_s=[0.23 * 2 / 3 * tensor.multiplications / work for tensor in found],
+        square_norms=[tensor.square_norm for tensor in found],
+    )
+    link = Link(start_s=4 * Costs().part_s, byte_s=4 * FRAMING / 62.5e6)  # four workers, 500 Mbit/s
+    assert len(fusion.seamgs(layers, link)) == len(fusion.mg_wfbp(layers, link)) == parts
+
+
 def test_the_share_of_the_multi_step_paper_follows_from_its_times() -> None:
     for model, share in (("vgg19-cifar", 0.76), ("resnet50", 0.64), ("resnet20", 0.33)):
         assert local_steps.share_of(model) == pytest.approx(share, abs=0.01)
@@ -129,13 +158,15 @@ def test_the_share_of_the_multi_step_paper_follows_from_its_times() -> None:
 
 def test_a_local_step_has_its_part_of_the_exchange() -> None:
     """Rounds of 4 steps of 1 s, half of it computing, and 2 s of exchange after each."""
-    trace = [Computed(began, (began + 0.5,)) for began in (step + 2.0 * (step // 4) for step in range(20))]
-    recorded = Recorded(["server"], Recorder(Star([], 1), []), [trace, trace], warm_up=4)
+    trace = [
+        ComputedStep(began, (began + 0.5,)) for began in (step + 2.0 * (step // 4) for step in range(20))
+    ]
+    recorded = Recorded(["server"], LinkRecorder(Star([], 1), []), [trace, trace], warm_up=4)
     assert emulated.split(recorded, 4, 16) == pytest.approx((1.5, 0.5))
 
 
 def test_two_bit_overtakes_where_it_is_faster() -> None:
-    def rows(share: float, two: float, four: float) -> list[Row]:
+    def rows(share: float, two: float, four: float) -> list[MethodRow]:
         return [
             dataclasses.replace(ROW, share=share, method=name, step_seconds=seconds)
             for name, seconds in (("2Bit", two), ("4Bit", four))
@@ -157,7 +188,9 @@ def test_a_target_is_reached_by_the_first_epoch_that_ends_above_it() -> None:
     accuracies, seconds = (0.3, None, 0.7, 0.65), (1.0, 2.0, 3.0, 4.0)
     assert to_target.seconds_to(0.6, accuracies, seconds) == 3.0
     assert to_target.seconds_to(0.8, accuracies, seconds) is None
-    row = to_target.Row(method="x", seeds=(1, 2), accuracies=(0.65, 0.7), seconds=((3.0, 5.0), (4.0, None)))
+    row = to_target.TargetRow(
+        method="x", seeds=(1, 2), accuracies=(0.65, 0.7), seconds=((3.0, 5.0), (4.0, None))
+    )
     found = to_target.cells(row, Method(name="x"))
     assert len(found) == len(to_target.HEADINGS)
     assert str(found[2]).startswith("4.000")

@@ -7,20 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.benchmarks import auto, fusion, predicted
+from gradwire.benchmarks import auto, predicted
 from gradwire.benchmarks.cli import main
-from gradwire.benchmarks.predicted import Row, distance, ended_early, fit, profile
+from gradwire.benchmarks.predicted import PredictedRow, distance, ended_early, fit, profile
 from gradwire.benchmarks.shaped import Setup
+from gradwire.common.exits import Exit
+from gradwire.compressors import parse_compressor
 from gradwire.deploy.plan import computation_of
-from gradwire.exits import Exit
-from gradwire.planning.job import Choice, Costs
+from gradwire.planning.job import Costs, StepOptions
 
 SETUP = Setup(model="3x40", workers=2, mbit=0, seconds=0.1, real=0, steps=12, part_bytes=0)
-ROW = Row(
+ROW = PredictedRow(
     model="3x40",
     mbit=100.0,
     workers=2,
-    choice=Choice(),
+    choice=StepOptions(),
     computing_s=0.11,
     emulated_s=0.1,
     measured_s=1.0,
@@ -45,16 +46,19 @@ def test_nothing_is_on_cores_if_all_computation_is_emulated() -> None:
 
 
 def test_a_run_with_long_steps_takes_fewer_but_none_before_its_plan() -> None:
-    assert ended_early(SETUP, 0.1, Choice()) == SETUP
-    long = ended_early(SETUP, 5.0, Choice(fusion="none"))
+    assert ended_early(SETUP, 0.1, StepOptions()) == SETUP
+    long = ended_early(SETUP, 5.0, StepOptions(fusion="none"))
     assert (long.warm_up, long.steps) == (2, 4)
-    planned = ended_early(SETUP, 20.0, Choice(fusion="mgwfbp"))
+    planned = ended_early(SETUP, 20.0, StepOptions(fusion="mgwfbp"))
     assert (planned.warm_up, planned.steps) == (predicted.PLANNED, 1)
 
 
 def test_a_fit_finds_the_costs_that_the_times_were_made_with() -> None:
     models = ("1x4096", "60x4096", "4x4194304")
-    choices = [Choice(compressor=name, overlap="off") for name in ("none", "4bit")]
+    choices = [
+        StepOptions(compressor=parse_compressor(name).compression(), overlap="off")
+        for name in ("none", "4bit")
+    ]
     other = Costs()
     true = replace(other, step_s=3 * other.step_s, byte_s=2 * other.byte_s)
     rows = [replace(ROW, model=model, mbit=0.0, choice=choice) for model in models for choice in choices]
@@ -78,24 +82,13 @@ def test_computation_is_what_gc_plan_takes_a_model_to_have() -> None:
 
 
 def test_the_ideal_is_what_compressing_for_nothing_would_gain() -> None:
-    row = auto.Row(share=0.5, none_s=1.0, auto_s=0.625, fewer=8.0)
+    row = auto.AutoRow(share=0.5, none_s=1.0, auto_s=0.625, fewer=8.0)
     assert row.speedup == pytest.approx(1.6)
     assert row.ideal == pytest.approx(1 / (0.5 + 0.5 / 8))
     assert auto.cells(row)[-1] == "0.900"
-    never = auto.Row(share=None, none_s=1.0, auto_s=1.02, fewer=1.0)
+    never = auto.AutoRow(share=None, none_s=1.0, auto_s=1.02, fewer=1.0)
     assert never.ideal == 1.0
     assert len(auto.cells(never)) == len(auto.HEADINGS)
-
-
-def test_greedy_rules_are_never_better_than_the_best(tmp_path: Path) -> None:
-    rows = fusion.measured(60, 6, 3)
-    assert [row.rule for row in rows] == ["MG-WFBP", "SEAMGS"]
-    for row in rows:
-        assert 1 - 1e-9 <= row.median <= row.percentile_99 <= row.largest
-        assert 0 <= row.not_best < 0.5
-    out = tmp_path / "rows.json"
-    assert main(["fusion", "--models", "5", "--layers", "4", "--json", str(out)]) == Exit.DONE
-    assert out.exists()
 
 
 @pytest.mark.parametrize(

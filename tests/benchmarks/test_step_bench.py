@@ -18,12 +18,12 @@ from gradwire.benchmarks.arguments import BenchError
 from gradwire.benchmarks.cli import main
 from gradwire.benchmarks.layers import shapes, task
 from gradwire.benchmarks.networks import NETWORKS
-from gradwire.benchmarks.recorder import Recorder, Sample, Taken, memory_and_cpu
+from gradwire.benchmarks.recorder import LinkRecorder, ProcessUsage, Sample, memory_and_cpu
 from gradwire.benchmarks.shaped import WARM_UP, Recorded
 from gradwire.benchmarks.star import Star
 from gradwire.benchmarks.step import HEADINGS, cells, summarize
-from gradwire.benchmarks.traces import Computed, read
-from gradwire.exits import Exit
+from gradwire.benchmarks.traces import ComputedStep, read
+from gradwire.common.exits import Exit
 from gradwire.worker.tasks.task import TaskSpecError
 
 
@@ -116,16 +116,18 @@ def test_the_computation_runs_by_itself(tmp_path: Path) -> None:
 def test_a_row_is_made_of_the_counted_steps_alone() -> None:
     """Steps of a second, of which half is computation; the server gets 1 MB, evenly after the first 0.2 s."""
     nodes = ["server", "worker-0"]
-    recorder = Recorder(Star(nodes, 16), nodes)
+    recorder = LinkRecorder(Star(nodes, 16), nodes)
     steps = WARM_UP + 5
-    trace = [Computed(float(step), (step + 0.5, step + 0.3)) for step in range(steps)]
-    trace[0] = Computed(-20.0, (-19.5, -19.7))  # kernels are compiled
+    trace = [ComputedStep(float(step), (step + 0.5, step + 0.3)) for step in range(steps)]
+    trace[0] = ComputedStep(-20.0, (-19.5, -19.7))  # kernels are compiled
     for tenth in range(-1, steps * 10):
         whole, part = divmod(tenth, 10)
         came = 1_000_000 * whole + 125_000 * max(0, part - 2)
         recorder.samples.append(Sample(tenth / 10, {"server": (came, 0), "worker-0": (0, came // 2)}))
         late = 90 if tenth > (steps - 1) * 10 else 0  # when the job ends
-        recorder.taken.append(Taken(tenth / 10, tenth / 100, {"server": 7 + late, "worker-0": 5 + late}))
+        recorder.taken.append(
+            ProcessUsage(tenth / 10, tenth / 100, {"server": 7 + late, "worker-0": 5 + late})
+        )
     row = summarize("4bit", "off", Recorded(nodes, recorder, [trace, trace]), mbit=16)
     assert (row.step_seconds, row.steps, row.busiest) == (1.0, 4, "server")
     assert (row.bytes_in, row.bytes_out) == (1_000_000, 0)
@@ -138,7 +140,7 @@ def test_a_row_is_made_of_the_counted_steps_alone() -> None:
 
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(BenchError, match="only 4 steps were taken"):
-        Recorded(["server"], Recorder(Star([], 1), []), [[Computed(0.0, (1.0,))] * 4])
+        Recorded(["server"], LinkRecorder(Star([], 1), []), [[ComputedStep(0.0, (1.0,))] * 4])
 
 
 @pytest.mark.parametrize(

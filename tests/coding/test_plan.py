@@ -11,19 +11,19 @@ import numpy.typing as npt
 import pytest
 
 from gradwire.benchmarks.schemes import SCHEMES, multicast, summed, uncoded, unicast
-from gradwire.coding import NOBODY, Exchange, Plan, plan, planning_with, resent
+from gradwire.coding import NOBODY, Exchange, ExchangePlan, plan, planning_with, resent
 
 Words = npt.NDArray[np.uint32]
 CASES = [(nodes, r) for nodes in range(2, 8) for r in range(1, nodes)]
 
 
-def blocks_of(made: Plan, elements: int, seed: int = 0) -> Words:
+def blocks_of(made: ExchangePlan, elements: int, seed: int = 0) -> Words:
     """Gradients that fill the whole range of 32 bits, so that every sum of them wraps."""
     rng = np.random.default_rng([seed, made.nodes, len(made.holders), elements])
     return rng.integers(0, 2**32, (len(made.holders), elements), dtype=np.uint32)
 
 
-def carry_out(made: Plan, blocks: Words, *, lost: tuple[int, int] | None = None) -> list[Exchange]:
+def carry_out(made: ExchangePlan, blocks: Words, *, lost: tuple[int, int] | None = None) -> list[Exchange]:
     """Every node's exchange after all packets but (index, target) `lost` have gone to their targets."""
     nodes = [
         Exchange(made, node, {block: blocks[block] for block in made.held[node]}, blocks.shape[1])
@@ -67,13 +67,13 @@ def test_every_block_has_the_holders_that_the_scheme_gives_it(nodes: int, r: int
         assert max(sizes) - min(sizes) <= 1
 
 
-def uplink(made: Plan) -> Fraction:
+def uplink(made: ExchangePlan) -> Fraction:
     """Block gradients that all nodes send together, each packet counted once however many it is for: the load
     as the paper counts it, and what goes up to a server that relays packets."""
     return Fraction(len(made.packets), made.slices)
 
 
-def downlink(made: Plan) -> Fraction:
+def downlink(made: ExchangePlan) -> Fraction:
     """Block gradients that all nodes receive together: what comes down from a server that relays."""
     return Fraction(sum(len(packet.targets) for packet in made.packets), made.slices)
 

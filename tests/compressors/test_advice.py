@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gradwire.compressors import advice, suited
-from gradwire.compressors.registry import BUILT_IN, adam_loss
-from gradwire.optimizer import parse_optimizer
+from gradwire.compressors.registry import BUILT_IN, parse_compressor
+from gradwire.optim.optimizer import parse_optimizer
 
 
 def said(compressor: str, optimizer: str, *, local: bool = False) -> str:
-    return " ".join(advice(compressor, parse_optimizer(optimizer), local=local))
+    return " ".join(advice(parse_compressor(compressor), parse_optimizer(optimizer), local=local))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw:weight_decay=0.1"])
@@ -54,9 +54,12 @@ def test_nothing_is_said_of_what_was_not_measured(compressor: str) -> None:
 
 
 def test_of_a_sparsifier_the_nearest_that_was_measured_is_said() -> None:
-    of = {spec: adam_loss(f"topk:{spec}") for spec in ("ratio=10", "ratio=99", "ratio=1000", "warmup=1")}
-    assert of["ratio=10"] == of["ratio=99"] < adam_loss("topk") == of["ratio=1000"]
-    assert 1 < of["warmup=1"] < adam_loss("topk")
+    of = {
+        spec: parse_compressor(f"topk:{spec}").adam_loss
+        for spec in ("ratio=10", "ratio=99", "ratio=1000", "warmup=1")
+    }
+    assert of["ratio=10"] == of["ratio=99"] < parse_compressor("topk").adam_loss == of["ratio=1000"]
+    assert 1 < of["warmup=1"] < parse_compressor("topk").adam_loss
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def test_of_a_sparsifier_the_nearest_that_was_measured_is_said() -> None:
 def test_4bit_leaves_its_feedback_out_where_the_server_runs_adam(
     given: str, optimizer: str, local: bool, expected: str
 ) -> None:
-    assert suited(given, parse_optimizer(optimizer), local=local) == expected
+    assert suited(parse_compressor(given), parse_optimizer(optimizer), local=local).text == expected
 
 
 def test_momentum_at_both_ends() -> None:
@@ -85,6 +88,6 @@ def test_momentum_at_both_ends() -> None:
 
 
 def test_the_figures_are_losses() -> None:
-    losses = {name: adam_loss(name) for name in BUILT_IN}
+    losses = {name: parse_compressor(name).adam_loss for name in BUILT_IN}
     assert all(1 <= loss < 10 for loss in losses.values())
     assert {name for name, loss in losses.items() if loss == 1} == {"none", "bf16", "fp16", "8bit", "qsgd"}

@@ -52,7 +52,7 @@ def block(format: CodeFormat, elements: int, rng: np.random.Generator) -> Quanti
     codes = rng.choice(np.array(allowed, np.uint8), elements)
     levels = np.cumsum(rng.random(format.level_count) + 0.01).astype(np.float32)
     return QuantizedPayload(
-        format=format, elements=elements, levels=levels, data=reference.pack(format.bits, codes)
+        format=format, elements=elements, levels=levels, data=reference.pack_codes(format.bits, codes)
     )
 
 
@@ -148,7 +148,7 @@ def test_payloads_of_other_blocks_add_up_to_the_same(
                 format=format,
                 elements=end - start,
                 levels=parts[int(level[start])].levels,
-                data=reference.pack(format.bits, code[start:end]),
+                data=reference.pack_codes(format.bits, code[start:end]),
             )
             for parts, code, level in zip(divided, codes, levels, strict=True)
         ]
@@ -157,7 +157,7 @@ def test_payloads_of_other_blocks_add_up_to_the_same(
 
 
 def unpacked(payload: QuantizedPayload) -> npt.NDArray[np.int32]:
-    return reference.unpack(payload.format.bits, payload.data, payload.elements)
+    return reference.unpack_codes(payload.format.bits, payload.data, payload.elements)
 
 
 def test_an_update_of_blocks_is_added_to_a_parameter() -> None:

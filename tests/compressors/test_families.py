@@ -32,7 +32,7 @@ from gradwire.compressors import (
 from gradwire.compressors.feedback import FeedbackState
 from gradwire.compressors.indices import decode_indices, sparse_payload
 from gradwire.compressors.k_reciprocal import allot, central, extremes
-from gradwire.compressors.sparse import SparseOptions, Values
+from gradwire.compressors.sparsifiers import SparseOptions, Values
 
 Array = npt.NDArray[np.float32]
 

@@ -195,12 +195,12 @@ def test_the_forbidden_code_is_found_wherever_it_stands(format: CodeFormat) -> N
     data = np.zeros(format.code_bytes(1000), np.uint8)
     allowed = sorted({*range(2**format.bits)} - {format.forbidden_code})
     codes = np.random.default_rng(0).choice(np.array(allowed, np.uint8), 1000)
-    data[:] = reference.pack(format.bits, codes)
+    data[:] = reference.pack_codes(format.bits, codes)
     assert not cpu.has_forbidden_code(format, unaligned(data))
     for position in (0, 1, 2, 3, 500, 998, 999):
         broken = codes.copy()
         broken[position] = format.forbidden_code
-        assert cpu.has_forbidden_code(format, reference.pack(format.bits, broken))
+        assert cpu.has_forbidden_code(format, reference.pack_codes(format.bits, broken))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

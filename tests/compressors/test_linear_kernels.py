@@ -244,7 +244,7 @@ def test_ternary_is_unbiased() -> None:
     table = CodeFormat.SIGNED_2BIT.table(np.ones(1, np.float32))
     for seed in range(draws):
         linear.quantize_ternary(values, np.zeros(97, np.float32), 1.0, data, seed=seed)
-        mean += table[codes_reference.unpack(2, data, 97)] / draws
+        mean += table[codes_reference.unpack_codes(2, data, 97)] / draws
     assert np.abs(mean - values).max() < 2.5 / draws**0.5
     assert abs((mean - values).mean()) < 2.5 / (97 * draws) ** 0.5
 
@@ -298,7 +298,7 @@ def test_the_forbidden_code_is_found_wherever_it_stands(bits: int) -> None:
     allowed = np.array([code for code in range(2**bits) if code != forbidden], np.int32)
     for elements in (1, 8, 9, 31, 1000, CHUNK + 3, 2 * CHUNK):
         codes = np.random.default_rng(0).choice(allowed, elements)
-        packed = codes_reference.pack(bits, codes)
+        packed = codes_reference.pack_codes(bits, codes)
         # Padding is not looked at.
         packed[-1] |= 0x80 if elements * bits % 32 else 0
         assert not linear.has_forbidden_linear(bits, elements, unaligned(packed))
@@ -358,7 +358,7 @@ def test_binary_and_ternary_codes_leave_what_they_do_not_send(values: list[float
     residual[:] = 0.0
     linear.quantize_ternary(whole, residual, level, data, seed=1)
     assert not codes_reference.has_forbidden_code(CodeFormat.SIGNED_2BIT, data)
-    codes = codes_reference.unpack(2, data, whole.size)
+    codes = codes_reference.unpack_codes(2, data, whole.size)
     sent = CodeFormat.SIGNED_2BIT.table(np.array([level], np.float32))[codes]
     assert np.array_equal(residual, whole - sent)
     assert (np.sign(sent) * np.sign(whole) >= 0).all()

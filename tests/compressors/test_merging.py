@@ -30,7 +30,7 @@ from gradwire.compressors import (
 )
 from gradwire.compressors.kernels import selection_reference, sparse_reference
 from gradwire.compressors.merging import shares
-from gradwire.compressors.top_k import Density, RandKOptions
+from gradwire.compressors.sparsifiers import Density, RandKOptions
 
 Array = npt.NDArray[np.float32]
 
@@ -318,6 +318,17 @@ def test_a_merged_unit_keeps_as_many_as_the_densities_of_its_tensors_say() -> No
 def test_a_warm_up_grows_to_each_density() -> None:
     kept_of = {payload.elements: payload.count for payload in by_norm(merged=False, warmup=1)}
     assert kept_of[18_000] == int(18_000 * 0.02**0.5)
+
+
+def test_planners_are_told_the_densities_by_norms() -> None:
+    plan = replace(plan_of(UNITS[2], merged=False), norms=NORMS)
+    subject = ModelCompressor(SPECS, "randk:density=norm,warmup=1", LayerRule(), 1, 0, plan=plan)
+    for epoch, power in ((0.0, 0.5), (1.0, 1.0)):
+        said = dict(zip((spec.elements for spec in SPECS), subject.sent_shares(epoch), strict=True))
+        assert said[900] == pytest.approx(0.01525**power)
+        assert said[18_000] == pytest.approx(0.02**power)
+        sparse = [LayerRule().compresses(spec) for spec in SPECS]
+        assert [share < 1 for share in subject.sent_shares(epoch)] == sparse
 
 
 def test_equal_norms_have_equal_densities_and_unknown_ones_the_ratio() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from flat import as_push, by_tensor, ranges_of
 
+from gradwire.common.spec import SpecError
 from gradwire.compressors import (
     CompressorEntry,
     DenseFormat,
@@ -23,11 +24,11 @@ from gradwire.compressors import (
     TensorSpec,
     decode,
     divide,
+    parse_compressor,
     registry,
     validate,
     wire_bytes,
 )
-from gradwire.spec import SpecError
 
 SPECS = [
     TensorSpec(name="conv.weight", shape=(4, 3, 3, 3)),
@@ -84,15 +85,15 @@ def test_patterns_overrule_the_rule() -> None:
 
 
 def test_patterns_are_case_sensitive() -> None:
-    assert not LayerRule(dense=("FC.*",)).choose(SPECS[3], "4bit").startswith("bf16")
+    assert not LayerRule(dense=("FC.*",)).choose(SPECS[3], parse_compressor("4bit")).text.startswith("bf16")
 
 
 def test_small_tensors_have_feedback_unless_it_is_off() -> None:
     rule = LayerRule()
-    assert rule.choose(SPECS[1], "4bit") == "bf16"
-    assert rule.choose(SPECS[1], "4bit:feedback=off,scale=mean") == "bf16:feedback=off"
-    assert rule.choose(SPECS[0], "4bit:feedback=off") == "4bit:feedback=off"
-    assert rule.choose(SPECS[1], "none") == "none"
+    assert rule.choose(SPECS[1], parse_compressor("4bit")).text == "bf16"
+    assert rule.choose(SPECS[1], parse_compressor("4bit:feedback=off,scale=mean")).text == "bf16:feedback=off"
+    assert rule.choose(SPECS[0], parse_compressor("4bit:feedback=off")).text == "4bit:feedback=off"
+    assert rule.choose(SPECS[1], parse_compressor("none")).text == "none"
 
 
 def test_payload_bytes_are_an_eighth_where_it_matters() -> None:

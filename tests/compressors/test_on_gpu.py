@@ -19,10 +19,10 @@ from gradwire.compressors import (
     decode,
 )
 from gradwire.compressors.base import takes_gpu
-from gradwire.compressors.draft import Draft
 from gradwire.compressors.kernels import devices
 from gradwire.compressors.payload import Payload
 from gradwire.compressors.registry import create
+from gradwire.compressors.step import Step
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -135,7 +135,7 @@ def test_neighbours_on_the_host_are_apart_from_a_ledger_on_the_gpu(
     if not AVAILABLE:
         monkeypatch.setattr(devices, "on_gpu", on_gpu)
         for name in ("_elements", "_blocks"):
-            monkeypatch.setattr(Draft, name, together)
+            monkeypatch.setattr(Step, name, together)
     for version, each in enumerate(given):
         got = ours.compress(each, 8, version=version)
         decoded = [np.concatenate([decode(payload) for payload in sent]) for sent in (got, expected[version])]

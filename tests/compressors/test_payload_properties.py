@@ -79,7 +79,7 @@ def values_of(kind: str, elements: int, rng: np.random.Generator) -> ValuePayloa
         bits, bucket = LINEAR[kind], 32 * int(rng.integers(1, 3))
         most = 2 ** (bits - 1) - 1
         scales = rng.random(-(-elements // bucket)).astype(np.float32)
-        codes = reference.pack(bits, rng.integers(-most, most + 1, elements).astype(np.int32))
+        codes = reference.pack_codes(bits, rng.integers(-most, most + 1, elements).astype(np.int32))
         data = np.concatenate([scales.view(np.uint8), codes])
         return LinearPayload(elements=elements, bits=bits, bucket=bucket, data=data)
     format = CODES.get(kind, CodeFormat.VOTE)
@@ -92,7 +92,7 @@ def values_of(kind: str, elements: int, rng: np.random.Generator) -> ValuePayloa
 
 
 def pack(format: CodeFormat, codes: npt.NDArray[np.integer]) -> Bytes:
-    return reference.pack(format.bits, codes.astype(np.int32))
+    return reference.pack_codes(format.bits, codes.astype(np.int32))
 
 
 def payload_of(kind: str, elements: int, seed: int) -> Payload:
@@ -135,15 +135,16 @@ def encoded_again(payload: Payload) -> bytes:
         case QuantizedPayload():
             bits, blocks, at = payload.format.bits, list[bytes](), 0
             for size in payload.block_sizes().tolist():
-                codes = reference.unpack(bits, payload.data[at : at + payload.format.code_bytes(size)], size)
+                data = payload.data[at : at + payload.format.code_bytes(size)]
+                codes = reference.unpack_codes(bits, data, size)
                 assert payload.format.forbidden_code not in codes.tolist()
-                blocks.append(reference.pack(bits, codes).tobytes())
+                blocks.append(reference.pack_codes(bits, codes).tobytes())
                 at += len(blocks[-1])
             return b"".join(blocks)
         case LinearPayload():
             codes = linear_reference.unpack_signed(payload.bits, payload.codes(), payload.elements)
             assert -(2 ** (payload.bits - 1)) not in codes.tolist()
-            return payload.scales().tobytes() + reference.pack(payload.bits, codes).tobytes()
+            return payload.scales().tobytes() + reference.pack_codes(payload.bits, codes).tobytes()
         case AbsentPayload():
             return b""
         case SparsePayload():

@@ -34,7 +34,7 @@ def quantized(format: CodeFormat, elements: int, seed: int = 0) -> QuantizedPayl
     codes = rng.choice(np.array(allowed, np.uint8), elements)
     levels = np.cumsum(rng.random(format.level_count) + 0.01).astype(np.float32)
     return QuantizedPayload(
-        format=format, elements=elements, levels=levels, data=reference.pack(format.bits, codes)
+        format=format, elements=elements, levels=levels, data=reference.pack_codes(format.bits, codes)
     )
 
 
@@ -63,7 +63,7 @@ def test_a_valid_payload_passes_and_decodes(kind: str, elements: int) -> None:
     values = decode(payload)
     assert values.shape == (elements,)
     if isinstance(payload, QuantizedPayload):
-        codes = reference.unpack(payload.format.bits, payload.data, elements)
+        codes = reference.unpack_codes(payload.format.bits, payload.data, elements)
         assert np.array_equal(values, payload.format.table(payload.levels)[codes])
 
 

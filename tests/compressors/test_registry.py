@@ -16,7 +16,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire import spec as spec_module
+from gradwire.common import spec as spec_module
+from gradwire.common.spec import Spec, SpecError, parse_options, parse_spec
 from gradwire.compressors import (
     LEAST_BYTES,
     CompressorEntry,
@@ -29,14 +30,14 @@ from gradwire.compressors import (
     TensorSpec,
     create,
     create_bare,
-    least_part_bytes,
+    known_compressor,
+    parse_compressor,
 )
 from gradwire.compressors import registry as registry_module
 from gradwire.compressors.dense import Dense
-from gradwire.compressors.four_bit import FourBit, FourBitOptions, Levels
+from gradwire.compressors.four_bit import FourBit
+from gradwire.compressors.quantizers import FourBitOptions, Levels, Scale
 from gradwire.compressors.registry import BUILT_IN, check_entry, compressor_of, names
-from gradwire.compressors.thresholds import Scale
-from gradwire.spec import Spec, SpecError, parse_options, parse_spec
 
 
 def test_the_built_in_compressors() -> None:
@@ -258,14 +259,14 @@ def test_an_entry_that_could_not_serve_is_refused(options: type[Any], message: s
         check_entry("toy", entry)
 
 
-@pytest.mark.parametrize("spec", ["none", "4bit", "1bit", "threshold", "topk:ratio=1", "not_installed"])
+@pytest.mark.parametrize("spec", ["none", "4bit", "1bit", "threshold", "topk:ratio=1"])
 def test_parts_have_two_mebibytes_at_least(spec: str) -> None:
-    assert least_part_bytes(spec) == LEAST_BYTES
+    assert parse_compressor(spec).least_part_bytes == LEAST_BYTES
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=100", "dgc:ratio=50", "randk:ratio=50"])
 def test_what_a_sparsifier_sends_of_a_part_is_worth_its_messages(spec: str) -> None:
-    elements = least_part_bytes(spec) // 4
+    elements = parse_compressor(spec).least_part_bytes // 4
     compressor = create_bare(spec)
     values = torch.from_numpy(np.random.default_rng(1).standard_normal(elements, np.float32))
     context = StepContext(samples=1, version=0, epoch=math.inf, random=Random((1,)))
@@ -281,13 +282,14 @@ def test_a_third_party_is_not_loaded_to_divide_a_model(monkeypatch: pytest.Monke
         raise AssertionError(name)
 
     monkeypatch.setattr(registry_module, "find", load)
-    assert least_part_bytes("theirs:level=3") == LEAST_BYTES
+    assert known_compressor("theirs:level=3") is None
 
 
 def test_auto_names_the_compressor_that_is_left_where_it_loses() -> None:
-    assert compressor_of("auto") == ("4bit", True)
-    assert compressor_of("auto:compressor=topk/ratio=50/values=8bit") == ("topk:ratio=50,values=8bit", True)
-    assert compressor_of("topk:ratio=50") == ("topk:ratio=50", False)
+    assert compressor_of("auto") == (parse_compressor("4bit"), True)
+    given = parse_compressor("topk:ratio=50,values=8bit")
+    assert compressor_of("auto:compressor=topk/ratio=50/values=8bit") == (given, True)
+    assert compressor_of(given.text) == (given, False)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from flat import as_push
 
+from gradwire.common.spec import SpecError
 from gradwire.compressors import (
     LayerRule,
     ModelCompressor,
@@ -23,10 +24,10 @@ from gradwire.compressors import (
     create,
     create_bare,
     decode,
+    parse_compressor,
 )
 from gradwire.compressors.feedback import FeedbackState
 from gradwire.compressors.indices import decode_indices
-from gradwire.spec import SpecError
 
 Array = npt.NDArray[np.float32]
 
@@ -304,8 +305,8 @@ def test_the_velocity_goes_on_while_a_push_is_held_back() -> None:
     ],
 )
 def test_small_tensors_get_feedback_and_momentum_as_the_large_ones(chosen: str, small: str) -> None:
-    assert LayerRule().choose(SPECS[1], chosen) == small
-    assert LayerRule().choose(SPECS[0], chosen) == chosen
+    assert LayerRule().choose(SPECS[1], parse_compressor(chosen)).text == small
+    assert LayerRule().choose(SPECS[0], parse_compressor(chosen)).text == chosen
     create(small)
 
 

@@ -16,6 +16,7 @@ from gradwire.compressors import (
     Payload,
     decode,
     dense_payload,
+    parse_compressor,
 )
 from gradwire.compressors.payload import DenseFormat
 from gradwire.compressors.registry import BUILT_IN
@@ -32,7 +33,7 @@ BY_TENSOR = sorted({*BUILT_IN} - {"krngc"})
 
 
 def terms(compressor: str) -> Terms:
-    return Terms(compressor=compressor, rule=LayerRule(), seed=1)
+    return Terms(compressor=parse_compressor(compressor), rule=LayerRule(), seed=1)
 
 
 def bundle(compressor: str, places: Sequence[int], owed: dict[str, Owed] | None = None) -> Bundle:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import gradwire.ddp
+from gradwire.common.spec import SpecError
 from gradwire.compressors import (
     LayerRule,
     ModelCompressor,
@@ -29,10 +30,10 @@ from gradwire.compressors import (
     create,
     decode,
     norm,
+    parse_compressor,
     reduce_payloads,
 )
 from gradwire.compressors.registry import BUILT_IN
-from gradwire.spec import SpecError
 
 PROGRAM = Path(__file__).parent / "programs" / "ranks.py"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ddp_digits.py"
@@ -90,7 +91,7 @@ class Tensorwise:
     """A rank, compressing tensor by tensor with what `create` makes."""
 
     def __init__(self, compressor: str, rank: int) -> None:
-        self._made = [create(LayerRule().choose(spec, compressor)) for spec in SPECS]
+        self._made = [create(LayerRule().choose(spec, parse_compressor(compressor))) for spec in SPECS]
         self._states = [each.init(spec) for each, spec in zip(self._made, SPECS, strict=True)]
         self._rank = rank
 
@@ -210,6 +211,16 @@ def test_a_gradient_that_is_not_finite_voids_the_step_on_every_rank(ran: list[di
         ]
         for found in ran:
             assert_equal([found["not_finite"]["gradients"][step]], [mean_of(pushes)])
+
+
+def test_a_spike_is_over_after_its_step(ran: list[dict[str, Any]]) -> None:
+    """`1bit` would send more than ten times the usual norm in the steps that follow, too."""
+    assert [found["spike"]["spikes"] for found in ran] == [0, 1]
+    assert_equal(ran[0]["spike"]["gradients"], ran[1]["spike"]["gradients"])
+    before, at, *after = (norm(each["wide"]) for each in ran[0]["spike"]["gradients"])
+    expected = norm(ranks.gradient("wide", 1, 12)) * 1e6 / RANKS
+    assert at == pytest.approx(expected, rel=1e-3)
+    assert max(after) < 10 * before
 
 
 def test_what_a_step_does_not_use_keeps_its_residual(ran: list[dict[str, Any]]) -> None:

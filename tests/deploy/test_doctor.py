@@ -20,9 +20,9 @@ import grpc.aio
 import pytest
 
 from gradwire import __version__
-from gradwire.deploy import answering
+from gradwire.common.exits import Exit
+from gradwire.deploy import answering, plan, watch
 from gradwire.deploy.doctor import examine, main
-from gradwire.exits import Exit
 from gradwire.proto import messages as m
 from gradwire.proto.channel import SERVER_OPTIONS
 from gradwire.proto.findings import Finding, Target
@@ -358,6 +358,24 @@ def test_tls_on_one_side_alone(certificates: Certificates) -> None:
         found = wrong(port, tls_ca=certificates["ca"])
     assert found.text == "the server does not speak TLS"
     assert "leave out --tls-ca" in found.remedy
+
+
+@openssl
+def test_status_and_plan_say_why_a_server_does_not_answer(
+    certificates: Certificates, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As gc-doctor does, for TLS without an authority, for another authority, and for a closed port."""
+    with serving(credentials=certificates.of("server")) as port:
+        assert watch.main([f"127.0.0.1:{port}"]) == Exit.REFUSED
+        said = capsys.readouterr().err
+        assert "the server speaks TLS, and no file was given; add --tls-ca FILE" in said
+        assert plan.main(["--server", f"127.0.0.1:{port}"]) == Exit.USAGE
+        assert "the server speaks TLS" in capsys.readouterr().err
+        assert watch.main([f"127.0.0.1:{port}", "--tls-ca", certificates["ca"]]) == Exit.DONE
+        assert watch.main([f"127.0.0.1:{port}", "--tls-ca", certificates["other"]]) == Exit.REFUSED
+        assert "--tls-ca has to be the authority" in capsys.readouterr().err
+    assert watch.main([f"127.0.0.1:{port}"]) == Exit.UNREACHABLE
+    assert "nothing listens there" in capsys.readouterr().err
 
 
 @openssl

@@ -2,41 +2,38 @@
 
 A schema knows each object alone. What an API server, a kubelet or Prometheus would find out later is
 checked here too: a probe at a port that does not exist, a selector that selects nothing, a variable that is
-no option.
+no option. `test_kubernetes_jobs` runs what is rendered.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import shutil
-import socket
 import subprocess
 import sys
-import textwrap
-import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
-import yaml
-from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
-from gradwire.exits import Exit
+from gradwire.common.exits import Exit
+from gradwire.settings import parse_address
 
-ROOT = Path(__file__).resolve().parents[2]
-BASE = ROOT / "deploy" / "kubernetes" / "base"
-POD_MONITOR = json.loads((Path(__file__).parent / "pod_monitor.schema.json").read_text())
-# The oldest has backoffLimitPerIndex and podFailurePolicy switched on; the newest is what the checker knows.
-KUBERNETES_VERSIONS = ("1.29", "1.37")
+from .manifests import (
+    BASE,
+    KUBERNETES,
+    ROOT,
+    VERSIONS,
+    Manifest,
+    by_kind,
+    container,
+    documented,
+    pod,
+    render,
+    validate,
+)
 
 FILES = ("GC_TLS_CERT", "GC_TLS_KEY", "GC_TLS_CA", "GC_TOKEN_FILE")  # options that name one
-
-Manifest = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
@@ -44,53 +41,10 @@ def rendered() -> list[Manifest]:
     return render(BASE)
 
 
-def render(folder: Path) -> list[Manifest]:
-    if program := shutil.which("kubectl"):
-        command = [program, "kustomize"]
-    elif program := shutil.which("kustomize"):
-        command = [program, "build"]
-    else:
-        pytest.fail(
-            "neither kubectl nor kustomize is on PATH; install one, for example with "
-            "`apt install kubernetes-client` (see CONTRIBUTING.md)"
-        )
-    done = subprocess.run([*command, folder], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
-
-
 @pytest.fixture
 def manifests(rendered: list[Manifest]) -> dict[str, Manifest]:
     """Copies of the rendered objects by kind; config maps by name, without the hash."""
     return by_kind(copy.deepcopy(rendered))
-
-
-def by_kind(rendered: list[Manifest]) -> dict[str, Manifest]:
-    found: dict[str, Manifest] = {}
-    for manifest in rendered:
-        name = manifest["metadata"]["name"]
-        found[name.rpartition("-")[0] if manifest["kind"] == "ConfigMap" else manifest["kind"]] = manifest
-    assert len(found) == len(rendered)
-    return found
-
-
-def validate(manifest: Manifest, version: str) -> None:
-    """Raises jsonschema.ValidationError; a kind without a schema is an error too."""
-    if manifest["kind"] == "PodMonitor":
-        jsonschema.validate(manifest, POD_MONITOR)
-    else:
-        kubernetes_validate.validate(manifest, version, strict=True)
-
-
-def pod(manifest: Manifest) -> Manifest:
-    template: Manifest = manifest["spec"]["template"]
-    return template
-
-
-def container(manifest: Manifest) -> Manifest:
-    only: Manifest
-    (only,) = pod(manifest)["spec"]["containers"]
-    return only
 
 
 def ports(manifest: Manifest) -> dict[str, int]:
@@ -104,7 +58,7 @@ def test_renders_what_a_job_needs(manifests: dict[str, Manifest]) -> None:
     }
 
 
-@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid(version: str, rendered: list[Manifest]) -> None:
     for manifest in rendered:
         validate(manifest, version)
@@ -115,28 +69,26 @@ def _misspell(manifest: Manifest, name: str, wrong: str) -> None:
 
 
 def test_the_overlay_in_the_documentation_builds(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "kubernetes.md").read_text()
-    start, end = text.index("    apiVersion: kustomize"), text.index("Any option of")
     (tmp_path / "my-job").mkdir()
-    (tmp_path / "my-job" / "kustomization.yaml").write_text(textwrap.dedent(text[start:end]))
+    (tmp_path / "my-job" / "kustomization.yaml").write_text(documented("GC_MIN_WORKERS=8"))
     (tmp_path / "gradwire").symlink_to(ROOT)
 
     manifests = {manifest["kind"]: manifest for manifest in render(tmp_path / "my-job")}
     for manifest in manifests.values():
-        validate(manifest, KUBERNETES_VERSIONS[-1])
+        validate(manifest, VERSIONS[-1])
     assert manifests["Job"]["spec"]["parallelism"] == manifests["Job"]["spec"]["completions"] == 8
     assert container(manifests["StatefulSet"])["image"] == "registry.example.com/gradwire:0.1.0"
 
 
 def test_the_secure_component_has_every_file_that_its_options_name(tmp_path: Path) -> None:
-    (tmp_path / "kubernetes").symlink_to(BASE.parent)
+    (tmp_path / "kubernetes").symlink_to(KUBERNETES)
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "kustomization.yaml").write_text(
         "resources: [../kubernetes/base]\ncomponents: [../kubernetes/secure]\n"
     )
     found = by_kind(render(tmp_path / "job"))
     for manifest in found.values():
-        validate(manifest, KUBERNETES_VERSIONS[0])
+        validate(manifest, VERSIONS[0])
     assert "appProtocol" not in found["Service"]["spec"]["ports"][0]
     secret = {"tls": {"tls.crt", "tls.key", "ca.crt"}, "token": {"token"}}
     for kind, name in (("StatefulSet", "gradwire-server"), ("Job", "gradwire-worker")):
@@ -187,7 +139,7 @@ def test_a_broken_object_is_refused(name: str, manifests: dict[str, Manifest]) -
     damage(manifests[kind])
 
     with pytest.raises(jsonschema.ValidationError):
-        validate(manifests[kind], KUBERNETES_VERSIONS[-1])
+        validate(manifests[kind], VERSIONS[-1])
 
 
 @pytest.mark.parametrize("kind", ["StatefulSet", "Job"])
@@ -216,13 +168,13 @@ def test_ports_are_those_of_the_options(manifests: dict[str, Manifest]) -> None:
 
 
 def test_workers_find_the_server(manifests: dict[str, Manifest]) -> None:
-    statefulset, service = manifests["StatefulSet"], manifests["Service"]
-    name = service["metadata"]["name"]
-    address = f"{statefulset['metadata']['name']}-0.{name}:{service['spec']['ports'][0]['port']}"
+    service = manifests["Service"]
+    name, (port,) = service["metadata"]["name"], service["spec"]["ports"]
+    dialled = parse_address(manifests["gradwire-worker"]["data"]["GC_SERVER"])
 
-    assert statefulset["spec"]["serviceName"] == name
+    assert manifests["StatefulSet"]["spec"]["serviceName"] == name
     assert service["spec"]["clusterIP"] == "None"
-    assert manifests["gradwire-worker"]["data"]["GC_SERVER"] == address
+    assert dialled == f"{name}:{port['port']}"
 
 
 def test_selectors_select(manifests: dict[str, Manifest]) -> None:
@@ -325,94 +277,3 @@ def test_every_variable_is_an_option(
 
     assert done.returncode == 0, done.stderr
     assert variables.keys() <= taken
-
-
-class Daemons:
-    """The containers of the manifests as processes of this machine; none outlives the test."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, name: str, manifest: Manifest, variables: Mapping[str, str]) -> None:
-        (command,) = container(manifest)["command"]
-        with (self._folder / name).open("wb") as log:
-            self._running[name] = subprocess.Popen(
-                [Path(sys.executable).parent / command],
-                env={**variables, "HOME": str(self._folder)},
-                cwd=self._folder,
-                stderr=log,
-            )
-
-    def exit_code(self, name: str) -> int:
-        return self._running[name].wait(timeout=90)
-
-    def kill(self, name: str) -> None:
-        self._running[name].kill()
-        self._running[name].wait()
-
-    def stop(self, name: str) -> int:
-        self._running[name].terminate()
-        return self.exit_code(name)
-
-    def log(self, name: str) -> str:
-        return (self._folder / name).read_text()
-
-    def close(self) -> None:
-        for process in self._running.values():
-            process.kill()
-            process.wait()
-
-
-@pytest.fixture
-def daemons(tmp_path: Path) -> Iterator[Daemons]:
-    found = Daemons(tmp_path)
-    yield found
-    found.close()
-
-
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
-
-
-def get(url: str) -> str | None:
-    """The body of a 200, None for any other answer or none."""
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            body: bytes = answer.read()
-            return body.decode()
-    except OSError:  # includes HTTP errors
-        return None
-
-
-def test_the_containers_train(manifests: dict[str, Manifest], daemons: Daemons, tmp_path: Path) -> None:
-    """Neither containers nor a cluster, but the rendered commands and variables, moved to this machine."""
-    server, worker = manifests["gradwire-server"]["data"], manifests["gradwire-worker"]["data"]
-    port, http = free_port(), free_port()
-    output = tmp_path / Path(server["GC_OUTPUT"]).name
-    server |= {"GC_PORT": port, "GC_HTTP_PORT": http, "GC_OUTPUT": str(output)}
-    server |= {"GC_MIN_WORKERS": "2", "GC_EPOCHS": "2", "GC_STATE": str(tmp_path / "state")}
-    worker |= {"GC_SERVER": f"127.0.0.1:{port}"}
-
-    daemons.start("server", manifests["StatefulSet"], server)
-    for index in ("0", "1"):
-        variables = {**worker, "GC_WORKER_ID": index, "GC_HTTP_PORT": free_port()}
-        daemons.start(f"worker {index}", manifests["Job"], variables)
-    while "epoch 1, version" not in daemons.log("server"):
-        time.sleep(0.05)
-    daemons.kill("server")  # its node is lost, and the set starts it anew
-    daemons.start("server", manifests["StatefulSet"], server)
-    codes = {name: daemons.exit_code(name) for name in ("worker 0", "worker 1")}
-
-    assert codes == {"worker 0": 0, "worker 1": 0}, daemons.log("worker 0") + daemons.log("server")
-    assert load_file(output)
-    assert "going on at version" in daemons.log("server")
-    # The server stays, so that its set does not start it again, and keeps answering.
-    probes = container(manifests["StatefulSet"])
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert get(f"http://127.0.0.1:{http}{probes[probe]['httpGet']['path']}") is not None, probe
-    (endpoint,) = manifests["PodMonitor"]["spec"]["podMetricsEndpoints"]
-    assert "gradwire_" in (get(f"http://127.0.0.1:{http}{endpoint['path']}") or "")
-    assert daemons.stop("server") == Exit.DONE

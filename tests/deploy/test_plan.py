@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from gradwire.deploy.plan import main
-from gradwire.exits import Exit
+from gradwire.common.exits import Exit
+from gradwire.compressors import parse_compressor
+from gradwire.deploy.plan import main, parser, profile_of
+from gradwire.planning.job import StepOptions, plan_of
 from gradwire.server import cli as server
 from gradwire.worker import cli as worker
 
@@ -38,6 +40,23 @@ def test_it_recommends_a_way_and_says_why(capsys: pytest.CaptureFixture[str]) ->
         assert words in said
     assert "gc-server --min-workers 16" in said
     assert "gc-worker --server HOST --compressor " in said
+
+
+@pytest.mark.parametrize("compressor", ["topk:ratio=100", "randk:ratio=100"])
+@pytest.mark.parametrize("model", ["resnet20", "resnet56", "resnet110", "vgg16-cifar", "resnet50"])
+@pytest.mark.parametrize("mbit", [20, 100, 1000])
+def test_seamgs_makes_about_as_few_parts_as_the_best_division_by_time(
+    mbit: int, model: str, compressor: str
+) -> None:
+    """With one density for all tensors Q2 forbids no merge: neither because of tensors between convolutions
+    that are sent whole, nor because of densities that differ by rounding."""
+    profile = profile_of(parser().parse_args(["--model", model, "--bandwidth", f"{mbit}mbit"]))
+    sent = parse_compressor(compressor).compression()
+    by_time, accurate = (
+        len(plan_of(profile, StepOptions(compressor=sent, fusion=fusion)).parts)
+        for fusion in ("mgwfbp", "seamgs")
+    )
+    assert accurate <= 1.5 * by_time
 
 
 def test_several_servers_are_a_what_if(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from gradwire.common.exits import Exit
 from gradwire.deploy import paths, prepare
 from gradwire.deploy.cli import main
 from gradwire.deploy.processes import WARNING
-from gradwire.exits import Exit
 from gradwire.settings import RunSettings
 
 pytestmark = pytest.mark.timeout(300)  # a busy machine starts five processes slowly
@@ -112,9 +112,18 @@ def test_each_run_keeps_its_own_parameters(ran: Ran) -> None:
 
 
 def test_printed_lines_and_table_say_the_same(ran: Ran) -> None:
-    assert "4bit: epoch 2/2" in ran.printed
-    assert "none: epoch 2/2" in ran.printed
+    assert "4bit: 2/2 epochs" in ran.printed
+    assert "none: 2/2 epochs" in ran.printed
     assert f"{ran.report['validation_accuracy']:.4f}" in ran.printed.split("validation accuracy  ")[-1]
+
+
+def test_a_run_that_took_longer_says_on_which_links_compression_pays(ran: Ran) -> None:
+    """By what its server had measured before the workers left: a job without them does not tell."""
+    ours, theirs = ran.report, ran.report["baseline"]
+    longer = ours["seconds"] / ours["steps"] / (theirs["seconds"] / theirs["steps"])
+    printed = " ".join(ran.printed.split())
+    assert (f"{longer:.2f} times as long per step" in printed) == (longer > 1.02)
+    assert ("bit/s per machine, for this model and 2 workers." in printed) == (longer > 1.02)
 
 
 def test_it_says_where_the_metrics_of_every_process_are(ran: Ran) -> None:
@@ -171,7 +180,7 @@ def long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subpro
     )
     assert process.stdout is not None
     for line in process.stdout:
-        if "epoch 1/" in line:
+        if ": 1/" in line:
             break
     yield process
     process.kill()

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from gradwire.common.exits import Exit
 from gradwire.deploy import engine, processes
 from gradwire.deploy.engine import RunPlan, Watcher, train
 from gradwire.deploy.interrupt import Interrupt, Interrupted
 from gradwire.deploy.processes import Child, Children, RunError
-from gradwire.exits import Exit
 from gradwire.proto.messages import Phase, StatusResponse
 from gradwire.settings import RunSettings
 

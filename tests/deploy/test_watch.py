@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from gradwire.deploy.pace import duration, seconds_left
+from gradwire.deploy.eta import duration, seconds_left
 from gradwire.deploy.watch import page, plain
 from gradwire.proto.job import job_message
 from gradwire.proto.messages import EpochStatus, LostStatus, MemberStatus, Phase, StatusResponse, Traffic
@@ -54,13 +54,29 @@ def shown(status: StatusResponse) -> str:
     return console.export_text()
 
 
+def test_nothing_that_a_job_says_moves_the_cursor_or_is_taken_for_markup() -> None:
+    """Nor breaks the table, whatever the server lets through."""
+    hostile = "[/]\x1b[2J\n\u202e[red]w"
+    status = replace(
+        STATUS,
+        waiting=hostile,
+        members=(replace(STATUS.members[0], worker=hostile, activity=hostile, compressor=hostile),),
+        lost=(LostStatus(worker=hostile, rank=1, reason=hostile, version=3),),
+        evaluations=(EpochStatus(epoch=1, version=8, metrics={hostile: 1.0}),),
+        software=hostile,
+    )
+    said = shown(status)
+    assert all(line.isprintable() for line in said.split("\n"))
+    assert said.count(r"[/]\x1b[2J\n\u202e[red]w") >= 5
+
+
 def test_everything_is_shown() -> None:
     said = shown(STATUS)
     for words in (
         "1 of 4 epochs, 50% of the next one; version 1,234",
         "20 ms a step, 50 steps/s",
         "0:30 so far, 0:50 left",
-        "loss 1.2500  perplexity 3.5000  (epoch 1/4)",
+        "loss 1.2500  perplexity 3.5000  (1/4 epochs)",
         "[odd]",
         "2.0 s ago, not connected",
         "lost: gone at version 3: not heard of",

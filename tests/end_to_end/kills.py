@@ -3,8 +3,9 @@
     python tests/end_to_end/kills.py --kills 200 --seed 1 [--workers]
 
 Real daemons train digits in `sync` mode, with `4bit` both ways and momentum. The server is ended by SIGKILL
-again and again, half of the times at a random moment and half at a point of failpoints.py, one after the
-other, also while it reads what the one before has written, and started again at once with the same --state.
+again and again, half of the times at a random moment and half at a point of common/failpoints.py, one after
+the other, also while it reads what the one before has written, and started again at once with the same
+--state.
 
 The parameters at the end have to be those of a run that nobody disturbed, bit for bit. With --workers half of
 the kills are of workers, which come back as new incarnations without residuals; that leads elsewhere, and
@@ -37,9 +38,9 @@ from daemons import Daemon, Daemons, status, talk
 from replaying import Archive, Replay
 from test_durable import free_port
 
-from gradwire.failpoints import POINTS, VARIABLE
+from gradwire.common.failpoints import POINTS, VARIABLE
 from gradwire.proto import messages as m
-from gradwire.server.durable.state import CHECKPOINT, KEPT, SEGMENT, segment_limit
+from gradwire.server.durable.folder import CHECKPOINT, KEPT, SEGMENT, segment_limit
 from gradwire.settings import ServerSettings
 
 WORKERS = 4

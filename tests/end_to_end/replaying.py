@@ -42,15 +42,14 @@ from gradwire.proto.manifest import Manifest
 from gradwire.proto.plans import plan_of
 from gradwire.proto.transfer import received_payloads
 from gradwire.proto.wire import decode_envelope
-from gradwire.saved import read_folder
 from gradwire.server.durable import recorder as r
+from gradwire.server.durable.folder import CHECKPOINT, SEGMENT
 from gradwire.server.durable.journal import Record, read
-from gradwire.server.durable.state import CHECKPOINT, SEGMENT
 from gradwire.server.job import events as e
-from gradwire.server.job import saving
 from gradwire.server.job.core import Core
 from gradwire.server.job.modes.registry import parse
 from gradwire.settings import ServerSettings
+from gradwire.storage.checkpoint import read_folder
 
 FIRST = f"{CHECKPOINT}{0:010d}"
 LOOK_S = 0.02
@@ -237,8 +236,7 @@ class Replay:
         parts[part.part] = payloads
 
     def _happen(self, fields: Mapping[str, Any]) -> None:
-        plain = fields["event"]
-        event = saving.load(getattr(e, plain["type"]), plain)
+        event = fields["event"]
         self.core.roster.hear(fields.get("heard", {}))
         result = self.core.step(event, fields["now"])
         if isinstance(event, e.Pushed):

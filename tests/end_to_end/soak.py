@@ -46,13 +46,15 @@ def measured(pid: int) -> tuple[float, float, float] | None:
         return None
 
 
-def slope(times: np.ndarray, values: np.ndarray) -> tuple[float, float]:
-    """Of a straight line through the means over equal times, an hour, and its standard error.
+def slope(at: np.ndarray, values: np.ndarray) -> tuple[float, float]:
+    """Return the slope of a line through the means of `MEANS` equal stretches, and its standard error.
 
-    times: seconds; values: of the same shape.
+    Args:
+        at: where each value was taken, ascending; the slope is per unit of it.
+        values: of the same shape.
     """
-    places = np.array_split(np.arange(times.size), MEANS)
-    x = np.array([times[place].mean() for place in places]) / 3600
+    places = np.array_split(np.arange(at.size), MEANS)
+    x = np.array([at[place].mean() for place in places])
     y = np.array([values[place].mean() for place in places])
     x -= x.mean()
     rise = float((x * y).sum() / (x * x).sum())
@@ -81,7 +83,7 @@ class Series:
         times, steady = np.array(self.times)[keep], True
         for place, (measure, may) in enumerate(zip(MEASURES, MAY_GROW, strict=True)):
             values = np.array([self.values[at][place] for at in keep])
-            rise, error = slope(times, values)
+            rise, error = slope(times / 3600, values)
             hours = (times[-1] - times[0]) / 3600
             grows = rise > 3 * error and rise * hours > may
             steady &= not grows

@@ -12,8 +12,8 @@ from typing import Self
 import pytest
 from daemons import Daemon, Daemons, Server, poll
 
+from gradwire.common.exits import Exit
 from gradwire.deploy import certs, watch
-from gradwire.exits import Exit
 
 TOKEN, BOUND = "a-token-for-everybody-0123456789", "a-token-for-w1-alone-0123456789"
 TASK = "small_tasks:regression:slow=0.05,samples=19200"
@@ -41,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         host = ("--host", "127.0.0.1", "--client", "w", "--days", "7")
         assert certs.main([str(folder / "expired"), *host]) == 0
     (folder / "tokens").write_text(f"# of the job\n{TOKEN}\nw1:{BOUND}\n")
-    for name, token in (("token", TOKEN), ("bound", BOUND), ("wrong", "x" * 32)):
+    for name, token in (("token", TOKEN), ("bound", BOUND), ("wrong", "x" * 32), ("odd", "\x1bé" * 16)):
         (folder / name).write_text(token + "\n")
     return folder
 
@@ -81,7 +81,7 @@ def test_who_shows_all_that_is_wanted_takes_part_and_others_are_told_why_not(
         (
             "plaintext",
             token(files),
-            "the server speaks TLS, and no file was given; start the worker with --tls-ca",
+            "the server speaks TLS, and no file was given; add --tls-ca FILE",
         ),
         ("without a certificate", (*ca(files), *token(files)), "add --tls-cert and --tls-key"),
         (
@@ -101,9 +101,12 @@ def test_who_shows_all_that_is_wanted_takes_part_and_others_are_told_why_not(
         ),
         ("no token", (*ca(files), *own(files)), "--token-file FILE"),
         ("a wrong token", (*ca(files), *own(files), *token(files, "wrong")), "one that is not good here"),
+        ("a token that no call can carry", (*ca(files), *own(files), *token(files, "odd")), "ASCII letters"),
         ("another's token", (*ca(files), *own(files), *token(files, "bound")), "that of another one"),
     ):
         refused.append((name, daemons.worker(guarded.address, "--worker-id", "w2", *arguments), why))
+    general = daemons.worker(guarded.address, "--worker-id", "w1", *ca(files), *own(files), *token(files))
+    refused.append(("everybody's token for an id that is bound", general, "one that is bound to none"))
     began = time.monotonic()
     for name, daemon, why in refused:
         assert daemon.wait() in (Exit.REFUSED, Exit.UNREACHABLE), (name, daemon.log)

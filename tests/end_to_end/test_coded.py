@@ -20,7 +20,7 @@ from gradwire.coding import from_fixed_point, to_fixed_point
 from gradwire.proto.messages import StatusResponse
 from gradwire.proto.shares import share
 from gradwire.worker.tasks import load
-from gradwire.worker.tasks.sharding import epoch_order
+from gradwire.worker.training.sharding import epoch_order
 
 ELEMENTS = 64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10  # of the model for digits
 SAMPLES = 1408
@@ -194,9 +194,9 @@ def test_connections_that_break_lead_to_the_same_bits(daemons: Daemons, tmp_path
     try:
         workers = daemons.workers(server, 2)
         workers += [daemons.worker(f"127.0.0.1:{relay.port}", "--worker-id", f"w{i}") for i in (2, 3)]
-        server.wait_for("epoch 1,")
+        server.wait_for("after 1 epoch,")
         cuts = 0
-        while not any("epoch 6," in text for text in server.messages):
+        while not any("after 6 epochs," in text for text in server.messages):
             cuts += relay.cut()
             time.sleep(0.7)
         assert cuts > 1
@@ -246,7 +246,7 @@ def test_killed_workers_come_back_and_the_training_goes_on(daemons: Daemons, red
         epochs=10,
     )
     workers = daemons.workers(server, 4)
-    server.wait_for("epoch 1,")
+    server.wait_for("after 1 epoch,")
     chance = random.Random(1)
     for _ in range(3):
         index = chance.randrange(4)
@@ -265,7 +265,7 @@ def test_a_worker_that_is_told_to_stop_leaves_and_nobody_waits(daemons: Daemons)
     task = ("--task", "small_tasks:slow_digits:slow=0.02")
     server = coded_job(daemons, *task, "--mode", "coded:redundancy=2", epochs=5)
     workers = daemons.workers(server, 4)
-    server.wait_for("epoch 2,")
+    server.wait_for("after 2 epochs,")
     workers[1].signal(signal.SIGTERM)
     assert workers[1].wait() == 128 + signal.SIGTERM
     reply = ended(server, [worker for worker in workers if worker is not workers[1]])
@@ -277,7 +277,7 @@ def test_when_everybody_is_told_to_stop_the_server_gets_a_copy(daemons: Daemons)
     task = ("--task", "small_tasks:slow_digits:slow=0.05")
     server = coded_job(daemons, *task, workers=2, epochs=4)
     workers = daemons.workers(server, 2)
-    server.wait_for("epoch 1,")
+    server.wait_for("after 1 epoch,")
     time.sleep(0.5)
     for worker in workers:
         worker.signal(signal.SIGTERM)
@@ -295,7 +295,7 @@ def test_everybody_lost_goes_back_to_the_servers_copy(daemons: Daemons) -> None:
     task = ("--task", "small_tasks:slow_digits:slow=0.05")
     server = coded_job(daemons, *task, "--lease-seconds", "1.5", workers=2, epochs=6)
     workers = daemons.workers(server, 2)
-    server.wait_for("epoch 2,")
+    server.wait_for("after 2 epochs,")
     time.sleep(0.5)  # half an epoch, or the copy would be the current version
     for worker in workers:
         worker.signal(signal.SIGKILL)

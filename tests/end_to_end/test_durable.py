@@ -14,7 +14,8 @@ import pytest
 from daemons import Daemon, Daemons, Server, asked, poll, stop
 from test_training import get
 
-from gradwire.failpoints import VARIABLE
+from gradwire.common.exits import Exit
+from gradwire.common.failpoints import VARIABLE
 
 TASK = "small_tasks:regression:slow=0.02,samples=1920"
 MOMENTUM = (
@@ -47,12 +48,17 @@ def begun(
     return daemons.server(*options, environ={VARIABLE: failpoints})
 
 
-def joined(daemons: Daemons, server: Server, *arguments: str, states: Path | None = None) -> list[Daemon]:
+def joined(
+    daemons: Daemons,
+    server: Server,
+    *arguments: str,
+    states: Path | None = None,
+    names: tuple[str, str] = ("w0", "w1"),
+) -> list[Daemon]:
     """Two workers, whose ranks are in the order of their names."""
     workers: list[Daemon] = []
-    for number in range(2):
-        kept = () if states is None else ("--state", str(states / f"w{number}"))
-        name = f"w{number}"
+    for name in names:
+        kept = () if states is None else ("--state", str(states / name))
         workers.append(daemons.worker(server.address, "--worker-id", name, *kept, *arguments))
         server.wait_for(rf"\({name}\) joined|going on at version")
     return workers
@@ -114,7 +120,7 @@ def test_a_job_that_is_stopped_goes_on_elsewhere_with_the_same_bits(daemons: Dae
     server = begun(daemons, state)
     workers = joined(daemons, server, "--compressor", "4bit", states=tmp_path)
     for worker in workers:
-        worker.wait_for("going on from this worker's own state at version")
+        worker.wait_for("continuing from this worker's own state at version")
     assert result(server, workers) == calm(daemons)
 
 
@@ -220,12 +226,40 @@ def test_a_folder_is_one_jobs_and_one_servers(daemons: Daemons, tmp_path: Path) 
 
     server = begun(daemons, tmp_path)
     assert "another gc-server uses it" in refused("--task", TASK, *MOMENTUM)
+    worker = daemons.worker(server.address, "--worker-id", "w0")
+    worker.wait_for("ready for work")
     assert stop(server) == 143
     assert "was begun with 0.02, and goes on only with that" in refused(
         "--task", TASK, *MOMENTUM, "--learning-rate", "0.5"
     )
     assert "it has nothing of its own to go on with" in refused("--mode", "coded")
     assert json.loads((tmp_path / "job.json").read_text())["job"]
+
+
+def test_a_start_that_fails_and_a_job_that_has_not_begun_fix_nothing(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    (tmp_path / "tokens").write_text("short")
+    state, taken = tmp_path / "state", socket.create_server(("127.0.0.1", 0))
+    for arguments, why in (
+        (("--port", str(taken.getsockname()[1])), "cannot listen on"),
+        (("--token-file", str(tmp_path / "tokens")), "expected a token of at least"),
+        (("--resume", str(tmp_path / "nothing")), "--resume .*nothing"),
+        (("--tls-cert", "nothing.pem"), "--tls-cert"),
+    ):
+        port = () if "--port" in arguments else ("--port", "0")
+        given = ("--host", "127.0.0.1", "--state", str(state), "--learning-rate", "0.5", *port, *arguments)
+        daemon = daemons.plain("gradwire.server.cli", *given)
+        assert daemon.wait() == Exit.USAGE, daemon.log
+        daemon.wait_for(why)
+        assert not (state / "job.json").exists()
+    taken.close()
+    server = begun(daemons, state, "--learning-rate", "0.5")
+    job = json.loads((state / "job.json").read_text())["job"]
+    assert stop(server) == 143
+    server = begun(daemons, state)  # nobody has come, so no parameters are lost
+    found = json.loads((state / "job.json").read_text())
+    assert (found["job"], found["options"]["learning_rate"]) == (job, 0.02)
 
 
 def keeping(daemons: Daemons, server: Server, loop: str, states: Path | None) -> list[Daemon]:

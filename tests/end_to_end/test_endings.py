@@ -77,7 +77,7 @@ def test_a_server_that_stays_ends_with_0_when_it_is_told_to(daemons: Daemons, tm
 
 def test_standard_tools_learn_what_the_server_offers_and_that_it_serves(daemons: Daemons) -> None:
     server = daemons.server("--task", SLOW, "--reflection")
-    service = "gradwire.v3.ParameterServer"
+    service = "gradwire.v4.ParameterServer"
     with grpc.insecure_channel(server.address) as channel:
         described = ProtoReflectionDescriptorDatabase(channel)
         found = DescriptorPool(described).FindServiceByName(service)

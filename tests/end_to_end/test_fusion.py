@@ -8,8 +8,8 @@ import pytest
 from daemons import Daemons, Server, stop
 from test_training import finished
 
+from gradwire.common.exits import Exit
 from gradwire.deploy.plan import main
-from gradwire.exits import Exit
 from gradwire.proto.messages import StatusResponse
 
 

@@ -13,7 +13,7 @@ from test_training import finished, free_port, get, sample
 
 from gradwire.server.job.schedule import Passed, parse_schedule
 from gradwire.worker.tasks import load
-from gradwire.worker.tasks.sharding import epoch_order
+from gradwire.worker.training.sharding import epoch_order
 
 EPOCHS, BATCH, CLIP = 2, 24, 0.5
 ADAMW = ("adamw:weight_decay=0.1", torch.optim.AdamW, {"weight_decay": 0.1})

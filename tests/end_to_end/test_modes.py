@@ -19,7 +19,7 @@ from test_training import SMALL, final_status, finished, small_job
 
 from gradwire.proto import messages as m
 from gradwire.worker.tasks import load
-from gradwire.worker.tasks.sharding import epoch_order
+from gradwire.worker.training.sharding import epoch_order
 
 MODES: dict[str, tuple[str, ...]] = {
     "sync": (),
@@ -198,6 +198,22 @@ def test_a_worker_that_cannot_hand_over_in_time_says_what_is_lost(daemons: Daemo
     workers[0].wait_for(r"SIGTERM: leaving after 1 s with gradients of norm [\d.e-]+ that the server has not")
     workers[1].signal(signal.SIGCONT)
     assert finished(server).epoch == 2
+
+
+def test_a_worker_that_leaves_does_not_wait_for_a_server_that_is_away(daemons: Daemons) -> None:
+    server = small_job(daemons, workers=1, task=f"{SMALL}:slow=0.05,samples=9600")
+    worker = daemons.workers(server, 1, "--compressor", "topk:ratio=8", "--give-up-seconds", "100")[0]
+    poll(lambda: final_status(server).version > 3, "no progress")
+    server.signal(signal.SIGKILL)
+    server.wait()
+    worker.wait_for("waiting for a gc-server")
+    began = time.monotonic()
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 143
+    assert time.monotonic() - began < 10  # of the 20 that it has
+    worker.wait_for(
+        r"SIGTERM: leaving while the server has been away for \d s with gradients of norm [\d.e-]+ "
+    )
 
 
 def replayed(path: Path, rate: float) -> tuple[list[np.ndarray[Any, Any]], int]:

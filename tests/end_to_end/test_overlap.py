@@ -75,6 +75,33 @@ def test_what_travels_while_workers_compute_has_no_say_in_the_bits(daemons: Daem
     assert len(found) == 1
 
 
+def test_a_spike_is_named_and_goes_out_at_once_however_parts_travel(daemons: Daemons) -> None:
+    """Its tensors travel as float32 in that step, in parts beside those of a worker without a spike."""
+    found: set[str] = set()
+    for overlap in ("off", "backward", "both"):
+        server = daemons.server(
+            *("--task", "small_tasks:spiked", "--min-workers", "2", "--epochs", "1", "--batch-size", "4"),
+            *("--seed", "3", "--overlap", overlap, "--learning-rate", "1e-7"),
+        )
+        workers: list[Daemon] = []
+        for number in range(2):  # one after the other, so that both have the same samples each time
+            arguments = ("--worker-id", f"w{number}", "--compressor", "1bit")
+            environ = {"SPIKES": "1"} if number else {}
+            workers.append(daemons.worker(server.address, *arguments, environ=environ))
+            workers[-1].wait_for(f"connected as rank {number}")
+        said = workers[1].wait_for(
+            r"worker w1, version 15: gradient of '([^']+)' is (\S+) times as large as usual"
+        )
+        assert float(said[2]) > 1e4
+        status = finished(server)
+        assert [worker.wait() for worker in workers] == [0, 0]
+        assert "times as large as usual" not in workers[0].log
+        assert workers[1].log.count("times as large as usual") == 1
+        stop(server)
+        found.add(status.parameters_sha256)
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize("compressor", ["topk:ratio=10", "none"])
 def test_unusual_models_and_a_slow_worker_come_to_the_same_bits(daemons: Daemons, compressor: str) -> None:
     """A weight that two layers share, a layer that the loss does not reach, and a worker that takes three

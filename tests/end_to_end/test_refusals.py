@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from daemons import MANIFEST, TENSORS, Daemons, Raw, Server, gradient, state_of, status, talk
 
-from gradwire.compressors import LEAST_BYTES, DensePayload, QuantizedPayload, least_part_bytes
+from gradwire.compressors import LEAST_BYTES, DensePayload, QuantizedPayload, parse_compressor
 from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import gradwire_pb2 as pb
 from gradwire.proto import messages as m
@@ -327,14 +327,32 @@ def test_a_header_with_one_byte_changed_ends_the_stream(address: str) -> None:
     asyncio.run(run())
 
 
-def test_an_evaluation_is_finite_and_of_what_was_asked(address: str) -> None:
+@pytest.mark.parametrize(
+    ("metrics", "reason", "words"),
+    [
+        (
+            {"loss": float("nan")},
+            Reason.NON_FINITE,
+            "evaluation metric 'loss': expected a finite number, got nan",
+        ),
+        *(
+            ({name: 1.0}, Reason.NAME, r"evaluation metric: expected a name of 1 to 128 printable characters")
+            for name in ("", " loss", "loss\n", "\x1b]0;title\x07", "\u202eloss", "l" * 129)
+        ),
+        ({str(number): 1.0 for number in range(33)}, Reason.SIZE, "expected up to 32 metrics, got 33"),
+    ],
+)
+def test_an_evaluation_is_finite_and_of_what_was_asked(
+    address: str, metrics: dict[str, float], reason: Reason, words: str
+) -> None:
     async def run() -> None:
         async for raw in in_training(address):
             before = state_of(await status(raw))
-            await raw.send(m.Evaluation(version=77, epoch=30, metrics={"accuracy": 1.0}))
-            await raw.send(m.Evaluation(version=0, epoch=1, metrics={"loss": float("nan")}))
-            with pytest.raises(Refused, match=r"evaluation metric 'loss': expected a finite number, got nan"):
+            await raw.send(m.Evaluation(version=77, epoch=30, metrics={"a name: of [any] kind/é %": 1.0}))
+            await raw.send(m.Evaluation(version=0, epoch=1, metrics=metrics))
+            with pytest.raises(Refused, match=words) as refused:
                 await raw.receive(m.Outcome)
+            assert refused.value.refusal.reason is reason
             assert state_of(await status(raw)) == before
 
     asyncio.run(run())
@@ -347,10 +365,11 @@ def test_an_evaluation_is_finite_and_of_what_was_asked(address: str) -> None:
         ({"steps": 0}, "profile steps: expected at least 1"),
         ({"step_seconds": float("nan")}, "profile seconds: expected 0 or more"),
         ({"backward_seconds": -1.0}, "profile seconds: expected 0 or more"),
-        ({"kept": 1 << 40}, "profile kept: expected no more than the tensor has"),
+        ({"densities": 1.5}, "profile densities: expected above 0, up to 1"),
         ({"processor_share": float("nan")}, "profile processor_share: expected 0 to 1"),
         ({"processor_share": 1.5}, "profile processor_share: expected 0 to 1"),
-        ({"machine": "m" * 10_000}, r"profile machine: expected up to \d+ characters"),
+        ({"machine": "m" * 10_000}, r"profile machine: expected up to \d+ printable"),
+        ({"machine": "m\n"}, r"profile machine: expected up to \d+ printable"),
     ],
 )
 def test_a_profile_is_of_the_jobs_tensors(address: str, changes: dict[str, Any], words: str) -> None:
@@ -360,10 +379,10 @@ def test_a_profile_is_of_the_jobs_tensors(address: str, changes: dict[str, Any],
             count = len(MANIFEST.tensors)
             good: dict[str, Any] = {
                 **{"steps": 5, "sent_bytes": 4, "compressing_seconds": 0.0, "step_seconds": 1.0},
-                **{"forward_seconds": 0.0, "backward_seconds": 0.0, "kept": 1},
+                **{"forward_seconds": 0.0, "backward_seconds": 0.0, "densities": 1.0},
             }
             fields = {**good, **changes}
-            for name in ("forward_seconds", "backward_seconds", "kept"):
+            for name in ("forward_seconds", "backward_seconds", "densities"):
                 if not isinstance(fields[name], tuple):
                     fields[name] = (fields[name],) * count
             await raw.send(m.Profile(**fields))
@@ -398,9 +417,25 @@ def refused_join(address: str, **changes: Any) -> Refusal:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("worker", ["", "x" * 200])
-def test_a_worker_id_has_a_size(address: str, worker: str) -> None:
-    assert refused_join(address, worker=worker).reason is Reason.SIZE
+HOSTILE_IDS = [
+    *("", "x" * 129, "../../x", "..", ".hidden", "-x", "a/b", "a\\b", "a b", "a\nb", "a\x1b[2J", "a\0b"),
+    *('{"base64": "AA=="}', "$bytes", "w\u00e9", "\u202ew0", "w0#", "w0?x", "w%30", "w0:x", "[red]w0"),
+]
+
+
+@pytest.mark.parametrize("worker", HOSTILE_IDS)
+def test_a_worker_id_that_is_no_name_is_refused_with_the_rule(address: str, worker: str) -> None:
+    refusal = refused_join(address, worker=worker)
+    assert refusal.reason is Reason.NAME
+    assert refusal.message.startswith(
+        "worker id: expected 1 to 128 characters, of ASCII letters, digits, '.', '_'"
+    )
+    assert refusal.message.isprintable()
+    assert "--worker-id" in refusal.remedy
+
+
+def test_a_compressor_is_on_one_line(address: str) -> None:
+    assert refused_join(address, compressor="4bit\n12:00:00 I a line").reason is Reason.NAME
 
 
 def buffer(
@@ -432,6 +467,11 @@ BAD_MANIFESTS = [
         Reason.GROUP,
         "unknown key 'a'",
     ),
+    (
+        Manifest((m.Tensor(name="w\n", shape=(2,), dtype="float32"),), 64),
+        Reason.NAME,
+        "tensor name: expected",
+    ),
     *(
         (Manifest(TENSORS, 64, entries=entries), reason, words)
         for entries, reason, words in (
@@ -442,6 +482,7 @@ BAD_MANIFESTS = [
                 Reason.TENSOR,
                 "a buffer, a frozen parameter or a tied",
             ),
+            ((buffer("a\x1b[2J"),), Reason.NAME, "entry name: expected 1 to 1024 printable"),
             ((buffer(dtype="object"),), Reason.DTYPE, "got object"),
             ((buffer(shape=(2**62, 4)),), Reason.SHAPE, "dimensions"),
             ((buffer(shape=(2**36,)),), Reason.SIZE, "entry 'b': expected"),
@@ -488,7 +529,7 @@ def test_a_model_of_more_parts_than_have_numbers_is_refused(daemons: Daemons) ->
 def test_the_compressor_of_who_uploads_the_model_decides_how_large_parts_are_for_everybody(
     address: str,
 ) -> None:
-    elements = 2 * least_part_bytes("topk:ratio=10") // 4 // ALIGNMENT * ALIGNMENT
+    elements = 2 * parse_compressor("topk:ratio=10").least_part_bytes // 4 // ALIGNMENT * ALIGNMENT
     assert elements > 2 * LEAST_BYTES // 4
     manifest = Manifest((m.Tensor(name="w", shape=(elements,), dtype="float32"),), 64)
 
@@ -512,7 +553,20 @@ def test_the_compressor_of_who_uploads_the_model_decides_how_large_parts_are_for
     asyncio.run(run())
 
 
-async def _initialize_header(raw: Raw, manifest: Manifest) -> None:
+def test_a_job_cannot_begin_after_its_last_epoch(address: str) -> None:
+    async def run() -> None:
+        async with talk(address) as make:
+            raw = make()
+            await raw.join()
+            with pytest.raises(
+                Refused, match=r"first epoch: expected below \d+, the epochs of the job, got 429"
+            ):
+                await _initialize_header(raw, MANIFEST, epoch=2**32 - 1)
+
+    asyncio.run(run())
+
+
+async def _initialize_header(raw: Raw, manifest: Manifest, epoch: int = 0) -> None:
     from daemons import refusing
 
     header = m.InitializeHeader(
@@ -520,6 +574,7 @@ async def _initialize_header(raw: Raw, manifest: Manifest) -> None:
         worker=raw.worker,
         incarnation=raw.incarnation,
         manifest=manifest.to_message(),
+        epoch=epoch,
     )
 
     async def stream() -> AsyncIterator[Any]:
@@ -596,12 +651,16 @@ def test_another_model_is_refused(address: str) -> None:
             await other.attach()
             await other.receive(m.Welcome)
             before = state_of(await status(first))
-            await other.ready(fingerprint=Manifest(MANIFEST.tensors, 65).fingerprint)
+            await other.ready(fingerprint=Manifest(MANIFEST.tensors[:1], 64).fingerprint)
             with pytest.raises(Refused) as caught:
                 await other.receive(m.Assignment)
             assert caught.value.refusal.reason is Reason.MODEL
             assert "same task, options and code" in caught.value.refusal.remedy
-            assert state_of(await status(first)) == before
+            # Nothing else changes; others that wait for workers hear why this one is gone.
+            found = await status(first)
+            assert state_of(found)[:4] == before[:4]
+            assert [member.worker for member in found.members] == ["first"]
+            assert found.lost[-1].reason.startswith("refused: model fingerprint: ")
 
     asyncio.run(run())
 

@@ -73,8 +73,8 @@ def test_a_loop_trains_as_it_would_alone(daemons: Daemons, loop: str, workers: i
         torch.testing.assert_close(torch.tensor(values), expected[name], rtol=1e-4, atol=1e-5)
     means = [sum(each) / workers for each in zip(*(one["losses"] for one in said), strict=True)]
     assert means == pytest.approx(losses, rel=1e-4)
-    changed = "from now on gradients leave at step()" in found[0].log
-    assert changed == (loop == "unscaled")
+    changed = "from now on gradients leave after the backward pass" in found[0].log
+    assert changed == (loop in ("unscaled", "gathered"))
 
 
 def test_groups_that_come_later_are_refused_by_name(daemons: Daemons) -> None:

@@ -14,8 +14,8 @@ import pytest
 from daemons import Daemon, Daemons, Server, asked, poll
 from test_durable import joined, result
 
-from gradwire.exits import Exit
-from gradwire.failpoints import POINTS, VARIABLE
+from gradwire.common.exits import Exit
+from gradwire.common.failpoints import POINTS, VARIABLE
 
 JOB = (
     *("--task", "small_tasks:regression:slow=0.02,samples=3840", "--min-workers", "2", "--epochs", "1"),
@@ -70,6 +70,23 @@ def test_a_server_that_is_killed_at_every_point_ends_with_the_bits_of_a_calm_run
     server.wait_for("going on at version")
     assert result(server, workers) == calm
     assert not list(tmp_path.glob(".checkpoint*")), "nothing half written is left"
+
+
+def test_workers_whose_ids_look_like_the_format_of_the_journal_cost_nothing(
+    daemons: Daemons, tmp_path: Path, calm: str
+) -> None:
+    """Others are refused, with the rule."""
+    server = begun(daemons, tmp_path, every="100000steps")
+    hostile = daemons.worker(server.address, "--worker-id", '{"base64": "AA=="}')
+    workers = joined(daemons, server, *WORKER, names=("base64", "bytes"))
+    poll(lambda: asked(server).version > 10, "training stands still")
+    killed(server)
+    server = begun(daemons, tmp_path, port=server.port)
+    server.wait_for("going on at version [1-9]")
+    assert result(server, workers) == calm
+    assert "damaged" not in server.log
+    assert hostile.wait() == Exit.USAGE
+    assert "--worker-id (flag): expected 1 to 128 characters, of ASCII letters" in hostile.log
 
 
 # ---- damage

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from daemons import Daemons
 
+from gradwire.common.exits import Exit
 from gradwire.deploy import doctor
 from gradwire.deploy.watch import main
-from gradwire.exits import Exit
 
 JOB = ("--task", "small_tasks:paced:seconds=0.01", "--epochs", "2", "--batch-size", "8", "--seed", "3")
 
@@ -20,7 +20,7 @@ def test_a_look_at_a_job_that_runs_and_watching_it_to_its_end(
 ) -> None:
     server = daemons.server(*JOB, "--min-workers", "2")
     workers = [daemons.worker(server.address, "--worker-id", name) for name in ("left", "right")]
-    server.wait_for("epoch 1, version")
+    server.wait_for("after 1 epoch, version")
 
     assert main([server.address]) == Exit.DONE
     said = capsys.readouterr().out

@@ -25,7 +25,7 @@ from gradwire.proto.refusal import Refused
 from gradwire.proto.transfer import values_assembly
 from gradwire.proto.wire import CHUNK_BYTES
 from gradwire.worker.tasks import load
-from gradwire.worker.tasks.sharding import epoch_order
+from gradwire.worker.training.sharding import epoch_order
 
 SMALL = "small_tasks:regression"
 
@@ -178,7 +178,7 @@ def test_a_partial_push_of_a_worker_that_dies_changes_nothing_and_the_round_goes
 def test_a_killed_worker_is_given_up_after_its_lease_and_the_run_goes_on(daemons: Daemons) -> None:
     server = small_job(daemons, "--lease-seconds", "1.5", workers=3, task=f"{SMALL}:slow=0.1,samples=192")
     workers = daemons.workers(server, 3)
-    server.wait_for("epoch 1, version 8")
+    server.wait_for("after 1 epoch, version 8")
     workers[1].signal(signal.SIGKILL)
     reply = finished(server)
     assert [workers[0].wait(), workers[2].wait()] == [0, 0]
@@ -229,7 +229,9 @@ def test_after_the_job_a_worker_has_nothing_to_do(daemons: Daemons) -> None:
     finished(server)
     late = daemons.worker(server.address)
     assert late.wait() == 0
-    late.wait_for("the job has finished: its 2 epochs are done; nothing left to do")
+    late.wait_for(
+        "nothing was trained here: the job has finished: its 2 epochs are done. To train again, start"
+    )
 
 
 @pytest.mark.parametrize(
@@ -451,7 +453,7 @@ def test_probes_and_metrics_of_server_and_worker(daemons: Daemons) -> None:
     assert get(http, "/readyz") == (200, "empty\n")
     assert get(http, "/nothing")[0] == 404
     worker = daemons.worker(server.address, "--http-port", str(worker_http))
-    server.wait_for("epoch 1, version 60")
+    server.wait_for("after 1 epoch, version 60")
     text = server_text = get(http, "/metrics")[1]
     assert sample(text, 'gradwire_server_wire_bytes_total{compressor="4bit",direction="up"}') > 1000
     assert sample(text, 'gradwire_server_raw_bytes_total{compressor="auto",direction="down"}') > 1000
@@ -473,7 +475,7 @@ def test_probes_and_metrics_of_server_and_worker(daemons: Daemons) -> None:
     labels = f'{{job="{leaving["job"]}",mode="sync",version="{__version__}"}}'
     assert sample(server_text, f"gradwire_server_info{labels}") == 1
     assert sample(text, f"gradwire_worker_info{labels}") == 1
-    assert server.fields("epoch 1, version 60")["version"] >= 60
+    assert server.fields("after 1 epoch, version 60")["version"] >= 60
 
 
 def test_protected_mode_answers_only_this_machine(daemons: Daemons) -> None:

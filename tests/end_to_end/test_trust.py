@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from daemons import Daemons
 
-from gradwire.exits import Exit
+from gradwire.common.exits import Exit
 
 
 def test_a_task_that_the_worker_was_not_told_of_is_not_imported(daemons: Daemons, tmp_path: Path) -> None:

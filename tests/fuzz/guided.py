@@ -13,9 +13,9 @@ INSTRUMENTED = [
     "gradwire.proto",
     "gradwire.planning",
     "gradwire.compressors",
-    "gradwire.saved",
+    "gradwire.storage.values",
     "gradwire.server.durable",
-    "gradwire.server.shard.inbox",
+    "gradwire.server.streams.arriving",
     "gradwire.worker.session.receiving",
 ]
 NAME, CORPUS = sys.argv[1], Path(sys.argv[2])

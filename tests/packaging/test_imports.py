@@ -3,29 +3,56 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 import pytest
 
+from gradwire.server.job.modes.registry import MODES
+
 ROOT = Path(__file__).resolve().parents[2]
 
-# Which rooms a room may import. "" is the root: settings, telemetry and the like.
+# Which rooms a room may import. "" is the root: the face of the package, and settings.
+BASE = {"", "common", "optim"}
 ARROWS = {
-    "": {""},
+    "": {"", "common", "optim"},
+    "common": {"common"},
+    "storage": {"common", "storage"},
+    "optim": {"common", "optim"},
     "coding": {"coding"},
-    "planning": {"", "planning"},
-    "compressors": {"", "planning", "compressors"},
-    "proto": {"", "planning", "compressors", "proto"},
-    "ddp": {"", "planning", "compressors", "proto", "ddp"},
-    "server": {"", "coding", "planning", "compressors", "proto", "server"},
-    "worker": {"", "coding", "planning", "compressors", "proto", "worker"},
-    "deploy": {"", "coding", "planning", "compressors", "proto", "server", "worker", "deploy"},
+    "planning": {"", "common", "planning"},
+    "compressors": {*BASE, "planning", "compressors"},
+    "proto": {*BASE, "planning", "compressors", "proto"},
+    "ddp": {*BASE, "planning", "compressors", "proto", "ddp"},
+    "server": {*BASE, "storage", "coding", "planning", "compressors", "proto", "server"},
+    "worker": {*BASE, "storage", "coding", "planning", "compressors", "proto", "worker"},
+    "deploy": {*BASE, "storage", "coding", "planning", "compressors", "proto", "server", "worker", "deploy"},
     "benchmarks": {
-        *("", "coding", "planning", "compressors", "proto", "ddp"),
+        *(*BASE, "storage", "coding", "planning", "compressors", "proto", "ddp"),
         *("server", "worker", "deploy", "benchmarks"),
     },
 }
+
+# Which rooms of worker/ a room there may import: two drivers of one training step. Files of worker/ itself
+# may import all of them, and only `metrics` may be imported by the rooms.
+IN_WORKER = {
+    "session": {"session"},
+    "training": {"session", "training"},
+    "tasks": {"session", "training", "tasks"},
+    "script": {"session", "training", "script"},
+}
+# The files and folders at the top of server/, from top to bottom. A file imports its own layer and lower
+# ones. The rooms of a layer may import each other, but for those in `APART`.
+SERVER_LAYERS = (
+    {"cli", "daemon", "checks"},
+    {"calls", "recovery"},
+    {"conductor"},
+    {"plans", "streams", "reporting", "metrics"},
+    {"durable"},
+    {"shard", "job"},
+)
+APART = {"calls", "recovery"}
+AGAINST_LAYERS = frozenset[tuple[str, str]]()  # (file, imported file) that are excepted, at most 2
 
 PUBLIC = PurePosixPath("__init__.py")  # the public API: what a script sees of a worker
 
@@ -34,6 +61,7 @@ PURE = {"coding", "compressors", "planning"}
 NOT_IN_PURE = {"asyncio", "datetime", "grpc", "http", "multiprocessing", "socket", "time", "uvloop"}
 THREADS = {"concurrent", "threading"}
 HAS_THREADS = PurePosixPath("compressors/kernels/threads.py")
+WAITS = PurePosixPath("compressors/kernels/once.py"), "time"  # for another process, with a bound
 # What reads bytes by running them; nobody here may.
 NOWHERE = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 
@@ -49,6 +77,18 @@ ENTRY_POINTS = {
     PurePosixPath("deploy/certs.py"),
     PurePosixPath("deploy/reference.py"),
     PurePosixPath("worker/script/api.py"),
+}
+
+
+# Nobody here asks which mode a job has: each question is a property of the mode.
+MODES_UNKNOWN = {"server", "deploy"}
+MODES_FOLDER = PurePosixPath("server/job/modes")
+MODE_NAMES = {*MODES, "exchange"}
+NOT_OF_MODES = {
+    PurePosixPath("server/job/core.py"): {"how != 'local'"},  # --buffers
+    PurePosixPath("deploy/prepare.py"): {"work.partition(':')[0] == 'local'"},  # the worker's kind of work
+    # Predictions of planning, which has formulas for some modes by name.
+    PurePosixPath("deploy/plan_tables.py"): {"mode.startswith('sync')", "mode == 'sync'"},
 }
 
 
@@ -90,11 +130,14 @@ def violations(path: PurePosixPath, source: str) -> list[str]:
             target = top if top in ARROWS else ""
             if target not in ARROWS[room]:
                 found.append(f"{name}: {room or 'the root'} may not import {target}")
+            inner = IN_WORKER.get(path.parent.name) if room == "worker" else None
+            if inner is not None and top == "worker" and not {*rest[:1]} <= {*inner, "metrics"}:
+                found.append(f"{name}: worker/{path.parent.name} may not import worker/{'.'.join(rest[:1])}")
             if any(part.endswith("_pb2") for part in rest) and not may_touch_protobuf(path):
                 found.append(f"{name}: only proto touches a protobuf class")
         elif not may_touch_protobuf(path) and (name.startswith("google.protobuf") or "_pb2" in name):
             found.append(f"{name}: only proto touches a protobuf class")
-        elif room in PURE and top in NOT_IN_PURE:
+        elif room in PURE and top in NOT_IN_PURE and (path, top) != WAITS:
             found.append(f"{name}: {room} is pure")
         elif room in PURE and top in THREADS and path != HAS_THREADS:
             found.append(f"{name}: threads are the business of {HAS_THREADS}")
@@ -119,18 +162,69 @@ def process_reads(tree: ast.AST) -> Iterator[str]:
                 pass
 
 
+def mode_questions(path: PurePosixPath, source: str) -> list[str]:
+    """Return where a file outside of `server/job/modes` asks which mode it is: comparisons with its name or
+    kind of work, and `isinstance` of its class."""
+    if path.parts[0] not in MODES_UNKNOWN or path.is_relative_to(MODES_FOLDER):
+        return []
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Compare():
+                asked = any(map(_names_a_mode, (node.left, *node.comparators)))
+            case ast.Call(ast.Attribute(_, "startswith"), [what, *_]):
+                asked = _names_a_mode(what)
+            case ast.Call(ast.Name("isinstance"), [what, _]):
+                asked = ast.unparse(what).endswith(("mode", "options.mode"))
+            case ast.MatchValue(what):
+                asked = _names_a_mode(what)
+            case _:
+                asked = False
+        if asked and ast.unparse(node) not in NOT_OF_MODES.get(path, ()):
+            found.append(f"{ast.unparse(node)}: ask the mode, not which one it is")
+    return found
+
+
+def _names_a_mode(node: ast.expr) -> bool:
+    match node:
+        case ast.Constant(str(text)):
+            return text.partition(":")[0] in MODE_NAMES
+        case ast.Tuple(each) | ast.List(each) | ast.Set(each):
+            return any(map(_names_a_mode, each))
+        case _:
+            return False
+
+
 def source_files() -> list[str]:
+    """All but stubs, and the example of a user's script."""
     files = [path for room in filter(None, ARROWS) for path in (ROOT / room).rglob("*.py")]
     return sorted(
         str(path.relative_to(ROOT))
         for path in [*ROOT.glob("*.py"), *files]
-        if not path.name.endswith("_pb2.py")
+        if not path.name.endswith("_pb2.py") and "kubernetes" not in path.parts
     )
 
 
 @pytest.mark.parametrize("path", source_files())
 def test_file_keeps_to_its_room(path: str) -> None:
-    assert violations(PurePosixPath(path), (ROOT / path).read_text()) == []
+    source = (ROOT / path).read_text()
+    assert violations(PurePosixPath(path), source) == []
+    assert mode_questions(PurePosixPath(path), source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "if mode.work == 'exchange': pass",
+        "settings.mode in ('stale', 'async')",
+        "settings.mode.startswith('coded')",
+        "isinstance(self.core.mode, Rounds)",
+        "match name:\n    case 'sync': pass",
+    ],
+)
+def test_questions_for_the_mode_are_found(source: str) -> None:
+    assert mode_questions(PurePosixPath("server/daemon.py"), source) != []
+    assert mode_questions(PurePosixPath("server/job/modes/registry.py"), source) == []
 
 
 @pytest.mark.parametrize(
@@ -141,6 +235,9 @@ def test_file_keeps_to_its_room(path: str) -> None:
         ("server/core.py", "from ..ddp import bundle"),
         ("ddp/hook.py", "from ..worker import session"),
         ("worker/tasks/digits.py", "def load():\n    from ...server import core"),
+        ("worker/training/step.py", "from ..tasks import computation"),
+        ("worker/script/job.py", "from ..tasks.computation import Kept"),
+        ("worker/session/session.py", "from ..training.step import Strategy"),
         ("settings.py", "from .server import core"),
         ("compressors/kernels/codes.py", "from ...proto import wire"),
         ("compressors/model.py", "import grpc.aio"),
@@ -183,3 +280,111 @@ def test_violations_are_found(path: str, source: str) -> None:
 )
 def test_what_is_allowed_passes(path: str, source: str) -> None:
     assert violations(PurePosixPath(path), source) == []
+
+
+@pytest.mark.parametrize("path", [path for path in source_files() if path.startswith("server/job/")])
+def test_control_imports_no_other_room_of_the_server(path: str) -> None:
+    """Other rooms of the server may import control, and control none of them."""
+    pure = PurePosixPath(path)
+    names = imported(pure, ast.parse((ROOT / path).read_text()))
+    server = [name for name in names if name.startswith(".server.")]
+    assert [name for name in server if not name.startswith(".server.job.")] == []
+
+
+# ---- which file imports which
+
+
+def file_of(name: str, files: Collection[str]) -> str | None:
+    """Return the file that a dotted name of this package is, or is in."""
+    parts = name.removeprefix(".").split(".")
+    for inside in (parts, parts[:-1]):
+        stem = "/".join(inside)
+        for path in (f"{stem}.py", f"{stem}/__init__.py" if stem else "__init__.py"):
+            if path in files:
+                return path
+    return None
+
+
+def graph_of(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return the files that each file imports, wherever in it. sources: text by path."""
+    graph: dict[str, set[str]] = {}
+    for path, source in sources.items():
+        names = imported(PurePosixPath(path), ast.parse(source))
+        found = {file_of(name, sources) for name in names if name.startswith(".")}
+        graph[path] = {each for each in found if each is not None and each != path}
+    return graph
+
+
+def cycles_of(graph: Mapping[str, set[str]]) -> list[set[str]]:
+    """Return the groups of files that import each other, directly or through others."""
+
+    def reached_from(path: str) -> set[str]:
+        reached: set[str] = set()
+        left = [path]
+        while left:
+            more = graph[left.pop()] - reached
+            reached |= more
+            left += more
+        return reached
+
+    reached = {path: reached_from(path) for path in graph}
+    cycles: list[set[str]] = []
+    for path in graph:
+        group = {each for each in reached[path] if path in reached[each]}
+        if group and group not in cycles:
+            cycles.append(group)
+    return cycles
+
+
+def against_layers(graph: Mapping[str, set[str]]) -> set[tuple[str, str]]:
+    """Return the imports within server/ that go up, or from a room to one that is apart from it."""
+    layer_of = {room: number for number, rooms in enumerate(SERVER_LAYERS) for room in rooms}
+
+    def room_of(path: str) -> str:
+        return PurePosixPath(path).parts[1].removesuffix(".py")
+
+    def goes_up(one: str, other: str) -> bool:
+        return layer_of[other] < layer_of[one] or (one != other and {one, other} <= APART)
+
+    server = {path for path in graph if path.startswith("server/") and path != "server/__init__.py"}
+    return {
+        (path, other)
+        for path in server
+        for other in graph[path] & server
+        if goes_up(room_of(path), room_of(other))
+    }
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    return graph_of({path: (ROOT / path).read_text() for path in source_files()})
+
+
+def test_no_file_imports_itself_through_others(graph: dict[str, set[str]]) -> None:
+    assert cycles_of(graph) == []
+
+
+def test_server_imports_go_down(graph: dict[str, set[str]]) -> None:
+    assert against_layers(graph) - AGAINST_LAYERS == set()
+    assert len(AGAINST_LAYERS) <= 2
+
+
+def test_cycles_and_imports_that_go_up_are_found() -> None:
+    graph = graph_of(
+        {
+            "server/__init__.py": "",
+            "server/conductor.py": "if TYPE_CHECKING:\n    from .calls.service import Service",
+            "server/calls/service.py": "from ..recovery import image\nfrom ..job.core import Core",
+            "server/recovery/image.py": "def f():\n    from ..conductor import Conductor",
+            "server/job/core.py": "from . import events as e\nimport json",
+            "server/job/events.py": "from ..shard import shard",
+            "server/shard/shard.py": "",
+        }
+    )
+    assert cycles_of(graph) == [
+        {"server/conductor.py", "server/calls/service.py", "server/recovery/image.py"}
+    ]
+    assert against_layers(graph) == {
+        ("server/conductor.py", "server/calls/service.py"),
+        ("server/calls/service.py", "server/recovery/image.py"),
+    }

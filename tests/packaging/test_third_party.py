@@ -74,6 +74,28 @@ def test_it_trains_through_real_daemons(site: Path, tmp_path: Path) -> None:
     assert report["raw_bytes_down"] / report["wire_bytes_down"] > 8
 
 
+def test_plans_know_it_by_its_declaration_and_need_no_torch(site: Path, tmp_path: Path) -> None:
+    job = [
+        "--model",
+        "resnet20",
+        "--bandwidth",
+        "100mbit",
+        "--json",
+        "-",
+        "--compressors",
+        "2bit",
+        "ternary:factor=1",
+    ]
+    plan = f"import sys; from gradwire.deploy.plan import main; main({job})"
+    program = f"{plan}; print('torch' in sys.modules)"
+    done = run(site, "-c", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text, _, imported = done.stdout.strip().rpartition("\n")
+    assert imported == "False"
+    found = {each["compressor"]: each for each in json.loads(text)["predictions"] if each["mode"] == "sync"}
+    assert found["ternary:factor=1"]["up_bytes"] == pytest.approx(found["2bit"]["up_bytes"], rel=0.02)
+
+
 def test_an_option_that_it_refuses_is_named(site: Path, tmp_path: Path) -> None:
     done = run(site, "-m", "gradwire.deploy.cli", "--compressor", "ternary:memory=2", cwd=tmp_path)
     assert done.returncode == 2

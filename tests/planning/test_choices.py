@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire.common.spec import SpecError
 from gradwire.planning import (
     Fusion,
     Layer,
@@ -20,7 +21,6 @@ from gradwire.planning import (
     turns,
 )
 from gradwire.planning.choices import CREDIT, MGS_BYTES
-from gradwire.spec import SpecError
 
 P3 = parse_order("p3")
 
@@ -87,8 +87,7 @@ def test_what_is_nearest_the_input_goes_first() -> None:
 )
 def test_each_part_has_one_turn(times: list[tuple[float, float, float]], data: st.DataObject) -> None:
     units = [
-        Layer(elements=9, kept=9, sent_bytes=sent, forward_s=forward, backward_s=backward)
-        for forward, backward, sent in times
+        Layer(sent_bytes=sent, forward_s=forward, backward_s=backward) for forward, backward, sent in times
     ]
     parts = [data.draw(st.integers(1, 4)) for _ in units]
     link = Link(start_s=1e-3, byte_s=1e-6)

@@ -8,22 +8,29 @@ import numpy as np
 import pytest
 import torch
 
+from gradwire.common.spec import SpecError
 from gradwire.compressors import (
     LayerRule,
     ModelCompressor,
     TensorSpec,
     dense_payload,
     divide,
-    least_part_bytes,
+    parse_compressor,
     sparse_payload,
     wire_bytes,
 )
 from gradwire.compressors.payload import DenseFormat
-from gradwire.planning.compression import NAMES, compression
-from gradwire.spec import SpecError
+from gradwire.compressors.registry import BUILT_IN
+from gradwire.planning.compression import EIGHT_BIT, FOUR_BIT, NONE, ONE_BIT, CompressionCosts
 
 SHAPES = ((256, 128), (128,), (128, 512), (512,), (64, 64, 3, 3))
-SPECS = [name for name in NAMES if name != "krngc"] + [
+
+
+def compression(spec: str) -> CompressionCosts:
+    return parse_compressor(spec).compression()
+
+
+SPECS = [name for name in BUILT_IN if name not in ("krngc", "threshold")] + [
     *("topk:ratio=10", "topk:ratio=1000", "topk:values=4bit", "topk:values=8bit", "topk:values=float32"),
     *("randk:ratio=20", "gcac:ratio=50", "qsgd:bits=8,bucket=128", "topk:ratio=3"),
 ]
@@ -52,6 +59,15 @@ def test_a_push_has_the_bytes_that_are_said_of_it(spec: str) -> None:
     assert said == pytest.approx(pushed_bytes(spec), rel=0.05)
 
 
+@pytest.mark.parametrize("spec", ["none", "4bit", "topk:ratio=30", "randk", "dgc:ratio=1000,warmup=0"])
+def test_planners_know_the_densities_that_workers_say(spec: str) -> None:
+    """gc-plan from the spec, a server from its workers: equal densities are equal to both."""
+    up = compression(spec).up
+    specs = [TensorSpec(name=f"layer{place}", shape=shape) for place, shape in enumerate(SHAPES)]
+    said = ModelCompressor(specs, spec, LayerRule(), 1, 0).sent_shares(epoch=0.0)
+    assert said == [up.density if up.carries(shape) else 1.0 for shape in SHAPES]
+
+
 @pytest.mark.parametrize("workers", [1, 4, 16])
 @pytest.mark.parametrize("ratio", [10, 100, 1000])
 def test_an_update_of_sparse_pushes_has_the_elements_of_all_of_them(ratio: int, workers: int) -> None:
@@ -75,23 +91,30 @@ def test_an_update_of_sparse_pushes_has_the_elements_of_all_of_them(ratio: int, 
     ],
 )
 def test_an_update_of_quantized_pushes_is_quantized_as_auto_does_it(spec: str, down: str) -> None:
-    assert compression(spec).down(4).name == down
+    codings = {"1bit": ONE_BIT, "4bit": FOUR_BIT, "8bit": EIGHT_BIT}
+    assert compression(spec).down(4) == codings.get(down, compression(spec).up)
 
 
 @pytest.mark.parametrize("spec", ["4bit", "none", "topk", "topk:ratio=1000", "dgc:ratio=10", "qsgd"])
 def test_parts_are_as_large_by_default_as_the_registry_has_them(spec: str) -> None:
-    assert compression(spec).least_part_bytes == least_part_bytes(spec)
+    assert compression(spec).least_part_bytes == parse_compressor(spec).least_part_bytes
 
 
 @pytest.mark.parametrize(
     ("spec", "remedy"),
     [
         ("4bti", "did you mean '4bit'"),
-        ("threshold", "known compressors: "),
-        ("topk:ratio=0.5", "expected a number from 1, got '0.5'"),
+        ("threshold", "its steps cannot be predicted: how many elements reach tau is not known"),
+        ("randk:density=norm", "its steps cannot be predicted: .* the norm of its parameters"),
+        ("topk:ratio=0.5", "ratio: expected a number from 1 to 1e9, got 0.5"),
+        ("topk:foo=1", "unknown key 'foo'"),
         ("topk:values=3bit", "expected one of 1bit, "),
     ],
 )
 def test_what_nothing_is_known_of_is_refused(spec: str, remedy: str) -> None:
     with pytest.raises(SpecError, match=remedy):
         compression(spec)
+
+
+def test_planners_and_the_registry_agree_on_what_is_not_compressed() -> None:
+    assert compression("none") == NONE

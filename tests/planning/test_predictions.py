@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from gradwire.common.spec import SpecError
+from gradwire.compressors import parse_compressor
 from gradwire.planning import Merging, Ordering
-from gradwire.planning.compression import compression
-from gradwire.planning.job import FRAMING, UNEVEN, Choice, Costs, Profile, plan_of, work_of
+from gradwire.planning.compression import NONE
+from gradwire.planning.job import FRAMING, UNEVEN, Costs, JobProfile, StepOptions, plan_of, work_of
 from gradwire.planning.models import tensors
-from gradwire.planning.predictions import WORTH, predict, rank, recommend
-from gradwire.spec import SpecError
+from gradwire.planning.predictions import WORTH, break_even, predict, rank, recommend
+
+FOUR_BIT, TOP_K = (parse_compressor(spec).compression() for spec in ("4bit", "topk:ratio=100"))
+
+four_bit = partial(StepOptions, compressor=FOUR_BIT)
 
 NOTHING = Costs(
     **dict.fromkeys(
@@ -23,10 +30,12 @@ NOTHING = Costs(
 )
 
 
-def profile(model: str = "8x65536", *, seconds: float = 0.1, mbit: float = 100, workers: int = 4) -> Profile:
+def profile(
+    model: str = "8x65536", *, seconds: float = 0.1, mbit: float = 100, workers: int = 4
+) -> JobProfile:
     found = tensors(model)
     each = seconds / len(found)
-    return Profile(
+    return JobProfile(
         shapes=[tensor.shape for tensor in found],
         forward_s=[each / 3] * len(found),
         backward_s=[each * 2 / 3] * len(found),
@@ -38,27 +47,47 @@ def profile(model: str = "8x65536", *, seconds: float = 0.1, mbit: float = 100, 
 
 def test_without_overlap_a_step_is_the_sum_of_its_lanes() -> None:
     known = replace(profile(), costs=NOTHING, start_s=0.0)
-    found = predict(known, Choice(compressor="none", overlap="off"))
+    found = predict(known, StepOptions(overlap="off"))
     one_way = 4 * 8 * 65536 * 4 * FRAMING / known.server_bandwidth
-    encoding = compression("none").element_s * 8 * 65536
+    encoding = NONE.element_s * 8 * 65536
     # The first worker pushes while the last still has to get its update.
     assert found.step_s == pytest.approx(0.1 + (2 - UNEVEN) * one_way + encoding, rel=0.01)
     assert found.up_bytes == pytest.approx(4 * 8 * 65536 * 4, rel=0.01)
 
 
 def test_a_server_gets_the_bytes_of_all_workers_and_sends_as_many() -> None:
-    found = predict(profile("resnet50"), Choice(compressor="4bit"))
+    found = predict(profile("resnet50"), four_bit())
     # `gc-bench step` counted 51.58 MB on the interface in either direction.
     assert found.up_bytes == pytest.approx(51.5e6, rel=0.01)
     assert found.down_bytes == pytest.approx(51.5e6, rel=0.01)
+
+
+def test_below_the_break_even_bandwidth_compressing_pays_and_above_it_does_not() -> None:
+    """Where nothing overlaps, it is the saved bytes, both ways, by what compressing takes longer."""
+    known, chosen = profile(seconds=0.001), four_bit(overlap="off")
+    found = break_even(known, chosen, taken_s=0.150, plain_s=0.100)
+    saved = 4 * 8 * 65536 * (4 - 0.5) * FRAMING
+    assert found == pytest.approx((2 - UNEVEN) * saved / 0.050, rel=0.03)
+    assert break_even(known, chosen, taken_s=0.125, plain_s=0.100) == pytest.approx(2 * found, rel=0.03)
+    # Neither the link that was there nor the machine that all shared has a say.
+    other = replace(known, worker_bandwidth=1e3, server_bandwidth=1e9, cores=2)
+    assert break_even(other, chosen, taken_s=0.150, plain_s=0.100) == found
+
+
+def test_what_saves_no_bytes_pays_on_no_link_and_what_is_not_slower_on_all() -> None:
+    known = profile()
+    assert break_even(known, StepOptions(), taken_s=0.2, plain_s=0.1) == 0.0
+    assert break_even(known, four_bit(), taken_s=0.1, plain_s=0.2) == math.inf
+    with pytest.raises(ValueError, match="mode"):
+        break_even(known, four_bit(mode="sync:stragglers=1"), taken_s=0.2, plain_s=0.1)
 
 
 @pytest.mark.parametrize("fusion", Merging)
 @pytest.mark.parametrize("order", Ordering)
 def test_every_element_has_a_part_and_every_part_a_turn(fusion: str, order: str) -> None:
     known = profile("resnet20", seconds=0.5)
-    chosen = Choice(fusion=fusion, order=order, overlap="both")
-    plan = plan_of(known, chosen, compression("4bit"))
+    chosen = four_bit(fusion=fusion, order=order, overlap="both")
+    plan = plan_of(known, chosen)
     assert sum(part.elements for part in plan.parts) == sum(known.elements)
     work, _ = work_of(known, chosen)
     assert sorted(piece.turn for piece in work.pieces) == list(range(len(plan.parts)))
@@ -68,9 +97,9 @@ def test_every_element_has_a_part_and_every_part_a_turn(fusion: str, order: str)
 def test_no_part_mixes_parameter_groups(fusion: str) -> None:
     """As the server divides it, so that groups that alternate cost a part for each tensor."""
     known = replace(profile("8x16384", seconds=0.001), start_s=1.0)
-    chosen, sent = Choice(fusion=fusion), compression("4bit")
-    alternating = plan_of(replace(known, groups=[0, 1] * 4), chosen, sent)
-    halves = plan_of(replace(known, groups=[0] * 4 + [1] * 4), chosen, sent)
+    chosen = four_bit(fusion=fusion)
+    alternating = plan_of(replace(known, groups=[0, 1] * 4), chosen)
+    halves = plan_of(replace(known, groups=[0] * 4 + [1] * 4), chosen)
     assert [unit.last - unit.first for unit in alternating.units] == [1] * 8
     assert not any(unit.first < 4 < unit.last for unit in halves.units)
     assert len(halves.units) == (8 if fusion == Merging.NONE else 2)
@@ -78,13 +107,13 @@ def test_no_part_mixes_parameter_groups(fusion: str) -> None:
 
 def test_early_forward_needs_the_order_of_the_next_forward_pass() -> None:
     known = profile("32x1048576", seconds=3.0)
-    fifo, p3 = (predict(known, Choice(overlap="both", order=order)).step_s for order in ("fifo", "p3"))
+    fifo, p3 = (predict(known, four_bit(overlap="both", order=order)).step_s for order in ("fifo", "p3"))
     assert p3 < 0.9 * fifo
 
 
 def test_slices_divide_what_goes_up_and_multiply_what_is_computed() -> None:
     known = profile("resnet50", seconds=0.5)
-    plain, sliced = (predict(known, Choice(mode=mode)) for mode in ("sync", "sync:redundancy=2"))
+    plain, sliced = (predict(known, four_bit(mode=mode)) for mode in ("sync", "sync:redundancy=2"))
     assert sliced.up_bytes == pytest.approx(plain.up_bytes / 2, rel=0.01)
     assert sliced.down_bytes == pytest.approx(plain.down_bytes, rel=0.01)
     assert sliced.busy_s["computing"] == pytest.approx(2 * plain.busy_s["computing"])
@@ -92,22 +121,22 @@ def test_slices_divide_what_goes_up_and_multiply_what_is_computed() -> None:
 
 def test_local_steps_divide_the_exchange() -> None:
     known = profile(seconds=0.1)
-    whole = predict(known, Choice(overlap="off")).step_s
-    assert predict(known, Choice(mode="local:steps=8")).step_s == pytest.approx(0.1 + (whole - 0.1) / 8)
+    whole = predict(known, four_bit(overlap="off")).step_s
+    assert predict(known, four_bit(mode="local:steps=8")).step_s == pytest.approx(0.1 + (whole - 0.1) / 8)
     for steps in (1, 8):
-        delayed = predict(known, Choice(mode=f"local:steps={steps},delayed=on")).step_s
+        delayed = predict(known, four_bit(mode=f"local:steps={steps},delayed=on")).step_s
         assert delayed == pytest.approx(max(0.1, (whole - 0.1) / steps))
 
 
 def test_a_ring_carries_the_model_almost_twice() -> None:
     known = replace(profile("8x1048576", seconds=0.0), rtt_s=0.0)
-    found = predict(known, Choice(compressor="none", mode="ring fp32"))
+    found = predict(known, StepOptions(mode="ring fp32"))
     assert found.step_s == pytest.approx(2 * 3 / 4 * 8 * 4 * 2**20 * FRAMING / 12.5e6)
 
 
 def test_coded_carries_what_its_page_says() -> None:
     known = profile("8x1024")
-    found = predict(known, Choice(compressor="none", mode="coded:redundancy=3"))
+    found = predict(known, StepOptions(mode="coded:redundancy=3"))
     gradient = 4 * 8 * 1024
     assert (found.up_bytes, found.down_bytes) == pytest.approx((4 / 3 * gradient, 4 * gradient))
 
@@ -116,7 +145,7 @@ def test_coded_carries_what_its_page_says() -> None:
 def test_several_servers_divide_the_bytes_evenly(overlap: str) -> None:
     one = profile("resnet50", workers=1000, mbit=10_000)
     eight = replace(one, servers=8)
-    chosen = Choice(overlap=overlap)  # type: ignore[arg-type]
+    chosen = four_bit(overlap=overlap)  # type: ignore[arg-type]
     alone, shared = predict(one, chosen), predict(eight, chosen)
     assert shared.up_bytes == pytest.approx(alone.up_bytes / 8, rel=0.1)
     assert shared.step_s < alone.step_s / 4
@@ -124,7 +153,7 @@ def test_several_servers_divide_the_bytes_evenly(overlap: str) -> None:
 
 @pytest.mark.parametrize("model", ["resnet50", "200x4096"])
 def test_what_is_fastest_comes_first_and_what_is_recommended_is_near_it(model: str) -> None:
-    ranked = rank(profile(model, seconds=0.3), ["none", "4bit", "topk:ratio=100"])
+    ranked = rank(profile(model, seconds=0.3), [NONE, FOUR_BIT, TOP_K])
     times = [each.step_s for each in ranked]
     assert times == sorted(times)
     assert len({each.choice for each in ranked}) == len(ranked)
@@ -134,32 +163,43 @@ def test_what_is_fastest_comes_first_and_what_is_recommended_is_near_it(model: s
 
 
 def test_a_bound_of_staleness_takes_no_time() -> None:
-    bounded, plain = (predict(profile(), Choice(mode=mode)) for mode in ("stale:bound=3", "stale"))
+    bounded, plain = (predict(profile(), four_bit(mode=mode)) for mode in ("stale:bound=3", "stale"))
     assert bounded.step_s == plain.step_s
 
 
 def test_where_the_link_is_no_limit_nothing_is_compressed() -> None:
     known = replace(profile(seconds=1.0, mbit=1e6), costs=NOTHING)
-    chosen = recommend(rank(known)).choice
-    assert (chosen.compressor, chosen.mode, chosen.fusion, chosen.order) == ("none", "sync", "bytes", "fifo")
+    chosen = recommend(rank(known, [NONE, FOUR_BIT, TOP_K])).choice
+    assert (chosen.compressor, chosen.mode, chosen.fusion, chosen.order) == (NONE, "sync", "bytes", "fifo")
 
 
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        (Choice(compressor="4bti"), "did you mean '4bit'"),
-        (Choice(fusion="seemgs"), "did you mean 'seamgs'"),
-        (Choice(order="p4"), "known orders: "),
-        (Choice(mode="local:steps=adaptive"), "expected local:steps=H with a number"),
-        (Choice(mode="local:steps=8,correction=0"), "expected local:steps=H with a number"),
-        (Choice(mode="coded:redundancy=4"), "R from 1 to 3"),
-        (Choice(mode="sync:redundancy=3"), "expected a divisor of 4 workers, got 3"),
-        (Choice(mode="sync:redundancy=2", overlap="both"), "without redundancy only; take backward"),
-        (Choice(mode="sync:backup=1"), "nothing is known of what sync:backup=1 takes"),
-        (Choice(mode="sync:redundancy=2,stragglers=1"), "nothing is known of what sync:redundancy=2,stragg"),
-        (Choice(mode="async:compensation=0.1"), "nothing is known of what async:compensation=0.1 takes"),
+        (four_bit(fusion="seemgs"), "did you mean 'seamgs'"),
+        (four_bit(order="p4"), "known orders: "),
+        (four_bit(mode="local:steps=adaptive"), "expected local:steps=H with a number"),
+        (
+            four_bit(mode="local:steps=8,correction=0"),
+            "expected local:steps=H with a number",
+        ),
+        (four_bit(mode="coded:redundancy=4"), "R from 1 to 3"),
+        (four_bit(mode="sync:redundancy=3"), "expected a divisor of 4 workers, got 3"),
+        (
+            four_bit(mode="sync:redundancy=2", overlap="both"),
+            "without redundancy only; take backward",
+        ),
+        (four_bit(mode="sync:backup=1"), "nothing is known of what sync:backup=1 takes"),
+        (
+            four_bit(mode="sync:redundancy=2,stragglers=1"),
+            "nothing is known of what sync:redundancy=2,stragg",
+        ),
+        (
+            four_bit(mode="async:compensation=0.1"),
+            "nothing is known of what async:compensation=0.1 takes",
+        ),
     ],
 )
-def test_what_does_not_go_together_is_refused(chosen: Choice, words: str) -> None:
+def test_what_does_not_go_together_is_refused(chosen: StepOptions, words: str) -> None:
     with pytest.raises((SpecError, ValueError), match=words):
         predict(profile(), chosen)

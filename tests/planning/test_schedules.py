@@ -8,20 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.planning import Layer, Link, Schedule, Timeline, best, produced, run, two_phase
+from gradwire.planning import Layer, Link, MessageTimeline, Schedule, best, produced, run, two_phase
 
 SECONDS = st.floats(0, 1)
 
 
 def layer(sent_bytes: float, *, backward_s: float = 0.0, forward_s: float = 0.0) -> Layer:
-    return Layer(elements=1, kept=1, sent_bytes=sent_bytes, backward_s=backward_s, forward_s=forward_s)
+    return Layer(sent_bytes=sent_bytes, backward_s=backward_s, forward_s=forward_s)
 
 
 models = st.lists(
     st.builds(
         Layer,
-        elements=st.just(1),
-        kept=st.just(1),
         sent_bytes=st.floats(0, 1000),
         forward_s=SECONDS,
         backward_s=SECONDS,
@@ -38,7 +36,7 @@ schedules = st.one_of(
 LINK = Link(start_s=1.0, byte_s=1.0)
 
 
-def order(timeline: Timeline) -> list[tuple[int, int]]:
+def order(timeline: MessageTimeline) -> list[tuple[int, int]]:
     return [(message.layer, message.pieces) for message in timeline.messages]
 
 
@@ -100,7 +98,7 @@ def test_a_schedule_without_room_for_anything_is_refused(schedule: Schedule) -> 
         run([layer(1)], LINK, schedule)
 
 
-def holds(model: list[Layer], link: Link, schedule: Schedule, timeline: Timeline) -> None:
+def holds(model: list[Layer], link: Link, schedule: Schedule, timeline: MessageTimeline) -> None:
     """(4) and (5) as corrected; every byte goes once."""
     ready = produced(model)
     for message in timeline.messages:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gradwire.benchmarks.bound import step_bound
 from gradwire.planning import Layer, Link, Schedule, run
-from gradwire.planning.step import Batch, Overlap, Piece, Place, Span, Timeline, Work, simulate
+from gradwire.planning.step import Overlap, Piece, Span, StepResources, StepWork, Timeline, UnitWork, simulate
 
 OVERLAPS: tuple[Overlap, ...] = ("off", "backward", "both")
 SECONDS = st.floats(0, 1)
@@ -20,14 +20,14 @@ FREE = Link(start_s=0.0, byte_s=0.0)
 
 
 @st.composite
-def works(draw: st.DrawFn) -> Work:
+def works(draw: st.DrawFn) -> StepWork:
     """Units of one to three parts."""
     servers = draw(st.integers(1, 3))
-    batches, pieces = list[Batch](), list[Piece]()
+    batches, pieces = list[UnitWork](), list[Piece]()
     for unit in range(draw(st.integers(1, 6))):
         parts = range(len(pieces), len(pieces) + draw(st.integers(1, 3)))
         batches.append(
-            Batch(parts=parts, backward_s=draw(SECONDS), forward_s=draw(SECONDS), encode_s=draw(SECONDS))
+            UnitWork(parts=parts, backward_s=draw(SECONDS), forward_s=draw(SECONDS), encode_s=draw(SECONDS))
         )
         for _ in parts:
             pieces.append(
@@ -43,7 +43,7 @@ def works(draw: st.DrawFn) -> Work:
                 )
             )
     overlap = draw(st.sampled_from(OVERLAPS))
-    return Work(
+    return StepWork(
         batches=batches,
         pieces=pieces,
         workers=4,
@@ -56,7 +56,7 @@ def works(draw: st.DrawFn) -> Work:
 
 links = st.builds(Link, start_s=st.floats(0, 0.1), byte_s=st.floats(0, 1e-2))
 places = st.builds(
-    Place,
+    StepResources,
     server=links,
     worker=links,
     rtt_s=st.floats(0, 0.5),
@@ -76,7 +76,7 @@ def by_what(timeline: Timeline) -> dict[str, dict[int, Span]]:
 
 
 @given(works(), places)
-def test_nothing_begins_before_what_it_needs(work: Work, place: Place) -> None:
+def test_nothing_begins_before_what_it_needs(work: StepWork, place: StepResources) -> None:
     timeline = simulate(work, place)
     found = by_what(timeline)
     parts, units = range(len(work.pieces)), range(len(work.batches))
@@ -119,15 +119,14 @@ def test_a_step_is_what_the_schedule_says_where_only_the_way_up_takes_time(
     layers: list[tuple[float, float, float]], first_first: bool
 ) -> None:
     model = [
-        Layer(elements=1, kept=1, sent_bytes=size, backward_s=backward, forward_s=forward)
-        for size, backward, forward in layers
+        Layer(sent_bytes=size, backward_s=backward, forward_s=forward) for size, backward, forward in layers
     ]
     link = Link(start_s=0.0, byte_s=1e-3)
     planned = run(model, link, Schedule(name="p3" if first_first else "fifo"))
     count = len(model)
-    work = Work(
+    work = StepWork(
         batches=[
-            Batch(parts=range(unit, unit + 1), backward_s=layer.backward_s, forward_s=layer.forward_s)
+            UnitWork(parts=range(unit, unit + 1), backward_s=layer.backward_s, forward_s=layer.forward_s)
             for unit, layer in enumerate(reversed(model))
         ],
         pieces=[
@@ -139,12 +138,12 @@ def test_a_step_is_what_the_schedule_says_where_only_the_way_up_takes_time(
         overlap="both",
         early=True,
     )
-    found = simulate(work, Place(server=link, worker=FREE))
+    found = simulate(work, StepResources(server=link, worker=FREE))
     assert found.step_s == pytest.approx(planned.end_s)
 
 
 @given(works(), places)
-def test_a_lane_has_one_thing_at_a_time(work: Work, place: Place) -> None:
+def test_a_lane_has_one_thing_at_a_time(work: StepWork, place: StepResources) -> None:
     lanes: dict[tuple[str, int], list[Span]] = defaultdict(list)
     for span in simulate(work, place).spans:
         lanes[span.lane, span.server].append(span)
@@ -155,7 +154,7 @@ def test_a_lane_has_one_thing_at_a_time(work: Work, place: Place) -> None:
 
 
 @given(works(), places)
-def test_as_many_parts_are_on_their_way_as_may_be(work: Work, place: Place) -> None:
+def test_as_many_parts_are_on_their_way_as_may_be(work: StepWork, place: StepResources) -> None:
     found = by_what(simulate(work, place))
     if not work.credit:
         return
@@ -169,7 +168,7 @@ def test_as_many_parts_are_on_their_way_as_may_be(work: Work, place: Place) -> N
         assert len(open_) < work.credit
 
 
-def alone(work: Work) -> Work:
+def alone(work: StepWork) -> StepWork:
     """Without what can make more overlap take longer: turns that send what is needed last first, processors
     that lanes share."""
     pieces = [replace(piece, turn=part) for part, piece in enumerate(work.pieces)]
@@ -177,9 +176,9 @@ def alone(work: Work) -> Work:
 
 
 @given(works(), links, st.floats(0, 0.5))
-def test_more_overlap_takes_no_longer(work: Work, link: Link, rtt_s: float) -> None:
+def test_more_overlap_takes_no_longer(work: StepWork, link: Link, rtt_s: float) -> None:
     work = alone(replace(work, pieces=[replace(piece, server=0) for piece in work.pieces]))
-    place = Place(server=link, worker=FREE, rtt_s=rtt_s)
+    place = StepResources(server=link, worker=FREE, rtt_s=rtt_s)
     off, backward, both = (simulate(replace(work, overlap=each), place).step_s for each in OVERLAPS)
     early = simulate(replace(work, overlap="both", early=True), place).step_s
     assert early <= both + 1e-6
@@ -188,11 +187,11 @@ def test_more_overlap_takes_no_longer(work: Work, link: Link, rtt_s: float) -> N
 
 
 @given(works(), links, st.floats(0.1, 1.0))
-def test_a_faster_link_takes_no_longer(work: Work, link: Link, faster: float) -> None:
+def test_a_faster_link_takes_no_longer(work: StepWork, link: Link, faster: float) -> None:
     work = alone(replace(work, pieces=[replace(piece, server=0) for piece in work.pieces]))
     quick = Link(start_s=link.start_s, byte_s=faster * link.byte_s)
-    slow = simulate(work, Place(server=link, worker=FREE)).step_s
-    assert simulate(work, Place(server=quick, worker=FREE)).step_s <= slow + 1e-6
+    slow = simulate(work, StepResources(server=link, worker=FREE)).step_s
+    assert simulate(work, StepResources(server=quick, worker=FREE)).step_s <= slow + 1e-6
 
 
 @given(
@@ -207,9 +206,9 @@ def test_links_and_computation_alone_take_what_the_bound_says(
     """A part for each unit; 4 workers."""
     count = len(units)
     sizes = [size for _, size in units]
-    work = Work(
+    work = StepWork(
         batches=[
-            Batch(
+            UnitWork(
                 parts=range(part, part + 1),
                 backward_s=seconds,
                 forward_s=forward_s if part == count - 1 else 0.0,
@@ -223,7 +222,7 @@ def test_links_and_computation_alone_take_what_the_bound_says(
         workers=4,
         overlap=overlap,
     )
-    found = simulate(work, Place(server=Link(start_s=0.0, byte_s=byte_s), worker=FREE)).step_s
+    found = simulate(work, StepResources(server=Link(start_s=0.0, byte_s=byte_s), worker=FREE)).step_s
     total = sum(sizes)
     way = 4 * byte_s * total
     produced, at = list[float](), forward_s
@@ -234,21 +233,21 @@ def test_links_and_computation_alone_take_what_the_bound_says(
     assert found == pytest.approx(step_bound(overlap, produced, shares, way, way), abs=1e-6)
 
 
-def one_part() -> Work:
+def one_part() -> StepWork:
     piece = Piece(unit=0, up_bytes=10, down_bytes=10, pushes=4, server_s=2.0, apply_s=1.0)
-    batch = Batch(parts=range(1), backward_s=3.0, forward_s=1.0, encode_s=1.0)
-    return Work(batches=[batch], pieces=[piece], workers=4)
+    batch = UnitWork(parts=range(1), backward_s=3.0, forward_s=1.0, encode_s=1.0)
+    return StepWork(batches=[batch], pieces=[piece], workers=4)
 
 
 def test_one_part_goes_through_all_lanes() -> None:
-    place = Place(server=Link(start_s=0.5, byte_s=0.1), worker=FREE, rtt_s=1.0, step_s=0.25)
+    place = StepResources(server=Link(start_s=0.5, byte_s=0.1), worker=FREE, rtt_s=1.0, step_s=0.25)
     # Backward 3, compressing 1, up 4.5 and half a round trip, the server 2, down 4.5 and half a round trip,
     # taking in 1, forward 1, a round trip, and what a step takes.
     assert simulate(one_part(), place).step_s == pytest.approx(3 + 1 + 5 + 2 + 5 + 1 + 1 + 1 + 0.25)
 
 
 def test_workers_on_one_machine_share_its_cores() -> None:
-    place = Place(server=FREE, worker=FREE)
+    place = StepResources(server=FREE, worker=FREE)
     apart = simulate(one_part(), place)
     together = simulate(one_part(), replace(place, cores=2))
     # Four workers compress and take in on two cores: both take twice as long. The server has one of them.
@@ -258,18 +257,18 @@ def test_workers_on_one_machine_share_its_cores() -> None:
 
 def test_of_what_waits_the_least_turn_goes_first() -> None:
     pieces = [Piece(unit=part, up_bytes=1, down_bytes=1, pushes=1, turn=2 - part) for part in range(3)]
-    batches = [Batch(parts=range(part, part + 1), backward_s=0.1) for part in range(3)]
-    work = Work(batches=batches, pieces=pieces, workers=1)
-    found = by_what(simulate(work, Place(server=Link(start_s=0.0, byte_s=1.0), worker=FREE)))["up"]
+    batches = [UnitWork(parts=range(part, part + 1), backward_s=0.1) for part in range(3)]
+    work = StepWork(batches=batches, pieces=pieces, workers=1)
+    found = by_what(simulate(work, StepResources(server=Link(start_s=0.0, byte_s=1.0), worker=FREE)))["up"]
     # The last tensor's part is on its way when the others come; then that of the first overtakes.
     assert sorted(found, key=lambda part: found[part].start_s) == [0, 2, 1]
 
 
 def test_several_servers_share_what_a_worker_sends() -> None:
     pieces = [Piece(unit=0, up_bytes=10, down_bytes=0, pushes=4, turn=part, server=part) for part in range(2)]
-    work = Work(batches=[Batch(parts=range(2))], pieces=pieces, workers=4, servers=2)
+    work = StepWork(batches=[UnitWork(parts=range(2))], pieces=pieces, workers=4, servers=2)
     server = Link(start_s=0.0, byte_s=0.1)
     # 40 bytes over each server's link, 20 over each worker's.
-    assert simulate(work, Place(server=server, worker=FREE)).step_s == pytest.approx(4.0)
+    assert simulate(work, StepResources(server=server, worker=FREE)).step_s == pytest.approx(4.0)
     slow = Link(start_s=0.0, byte_s=0.4)
-    assert simulate(work, Place(server=server, worker=slow)).step_s == pytest.approx(8.0)
+    assert simulate(work, StepResources(server=server, worker=slow)).step_s == pytest.approx(8.0)

@@ -29,6 +29,14 @@ def test_a_good_one_comes_back() -> None:
     ("tensors", "reason", "words"),
     [
         ((), Reason.TENSOR, "at least one"),
+        *(
+            (
+                (Tensor(name=name, shape=(1,), dtype="float32"),),
+                Reason.NAME,
+                "tensor name: expected 1 to 1024",
+            )
+            for name in ("a\nb", " a", "a\x1b[2J", "\u202ea", "x" * 1025, "__metadata__")
+        ),
         ((Tensor(name="", shape=(1,), dtype="float32"),), Reason.TENSOR, "a name of its own"),
         (
             (Tensor(name="a", shape=(1,), dtype="float32"), Tensor(name="a", shape=(1,), dtype="float32")),
@@ -67,7 +75,6 @@ def test_no_training_samples_are_refused() -> None:
 
 def test_the_fingerprint_tells_models_apart() -> None:
     others = [
-        Manifest(GOOD.tensors, 11),
         Manifest(GOOD.tensors[::-1], 10),
         Manifest((Tensor(name="a", shape=(3, 2), dtype="float32"), GOOD.tensors[1]), 10),
         Manifest((Tensor(name="c", shape=(2, 3), dtype="float32"), GOOD.tensors[1]), 10),
@@ -76,7 +83,19 @@ def test_the_fingerprint_tells_models_apart() -> None:
         Manifest(GOOD.tensors, 10, (m.Group(optimizer="sgd:momentum=0.9"),)),
         Manifest(GOOD.tensors, 10, (m.Group(optimizer="sgd", learning_rate=0.1),)),
     ]
-    assert len({manifest.fingerprint for manifest in (GOOD, *others)}) == 9
+    assert len({manifest.fingerprint for manifest in (GOOD, *others)}) == 8
+    # The number of samples is compared apart, so that a refusal names it.
+    assert Manifest(GOOD.tensors, 11).fingerprint == GOOD.fingerprint
+
+
+def test_no_name_in_an_entry_is_taken_for_another_entry() -> None:
+    def tied(name: str, to: str) -> m.Entry:
+        return m.Entry(name=name, kind=m.EntryKind.TIED, tied_to=to)
+
+    two = Manifest(GOOD.tensors, 10, entries=(tied("c", "a"), tied("d", "b")))
+    one = Manifest(GOOD.tensors, 10, entries=(tied("c", "'a';entry:'d':tied::'b'"),))
+    raw = Manifest(GOOD.tensors, 10, entries=(tied("c", "a;entry:'d':tied::b"),))
+    assert len({each.fingerprint for each in (two, one, raw)}) == 3
 
 
 @pytest.mark.parametrize(

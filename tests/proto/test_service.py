@@ -13,7 +13,7 @@ from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.service import Malformed, Stub, generic_handler, refusal_of
 from gradwire.proto.wire import trailer
 
-METHODS = ("Join", "Initialize", "Fetch", "Exchange", "Status", "PutState", "GetState")
+METHODS = ("Join", "Initialize", "Fetch", "Exchange", "Status", "PutState", "GetState", "GetOptimizer")
 
 
 def ignore(_: int) -> None:
@@ -45,7 +45,7 @@ def refused(call: Callable[[grpc.aio.Channel], Awaitable[Any]], *handlers: Any) 
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("package", ["gradwire.v2", "gradwire.v4"])
+@pytest.mark.parametrize("package", ["gradwire.v3", "gradwire.v5"])
 def test_a_worker_of_another_version_is_refused_naming_both(package: str) -> None:
     def join(channel: grpc.aio.Channel) -> Awaitable[Any]:
         untyped: Any = channel
@@ -55,7 +55,7 @@ def test_a_worker_of_another_version_is_refused_naming_both(package: str) -> Non
     handler = generic_handler(dict.fromkeys(METHODS, unused), sent=ignore, received=ignore)
     refusal = refused(join, handler)
     assert refusal.reason is Reason.PROTOCOL_VERSION
-    assert "expected gradwire.v3 (gradwire " in refusal.message
+    assert "expected gradwire.v4 (gradwire " in refusal.message
     assert f"got {package}" in refusal.message
     assert "install the same release" in refusal.remedy
 
@@ -68,7 +68,7 @@ def test_a_server_of_another_version_is_named_too() -> None:
 
     refusal = refused(join)
     assert refusal.reason is Reason.PROTOCOL_VERSION
-    assert "expected gradwire.v3" in refusal.message
+    assert "expected gradwire.v4" in refusal.message
 
 
 REQUEST = m.JoinRequest(worker="w", incarnation=1, compressor="4bit")
@@ -108,7 +108,7 @@ def test_no_changed_byte_of_a_join_goes_unnoticed() -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             assert await Stub(channel, sent=ignore, received=ignore).join(REQUEST) == RESPONSE
             untyped: Any = channel
-            bare = untyped.unary_unary("/gradwire.v3.ParameterServer/Join")
+            bare = untyped.unary_unary("/gradwire.v4.ParameterServer/Join")
             for data in damaged(REQUEST):
                 await bare(data)
         await server.stop(None)
@@ -131,7 +131,7 @@ def test_no_changed_byte_of_the_answer_to_a_join_goes_unnoticed() -> None:
         method = untyped.unary_unary_rpc_method_handler(answer)
         server = grpc.aio.server()
         server.add_generic_rpc_handlers(
-            [untyped.method_handlers_generic_handler("gradwire.v3.ParameterServer", {"Join": method})]
+            [untyped.method_handlers_generic_handler("gradwire.v4.ParameterServer", {"Join": method})]
         )
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -26,6 +26,7 @@ from gradwire.proto.transfer import (
     PACKETS,
     Assembly,
     announced_payloads,
+    chunk_checksums,
     digest,
     encode_chunks,
     part_transfer,
@@ -126,6 +127,9 @@ def test_chunks_hold_the_parts_end_to_end(sizes: list[int], chunk_bytes: int) ->
         together += chunk.data.tobytes()
     assert together == data.tobytes()
     assert len(chunks) == -(-data.size // chunk_bytes)
+    checksums = chunk_checksums(parts, chunk_bytes)
+    assert list(encode_chunks(1, parts, chunk_bytes, checksums)) == list(encode_chunks(1, parts, chunk_bytes))
+    assert (checksums[-1] if checksums else 0) == crc32c([data])
 
 
 def altered(place: int, **changes: Any) -> list[m.PayloadHeader]:

@@ -36,7 +36,7 @@ MESSAGES: list[m.WorkerMessage] = [
         steps=50,
         forward_seconds=(0.25,),
         backward_seconds=(0.5,),
-        kept=(7,),
+        densities=(0.25,),
         sent_bytes=14,
         compressing_seconds=0.125,
         step_seconds=2.0,
@@ -119,7 +119,7 @@ def test_no_changed_byte_of_a_message_goes_unnoticed(message: m.WorkerMessage, d
 
 @given(st.sampled_from(MESSAGES), st.integers(1, 5))
 def test_a_message_without_its_trailer_is_damaged(message: m.WorkerMessage, missing: int) -> None:
-    with pytest.raises(wire.DamagedError):
+    with pytest.raises(wire.DamagedMessageError):
         wire.decode_envelope(wire.encode_worker(message)[:-missing], "WorkerMessage")
 
 

@@ -22,12 +22,12 @@ import numpy.typing as npt
 from stepping import Refuse, Relay, copied, core_of, step, written
 
 from gradwire.benchmarks.schemes import SCHEMES
-from gradwire.coding import Exchange, Plan, plan, planning_with, resent
+from gradwire.coding import Exchange, ExchangePlan, plan, planning_with, resent
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.shares import share
 from gradwire.server.job import events as e
-from gradwire.server.job.modes.exchanges import HOPE_LEASES
+from gradwire.server.job.modes.coded.exchanges import HOPE_LEASES
 
 SAMPLES, EPOCHS, BATCH, ELEMENTS = 37, 3, 2, 5
 LEASE_S = 10.0
@@ -72,7 +72,7 @@ class Worker:
     assignment: m.Assignment | None = None
     blocks: dict[int, Words] = field(default_factory=dict[int, Words])
     blocks_of: object = None
-    plan: Plan | None = None
+    plan: ExchangePlan | None = None
     exchange: Exchange | None = None
     evaluation: tuple[str, int, int] | None = None  # the last one
     finished: bool = False
@@ -99,8 +99,8 @@ class Cluster:
         self.first = first
         self.store: Replica | None = None
         self.versions: dict[int, Replica] = {}  # what each version is, as first seen
-        self.copies: dict[e.CopyKey, Replica] = {}  # snapshots that have arrived
-        self.loading: e.TakeCopy | None = None  # one that is being taken over
+        self.copies: dict[e.SnapshotKey, Replica] = {}  # snapshots that have arrived
+        self.loading: e.InstallSnapshot | None = None  # one that is being taken over
 
     # ---- the server's shell
 
@@ -115,12 +115,12 @@ class Cluster:
                 case e.Decided():
                     assert isinstance(event, e.Pushed)
                     self._send(event.worker, action.outcome)
-                case e.RequestCopy():
+                case e.RequestSnapshot():
                     self._send(action.worker, action)
                 case e.Drop():
-                    if isinstance(action.key, e.CopyKey):
+                    if isinstance(action.key, e.SnapshotKey):
                         del self.copies[action.key]
-                case e.TakeCopy():
+                case e.InstallSnapshot():
                     self.loading = action
                 case e.Relabel():
                     assert self.loading is None, "the copy becomes another version while it is replaced"
@@ -219,7 +219,7 @@ class Cluster:
                 self._work(worker, message)
             case m.Outcome():
                 worker.pending.pop(message.seq, None)
-            case e.RequestCopy():
+            case e.RequestSnapshot():
                 self._apply(worker, message.apply, message.version)
                 if worker.replica is not None and worker.replica.version == message.version:
                     worker.up.append(("snapshot", worker.replica))
@@ -328,7 +328,7 @@ class Cluster:
                     worker.replica = None
             case ("begin", exchange, index, checksums):
                 actions = self.happen(
-                    e.PacketBegun(**names, exchange=exchange, index=index, checksums=checksums)
+                    e.PacketStarted(**names, exchange=exchange, index=index, checksums=checksums)
                 )
                 relay = next((action for action in actions if isinstance(action, Relay)), None)
                 targets = [] if relay is None else [self.workers[name] for name in relay.targets]
@@ -360,11 +360,11 @@ class Cluster:
                     )
                 )
             case ("snapshot", replica):
-                arrived = e.CopyArrived(**names, version=replica.version)
+                arrived = e.SnapshotReceived(**names, version=replica.version)
                 self.copies[arrived.key] = replica
                 self.happen(arrived)
             case ("evaluation", version, epoch):
-                self.happen(e.Evaluated(**names, version=version, epoch=epoch, metrics={}))
+                self.happen(e.EvaluationReported(**names, version=version, epoch=epoch, metrics={}))
             case ("left",):
                 self.happen(e.Left(**names, failed=False, reason="done"))
             case _:
@@ -389,7 +389,7 @@ class Cluster:
         if self.loading is not None and chance.random() < 0.1:
             taken, self.loading = self.loading, None
             self.store = self.copies.pop(taken.key)
-            self.happen(e.Copied(version=taken.key.version))
+            self.happen(e.SnapshotInstalled(version=taken.key.version))
             return
         busy = [worker for worker in self.workers.values() if worker.connected and (worker.up or worker.down)]
         trouble = self.troubled and chance.random() < 0.02
@@ -423,7 +423,7 @@ class Cluster:
             return
         for worker in self.live():
             if worker.connected:
-                self.happen(e.Heard(worker=worker.name, incarnation=worker.incarnation))
+                self.happen(e.KeepAlive(worker=worker.name, incarnation=worker.incarnation))
         self.happen(e.Tick())
 
     def run(self, most: int) -> int:

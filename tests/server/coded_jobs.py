@@ -8,7 +8,7 @@ from stepping import core_of, step
 
 from gradwire.proto.messages import Exchanged
 from gradwire.server.job import events as e
-from gradwire.server.job.modes.exchanges import Coded
+from gradwire.server.job.modes.coded.exchanges import Coded
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Job:
                 "exchange": exchange,
                 "index": index,
             }
-            self.step(e.PacketBegun(**packet, checksums=checksums))
+            self.step(e.PacketStarted(**packet, checksums=checksums))
             actions = self.step(e.PacketRelayed(**packet))
             if some(actions, e.Assign):  # another exchange has replaced it
                 return actions
@@ -89,9 +89,11 @@ class Job:
 
     def copied(self, name: str, version: int) -> list[Any]:
         """The snapshot that was asked for comes, and is taken over."""
-        (take,) = some(self.step(e.CopyArrived(worker=name, incarnation=1, version=version)), e.TakeCopy)
+        (take,) = some(
+            self.step(e.SnapshotReceived(worker=name, incarnation=1, version=version)), e.InstallSnapshot
+        )
         assert take.key == (name, 1, version)
-        return self.step(e.Copied(version=version))
+        return self.step(e.SnapshotInstalled(version=version))
 
     def round(self, checksums: str = "", **timing: float) -> list[Any]:
         """A whole one; returns what follows from the last report."""

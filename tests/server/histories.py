@@ -4,7 +4,7 @@ Workers join, leave, crash and come back; their streams break; the clock jumps. 
 which arrive in any order before those of the next push; what has arrived arrives again at any time. A part is
 damaged, or not valid; a commit is not of what was sent; a push is given up before, between and after its
 parts; a stream ends between any two of them. The model is divided otherwise. What takes all this in is the
-server's own `Pushes`, with their `Arrivals`, inboxes and shard. After every step the oracle checks what
+server's own `Pushes`, with its push ledger, streams and shard. After every step the oracle checks what
 must always hold:
 
     E  every acknowledged push is applied exactly once, in the version that its outcome named; a duplicate

@@ -140,7 +140,7 @@ class Job:
 
     def heartbeat(self, *workers: str) -> None:
         for worker in workers:
-            self.step(e.Heard(worker=worker, incarnation=1))
+            self.step(e.KeepAlive(worker=worker, incarnation=1))
 
     @property
     def assignments(self) -> dict[str, Assignment]:

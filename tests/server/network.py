@@ -13,17 +13,18 @@ from oracle import Local, Oracle
 from simulated import Message, Piece, Sim, samples_of, seq_of
 from stepping import Refuse
 
+from gradwire.compressors import Plan
 from gradwire.proto.messages import Abandon, Commit, Outcome, Part, Phase, Unwanted
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.proto.transfer import Assembly, part_transfer
+from gradwire.server.calls.pushes import NO_MEMBER, Pushes
 from gradwire.server.conductor import Conductor
 from gradwire.server.job import events as e
 from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
 from gradwire.server.metrics import Metrics
-from gradwire.server.publishing import Publishing
-from gradwire.server.pushes import NO_MEMBER, Pushes
-from gradwire.server.shard.inbox import Inbox
-from gradwire.server.streams import WorkerStream
+from gradwire.server.streams.arriving import ArrivingParts
+from gradwire.server.streams.outbox import WorkerStream
+from gradwire.server.streams.publishing import Publishing
 
 MODEL = b"model"
 METRICS = Metrics("none")
@@ -56,6 +57,9 @@ class Server(Conductor):
     def perform(self, actions: Sequence[e.Action]) -> None:
         self._network.take_in(actions)
 
+    def prepare(self, plan: Plan) -> None:
+        self.prepared = replace(plan, number=self.shard.reported.plan.number + 1)  # too small to be checked
+
     def _work(self, work: Awaitable[None]) -> None:
         """The shard has no thread: it is done already."""
 
@@ -81,7 +85,7 @@ class Network(Oracle):
             if sim.stream is not None and sim.stream.outbox.ended_with is None:
                 self.end(sim.stream)
             outbox: Any = SimpleNamespace(sent=[], ended_with=None, put=discard)
-            stream = WorkerStream(sim.name, sim.incarnation, outbox, Inbox(sim.name))
+            stream = WorkerStream(sim.name, sim.incarnation, outbox, ArrivingParts(sim.name))
             outbox.send = partial(self.say, stream)
             sim.stream = self.server.streams[sim.name] = stream
 
@@ -106,7 +110,7 @@ class Network(Oracle):
         if not sim.attached:
             return
         sim.ready = True
-        stored = {each.seq: each.parts for each in self.server.intake.of(sim.name, sim.incarnation).stored}
+        stored = {each.seq: each.parts for each in self.server.ledger.stored((sim.name, sim.incarnation))}
         sim.queue = [Abandon(seq=seq) for seq in stored.keys() - sim.open.keys()]
         for seq, sending in sorted(sim.open.items()):
             told = self.plan.number if self.pick(4) else None  # or there is a new one right after it is told
@@ -127,7 +131,7 @@ class Network(Oracle):
         if sim.report is None or not sim.attached:
             return
         self.step(
-            e.Evaluated(
+            e.EvaluationReported(
                 worker=sim.name,
                 incarnation=sim.incarnation,
                 version=sim.report.version,
@@ -180,10 +184,10 @@ class Network(Oracle):
         elif self.pick(6) == 0 and not message.damaged:  # as if it were large
             header, *chunks = message.messages()
             pushes._begin(header)  # pyright: ignore[reportPrivateUsage]
-            if stream.inbox.arriving(part_transfer(header.seq, header.part)) is header:
+            if stream.arriving.header(part_transfer(header.seq, header.part)) is header:
                 for chunk in chunks:
-                    stream.inbox.add(chunk)
-                complete = stream.inbox.take()
+                    stream.arriving.add(chunk)
+                complete = stream.arriving.take()
                 assert complete is not None
                 self.scans.append((stream, *complete))
         else:
@@ -222,22 +226,23 @@ class Network(Oracle):
                     self.tell_plan(action)
                 case e.Open():
                     self.open_round(action)
-                case e.Vacate() | e.Refill() | e.Without():
+                case e.MemberLost() | e.Substitute() | e.Exclude():
                     self.tell_shard(action)
                 case e.Apply():
                     self.close_round(action)
                     assert self.pending is None, "applied two at a time"
                     ranks = [each.rank for each in action.contributions]
                     assert ranks == sorted(set(ranks)), "rank order"
-                    self.pending = action, self.shard.take(action)
+                    self.shard.close_round()
+                    self.pending = action, self.server.ledger.take(action)[0]
                     members = [sim for name in action.members if (sim := self.sims.get(name)) is not None]
                     self.growing = [(sim, sim.stream) for sim in members if sim.ready]
-                    self.server.intake.give_up_late()
+                    self.server.ledger.give_up_late()
                 case e.Drop():
                     self.shard.drop(action.key)
                 case e.Assign():
                     self.assign(action)
-                case e.Lost():
+                case e.LossReported():
                     worker = action.name[-2]
                     self.gone.add((self.core.version, worker))
                     self.given.get(self.core.version, set()).discard(worker)
@@ -274,7 +279,7 @@ class Network(Oracle):
             sim.assignments.insert(0, sending.assignment)
 
     def assign(self, action: e.Assign) -> None:
-        assignment = replace(action.assignment, parts=self.shard.asked(action.assignment.id))
+        assignment = replace(action.assignment, parts=self.server.ledger.asked(action.assignment.id))
         assert assignment.version == self.core.version, "work is for the version that there is"
         self.ranges[assignment.id] = samples_of(assignment)
         self.assignments[assignment.id] = assignment

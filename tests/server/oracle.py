@@ -40,7 +40,7 @@ from gradwire.server.job.modes.stale import StaleOptions
 from gradwire.server.shard.mean import Push, Share
 from gradwire.server.shard.shard import Shard
 from gradwire.server.shard.store import Encoded, Float32, Store
-from gradwire.server.streams import WorkerStream
+from gradwire.server.streams.outbox import WorkerStream
 
 LEASE_S = 10.0
 
@@ -56,17 +56,13 @@ class Local(Shard):
 
         super().__init__(build)
 
-    def prepare(self, plan: Plan) -> None:
-        self._next = replace(plan, number=self.plan.number + 1)  # too small to be checked
-
     def hold(self, store: Store) -> None:
-        self._store, self._plan = store, store.plan
+        self._store = store
+        self.reported.manifest, self.reported.plan = store.manifest, store.plan
 
-    def take(self, order: e.Apply) -> list[Push]:
-        """As `apply` does."""
-        for each in order.contributions:
-            assert not each.samples or each.key in self._pushes, f"P: nothing is stored of {each.key}"
-        return self._taken(order)
+    def close_round(self) -> None:
+        """Like the beginning of `apply`."""
+        self._close_round()
 
     @staticmethod
     def _on_loop(send: Any) -> Any:
@@ -88,20 +84,13 @@ class Local(Shard):
         assignment: int = 0,
         learning_rates: Sequence[float] = (),
     ) -> None:
-        self._oracle.storing(key, part, assignment)
+        self._oracle.storing(key, part, assignment, payloads)
         super().put(key, part, payloads, assignment, learning_rates)
         self._oracle.check_prompt()
 
     def drop(self, key: Any) -> None:
         self._oracle.forgetting(key)
         super().drop(key)
-
-    def stored_part(self, key: e.PushKey, part: int) -> Sequence[Payload]:
-        return self._pushes[key][part]
-
-    @property
-    def keys(self) -> list[e.PushKey]:
-        return list(self._pushes)
 
 
 class Oracle:
@@ -155,6 +144,7 @@ class Oracle:
         self.of_part: Counter[tuple[int, tuple[int, int]]] = Counter()  # (part, sample) in what counts
         self.counted_as: dict[tuple[int, int], Plan] = {}  # of samples that count, the plan
         self.has: defaultdict[int, dict[int, e.PushKey]] = defaultdict(dict)
+        self.holds: dict[tuple[e.PushKey, int], bool] = {}  # by part: whether it has any values
         self.final: dict[int, list[tuple[str, int]]] = {}
         self.sent: list[Encoded] = []
         self.following: list[tuple[Sim, WorkerStream | None]] = []
@@ -179,9 +169,9 @@ class Oracle:
         clock = member.clock if member is not None else None
         self.steps += 1
         result = self.core.step(event, self.now)
-        if isinstance(event, e.Begun):
+        if isinstance(event, e.ApplyStarted):
             self.check_begun(event)
-        self.rated += isinstance(event, e.Rated)
+        self.rated += isinstance(event, e.RatesReceived)
         if push is not None and self.core.accepted_pushes + self.core.stale_pushes > before:
             self.decided += 1
             self.pushes[label(push.key)] = push
@@ -215,8 +205,8 @@ class Oracle:
         assert self.accepted.keys() == self.applied.keys(), "D: what was accepted is of the old plan"
         assert not self.sent, "D: parts of a round that is open have gone out"
         self.server._adopt(action)  # pyright: ignore[reportPrivateUsage]
-        assert self.shard.stored == 0, "D: parts of the old plan are left"
-        self.plan = self.plans[action.plan] = self.shard.plan
+        assert not self.server.ledger.held, "D: parts of the old plan are left"
+        self.plan = self.plans[action.plan] = self.shard.reported.plan
         self.waited.clear()
         self.following.clear()
         self.has.clear()
@@ -240,20 +230,16 @@ class Oracle:
         names = [name for name, _, _ in action.members.values()]
         sims = [self.sims[name] for name in names if name in listening and name in self.sims]
         self.following = [(sim, sim.stream) for sim in sims if sim.ready]
-        version = action.version
-
-        def begun(whole: bool) -> None:
-            self.server.happen(e.Begun(version=version, whole=whole))
-
-        self.shard.open_round(action, self.sent.append, begun)
+        self.server.ledger.open_round()
+        self.shard.open_round(action, self.sent.append, self.server._final)  # pyright: ignore[reportPrivateUsage]
 
     def check_expected(self) -> None:
         """If nothing has happened, members are given what they were told to expect."""
         round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
         assert round_ is not None
-        given = [self.assignments.get(place.work) for place in round_.places]
+        given = [self.assignments.get(slot.work) for slot in round_.slots]
         told = [assignment.next if assignment else () for assignment in given]
-        now = (self.core.version, [place.member for place in round_.places])
+        now = (self.core.version, [slot.member for slot in round_.slots])
         (version, before), expected = self.opened, self.expected_ranges
         self.opened, self.expected_ranges = now, told
         lost = any((each, worker) in self.gone for each in (version, now[0]) for worker in self.sims)
@@ -264,27 +250,27 @@ class Oracle:
                 assert part.drawn.ranges == ranges, f"A: {ranges} were expected, not {part.drawn.ranges}"
                 self.came_as_expected += 1
 
-    def tell_shard(self, action: e.Vacate | e.Refill | e.Without) -> None:
+    def tell_shard(self, action: e.MemberLost | e.Substitute | e.Exclude) -> None:
         match action:
-            case e.Vacate():
+            case e.MemberLost():
                 assert self.waited.issuperset(action.assignments), "B: who has no place cannot lose it"
                 self.vacant.update(action.assignments)
-                self.shard.vacate(action.assignments)
-            case e.Refill():
+                self.shard.change_round(action)
+            case e.Substitute():
                 self.vacant.discard(action.lost)
                 if action.assignment != action.lost:
                     self.replace_member(action)
-                self.shard.refill(action.lost, action.assignment, (action.worker, action.incarnation))
                 missing = set(range(len(self.plan.parts))) - self.final.keys()
-                asked = self.shard.asked(action.assignment)
+                self.server._refill(action)  # pyright: ignore[reportPrivateUsage]
+                asked = self.server.ledger.asked(action.assignment)
                 assert action.assignment == action.lost or set(asked) == missing != set(), f"B: {asked}"
-            case e.Without():
+            case e.Exclude():
                 for each in action.assignments:
                     self.give_up(each)
-                self.shard.without(action.assignments)
+                self.shard.change_round(action)
         self.check_prompt()
 
-    def replace_member(self, action: e.Refill) -> None:
+    def replace_member(self, action: e.Substitute) -> None:
         assert action.lost in self.members, "B: a place is given that nobody had"
         terms = action.worker, action.incarnation, self.members[action.lost][2]
         self.members = {
@@ -315,7 +301,7 @@ class Oracle:
             round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
             assert round_ is not None
             for each in left:  # some may never have heard of it
-                drawn = round_.division.parts[round_.place_of[each]].drawn
+                drawn = round_.division.parts[round_.slot_of[each]].drawn
                 ranges = [
                     (drawn.epoch, first.start + i) for first in drawn.ranges for i in range(first.count)
                 ]
@@ -328,7 +314,8 @@ class Oracle:
         self.waited.clear()
         self.following.clear()
 
-    def storing(self, key: e.PushKey, part: int, assignment: int) -> None:
+    def storing(self, key: e.PushKey, part: int, assignment: int, payloads: Sequence[Payload]) -> None:
+        self.holds[key, part] = bool(payloads)
         if assignment in self.waited:
             self.has[part].setdefault(assignment, key)
 
@@ -337,7 +324,7 @@ class Oracle:
             for assignment in [each for each, other in stored.items() if other == key]:
                 del stored[assignment]
 
-    def check_begun(self, event: e.Begun) -> None:
+    def check_begun(self, event: e.ApplyStarted) -> None:
         round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
         assert round_ is not None, "B: a round that was given up is stepped"
         assert round_.version + 1 == event.version == self.core.version + 1
@@ -359,11 +346,9 @@ class Oracle:
         round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
         assert round_ is not None, "B: a round that was given up is stepped"
         for assignment, key in given:
-            assert round_.place_of[assignment] not in round_.lost, f"B: {key} was given up"
+            assert round_.slot_of[assignment] not in round_.lost, f"B: {key} was given up"
             self.count(label(key), part, self.core.version + 1, assignment)
-        full = [
-            (label(key), self.members[each][2]) for each, key in given if self.shard.stored_part(key, part)
-        ]
+        full = [(label(key), self.members[each][2]) for each, key in given if self.holds[key, part]]
         assert [(label(share.key), share.samples) for share, _ in shares] == full, "B: rank order"
         self.final[part] = full
 
@@ -474,11 +459,11 @@ class Oracle:
 
     def check_stored(self) -> None:
         """P: no part is left without owner."""
-        for key in self.shard.keys:
-            arrivals = self.server.intake.of(key.worker, key.incarnation)
+        ledger = self.server.ledger
+        for key in ledger.held:
             waits = label(key) in self.accepted and label(key) not in self.applied
-            assert key.seq in arrivals.open or waits, f"P: {key} is left in the shard"
-            assert not arrivals.unwanted(key.seq), f"P: {key} is unwanted, and kept"
+            assert key.seq in ledger.open(key[:2]) or waits, f"P: {key} is left in the ledger"
+            assert not ledger.unwanted(key), f"P: {key} is unwanted, and kept"
 
     def check_members(self, apply: e.Apply) -> None:
         """In rounds, that it has everybody who was given work for it and is still there, but for backups; by
@@ -520,10 +505,8 @@ class Oracle:
                     assert found == [1] * ELEMENTS, f"C: {sample} was lost: {found}"
         assert set(self.applied) == set(self.accepted), "E: acknowledged, but not applied"
         self.server.forget_gone()
-        for key in self.shard.keys:  # of a late worker, which may still be sending
-            assert key.seq in self.server.intake.of(key.worker, key.incarnation).open
-            self.shard.drop(key)
-        assert self.shard.stored == 0, "P: something is left in the shard"
+        for key in self.server.ledger.held:  # of a late worker, which may still be sending
+            assert key.seq in self.server.ledger.open(key[:2]), f"P: {key} is left in the ledger"
         evaluated = [each.epoch for each in self.core.evaluations.done]
         assert evaluated == sorted(set(evaluated))
         assert not self.core.roster.members or evaluated[-1] == self.epochs, "the end is evaluated"

@@ -101,7 +101,7 @@ class Job:
         seconds = 0.0
         if assignment.evaluate_epoch:
             seconds += EVALUATION_S
-            evaluated = e.Evaluated(
+            evaluated = e.EvaluationReported(
                 worker=f"{rank}",
                 incarnation=1,
                 version=assignment.version,

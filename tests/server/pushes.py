@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gradwire.compressors import DenseFormat, DensePayload, Part, Payload, Plan, Unit
-from gradwire.optimizer import Optimizer, parse_optimizer
+from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, Tensor, Update
 from gradwire.proto.transfer import Assembly, encode_chunks, part_assembly, part_transfer
@@ -16,7 +16,7 @@ from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
 from gradwire.server.job.events import Apply, Contribution, PushKey
 from gradwire.server.shard.mean import Payloads, Push
 from gradwire.server.shard.store import Float32, Store
-from gradwire.server.updates import Broadcast
+from gradwire.server.streams.updates import Broadcast
 from gradwire.worker.session.replica import Replica
 
 Share = tuple[Contribution, Push]

@@ -15,9 +15,9 @@ from gradwire.proto.messages import Abandon, Assignment, Chunk, Commit, Part, Te
 from gradwire.proto.transfer import part_transfer, payload_header
 from gradwire.proto.wire import crc32c
 from gradwire.server.job import events as e
-from gradwire.server.streams import WorkerStream
+from gradwire.server.streams.outbox import WorkerStream
 from gradwire.worker.session.replica import Replica
-from gradwire.worker.tasks.sharding import coded_parts
+from gradwire.worker.training.sharding import coded_parts
 
 DIVIDED = cut_plan((1,), (2, 2), (1,))
 # Others, as units and cuts. Members of a group need a part for each.

@@ -44,24 +44,20 @@ def step(core: Core, event: e.Event[Any], now: float) -> list[Any]:
 def state(core: Core) -> Any:
     """All that decides what happens next, but leases."""
     saved = core.save()
-    for members in (saved["job"]["roster"]["members"], saved["job"]["roster"]["departed"]):
-        for _, member in members:
-            del member["heard_at"]
+    roster = saved["job"]["roster"]
+    for member in [*roster["members"].values(), *(each for _, each in roster["departed"]["$ordered"])]:
+        del member["heard_at"]
     return saved
 
 
 def written(core: Core) -> str:
     """The whole state as text."""
-    return json.dumps(core.save(), default=lambda value: {"bytes": value.hex()})
+    return json.dumps(core.save())
 
 
 def copied(core: Core, mode: str) -> Core:
     """A core that is made of what another one has written down."""
     copy = Core(core.rules, parse(mode))
-    copy.load(json.loads(written(core), object_hook=_read))
+    copy.load(json.loads(written(core)))
     assert written(copy) == written(core)
     return copy
-
-
-def _read(found: dict[str, Any]) -> Any:
-    return bytes.fromhex(found["bytes"]) if "bytes" in found else found

@@ -15,9 +15,9 @@ from wired import PLAN, Wired, accepted, reasons, wired
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.transfer import part_transfer
-from gradwire.server.intake import STALLED_S
+from gradwire.server.calls.pushes import Pushes
 from gradwire.server.job import events as e
-from gradwire.server.pushes import Pushes
+from gradwire.server.streams.push_ledger import STALLED_S
 
 
 def test_a_duplicate_that_arrives_as_its_round_closes_takes_nothing_away() -> None:
@@ -98,7 +98,7 @@ def test_an_abandoned_push_never_counts_whatever_overtakes_its_abandon(before: i
         *parts, commit = job.push("a")
         job.arrive("a", parts[: 2 * before])
         assert job.arrive("a", [m.Abandon(seq=1)]) == []
-        assert job.shard.stored == 0
+        assert len(job.conductor.ledger.held) == 0
         assert job.arrive("a", parts[2 * before :]) == []
         assert reasons(job.arrive("a", [commit])) == [(1, None, Reason.SEQUENCE)]
         assert job.core.accepted_pushes == 0
@@ -112,7 +112,7 @@ def test_a_push_that_waits_for_a_part_survives_that_a_later_one_is_given_up() ->
     async def test(job: Wired) -> None:
         job.arrive("a", [*job.part(0), *job.part(1, damaged=True), *job.part(2)])
         job.arrive("a", [job.commit("a"), *job.part(0, seq=2), m.Abandon(seq=2)])
-        stored = job.conductor.intake.of("a", 1).stored
+        stored = job.conductor.ledger.stored(("a", 1))
         assert stored == (m.Stored(seq=1, parts=(0, 2)),)
         assert job.arrive("a", [job.commit("a")]) == [], "told again, it is no more complete"
         assert accepted(job.arrive("a", job.part(1))) == [1]
@@ -127,9 +127,9 @@ def test_a_part_has_the_time_of_a_lease_to_go_on() -> None:
     async def test(job: Wired) -> None:
         job.arrive("a", [job.part(0)[0]])
         outbox, began = job.conductor.streams["a"].outbox, job.conductor.streams["a"].chunk_at
-        job.conductor.intake.end_stalled(began + 3 * STALLED_S)
+        job.conductor.ledger.end_stalled(began + 3 * STALLED_S)
         assert outbox.ended_with is None
-        job.conductor.intake.end_stalled(began + 3 * STALLED_S + 1)
+        job.conductor.ledger.end_stalled(began + 3 * STALLED_S + 1)
         assert outbox.ended_with is not None
 
     wired("sync", "a", test, lease_seconds=3 * STALLED_S)
@@ -139,17 +139,17 @@ def test_a_part_of_which_nothing_follows_ends_its_stream_and_comes_again() -> No
     async def test(job: Wired) -> None:
         header, chunk = job.part(0)
         job.arrive("a", [header])
-        outbox, intake = job.conductor.streams["a"].outbox, job.conductor.intake
+        outbox, ledger = job.conductor.streams["a"].outbox, job.conductor.ledger
         began = job.conductor.streams["a"].chunk_at
-        intake.end_stalled(began + STALLED_S)
+        ledger.end_stalled(began + STALLED_S)
         assert outbox.ended_with is None
-        intake.end_stalled(began + STALLED_S + 1)
+        ledger.end_stalled(began + STALLED_S + 1)
         assert outbox.ended_with is not None
         assert not outbox.final
         assert "worker 'a', push 1, part 0: expected the rest of it" in outbox.ended_with.message
         job.attach("a")
         assert accepted(job.arrive("a", [header, chunk, *job.part(1), *job.part(2), job.commit("a")])) == [1]
-        intake.end_stalled(began + 1000)
+        ledger.end_stalled(began + 1000)
         assert job.conductor.streams["a"].outbox.ended_with is None, "nothing is on its way"
         await job.reach(1)
 
@@ -161,7 +161,7 @@ def test_a_push_with_other_bytes_than_it_committed_has_to_come_again() -> None:
         *parts, _ = job.push("a")
         wrong, right = job.commit("a", (1.0, 2.0, 1.0)), job.commit("a")
         assert reasons(job.arrive("a", [*parts, wrong])) == [(1, None, Reason.CHECKSUM)]
-        assert job.shard.stored == 0
+        assert len(job.conductor.ledger.held) == 0
         assert accepted(job.arrive("a", [*parts, right])) == [1]
         await job.reach(1)
 
@@ -194,16 +194,16 @@ def test_a_worker_whose_lease_is_over_comes_back_to_what_it_had_sent() -> None:
         stream = job.conductor.streams["a"]
         header = parts[4]
         assert isinstance(header, m.Part)
-        inbox = stream.inbox
-        inbox.begin(header, MANIFEST, PLAN)
+        arriving = stream.arriving
+        arriving.begin(header, MANIFEST, PLAN)
         with pytest.raises(Refused) as caught:
             await Pushes(job.conductor, stream).take(last)  # type: ignore[arg-type]
         assert caught.value.refusal.reason is Reason.NOT_A_MEMBER
         job.attach("a")
         job.conductor.happen(e.Prepared("a", 1, fingerprint=b"m", version=0, assigned=commit.assignment))
-        assert job.conductor.intake.of("a", 1).stored == (m.Stored(seq=1, parts=(0, 1, 2)),)
+        assert job.conductor.ledger.stored(("a", 1)) == (m.Stored(seq=1, parts=(0, 1, 2)),)
         assert reasons(job.arrive("a", [commit])) == [(1, None, Reason.STALE)], "its samples were given back"
-        assert job.shard.stored == 0
+        assert len(job.conductor.ledger.held) == 0
         assert accepted(job.arrive("a", job.push("a", seq=2))) == [1]
         await job.reach(1)
 
@@ -213,7 +213,7 @@ def test_a_worker_whose_lease_is_over_comes_back_to_what_it_had_sent() -> None:
 def test_what_a_member_that_is_gone_had_not_committed_is_forgotten() -> None:
     async def test(job: Wired) -> None:
         job.arrive("a", job.part(0))
-        assert job.shard.stored == 1
+        assert len(job.conductor.ledger.held) == 1
         job.conductor.happen(e.Detached("a", 1))
         job.conductor.happen(e.Joined("a", 2, compressor="none"))
         job.conductor.forget_gone()
@@ -250,7 +250,7 @@ def test_with_a_credit_workers_are_told_what_has_become_of_each_part(credit: int
     """Also of one that comes again; a damaged one has its answer."""
 
     async def test(job: Wired) -> None:
-        job.shard._plan = replace(PLAN, credit=credit)  # pyright: ignore[reportPrivateUsage]
+        job.shard.reported.plan = replace(PLAN, credit=credit)
         damaged, *again = job.part(0, damaged=True), *job.part(1), *job.part(1)
         outcomes = job.arrive("a", [*damaged, *again])
         assert [each.part for each in outcomes] == [0]
@@ -268,7 +268,7 @@ def test_parts_may_be_on_their_way_at_once_and_an_abandoned_push_takes_up_no_roo
         parts = [job.part(number) for number in range(3)]
         job.arrive("a", [header for header, _ in parts])
         job.arrive("a", [m.Abandon(seq=1)])
-        assert not any(stream.inbox.arriving(part_transfer(1, number)) for number in range(3))
+        assert not any(stream.arriving.header(part_transfer(1, number)) for number in range(3))
         again = [job.part(number, seq=2, assignment=1) for number in range(3)]
         job.arrive("a", [header for header, _ in again])
         chunks = [chunk for _, chunk in reversed(again)]
@@ -286,7 +286,7 @@ def stopped(mode: str, came: str, versions: int, **rules: Any) -> list[float]:
         for worker in came:
             assert accepted(job.arrive(worker, job.push(worker)))
         await job.conductor.stop("it was told to")
-        assert job.core.version == job.shard.version == versions
+        assert job.core.version == job.shard.reported.version == versions
         store: Any = job.shard._opened  # pyright: ignore[reportPrivateUsage]
         found.extend(value for values in store.parameters for value in values.reshape(-1).tolist())
 
@@ -323,6 +323,7 @@ def test_nothing_is_applied_by_a_server_that_stops_because_it_cannot() -> None:
         await job.conductor.stop("it cannot go on")
         assert job.core.version == 0
         job.conductor.failed.clear()
-        job.shard.drop(e.PushKey("a", 1, 1))
+        assert job.conductor.ledger.held == [e.PushKey("a", 1, 1)]
+        job.conductor.ledger.forget_parts()
 
     wired("sync", "abc", test)

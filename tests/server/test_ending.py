@@ -9,12 +9,16 @@ import signal
 import tempfile
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
-from gradwire.exits import Exit
-from gradwire.server.ending import exit_code, written
+from gradwire.common.exits import Exit
+from gradwire.server.daemon import exit_code
+from gradwire.server.durable.output import written
 from gradwire.server.shard import writing
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -87,6 +91,24 @@ def test_parameters_that_fit_nowhere_are_not_saved(tmp_path: Path, monkeypatch: 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     assert not asyncio.run(written(tmp_path / "model.safetensors", 7, save))
+
+
+def test_the_same_parameters_make_the_same_file(tmp_path: Path) -> None:
+    """Whose metadata safetensors orders by chance: one of six orders, each time."""
+    names = ("embed.weight", 'a "quoted"\n\x7f name', "größe", "b")
+    tensors = {name: torch.full((2, 3), float(number)) for number, name in enumerate(names)}
+    path = tmp_path / "model.safetensors"
+    files: set[bytes] = set()
+    for _ in range(12):
+        writing.write_model(path, tensors, version=3, digest="abc", finished=True)
+        files.add(path.read_bytes())
+    assert len(files) == 1
+    found: dict[str, torch.Tensor] = load_file(path)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in names)
+    reader: Any = safe_open(path, "pt")
+    with reader as opened:
+        assert opened.metadata() == {"version": "3", "sha256": "abc", "finished": "true"}
 
 
 def test_a_file_that_is_not_whole_is_not_left_on_a_disk_that_is_full(

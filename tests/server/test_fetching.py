@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from gradwire.compressors import DenseFormat, DensePayload, Payload, Plan
-from gradwire.optimizer import Optimizer, parse_optimizer
+from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, FetchHeader, Tensor
 from gradwire.proto.refusal import Refused
 from gradwire.proto.transfer import Assembly, encode_chunks
 from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
-from gradwire.server import fetching
-from gradwire.server.fetching import AT_ONCE, Fetches
+from gradwire.server.calls import fetching
+from gradwire.server.calls.fetching import AT_ONCE, Fetches
 from gradwire.server.shard.shard import Shard
 from gradwire.server.shard.store import Float32, Store
 

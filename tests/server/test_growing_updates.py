@@ -14,9 +14,9 @@ from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason
 from gradwire.proto.wire import decode_envelope
 from gradwire.server.job import events as e
-from gradwire.server.shard.inbox import Inbox
-from gradwire.server.streams import WorkerStream
-from gradwire.server.updates import Broadcast
+from gradwire.server.streams.arriving import ArrivingParts
+from gradwire.server.streams.outbox import WorkerStream
+from gradwire.server.streams.updates import Broadcast
 
 
 def test_updates_grow_at_the_members_of_a_round_and_the_others_get_them_whole() -> None:
@@ -131,7 +131,7 @@ def test_a_round_that_was_given_up_does_not_hold_up_the_next_ones_updates() -> N
         for worker in "ab":
             job.conductor.happen(e.Joined(worker, 2, compressor="none"))
             job.conductor.happen(e.Attached(worker, 2))
-            stream = WorkerStream(worker, 2, outboxes[worker], Inbox(worker))  # behind the same queue
+            stream = WorkerStream(worker, 2, outboxes[worker], ArrivingParts(worker))  # behind the same queue
             job.conductor.streams[worker] = stream
         for worker in "ab":
             job.conductor.happen(e.Prepared(worker, 2, fingerprint=b"m", version=0))
@@ -156,7 +156,7 @@ def test_what_a_lost_member_left_is_asked_of_another_and_it_is_told_what_counts(
         commit = job.commit("a", (4.0, 4.0, 4.0))
         up(job, "b", 1)
         now = time.monotonic()
-        job.core.step(e.Heard("b", 1), now + 60)
+        job.core.step(e.KeepAlive("b", 1), now + 60)
         job.conductor.perform(job.core.step(e.Tick(), now + 60).actions)
         up(job, "b", 0, 2)
         assert await gone_out(job, "b") == [(1, 1)]
@@ -217,8 +217,7 @@ def test_nothing_is_stepped_of_a_round_whose_members_are_lost_at_once() -> None:
             for part in range(3):
                 job.shard.put(e.PushKey(worker, 1, 1), part, [dense(1.0)], assignment)
         assert not job.shard._round.final  # type: ignore[union-attr]  # pyright: ignore
-        for worker in "abc":
-            job.shard.drop(e.PushKey(worker, 1, 1))
+        job.conductor.forget_gone()
         values = await job.shard.values()
         assert values.version == 0
 

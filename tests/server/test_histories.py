@@ -18,7 +18,7 @@ from gradwire.server.job.modes import registry
 from gradwire.server.job.modes.division import Division, Sliced, StragglerCoded
 from gradwire.server.job.modes.round import Round
 from gradwire.server.job.modes.stale import StaleOptions
-from gradwire.server.job.roster import Member, Work
+from gradwire.server.job.roster import AssignedWork, Member
 from gradwire.server.job.samples import Samples
 from gradwire.server.job.state import JobState
 from gradwire.server.shard.store import Store
@@ -216,13 +216,13 @@ def test_the_histories_notice_a_push_that_answers_two_assignments(monkeypatch: p
 
         __hash__ = int.__hash__
 
-    original = Work.__init__
+    original = AssignedWork.__init__
 
-    def build(self: Work, **fields: Any) -> None:
+    def build(self: AssignedWork, **fields: Any) -> None:
         assignment = fields["assignment"]
         object.__setattr__(assignment, "id", Anything(assignment.id))
         original(self, **fields)
 
-    monkeypatch.setattr(Work, "__init__", build)
+    monkeypatch.setattr(AssignedWork, "__init__", build)
     with pytest.raises(AssertionError, match=r"mode .* seed"):
         run("async:rate=inverse", STEPS, seed=1)

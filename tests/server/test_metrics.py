@@ -12,15 +12,16 @@ from stepping import core_of
 
 from gradwire.proto.messages import Phase
 from gradwire.server.conductor import TICK_S, Conductor
-from gradwire.server.curve import POINTS, Curve
 from gradwire.server.job import events as e
+from gradwire.server.job.loss_history import POINTS, LossHistory
 from gradwire.server.job.waiting import Awaited
 from gradwire.server.metrics import NAMES, Metrics
 from gradwire.server.reporting import LINE_CHARACTERS, count_waiting, shortened
+from gradwire.server.shard.reports import Reported
 
 
 def conductor(core: Any) -> Conductor:
-    shard: Any = SimpleNamespace(manifest=None, start=lambda: None, close=lambda: None)
+    shard: Any = SimpleNamespace(reported=Reported(), start=lambda: None, close=lambda: None)
     return Conductor(core, Metrics("none"), shard=shard)
 
 
@@ -46,7 +47,7 @@ def test_what_a_worker_sends_updates_no_gauge(monkeypatch: pytest.MonkeyPatch) -
         shell.happen(e.Joined(worker="a", incarnation=1, compressor="none"))
         shell.happen(e.Attached(worker="a", incarnation=1))
         for _ in range(100):
-            shell.happen(e.Heard(worker="a", incarnation=1))
+            shell.happen(e.KeepAlive(worker="a", incarnation=1))
         assert not asked
         shell.start()
         await asyncio.sleep(TICK_S * 1.5)
@@ -144,7 +145,7 @@ def test_whatever_an_evaluation_measures_is_a_label_up_to_a_limit() -> None:
 
 @pytest.mark.parametrize("steps", [1, POINTS - 1, POINTS, 3 * POINTS + 5, 20_000])
 def test_the_curve_of_the_loss_keeps_a_bounded_number_of_true_means(steps: int) -> None:
-    curve = Curve()
+    curve = LossHistory()
     curve.add(1, 0, 5.0)
     curve.add(1, 4, math.nan)
     for version in range(1, steps + 1):

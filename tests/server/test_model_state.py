@@ -11,7 +11,7 @@ import torch
 from gradwire.proto.messages import Entry, EntryKind
 from gradwire.proto.transfer import Bytes
 from gradwire.server.job.events import PushKey
-from gradwire.server.model_state import Deposit, ModelState, complete, mean_of
+from gradwire.server.shard.model_state import Deposit, ModelState, complete, mean_of
 
 ENTRIES = (
     Entry(name="flag", kind=EntryKind.BUFFER, shape=(), dtype="bool"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gradwire.server.pacing import MOST_PARTS, Came, Pacing, rates, sendings
+from gradwire.server.plans.rate_control import MOST_PARTS, Came, Pacing, rates, sendings
 
 
 def parts(worker: str, *times: float, size: int = 100) -> list[Came]:

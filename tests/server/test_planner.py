@@ -12,8 +12,8 @@ from gradwire.planning import Link, parse_fusion, parse_order, parse_replan
 from gradwire.planning.job import Costs
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
-from gradwire.server.pacing import Came
-from gradwire.server.planner import FULL, Measured, Planner
+from gradwire.server.plans.planner import FULL, Measured, Planner
+from gradwire.server.plans.rate_control import Came
 
 LAYERS = 12
 
@@ -33,7 +33,7 @@ def profile(of: Manifest, steps: int = FULL, backward_s: float = 1e-3) -> m.Prof
         steps=steps,
         forward_seconds=(backward_s / 2,) * count,
         backward_seconds=(backward_s,) * count,
-        kept=tuple(spec.elements for spec in of.specs),
+        densities=(1.0,) * count,
         sent_bytes=4 * of.elements,
         compressing_seconds=1e-3,
         step_seconds=1.0,
@@ -106,11 +106,28 @@ def test_seamgs_leaves_apart_what_would_lose_accuracy() -> None:
     model = manifest([1000, 1000])
     of = planner("seamgs")
     of.first(model)
-    of.profiled("a", 1, replace(profile(model), kept=(10, 20)))
+    of.profiled("a", 1, replace(profile(model), densities=(0.01, 0.02)))
     link(of, 1.0, 1e-9)
     # Together less of the larger gradients is left out than if the smaller ones have more elements to send.
     assert units(planned(of, model, (5.0, 1.0))) == [2]
     assert units(planned(of, model, (1.0, 5.0), version=105)) == [1, 1]
+
+
+def test_seamgs_passes_over_what_is_sent_whole() -> None:
+    """Two convolutions and the normalizations between and behind them, whose gradients are larger."""
+    model = manifest([1000, 10, 10, 1000, 10, 10])
+    of = planner("seamgs")
+    of.first(model)
+    of.profiled("a", 1, replace(profile(model), densities=(0.01, 1.0, 1.0, 0.01, 1.0, 1.0)))
+    link(of, 1.0, 1e-9)
+    norms = (5.0, 50.0, 50.0, 1.0, 50.0, 50.0)
+    assert units(planned(of, model, norms)) == [6]
+    of.profiled("a", 1, replace(profile(model), densities=(0.02, 1.0, 1.0, 0.01, 1.0, 1.0)))
+    assert units(planned(of, model, norms, version=105)) == [5, 1]
+    # What is asked of a running job knows all norms: with another compressor other tensors may be sparse.
+    measured = of.measured(model, norms)
+    assert measured is not None
+    assert measured.square_norms == norms
 
 
 def test_parameter_groups_are_not_merged() -> None:

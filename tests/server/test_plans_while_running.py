@@ -12,10 +12,11 @@ from test_planner import link, manifest, profile
 
 from gradwire.compressors import Plan
 from gradwire.planning import parse_fusion, parse_order, parse_replan
-from gradwire.planning.job import Choice
+from gradwire.planning.job import StepOptions
 from gradwire.server.metrics import Metrics
-from gradwire.server.planner import FULL, Planner
-from gradwire.server.replanning import Replanning
+from gradwire.server.plans.planner import FULL, Planner
+from gradwire.server.plans.replanning import Replanning
+from gradwire.server.shard.reports import Reported
 
 MODEL = manifest()
 
@@ -24,9 +25,8 @@ class Shard:
     """Measures norms when it is asked to."""
 
     def __init__(self) -> None:
-        self.manifest, self.version = MODEL, 0
-        self.plan = MODEL.plan()
-        self.square_norms: tuple[float, ...] = ()
+        self.reported = Reported()
+        self.reported.manifest, self.reported.plan = MODEL, MODEL.plan()
         self.asked = 0
 
     def measure_norms(self) -> None:
@@ -37,7 +37,7 @@ def running(
     test: Callable[[Replanning, Shard, list[Plan]], Awaitable[None]],
     fusion: str = "seamgs",
     replanning: str = "100",
-    choice: Choice | None = None,
+    choice: StepOptions | None = None,
 ) -> None:
     async def run() -> None:
         planner = Planner(parse_fusion(fusion), parse_order("fifo"), parse_replan(replanning))
@@ -72,10 +72,10 @@ def test_norms_are_measured_in_the_one_version_before_a_plan() -> None:
         job.published(100)
         assert (shard.asked, plans) == (1, [])
         job.published(101)  # no gradient had a part in it
-        shard.square_norms = (0.0,) * len(MODEL.tensors)
+        shard.reported.square_norms = (0.0,) * len(MODEL.tensors)
         job.published(102)
         assert (shard.asked, plans) == (3, [])
-        shard.square_norms = (1.0,) * len(MODEL.tensors)
+        shard.reported.square_norms = (1.0,) * len(MODEL.tensors)
         job.published(103)
         await settled(job)
         assert [len(plan.units) for plan in plans] == [1]
@@ -93,7 +93,7 @@ def test_a_planner_that_fails_leaves_the_plan_and_the_job(
         raise ZeroDivisionError
 
     monkeypatch.setattr(Planner, "plan", fails)
-    monkeypatch.setattr("gradwire.server.replanning.predict", fails)
+    monkeypatch.setattr("gradwire.server.plans.replanning.predict", fails)
 
     async def test(job: Replanning, shard: Shard, plans: list[Plan]) -> None:
         job.profiled("a", 1, profile(MODEL))
@@ -102,7 +102,7 @@ def test_a_planner_that_fails_leaves_the_plan_and_the_job(
         assert plans == []
         assert job.predicted_s == 0.0
 
-    running(test, fusion="mgwfbp", choice=Choice())
+    running(test, fusion="mgwfbp", choice=StepOptions())
     assert "no plan could be made" in caplog.text
     assert "a step could not be predicted" in caplog.text
 
@@ -114,29 +114,29 @@ def test_a_step_is_predicted_once_for_all_that_say_so_at_the_same_time() -> None
         assert len(job.tasks) == 1
         await settled(job)
         assert job.predicted_s > 0
-        shard.version = FULL
+        shard.reported.version = FULL
         job.profiled("a", 1, profile(MODEL))
         assert len(job.tasks) == 2
 
-    running(test, choice=Choice())
+    running(test, choice=StepOptions())
 
 
 def test_what_is_predicted_is_of_the_jobs_parameter_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 
-    def predict(profile: Any, choice: Choice) -> Any:
+    def predict(profile: Any, choice: StepOptions) -> Any:
         given.append(profile)
         raise ValueError
 
-    monkeypatch.setattr("gradwire.server.replanning.predict", predict)
+    monkeypatch.setattr("gradwire.server.plans.replanning.predict", predict)
 
     async def test(job: Replanning, shard: Shard, plans: list[Plan]) -> None:
         tensors = [replace(tensor, group=number % 2) for number, tensor in enumerate(MODEL.tensors)]
-        shard.manifest = replace(MODEL, tensors=tuple(tensors))
+        shard.reported.manifest = replace(MODEL, tensors=tuple(tensors))
         job.profiled("a", 1, profile(MODEL))
         await settled(job)
 
-    running(test, choice=Choice())
+    running(test, choice=StepOptions())
     assert list(given[0].groups) == [number % 2 for number in range(len(MODEL.tensors))]
 
 
@@ -147,4 +147,4 @@ def test_what_nobody_can_predict_has_no_figure(mode: str) -> None:
         await settled(job)
         assert job.predicted_s == 0.0
 
-    running(test, choice=Choice(mode=mode))
+    running(test, choice=StepOptions(mode=mode))

@@ -15,8 +15,8 @@ from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.transfer import digest, encode_chunks, part_transfer, payload_header
 from gradwire.proto.wire import crc32c, decode_envelope
+from gradwire.server.calls.pushes import Pushes
 from gradwire.server.job import events as e
-from gradwire.server.pushes import Pushes
 
 WHOLE = arrange([3], [1], [])  # one part, where there were three
 
@@ -62,6 +62,7 @@ def test_a_plan_goes_behind_the_last_update_and_before_the_next() -> None:
             assert accepted(job.arrive(worker, adopted(job, worker, 2))) == [2]
         assert await job.reach(2) == [-4, -4, -4]
         assert went_out(job, "a") == went_out(job, "b") == [("plan 2", 2)]
+        assert job.shard.reported.plan.norms == (0.0,), "those of the first parameters"
 
     wired("sync", "ab", test)
 
@@ -73,16 +74,16 @@ def test_a_push_under_the_old_plan_is_stale_and_waits_for_none_of_its_parts() ->
         work = job.core.roster.members["a"].work
         assert work is not None
         job.arrive("a", [*job.part(0), *job.part(1, damaged=True), job.commit("a")])
-        assert job.shard.stored == 1
+        assert len(job.conductor.ledger.held) == 1
         job.conductor.replan(WHOLE)
         assert job.core.plan == 2
-        assert job.shard.stored == 0
-        (stored,) = job.conductor.intake.of("a", 1).stored
+        assert len(job.conductor.ledger.held) == 0
+        (stored,) = job.conductor.ledger.stored(("a", 1))
         assert stored.parts == ()
         assert reasons(job.arrive("a", job.part(1)[:1])) == [(1, None, Reason.STALE)]
         assert job.arrive("a", job.part(1)[1:]) == [], "what is left of it is ignored"
         assert job.arrive("a", job.part(2)) == []
-        assert job.shard.stored == 0
+        assert len(job.conductor.ledger.held) == 0
         assert accepted(job.arrive("a", adopted(job, "a", 2))) == [1]
         assert await job.reach(1) == [-3, -3, -3]
 
@@ -115,15 +116,15 @@ def test_a_part_that_is_being_looked_at_as_the_plan_changes_is_not_stored() -> N
     async def test(job: Wired) -> None:
         header, *_ = job.part(0, float("nan"))
         assert isinstance(header, m.Part)
-        job.conductor.intake.of("a", 1).wants(1, 0, header.assignment)
+        job.conductor.ledger.wants(e.PushKey("a", 1, 1), 0, header.assignment)
         job.conductor.replan(WHOLE)
 
         def finish() -> Any:
             raise AssertionError("it does not matter what it holds")
 
         Pushes(job.conductor, job.conductor.streams["a"])._store(header, 0, finish)  # pyright: ignore[reportPrivateUsage]
-        assert job.shard.stored == 0
-        assert job.conductor.intake.of("a", 1).stored == (m.Stored(seq=1, parts=()),)
+        assert len(job.conductor.ledger.held) == 0
+        assert job.conductor.ledger.stored(("a", 1)) == (m.Stored(seq=1, parts=()),)
         job.arrive("a", [m.Abandon(seq=1)])
 
     wired("async", "a", test)

@@ -12,14 +12,14 @@ import pytest
 import torch
 from pushes import apply, pushed
 
-from gradwire import saved
 from gradwire.compressors import DenseFormat, DensePayload, Payload
-from gradwire.optimizer import Group, Optimizer, parse_optimizer
+from gradwire.optim.optimizer import Group, Optimizer, parse_optimizer
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.plans import plan_message
-from gradwire.server.resuming import Resumed, read_model
+from gradwire.server.durable.resuming import Resumed, read_model
 from gradwire.server.shard.store import Store
+from gradwire.storage import checkpoint as files
 
 SHAPES = {"first": (7, 5), "second": (5,), "third": (30, 30), "none": (0,), "last": (30,)}
 JOB = Group(options=parse_optimizer("sgd"), learning_rate=0.05)
@@ -84,7 +84,7 @@ def checkpoint(store: Store, folder: Path) -> Resumed:
         "shard": store.image(),
         "state": {"frozen": {}, "buffers": {}},
     }
-    saved.write_folder(folder, tree, {})
+    files.write_folder(folder, tree, {})
     return read_model(folder)
 
 

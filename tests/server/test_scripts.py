@@ -83,7 +83,7 @@ class Story:
                 return f"version {action.version} is made of {names}{rate}"
             case Refuse(refusal=refusal):
                 return f"refused: {refusal.reason.label}"
-            case e.Lost(name=name):
+            case e.LossReported(name=name):
                 return f"{name[-2]} is lost"
             case e.Disconnect(worker=worker, refusal=refusal):
                 return f"{worker} is cut off: {refusal.reason.label}"
@@ -132,7 +132,7 @@ class Story:
             case [name, "evaluates"]:
                 asked = [each for each in self.told[name] if each.evaluate_epoch][-1]
                 self.step(
-                    e.Evaluated(
+                    e.EvaluationReported(
                         worker=name,
                         incarnation=self.incarnations[name],
                         version=asked.version,
@@ -153,9 +153,9 @@ class Story:
             case [name, "pushes"]:
                 self.push(name, self.told[name][-1])
             case ["a", "part", "is", "final"]:
-                self.step(e.Begun(version=self.core.version + 1))
+                self.step(e.ApplyStarted(version=self.core.version + 1))
             case ["all", "parts", "are", "final"]:
-                self.step(e.Begun(version=self.core.version + 1, whole=True))
+                self.step(e.ApplyStarted(version=self.core.version + 1, whole=True))
             case ["published"]:
                 self.step(e.Published(version=self.core.version + 1))
             case [seconds, "s", "pass", *rest]:
@@ -164,15 +164,15 @@ class Story:
                     self.now += 1
                     for member in self.core.roster.by_rank():
                         if member.worker not in silent:
-                            self.step(e.Heard(worker=member.worker, incarnation=member.incarnation))
+                            self.step(e.KeepAlive(worker=member.worker, incarnation=member.incarnation))
                     self.step(e.Tick())
             case [name, "hangs", seconds, "s"]:
                 self.step(
-                    e.Heard(
+                    e.KeepAlive(
                         worker=name,
                         incarnation=self.incarnations[name],
                         activity="computing",
-                        still_s=float(seconds),
+                        stalled_s=float(seconds),
                     )
                 )
                 self.step(e.Tick())

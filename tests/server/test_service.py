@@ -11,20 +11,21 @@ import pytest
 
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Refused
-from gradwire.server import service as service_module
-from gradwire.server.access import Access
+from gradwire.server.calls import service as service_module
+from gradwire.server.calls.access import Access
+from gradwire.server.calls.service import Service
 from gradwire.server.conductor import Conductor
 from gradwire.server.job import roster
 from gradwire.server.job.core import Core
 from gradwire.server.job.modes import registry
 from gradwire.server.metrics import Metrics
-from gradwire.server.service import Service
+from gradwire.server.shard.reports import Reported
 from gradwire.settings import ServerSettings
 
 
 def service_of(mode: str, **rules: Any) -> Service:
     options, parsed = ServerSettings(mode=mode, min_workers=3, **rules), registry.parse(mode)
-    shard: Any = SimpleNamespace(manifest=None)
+    shard: Any = SimpleNamespace(reported=Reported())
     return Service(
         Conductor(Core(options, parsed), Metrics("none"), shard=shard),
         options,

@@ -10,8 +10,8 @@ from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.wire import BATCH_BYTES, decode_envelope
 from gradwire.server.shard.store import Encoded
-from gradwire.server.streams import Outbox
-from gradwire.server.updates import Broadcast
+from gradwire.server.streams.outbox import Outbox
+from gradwire.server.streams.updates import Broadcast
 
 WHY = Refusal(reason=Reason.FENCED, message="over")
 

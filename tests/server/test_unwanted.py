@@ -7,7 +7,7 @@ from wired import Message, Wired, accepted, hints, reasons, wired
 
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason
-from gradwire.server.pushes import Pushes
+from gradwire.server.calls.pushes import Pushes
 
 
 def late(job: Wired) -> tuple[list[Message], int]:
@@ -26,12 +26,12 @@ def test_a_push_is_unwanted_as_soon_as_its_round_has_closed() -> None:
         push, come = late(job)
         assert hints(job, "c") == [1], "at once, not with its next part"
         assert await job.reach(1) == [-1, -1, -1]
-        assert job.shard.stored == 0
+        assert len(job.conductor.ledger.held) == 0
         assert job.arrive("c", push[come : come + 1]) == [], "the rest of the part that was arriving"
         assert hints(job, "c") == [1]
         assert job.arrive("c", push[come + 1 : -1]) == []
         assert hints(job, "c") == [1], "once on each stream"
-        assert job.shard.stored == 0
+        assert len(job.conductor.ledger.held) == 0
         assert reasons(job.arrive("c", push[-1:])) == [(1, None, Reason.STALE)]
 
     wired("sync:backup=1", "abc", test)
@@ -50,7 +50,7 @@ def test_an_unwanted_push_is_decided_on_without_its_parts(rest: int) -> None:
         else:
             assert reasons(job.arrive("c", push[-1:])) == [(1, None, Reason.STALE)]
             assert reasons(job.arrive("c", push[-1:])) == [(1, None, Reason.STALE)], "told again"
-        assert job.conductor.intake.of("c", 1).stored == ()
+        assert job.conductor.ledger.stored(("c", 1)) == ()
 
     wired("sync:backup=1", "abc", test)
 
@@ -63,8 +63,8 @@ def test_a_part_that_is_being_scanned_when_its_push_is_unwanted_is_not_stored() 
         stream = job.conductor.streams["c"]
         pushes = Pushes(job.conductor, stream)
         pushes._begin(header)  # pyright: ignore[reportPrivateUsage]
-        stream.inbox.add(chunk)
-        complete = stream.inbox.take()
+        stream.arriving.add(chunk)
+        complete = stream.arriving.take()
         assert complete is not None
         job.arrive("a", job.push("a"))
         job.arrive("b", job.push("b"))
@@ -84,10 +84,10 @@ def test_what_was_unwanted_is_asked_for_again_where_it_would_be_accepted() -> No
         work = job.core.roster.relieve(member)
         assert work is not None
         job.arrive("a", push[2:4])
-        assert (hints(job, "a"), job.shard.stored) == ([1], 0)
+        assert (hints(job, "a"), job.conductor.ledger.held) == ([1], [])
         job.core.roster.give(member, work)
         job.arrive("a", push[4:-1])
-        assert (hints(job, "a"), job.shard.stored) == ([1], 0), "what is dropped once stays dropped"
+        assert (hints(job, "a"), job.conductor.ledger.held) == ([1], []), "what is dropped once stays dropped"
         assert reasons(job.arrive("a", push[-1:])) == [(1, None, Reason.CHUNK)]
         assert accepted(job.arrive("a", push)) == [1]
         assert await job.reach(1) == [-1, -1, -1]

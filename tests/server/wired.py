@@ -17,13 +17,13 @@ from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason
 from gradwire.proto.transfer import digest, encode_chunks, part_transfer, payload_header
 from gradwire.proto.wire import crc32c, decode_envelope
+from gradwire.server.calls.exchange import WorkerCall
 from gradwire.server.conductor import Conductor
-from gradwire.server.exchange import WorkerCall
 from gradwire.server.job import events as e
 from gradwire.server.metrics import Metrics
-from gradwire.server.shard.inbox import Inbox
 from gradwire.server.shard.shard import Shard
-from gradwire.server.streams import Outbox, WorkerStream
+from gradwire.server.streams.arriving import ArrivingParts
+from gradwire.server.streams.outbox import Outbox, WorkerStream
 
 PLAN = cut_plan((1, 1, 1))
 ONES = (1.0, 1.0, 1.0)
@@ -33,8 +33,8 @@ Message = m.Part | m.Chunk | m.Commit | m.Abandon
 class Wired:
     """A job of attached workers. Three elements are three parts."""
 
-    def __init__(self, mode: str, workers: str, **rules: Any) -> None:
-        self.core = core_of(mode, min_workers=len(workers), epochs=100, **rules)
+    def __init__(self, mode: str, workers: Sequence[str], **rules: Any) -> None:
+        self.core = core_of(mode, **{"min_workers": len(workers), "epochs": 100, **rules})
         self.shard = Shard(build)
         self.conductor = Conductor(self.core, Metrics("none"), shard=self.shard)
         self.call = WorkerCall(self.conductor)
@@ -54,7 +54,7 @@ class Wired:
         self.conductor.happen(e.Attached(worker, 1))
         outbox = Outbox()
         outbox.send = self.sent[worker].append  # type: ignore[method-assign, assignment]
-        self.conductor.streams[worker] = WorkerStream(worker, 1, outbox, Inbox(worker))
+        self.conductor.streams[worker] = WorkerStream(worker, 1, outbox, ArrivingParts(worker))
 
     def part(
         self, number: int, value: float = 1.0, *, seq: int = 1, damaged: bool = False, assignment: int = 1
@@ -130,7 +130,9 @@ class Wired:
         return [float(each) for each in chunk.data.view(np.float32)]
 
 
-def wired(mode: str, workers: str, test: Callable[[Wired], Coroutine[Any, Any, None]], **rules: Any) -> None:
+def wired(
+    mode: str, workers: Sequence[str], test: Callable[[Wired], Coroutine[Any, Any, None]], **rules: Any
+) -> None:
     """Run a test of an open job; nothing may be left in the shard in the end."""
 
     async def run() -> None:
@@ -138,7 +140,7 @@ def wired(mode: str, workers: str, test: Callable[[Wired], Coroutine[Any, Any, N
         await job.open()
         await test(job)
         assert not job.conductor.failed.is_set(), job.conductor.failure
-        assert job.shard.stored == 0
+        assert len(job.conductor.ledger.held) == 0
         job.shard.close()
 
     asyncio.run(run())

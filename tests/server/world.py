@@ -29,15 +29,15 @@ from simulated import (
 from stepping import Refuse, copied, step
 
 from gradwire.compressors import arrange
-from gradwire.optimizer import Optimizer, parse_optimizer
+from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Abandon, Commit, Decision, Phase
 from gradwire.proto.transfer import digest
 from gradwire.proto.wire import crc32c
+from gradwire.server.calls.pushes import Pushes
 from gradwire.server.job import events as e
-from gradwire.server.pushes import Pushes
 from gradwire.server.shard.store import Store
-from gradwire.server.updates import Broadcast
+from gradwire.server.streams.updates import Broadcast
 
 NAMES = ("a", "b", "c", "d")
 
@@ -63,7 +63,7 @@ class World(Network):
     def act(self) -> None:
         """One of the things below, each with its own likelihood; sometimes a copy of the core goes on."""
         if self.pick(50) == 0:
-            self.core = self.server.core = self.server.intake.core = copied(self.core, self.given_mode)
+            self.core = self.server.core = self.server.ledger.core = copied(self.core, self.given_mode)
         choices: list[tuple[int, Callable[[], None]]] = [
             (9, self.deliver), (6, self.compute), (5, self.publish), (3, self.come), (4, self.beat),
             (2, self.wait), (1, self.repeat), (1, self.damage), (1, self.break_stream), (2, self.evaluate),
@@ -326,7 +326,7 @@ class World(Network):
     def beat(self) -> None:
         for sim in list(self.sims.values()):
             if sim.attached:
-                self.step(e.Heard(worker=sim.name, incarnation=sim.incarnation))
+                self.step(e.KeepAlive(worker=sim.name, incarnation=sim.incarnation))
 
     def wait(self) -> None:
         self.now += 0.01 * (1 + self.pick(200))
@@ -341,8 +341,8 @@ class World(Network):
         """A training thread makes no progress, for longer than any limit; its stream is there."""
         sim = self.any_sim()
         if sim is not None and sim.attached:
-            still_s = 100 * self.rules.progress_seconds
-            self.step(e.Heard(sim.name, sim.incarnation, activity="computing", still_s=still_s))
+            stalled_s = 100 * self.rules.progress_seconds
+            self.step(e.KeepAlive(sim.name, sim.incarnation, activity="computing", stalled_s=stalled_s))
             self.tick()
 
     def tick(self) -> None:

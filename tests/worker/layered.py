@@ -13,7 +13,7 @@ from scripted import REPLY, Script, updates
 from torch import nn
 from torch.utils import checkpoint as checkpointing
 
-from gradwire.compressors import LayerRule, Plan, decode
+from gradwire.compressors import LayerRule, Plan, decode, parse_compressor
 from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
@@ -125,7 +125,7 @@ class Run:
             chosen,
             self.replica,
             device=torch.device("cpu"),
-            compressor=compressor,
+            compressor=parse_compressor(compressor),
             rule=LayerRule(),
             metrics=Metrics(compressor),
         )

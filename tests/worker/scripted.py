@@ -32,6 +32,7 @@ class Script:
         resent: seq and part of what was asked for.
         saved_at: versions of which a worker has written down its state, with what went wrong.
         plan: that parts are of: the last that was handed out, if not set.
+        ended: why the worker has left.
     """
 
     def __init__(self, *messages: Any) -> None:
@@ -49,8 +50,12 @@ class Script:
         self.hurries = 0
         self.saved_at: list[tuple[int, str]] = []
         self.plan: Plan | None = None
+        self.rank = 0
+        self.ended = ""
 
-    def initialize(self, manifest: Any, values: Any, state: Any = None, least: int = 1) -> bool:
+    def initialize(
+        self, manifest: Any, values: Any, state: Any = None, least: int = 1, earlier: Any = None
+    ) -> bool:
         return True
 
     def get_state(self, manifest: Any, epoch: int, frozen: bytes) -> dict[str, Any]:
@@ -63,15 +68,17 @@ class Script:
         pass
 
     def next(self, timeout_s: float) -> Any:
+        assert self.messages, "the worker waits for what never comes"
         message = self.messages.pop(0)
         message = message() if callable(message) else message
         if isinstance(message, Plan):
             self.plan = message
         return message
 
-    def part(self, header: m.Part, payloads: Sequence[Payload]) -> None:
+    def part(self, header: m.Part, payloads: Sequence[Payload]) -> int:
         assert (header.seq, header.part) not in self.parts
         self.parts[header.seq, header.part] = header, list(payloads)
+        return crc32c(each.data for each in payloads)
 
     def commit(self, commit: m.Commit) -> None:
         parts = {part: payloads for (seq, part), (_, payloads) in self.parts.items() if seq == commit.seq}
@@ -105,6 +112,16 @@ class Script:
 
     def stepped(self, version: int) -> None:
         self.at.append(version)
+
+    def leave(self, reason: str, *, failed: bool) -> None:
+        self.ended = reason
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def sent(self) -> tuple[int, float]:
+        return 0, 0.0
 
 
 def updates(

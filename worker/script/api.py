@@ -9,10 +9,13 @@ from typing import Any
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from ...configuration import read
+import torch
+
+from ...common.configuration import read
+from ...compressors import set_threads
 from ...settings import COMMANDS, WorkerSettings
 from .job import Job
-from .turn import ScriptError
+from .terms import ScriptError
 
 __all__ = ["Job", "ScriptError", "connect"]
 
@@ -35,4 +38,8 @@ def connect(**options: Any) -> Job:
     if "MASTER_ADDR" in environ:
         environ.setdefault("GC_SERVER", environ["MASTER_ADDR"])
     given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    return Job(read(WorkerSettings, COMMANDS, argv=given, environ=environ))
+    effective = read(WorkerSettings, COMMANDS, argv=given, environ=environ)
+    if threads := effective.settings.threads:
+        torch.set_num_threads(threads)
+        set_threads(threads)
+    return Job(effective)

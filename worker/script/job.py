@@ -1,15 +1,20 @@
-"""A script's membership of a job, and the loops in which it trains."""
+"""A script's membership of a job, and the loops in which it trains.
+
+The script owns the loop, so a training step (`worker/training/step`) is driven from three places here:
+`_batches` begins it with each assignment, and skips a batch that the script has passed over;
+`_forward_passed` lets gradients leave from then on; `_step`, which is `optimizer.step()`, pushes. After an
+assignment's last push the script waits in `_settle` for what the server wants next: another assignment, an
+evaluation, or the end.
+"""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import math
-import os
-import socket
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from functools import partial
 from types import TracebackType
@@ -19,32 +24,40 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]
 
-from ... import __version__
+from ...common.configuration import Effective
+from ...common.naming import own_name
+from ...common.telemetry import HttpEndpoint
+from ...common.version import __version__
 from ...compressors import LayerRule, ModelCompressor, advice, suited
 from ...compressors.registry import names
-from ...configuration import Effective
-from ...optimizer import parse_optimizer
+from ...optim.optimizer import parse_optimizer
 from ...proto import messages as m
 from ...proto.job import job_terms
+from ...proto.shares import assigned_samples
 from ...settings import WorkerSettings, access_files, names_in, parse_address
-from ...telemetry import HttpEndpoint
 from ..metrics import Metrics
 from ..session.compression import Compression
-from ..session.connection import Connection
-from ..session.groups import ONE_GROUP
+from ..session.connection import Connection, Earlier
+from ..session.groups import ONE_GROUP, ParameterGroups
+from ..session.kernels import tell_of_kernels
+from ..session.model_state import least_samples
 from ..session.own_state import OwnState
 from ..session.replica import Replica
 from ..session.session import Session
-from ..tasks.data import data_checksum
-from ..tasks.sharding import Indices, epoch_order, shard
-from ..tasks.work import Local
-from .keeping import Position, State, go_on_from, random_state
+from ..training.data import data_checksum
+from ..training.gradients import GradientStrategy
+from ..training.local import LocalStrategy
+from ..training.sharding import Indices, epoch_order, shard
+from ..training.step import TrainingStep
+from ..training.work import Gradients, Local
+from .forward import after_forward
+from .length import Batches, Length
 from .loading import Loading
-from .local import LocalTurns
+from .moments import moments_of, state_of
 from .optimizer import JobOptimizer, averaging, parameter_groups
 from .schedules import Each, Schedules
-from .terms import Overlap, Steps, check_attached, overlaps, script_compressor, script_work
-from .turn import ScriptError, Turns
+from .script_state import Position, State, go_on_from, random_state
+from .terms import Overlap, ScriptError, Steps, check_attached, overlaps, script_compressor, script_work
 
 log = logging.getLogger("gradwire.worker")
 
@@ -52,6 +65,10 @@ Model = TypeVar("Model", bound=nn.Module)
 Scheduler = TypeVar("Scheduler")
 
 POLL_S = 1.0
+NO_WORK = (
+    "optimizer.step(): there is no work to answer; call it once for each batch, in the loop over "
+    "job.batches(...)"
+)
 
 
 class Job:
@@ -76,10 +93,14 @@ class Job:
         self._compressor, self._auto = script_compressor(settings.compressor)
         self._model: nn.Module | None = None
         self._optimizer: JobOptimizer | None = None
-        self._groups = ONE_GROUP
+        self._first = True  # until the first batch
+        self._said_again = self._newer_state = False  # what the log says once
         self._schedules = Schedules()
         self._session: Session | None = None
-        self._turns: Turns | LocalTurns | None = None
+        self._strategy: GradientStrategy | LocalStrategy | None = None
+        self._training: TrainingStep | None = None  # the last one that was begun
+        self._loss = 0.0  # logged for the present batch
+        self._apart = False  # whether backward passes only add to the gradients
         self._steps_here = self._overlap = False
         self._next: m.Assignment | None = None  # that came last, until it is answered
         self._order: tuple[int, Indices] | None = None  # of the last epoch asked for
@@ -90,7 +111,7 @@ class Job:
         self._evaluation = ExitStack()  # while the script may evaluate
         self._connection = Connection(
             parse_address(settings.server),
-            worker=settings.worker_id or f"{socket.gethostname()}-{os.getpid()}",
+            worker=settings.worker_id or own_name(),
             incarnation=time.time_ns(),
             connect_s=settings.connect_seconds,
             give_up_s=settings.give_up_seconds,
@@ -100,7 +121,7 @@ class Job:
         )
         self._http: HttpEndpoint | None = None
         self._own: OwnState | None = None
-        self._restored: Mapping[str, Any] | None = None  # this worker's own state, until the session has it
+        self._restored: tuple[int, Mapping[str, Any]] | None = None  # own state, until the session has it
         try:
             registry = self._metrics.registry
             hung = self._connection.progress.hung
@@ -112,7 +133,7 @@ class Job:
                 lambda: "running",
                 hung,
             )
-            self._reply = self._connection.join(__version__, self._compressor, names())
+            self._reply = self._connection.join(__version__, str(self._compressor), names())
             self._terms = job_terms(self._reply.job)
             self._work = script_work(self._terms)
             if settings.state:
@@ -121,12 +142,19 @@ class Job:
         except BaseException as error:
             self._end(f"failed: {error}", failed=True)
             raise
-        owner: Mapping[str, Any] = {} if self._restored is None else self._restored["owner"]
+        owner: Mapping[str, Any] = {} if self._restored is None else self._restored[1]["owner"]
         self.state = State(owner.get("state", {}))
+        older = self._restored is not None and self._restored[0] < self._reply.version
+        if older and owner["epoch"] < self._reply.epoch:  # the pass over the loader is over
+            owner = {**owner, "epoch": self._reply.epoch, "loader": None, "logged": {}}
+        self._owner = owner  # of which the rest is taken over once batches begin
         self._position = Position(owner.get("loader"))
         self._random: Mapping[str, Any] | None = owner.get("random")  # to go on from, once batches begin
         atexit.register(self.leave)
         self._epoch: int = owner.get("epoch", self._reply.epoch)  # the job may be past it, the script not
+        self._start = 0  # the epoch that the script wants to begin a job with
+        single = isinstance(self._work, Gradients) and self._work.single
+        self._length = Length(self._terms, workers=self._reply.workers, single=single)
         self._metrics.info.labels(__version__, self._terms.mode, self._terms.id).set(1)
 
     # ---- membership
@@ -151,6 +179,10 @@ class Job:
         held = 0.0 if self.done or self._session is None else self._session.held_back
         if held:
             log.warning("leaving with gradients of norm %.3g that the server has not got", held)
+        left = self._next is None or bool(self._next.ranges)  # not where there is nothing to do any more
+        if self._session is not None and left and not self.done and not failed:
+            of = f" of 0 to {self._terms.epochs - 1}" if self._terms.epochs else ""
+            log.warning("leaving in epoch %d%s: the script ends before the job", self._epoch, of)
         self._end(reason or ("done" if self.done else "the script has ended"), failed=failed)
 
     def _end(self, reason: str, *, failed: bool) -> None:
@@ -164,14 +196,40 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """The smallest number from 0 that no other member had when this one came."""
-        return self._reply.rank
+        """The smallest number from 0 that no other member had when this one came. A member that was lost and
+        comes back may have another one: ask again in each epoch."""
+        return self._connection.rank
 
     @property
     def version(self) -> int:
         """Of the parameters: how many steps the job has taken."""
         version = None if self._session is None else self._session.replica.version
         return self._reply.version if version is None else version
+
+    @property
+    def total_epochs(self) -> int:
+        """Epochs of the whole job, as `gc-server --epochs` says; 0 if it ends by something else."""
+        return self._terms.epochs
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole job, as a schedule counts them that the script steps once for each
+        `optimizer.step()` and names to `follow`. With as many workers as there are now: where some come or go
+        it becomes another number, and `progress` does not.
+
+        Before the first batch it is computed from `--min-workers` and the data set that was given last to
+        `batches` or `steps`.
+
+        Raises:
+            ScriptError: nobody knows it yet, or only time ends the job.
+        """
+        return self._length.total_steps
+
+    @property
+    def progress(self) -> float:
+        """Part of the job that is done, 0 to 1, whoever comes or goes; 0 if only time ends it. It is that of
+        the present batch, and the same for all workers that compute together."""
+        return 1.0 if self.done else self._length.progress
 
     @property
     def evaluating(self) -> bool:
@@ -200,6 +258,9 @@ class Job:
                 the server averages what all workers' steps change; in mode `local` it is so in any case.
             overlap: "off" if no gradient is to leave before `step()`; None for what the job has.
 
+        What the optimizer remembers when batches begin, because the script has loaded its state or has taken
+        steps with it, is what the server's begins with: that of the job's first worker, as with parameters.
+
         Returns:
             The model, and an optimizer for the loop and for schedulers: its `step()` pushes the gradients and
             waits for the parameters that the server makes of all workers' gradients. (A `JobOptimizer`; to
@@ -213,17 +274,46 @@ class Job:
             raise ScriptError("job.attach: this job has its model already; connect once for each model")
         check_attached(self._terms, self._work, clip_norm, steps)
         self._overlap = overlaps(self._terms, overlap)
-        local = isinstance(self._work, Local)
-        self._steps_here = local or steps == "local"
-        groups = (averaging if self._steps_here else parameter_groups)(optimizer, model)
-        self._groups = ONE_GROUP if local else groups
-        remembered = {what for each in optimizer.state.values() for what in each}
-        if remembered and not self._steps_here:
-            log.warning(
-                "the server's optimizer begins anew, without the %s of this one", ", ".join(remembered)
-            )
-        self._model, self._optimizer = model, JobOptimizer(optimizer, self._step, here=self._steps_here)
+        self._steps_here = isinstance(self._work, Local) or steps == "local"
+        found = JobOptimizer(optimizer, self._step, self._remembered, here=self._steps_here)
+        self._groups_of(found, model)  # refuses what the server cannot run
+        self._model, self._optimizer = model, found
+        self._length.least = least_samples(model)
         return model, self._optimizer
+
+    def _groups_of(self, optimizer: JobOptimizer, model: nn.Module) -> ParameterGroups:
+        """The parameter groups as the server steps them. Raises ScriptError."""
+        of = optimizer.of
+        groups = averaging(of, model) if self._steps_here else parameter_groups(of, model)
+        return ONE_GROUP if isinstance(self._work, Local) else groups
+
+    def _remembered(self) -> Mapping[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """What the server's optimizer remembers, by parameter."""
+        if self._left or self._session is None:
+            raise ScriptError(
+                "optimizer.state_dict(): this script has left the job, and the state is the server's; call "
+                "it before that, in `with gradwire.connect() as job`"
+            )
+        replica = self._session.replica
+        version, moments = self._connection.get_optimizer(replica.manifest)
+        if version != self.version and not self._newer_state:
+            self._newer_state = True
+            log.warning(
+                "optimizer.state_dict(): the state is that of version %d, and this worker's parameters are "
+                "those of version %d: in mode %s the job goes on meanwhile",
+                *(version, self.version, self._terms.mode),
+            )
+        return state_of(moments, replica)
+
+    def _earlier(self) -> Earlier:
+        """What this script brings from another job, if it begins this one."""
+        assert self._session is not None
+        assert self._optimizer is not None
+        loaded: Mapping[torch.Tensor, Mapping[str, Any]] = {}
+        if not self._steps_here:
+            loaded = self._optimizer.loaded
+        moments = moments_of(loaded, self._session.replica)
+        return Earlier(moments, epoch=self._start, steps=self._schedules.steps)
 
     def follow(self, scheduler: Scheduler, *, each: Each = "step") -> Scheduler:
         """Keep a scheduler as far as the job is: before each batch it is given the steps that it lacks,
@@ -231,7 +321,9 @@ class Job:
 
         Args:
             scheduler: of torch.optim.lr_scheduler. The script steps it as it would alone.
-            each: how often: once for each `optimizer.step()`, or once for each of `job.epochs()`.
+            each: how often: once for each `optimizer.step()`, or once for each of `job.epochs()`. "progress"
+                for a LambdaLR whose function asks `job.progress` instead of counting: the job steps it,
+                before each batch, and its rates are right whoever comes or goes.
 
         Returns:
             The scheduler.
@@ -247,25 +339,30 @@ class Job:
         self._schedules.follow(scheduler, each)
         return scheduler
 
-    def _begin(self, train_samples: int, data: Callable[[], int]) -> tuple[Session, Turns | LocalTurns]:
+    def _begin(
+        self, train_samples: int, data: Callable[[], int]
+    ) -> tuple[Session, GradientStrategy | LocalStrategy]:
         """Join in with a data set. data: finds its checksum."""
-        if self._session is not None and self._turns is not None:
+        if self._session is not None and self._strategy is not None:
             given = self._session.replica.manifest.train_samples
             if given != train_samples:
                 raise ScriptError(
                     f"job.batches: the data set has {train_samples} samples, and had {given} before; "
                     "connect once for each data set"
                 )
-            return self._session, self._turns
+            return self._session, self._strategy
         if self._model is None or self._optimizer is None:
             raise ScriptError("job.batches: call job.attach(model, optimizer) first")
         settings, terms = self._settings, self._terms
-        replica = Replica(self._model, train_samples, self._groups, data(), masters=not self._steps_here)
+        tell_of_kernels(self._connection, logging.WARNING)  # shown also where no logging is set up
+        groups = self._groups_of(self._optimizer, self._model)
+        self._optimizer.begin()
+        replica = Replica(self._model, train_samples, groups, data(), masters=not self._steps_here)
         rule = LayerRule(
             dense=names_in(settings.dense_layers), compressed=names_in(settings.compressed_layers)
         )
         local = self._steps_here  # otherwise all groups have optimizers of one kind
-        optimizer = parse_optimizer("sgd" if local else self._groups.groups[0].optimizer)
+        optimizer = parse_optimizer("sgd" if local else groups.groups[0].optimizer)
         chosen = self._compressor if self._auto else suited(self._compressor, optimizer, local=local)
         if chosen != self._compressor:
             log.info("compressor %s, because the server's optimizer is an Adam", chosen)
@@ -276,55 +373,131 @@ class Job:
             Compression(compressor, in_parts=terms.overlap == "both"),
             self._metrics,
             initialize=self._reply.initialize,
-            auto=self._compressor if self._auto else "",
+            auto=str(self._compressor) if self._auto else "",
             buffers=terms.buffers,
             own=self._own,
+            earlier=self._earlier,
         )
-        turns = self._turns_of(session, self._optimizer)
+        strategy = self._strategy_of(session, self._optimizer)
         session.keep(self._image, when_told=True)
         if self._restored is not None:
-            owner = session.restore(self._reply.version, self._restored)
-            turns.restore(owner["turns"])
-            self._logged, self._restored = dict(owner["logged"]), None
-        self._session, self._turns = session, turns
+            version, tree = self._restored
+            session.restore(version, tree, self._reply.version)
+            strategy.restore(self._owner["strategy"])
+            self._logged, self._restored = dict(self._owner["logged"]), None
+        self._session, self._strategy = session, strategy
         for line in advice(chosen, optimizer, local=local):
             log.warning("%s", line)
         session.begin()
-        return session, turns
+        return session, strategy
 
     def _image(self) -> dict[str, Any]:
         """All that the next step depends on, and the server has not got."""
-        assert self._turns is not None
+        assert self._strategy is not None
         return {
             "epoch": self._epoch,
-            "turns": self._turns.image(),
+            "strategy": self._strategy.image(),
             "logged": deepcopy(self._logged),
             "state": self.state.image(),
             "loader": self._position.image(),
             "random": random_state(),
         }
 
-    def _turns_of(self, session: Session, optimizer: JobOptimizer) -> Turns | LocalTurns:
-        work = self._work
+    def _strategy_of(self, session: Session, optimizer: JobOptimizer) -> GradientStrategy | LocalStrategy:
+        work, terms = self._work, self._terms
         if isinstance(work, Local):
-            size = self._terms.batch_size
-            return LocalTurns(session, optimizer, batch_size=size, correction=work.correction)
+            return LocalStrategy(
+                session,
+                self._metrics,
+                optimizer,
+                give_up=ScriptError,
+                batch_size=terms.batch_size,
+                correction=work.correction,
+            )
+        final = terms.overlap == "both"
         if self._steps_here:
-            return LocalTurns(session, optimizer, batch_size=None, single=work.single, rates=(1.0,))
-        final = self._terms.overlap == "both"
-        return Turns(session, optimizer.rates, single=work.single, overlap=self._overlap, final=final)
+            return LocalStrategy(
+                session,
+                self._metrics,
+                optimizer,
+                give_up=ScriptError,
+                batch_size=None,
+                single=work.single,
+                final=final,
+                rates=(1.0,),
+            )
+        if self._overlap:
+            after_forward(session.replica.model, self._forward_passed)
+        return GradientStrategy(
+            session,
+            self._metrics,
+            give_up=ScriptError,
+            single=work.single,
+            final=final,
+            overlap=self._overlap,
+            rates=optimizer.rates,
+            user_steps=True,
+            remedy="; put all but the last backward pass under job.no_sync()",
+        )
 
     # ---- the loops
 
-    def epochs(self) -> Generator[int]:
-        """The job's epochs, from 0, or from where the job is, until it is done."""
+    def epochs(self, total: int | None = None, *, start: int = 0) -> Generator[int]:
+        """The job's epochs, from 0, or from where the job is, until it is done. An epoch is over when all of
+        its samples are trained on: a loop over batches that ends early is given the same epoch again.
+
+        Args:
+            total: epochs of the job, if the script has a number of its own: it has to be that of the server.
+            start: the first epoch that the script has not trained on, where it continues from a file of its
+                own. The job's first worker says with it where the job begins; a job that has begun is
+                where it is.
+
+        Raises:
+            ScriptError: another number of epochs than the job has, or one that there is not.
+        """
+        of_job = self._terms.epochs
+        if total not in (None, of_job):
+            raise ScriptError(
+                f"job.epochs({total}): the job has {of_job}; start gc-server with --epochs {total}, or leave "
+                "the number out"
+            )
+        if start < 0 or (of_job and start > of_job):
+            most = f"0 to {of_job}, the job's number of epochs" if of_job else "0 or more"
+            raise ScriptError(
+                f"job.epochs(start={start}): expected {most}; start gc-server with --epochs that count those "
+                "before, too"
+            )
+        if self._session is None and not self._reply.version:
+            self._start = start
+            self._epoch = max(self._epoch, start)
+        return self._epochs()
+
+    def _epochs(self) -> Generator[int]:
+        if self._terms.epochs and self._start >= self._terms.epochs:
+            log.warning(
+                "job.epochs(start=%d): the job has %d epochs, and the script trains on none of them. Stop "
+                "gc-server, which waits for a worker that does; or start it with more --epochs, which count "
+                "those before",
+                *(self._start, self._terms.epochs),
+            )
+            return
         while not (self.done or self._left):
-            yield self._epoch
+            epoch = self._epoch
+            yield epoch
             if self._left:
                 return
             if self._session is None:
                 raise ScriptError("job.epochs: nothing was trained; loop over job.batches(...) in it")
+            # In stale and async mode an evaluation may interrupt an epoch, and is not the script's doing.
+            interrupted = self._next is not None and not self._next.ranges
             self._turn_over(self._session)
+            if epoch == self._epoch and not (self.done or interrupted or self._said_again):
+                self._said_again = True
+                log.warning(
+                    "epoch %d comes again: the script's loop over batches ended before all samples of the "
+                    "epoch were trained on. To end early, call job.leave()",
+                    epoch,
+                )
 
     def batches(
         self,
@@ -333,8 +506,9 @@ class Job:
         batch_size: int | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] = default_collate,
-    ) -> Generator[Any]:
+    ) -> Batches:
         """This worker's share of the epoch: each sample goes to one worker, also when workers come and go.
+        Its `len` is how many batches that is with as many workers as there are now.
 
         Args:
             dataset: has `len` and `[]`, and is the same for every worker.
@@ -354,6 +528,13 @@ class Job:
                 f"job.batches(batch_size={batch_size}): the job has {self._terms.batch_size}; start "
                 f"gc-server with --batch-size {batch_size}, or leave batch_size out"
             )
+        self._length.samples = len(dataset)
+        run = partial(self._samples_of, dataset, num_workers, collate_fn)
+        return Batches(run, lambda: self._length.batches)
+
+    def _samples_of(
+        self, dataset: Any, num_workers: int, collate_fn: Callable[[list[Any]], Any]
+    ) -> Generator[Any]:
         here, loading = Loading(dataset, 0), self._loading
         if loading.dataset is not dataset or loading.processes != num_workers:
             loading.close()
@@ -369,9 +550,9 @@ class Job:
             self._doing("computing")
             yield found
 
-    def steps(self, loader: Iterable[Any], *, per_epoch: int | None = None) -> Generator[Any]:
+    def steps(self, loader: Iterable[Any], *, per_epoch: int | None = None) -> Batches:
         """Batches of a loader of one's own, for as long as the epoch lasts. Which samples they hold is the
-        script's affair; each counts as much as any other.
+        script's affair; each counts as much as any other. `len` is as for `batches`.
 
         Args:
             loader: gives batches; it is begun anew if it ends before the epoch does.
@@ -393,7 +574,11 @@ class Job:
                     "job.steps: the loader does not know how many batches it has; say with per_epoch= how "
                     "many make an epoch"
                 ) from None
-        work = self._batches(per_epoch * self._terms.batch_size, lambda: 0)
+        self._length.samples = samples = per_epoch * self._terms.batch_size
+        return Batches(partial(self._steps_of, loader, samples), lambda: self._length.batches)
+
+    def _steps_of(self, loader: Iterable[Any], samples: int) -> Generator[Any]:
+        work = self._batches(samples, lambda: 0)
         with self._position.passing(loader) as batches:
             for _, batch in zip(work, batches, strict=False):
                 yield batch
@@ -401,7 +586,7 @@ class Job:
     def _batches(self, train_samples: int, data: Callable[[], int]) -> Generator[tuple[m.Assignment, slice]]:
         """The batches of this epoch, or of the next one where this one is over, as assignments and which of
         their samples. Whoever takes one answers it by `optimizer.step()`."""
-        session, turns = self._begin(train_samples, data)
+        session, strategy = self._begin(train_samples, data)
         self._turn_over(session)  # a script may do without `epochs`
         if self._random is not None:
             go_on_from(self._random)
@@ -409,23 +594,46 @@ class Job:
         while not self._left:
             session.write_down()  # the script has done all that belongs to its last step
             assignment = self._next or self._await(session)
+            if self._first and assignment.ranges:
+                self._begin_epochs(assignment)
             if assignment.finished or not assignment.ranges or assignment.epoch != self._epoch:
                 self._begin_evaluation(session)
                 return
             self._report(session, assignment)
-            if not turns.open and not session.is_new(assignment):  # told again after it was answered
+            step = self._training if self._training is not None and self._training.open else None
+            if step is None and not session.is_new(assignment):  # sent again after it was answered
                 self._await(session)
                 continue
-            self._schedules.catch_up(assignment.version, assignment.epoch)
-            if not turns.open:
+            self._schedules.check(assignment.total_steps, self._terms.epochs)
+            self._schedules.catch_up(assignment.version + assignment.earlier_steps, assignment.epoch)
+            if step is None:
                 self._metrics.step()
-                turns.begin(assignment, sum(each.count for each in assignment.ranges))
-            batch = turns.batch
+                step = self._training = strategy.begin(assignment, assigned_samples(assignment))
+                strategy.times.begin()
+            self._loss, batch = 0.0, step.batch
             yield assignment, batch
-            if turns.open and turns.batch == batch and not self._left:
-                turns.skip("the script went on to the next batch without optimizer.step()")
-                if not turns.open:
+            session.replica.check()
+            if step.open and step.batch == batch and not self._left:
+                step.skip("the script went on to the next batch without optimizer.step()")
+                if not step.open:
                     self._settle(session)
+
+    def _begin_epochs(self, assignment: m.Assignment) -> None:
+        """The first batch comes. Raises ScriptError for a job that is not as far as the script."""
+        self._first = False
+        if assignment.epoch < self._start:
+            raise ScriptError(
+                f"job.epochs(start={self._start}): the job is in epoch {assignment.epoch}, with the "
+                "parameters of another worker's script; start a new gc-server, and have every worker load "
+                "the same file"
+            )
+        if assignment.epoch > self._epoch and not self._reply.version:
+            log.warning(
+                "the job begins with epoch %d, as its first worker says, and not with %d; where a script "
+                "continues from a file, all workers have to load it",
+                *(assignment.epoch, self._epoch),
+            )
+            self._epoch = assignment.epoch
 
     def _begin_evaluation(self, session: Session) -> None:
         """The script may evaluate now. If the server has asked for it, the model is the one that it has."""
@@ -436,9 +644,19 @@ class Job:
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes in it only add to the gradients; one outside of it, and the step, follow."""
-        if self._turns is None:
+        if self._strategy is None:
             raise ScriptError("job.no_sync: use it in the loop over job.batches(...)")
-        return self._turns.apart()
+        return self._only_adding()
+
+    @contextmanager
+    def _only_adding(self) -> Generator[None]:
+        if self._training is not None:
+            self._training.withdraw()
+        self._apart = True
+        try:
+            yield
+        finally:
+            self._apart = False
 
     def log(self, **metrics: float | torch.Tensor) -> None:
         """Note numbers by name. The server shows their means over the epoch, of the worker that it asks; and
@@ -450,8 +668,8 @@ class Job:
             total = self._logged.setdefault(name, [0.0, 0])
             total[0] += number
             total[1] += 1
-            if name == "loss" and self._turns is not None:
-                self._turns.loss = number
+            if name == "loss":
+                self._loss = number
 
     # ---- inside
 
@@ -460,32 +678,47 @@ class Job:
             self._session.doing(activity)
 
     def _step(self, scale: float, overflow: bool, evaluate: Callable[[], Any] | None) -> None:
-        """`optimizer.step()`: push, and wait for what comes of it; in local mode with the round's last."""
-        session, turns = self._session, self._turns
-        if session is None or turns is None:
+        """`optimizer.step()`: push the gradients; after an assignment's last batch, wait for what follows."""
+        session, step = self._session, self._training
+        if session is None:
             raise ScriptError("optimizer.step(): call it in the loop over job.batches(...)")
         if self._left:
             raise ScriptError("optimizer.step(): this script has left the job")
+        if step is None or not step.open:
+            raise ScriptError(NO_WORK)
         session.moved()
+        session.replica.check()
         if overflow:
-            turns.skip("the GradScaler has found gradients that are not finite")
+            step.skip("the GradScaler has found gradients that are not finite")
             usable = False
         else:
-            usable = turns.push(scale, evaluate)
-        if turns.open:
+            usable = step.push(self._loss, scale, evaluate)
+        if step.open:
             self.applied = usable
             return
         self._settle(session)
         self.applied = usable and session.last_accepted == session.seq
 
+    def _forward_passed(self) -> None:
+        """Called after the model's forward pass: gradients may follow, and rates are set by now."""
+        session, strategy, step = self._session, self._strategy, self._training
+        if session is None or strategy is None:
+            return
+        session.moved()
+        if step is None or not step.open or self._apart or not torch.is_grad_enabled():
+            return
+        strategy.times.forward()
+        step.follow()
+
     def _settle(self, session: Session) -> None:
-        """What was assigned is answered: wait for what comes next, or until this worker's state is to be
-        written down, which has to wait for what the script does after its step."""
+        """Wait for what follows the assignment that was answered, or until this worker's state is to be
+        written down: that has to wait for what the script does after its step."""
         self._next = None
         while self._next is None and not session.save_due:
             self._take(session)
 
     def _await(self, session: Session) -> m.Assignment:
+        """Return what the server wants next, instead of the assignment that there is."""
         self._next = None
         while self._next is None:
             session.write_down()
@@ -500,13 +733,17 @@ class Job:
         asked = assignment.evaluate_epoch > self._reported.epoch
         if assignment.finished or asked or session.is_new(assignment):
             self._next = assignment
+            self._length.heard(assignment)
             self.done = assignment.finished
+            if self.done and self._strategy is not None:
+                self._strategy.finish()
         elif assignment.evaluate_epoch:  # told again: the report may not have been heard
             session.report(self._reported)
 
     def _turn_over(self, session: Session) -> None:
         """If the epoch is over, go on to the one that comes next."""
         self._evaluation.close()
+        session.replica.check()
         while self._next is not None and not self.done:
             self._report(session, self._next)
             if self._next.ranges:

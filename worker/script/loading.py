@@ -13,7 +13,7 @@ import numpy as np
 import torch.multiprocessing
 from torch.utils.data import DataLoader
 
-from ..tasks.sharding import Indices
+from ..training.sharding import Indices
 
 
 class Loading:

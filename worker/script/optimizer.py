@@ -8,15 +8,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...optimizer import optimizer_spec
+from ...optim.optimizer import optimizer_spec
+from ...optim.steps import Adagrad, Adam, AdamW, OptimizerOptions, Sgd
 from ...proto import messages as m
-from ...steps import Adagrad, Adam, AdamW, OptimizerOptions, Sgd
 from ..session.groups import ParameterGroups
-from .keeping import copied
-from .turn import ScriptError
+from .script_state import copied
+from .terms import ScriptError
 
 # Options of torch's that the server has not, with the only value that means nothing.
 _WITHOUT = {"dampening": 0, "maximize": False, "amsgrad": False, "differentiable": False}
+
+# Options of a group that the server needs, besides lr. A group may have others: torch fills in options that
+# are newer than a file, and schedulers add keys of their own, such as initial_lr.
+_NEEDED: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
+    torch.optim.SGD: ("momentum", "weight_decay", "nesterov"),
+    torch.optim.Adam: ("betas", "eps", "weight_decay"),
+    torch.optim.AdamW: ("betas", "eps", "weight_decay"),
+    torch.optim.Adagrad: ("lr_decay", "weight_decay", "eps"),
+}
 
 WAY_OUT = (
     "with job.attach(..., steps='local') each worker takes its steps itself, and the server averages them"
@@ -25,6 +34,16 @@ _FIXED = (
     "optimizer.add_param_group: the groups of a job are fixed by job.attach; give the optimizer all "
     "parameters before that, and freeze those whose turn comes later by requires_grad_(False)"
 )
+
+
+class _StateOfServer(dict[torch.Tensor, Any]):
+    """The attribute `state` of an optimizer whose steps the server takes: empty, and refuses to be asked."""
+
+    def __missing__(self, parameter: torch.Tensor) -> Any:
+        raise ScriptError(
+            "optimizer.state: the server has the state of this optimizer; call optimizer.state_dict(), which "
+            "downloads it"
+        )
 
 
 class JobOptimizer(torch.optim.Optimizer):
@@ -39,6 +58,7 @@ class JobOptimizer(torch.optim.Optimizer):
         self,
         optimizer: torch.optim.Optimizer,
         step: Callable[[float, bool, Callable[[], Any] | None], None],
+        remembered: Callable[[], Mapping[torch.Tensor, Mapping[str, torch.Tensor]]] = dict,
         *,
         here: bool = False,
     ) -> None:
@@ -46,13 +66,34 @@ class JobOptimizer(torch.optim.Optimizer):
         Args:
             step: is told by what factor gradients are too large, whether they have overflown, and what
                 computes them, if the script says that at the step.
+            remembered: gives what the server's optimizer remembers, by parameter; called after `begin`.
             here: whether the steps are this worker's own, with whatever options.
         """
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._of = optimizer
-        self._options = [] if here else [_options(optimizer, *each) for each in enumerate(self.param_groups)]
-        self._step_of_job = step
+        self.state: Any = optimizer.state
+        self._options: list[OptimizerOptions] = []
+        self._step_of_job, self._remembered = step, remembered
+        self._here, self._begun = here, False
         self._sizes = self._of_groups()
+
+    def begin(self) -> None:
+        """The job begins: options of groups are fixed from now on, and the state is the server's."""
+        if not self._here:
+            self._options = [_options(self._of, *each) for each in enumerate(self.param_groups)]
+            self.state = _StateOfServer()
+        self._begun = True
+
+    @property
+    def of(self) -> torch.optim.Optimizer:
+        """The optimizer that it was made of."""
+        return self._of
+
+    @property
+    def loaded(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
+        """What it remembered when the job began, by parameter: the state that the script has loaded, or that
+        of steps that were taken before `job.attach`."""
+        return self._of.state
 
     def _of_groups(self) -> list[int]:
         """Of the optimizer that this one was made of, how many parameters each group has."""
@@ -132,13 +173,51 @@ class JobOptimizer(torch.optim.Optimizer):
         self.load_state_dict({"state": dict(remembered), "param_groups": groups})
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the optimizer that this one was made of."""
-        return self._of.state_dict()
+        """Return what torch's own optimizer would: the state of each parameter that was ever stepped, and the
+        options of groups. Where the server steps, the state is the server's, and is downloaded: as many bytes
+        as the tensors have.
+
+        Raises:
+            ScriptError: this script has left the job.
+            Refused, UnreachableError: the server has ended the membership, or is gone.
+        """
+        found: dict[str, Any] = self._of.state_dict()
+        if self._here or not self._begun:
+            return found
+        remembered = self._remembered()
+        parameters = [each for group in self._of.param_groups for each in group["params"]]
+        state: dict[int, Any] = {}
+        for place, parameter in enumerate(parameters):
+            if parameter in remembered:
+                state[place] = dict(remembered[parameter])
+            elif isinstance(self._of, torch.optim.Adagrad):  # it has a state before its first step
+                state[place] = found["state"][place]
+        return {**found, "state": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over rates and other options of groups."""
+        """Take over a `state_dict`, with which the job begins: before the first batch. Of the workers that
+        begin a job the first one's counts, as with parameters.
+
+        Raises:
+            ScriptError: the job has begun with another state; a state_dict of another kind of optimizer.
+        """
+        if self._begun and not self._here and state_dict["state"]:
+            raise ScriptError(
+                "optimizer.load_state_dict: the job has begun, and the server's optimizer continues from its "
+                "own state; load before the first batch of a new job, on a new gc-server"
+            )
+        needed = {"lr", *_NEEDED[type(self._of)]} if type(self._of) in _NEEDED else set[str]()
+        for number, group in enumerate(state_dict["param_groups"]):
+            missing = sorted(needed - group.keys())
+            if missing:
+                raise ScriptError(
+                    f"optimizer.load_state_dict: group {number} has no {', '.join(missing)}: the state_dict "
+                    f"is of another kind of optimizer than {type(self._of).__name__}"
+                )
         self._of.load_state_dict(state_dict)
         self.param_groups = self._of.param_groups
+        if self._here or not self._begun:
+            self.state = self._of.state
 
 
 def parameter_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> ParameterGroups:
@@ -156,10 +235,12 @@ def parameter_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> Para
 def averaging(optimizer: torch.optim.Optimizer, model: nn.Module) -> ParameterGroups:
     """One group, from which the server takes off what comes, as it comes, with a learning rate of 1.
 
+    Frozen parameters that the optimizer has are in it, too: the script may unfreeze them.
+
     Raises ScriptError for parameters that the optimizer lacks, or the model.
     """
-    _numbers(optimizer, model)
-    return ParameterGroups(groups=(m.Group(optimizer=optimizer_spec(Sgd())),))
+    number_of = dict.fromkeys(_numbers(optimizer, model), 0)
+    return ParameterGroups(groups=(m.Group(optimizer=optimizer_spec(Sgd())),), number_of=number_of)
 
 
 def _numbers(optimizer: torch.optim.Optimizer, model: nn.Module) -> Mapping[str, int]:
@@ -196,20 +277,16 @@ def _options(optimizer: torch.optim.Optimizer, number: int, group: dict[str, Any
                 f"{kind.__name__}, group {number}: {key}={group[key]!r}: the server has no {key}; {WAY_OUT}"
             )
     try:
+        needed = {key: values[key] for key in _NEEDED.get(kind, ())}
         if kind is torch.optim.SGD:
-            return Sgd(
-                momentum=values["momentum"], weight_decay=values["weight_decay"], nesterov=values["nesterov"]
-            )
+            return Sgd(**needed)
         if kind in (torch.optim.Adam, torch.optim.AdamW):
             decoupled = values.get("decoupled_weight_decay", kind is torch.optim.AdamW)
-            beta1, beta2 = values["betas"]
-            return (AdamW if decoupled else Adam)(
-                beta1=beta1, beta2=beta2, eps=values["eps"], weight_decay=values["weight_decay"]
-            )
+            beta1, beta2 = needed.pop("betas")
+            return (AdamW if decoupled else Adam)(beta1=beta1, beta2=beta2, **needed)
         if kind is torch.optim.Adagrad:
-            options = {key: values[key] for key in ("lr_decay", "weight_decay", "eps")}
             first = optimizer.defaults["initial_accumulator_value"]  # torch takes no notice of a group's own
-            return Adagrad(initial_accumulator_value=first, **options)
+            return Adagrad(initial_accumulator_value=first, **needed)
     except ValueError as error:
         raise ScriptError(f"{kind.__name__}, group {number}: {error}") from None
     raise ScriptError(

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ...compressors import compressor_of, model_wide
-from ...configuration import UsageError
+from ...common.configuration import UsageError
+from ...common.spec import SpecError
+from ...compressors import CompressorSpec, compressor_of
 from ...settings import JobTerms
-from ...spec import SpecError
-from ..tasks.work import CodedExchange, Gradients, Local, parse_work
-from .turn import ScriptError
+from ..training.work import CodedExchange, Gradients, Local, parse_work
 
 Steps = Literal["server", "local"]
 Overlap = Literal["off", "backward"]
 
 
-def script_compressor(spec: str) -> tuple[str, bool]:
-    """A compressor, and whether it is left where it loses. Raises UsageError."""
+class ScriptError(RuntimeError):
+    """The script asks for what its job cannot do; the message says what to change."""
+
+
+def script_compressor(spec: str) -> tuple[CompressorSpec, bool]:
+    """Return a compressor, and whether it is left where it loses. Raises UsageError."""
     try:
         compressor, auto = compressor_of(spec)
     except SpecError as error:
         raise UsageError(f"compressor {spec!r}: {error}") from None
-    if model_wide(compressor):
+    if compressor.entry.model_wide:
         raise UsageError(
             f"compressor {spec!r}: its budgets go by the operations of each layer, which only a task can "
             "count; choose another one"

@@ -2,6 +2,9 @@
 
 `planning/worth` decides; here is what it is told. Windows end at the same versions for all workers of a job,
 so that they try the same at the same time. What is measured decides, so no job is the same to the bit twice.
+
+A unit that is sent as float32 takes along all that is owed of it (`ModelCompressor.send_whole`). What the
+compressor remembers of its tensors waits until they are compressed again.
 """
 
 from __future__ import annotations

@@ -53,9 +53,9 @@ class Compression:
         """How many gradients make a step."""
         return len(self._compressor.specs)
 
-    def kept(self, epoch: float) -> list[int]:
-        """By tensor, how many elements a step sends."""
-        return self._compressor.kept(epoch)
+    def sent_shares(self, epoch: float) -> list[float]:
+        """See `ModelCompressor.sent_shares`."""
+        return self._compressor.sent_shares(epoch)
 
     def begin(
         self, assignment: Assignment, samples: int, *, rank: int, version: int, step: int, leaving: bool

@@ -5,6 +5,9 @@ connection computes. That thread calls plain methods and takes what arrived from
 
 A stream that breaks is opened again, with pauses, for as long as `give_up_s`; each attempt is logged.
 `outgoing` says what is said again on the new stream. `next` raises what the server refuses for good.
+
+A stream begins with `Hello`, before the worker loads its data, so that the server hears of it meanwhile.
+`Ready` follows when it can take work, and says which version it has.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,11 +32,12 @@ from ...proto.channel import credentials_of, dial
 from ...proto.entries import of_kind
 from ...proto.findings import Target
 from ...proto.manifest import Manifest
+from ...proto.moments import Moments, MomentValues, encode_moments
 from ...proto.reaching import reach
 from ...proto.refusal import Reason, Refused
 from ...proto.service import Malformed, Meter, Stub, unbatched
 from ...proto.state import EntryValues, encode_values
-from ...proto.transfer import Bytes, encode_chunks, packet_transfer, part_transfer
+from ...proto.transfer import Bytes, chunk_checksums, encode_chunks, packet_transfer, part_transfer
 from ...proto.wire import gather
 from .attempts import Attempts, BrokenError, UnreachableError, translated
 from .outgoing import Outgoing, Transfer
@@ -62,6 +67,21 @@ Incoming = (
     | m.Save
     | m.Welcome
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What the worker that begins a job brings from another one.
+
+    Attributes:
+        moments: that the server's optimizer continues from.
+        epoch: number of the first epoch that is still to be trained on, from 0.
+        steps: that were taken in those before.
+    """
+
+    moments: Moments
+    epoch: int = 0
+    steps: int = 0
 
 
 class Connection:
@@ -96,9 +116,12 @@ class Connection:
         self._stub: Stub = self._call(self._open())
         self._request: m.JoinRequest  # from `join` on, and what it was answered
         self._reply: m.JoinResponse
+        self.rank = 0  # that the server has said last: a member that was lost may come back with another
         self._outgoing = Outgoing()
         self._reopen = asyncio.Event()  # the stream shall be another one
         self._streaming: asyncio.Task[None] | None = None
+        self._set_backs = self._heard_set_backs = 0  # on the loop; of these, in the owner's thread
+        self._away_since: float | None = time.monotonic()  # without a stream that the server has welcomed
         self._left = False
         self._named = False  # whether the log has said that the owner's thread hangs
 
@@ -122,6 +145,12 @@ class Connection:
         """Bytes of transfers that went out so far, and the seconds during which there were some to write."""
         return self._outgoing.sent
 
+    @property
+    def away_s(self) -> float:
+        """Seconds since there was a stream on which the server has answered; 0 while there is one."""
+        since = self._away_since
+        return 0.0 if since is None else time.monotonic() - since
+
     def join(self, software: str, compressor: str, compressors: Sequence[str]) -> m.JoinResponse:
         """Become a member, and open the stream on which the server hears of this worker from now on.
 
@@ -138,6 +167,7 @@ class Connection:
         )
         self._request = request
         self._reply = reply = self._call(self._join(request))
+        self.rank = reply.rank
         self.progress.stated_s = reply.limits.progress_seconds
         self._streaming = self._call(self._start(self._keep_streaming()))
         return reply
@@ -148,12 +178,14 @@ class Connection:
         values: Sequence[Any],
         state: Mapping[str, Bytes] | None = None,
         least_samples: int = 1,
+        earlier: Earlier | None = None,
     ) -> bool:
         """Upload the initial parameters: one flat uint8 array of float32 bytes per tensor.
 
         Args:
             state: bytes of buffers and frozen parameters, by name, if there are any.
             least_samples: of a batch.
+            earlier: what the worker brings from another job; None for nothing.
 
         Returns:
             Whether they are the job's now. Where another worker was asked meanwhile, or the server has them
@@ -170,7 +202,12 @@ class Connection:
             least_samples=least_samples,
         )
         entries = of_kind(manifest.entries, frozen=True)
-        messages: list[Any] = [header, *encode_chunks(0, values), *encode_values(entries, state or {})]
+        chunks = [*encode_chunks(0, values), *encode_values(entries, state or {})]
+        if earlier is not None:
+            moments, of_moments = encode_moments(earlier.moments)
+            header = replace(header, moments=moments, epoch=earlier.epoch, steps=earlier.steps)
+            chunks += of_moments
+        messages: list[Any] = [header, *chunks]
         try:
             reply = self._call(self._again(lambda: self._stub.initialize(_stream(messages))))
             if isinstance(reply, m.InitializeResponse) and reply.replaced:
@@ -224,6 +261,31 @@ class Connection:
 
         return self._call(self._again(download))
 
+    def get_optimizer(self, manifest: Manifest) -> tuple[int, Moments]:
+        """What the server's optimizer remembers, and the version of the parameters that it belongs to.
+
+        Raises:
+            Refused, UnreachableError.
+        """
+        request = m.GetOptimizerRequest(job=self._reply.job.id, worker=self.worker)
+
+        async def download() -> tuple[int, Moments]:
+            values: MomentValues | None = None
+            version = 0
+            async for message in self._stub.get_optimizer(request):
+                if isinstance(message, m.OptimizerHeader) and values is None:
+                    version = message.version
+                    values = MomentValues(message.moments, manifest, worker=self.worker)
+                elif isinstance(message, m.Chunk) and values is not None:
+                    values.add(message)
+                else:
+                    raise BrokenError("the server's answer is no state of an optimizer")
+            if values is None or not values.complete:
+                raise BrokenError("the server's answer ends too early")
+            return version, values.finish()
+
+        return self._call(self._again(download))
+
     def ready(self, manifest: Manifest, *, restored: bool = False) -> None:
         """Say that work may come. restored: to a worker that goes on from its own state."""
         self.progress.begun = True
@@ -247,14 +309,24 @@ class Connection:
             return None
         if isinstance(item, BaseException):
             raise item
+        if isinstance(item, m.Welcome):
+            self._heard_set_backs += 1
         return item
 
-    def part(self, header: m.Part, payloads: Sequence[Payload]) -> None:
-        """Send a part of a push, and keep it until `settle`. Nobody may write to the payloads until then."""
+    def part(self, header: m.Part, payloads: Sequence[Payload]) -> int:
+        """Send a part of a push, and keep it until `settle`. Nobody may write to the payloads until then.
+
+        Returns:
+            crc32c of its bytes. Those of its chunks lead to it, so each byte is summed once.
+        """
         data = [payload.data for payload in payloads]
-        transfer = self._transfer(header, part_transfer(header.seq, header.part), data)
+        chunk_bytes = self._reply.limits.chunk_bytes
+        checksums = chunk_checksums(data, chunk_bytes)
+        number = part_transfer(header.seq, header.part)
+        transfer = Transfer(header, number, data, chunk_bytes, checksums)
         self.progress.moved()
         self._soon(self._outgoing.part, header.seq, header.part, transfer)
+        return checksums[-1] if checksums else 0
 
     def commit(self, commit: m.Commit) -> None:
         """Send the commit of a push, and keep it with its parts."""
@@ -277,7 +349,8 @@ class Connection:
     def send(self, header: m.Packet | m.Snapshot, data: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Send a coded packet or a snapshot. If the stream breaks it is lost."""
         number = packet_transfer(header) if isinstance(header, m.Packet) else header.version
-        self._soon(self._outgoing.send, self._transfer(header, number, data))
+        transfer = Transfer(header, number, data, self._reply.limits.chunk_bytes)
+        self._soon(self._outgoing.send, transfer)
 
     def hurry(self) -> None:
         """Send as fast as it goes until there is other work."""
@@ -293,10 +366,13 @@ class Connection:
             time.sleep(FLUSH_POLL_S)
 
     def stepped(self, version: int) -> None:
-        """The replica has got to a version."""
+        """The replica has got to a version. Ignored if the server has lost that version meanwhile, which the
+        owner's thread hears of with the next `Welcome`: otherwise the next stream would claim it again."""
+        heard = self._heard_set_backs
 
         def note() -> None:
-            self._outgoing.version = max(version, self._outgoing.version or 0)
+            if heard == self._set_backs:
+                self._outgoing.version = max(version, self._outgoing.version or 0)
 
         self._soon(note)
 
@@ -322,7 +398,8 @@ class Connection:
         self._soon(say)
 
     def leave(self, reason: str, *, failed: bool) -> None:
-        """Say goodbye, if the server can be told within a few seconds. Safe to call twice."""
+        """Say goodbye, if there is a stream and the server can be told within a few seconds. Safe to call
+        twice."""
         if self._left:
             return
         self._left = True
@@ -351,14 +428,6 @@ class Connection:
 
     def _soon(self, function: Callable[..., object], *arguments: Any) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)
-
-    def _transfer(
-        self,
-        header: m.Part | m.Packet | m.Snapshot,
-        number: int,
-        data: Sequence[npt.NDArray[np.uint8]],
-    ) -> Transfer:
-        return Transfer(header, number, data, self._reply.limits.chunk_bytes)
 
     async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
         """What a call gives, made again when the connection breaks. Raises Refused or UnreachableError."""
@@ -475,6 +544,8 @@ class Connection:
                 await asyncio.wait((reader,), timeout=LAST_WORD_S)
             await translated(next(task for task in tasks if task.done()))
         finally:
+            if self._away_since is None:
+                self._away_since = time.monotonic()
             outgoing.end()
             for task in tasks:
                 task.cancel()
@@ -532,10 +603,13 @@ class Connection:
                 case m.Stored():
                     outgoing.stored(message.seq, message.parts)
                 case m.Welcome():
+                    self._away_since = None
                     log.info("connected as rank %d, server at version %d", message.rank, message.version)
+                    self.rank = message.rank
                     outgoing.welcome(message)
                     if outgoing.version is not None and outgoing.version > message.newest:
                         outgoing.version, arrived = None, message
+                        self._set_backs += 1
                 case m.Batch():
                     raise BrokenError("the server sent a batch in a batch")
                 case Malformed():
@@ -552,7 +626,8 @@ class Connection:
                 self._incoming.put(arrived)
 
     async def _leave(self, message: m.Leave) -> None:
-        if self._streaming is None or not self._outgoing.say(message):
+        lost = self.reconnects > 0 and self._away_since is not None  # and not only about to be welcomed
+        if self._streaming is None or lost or not self._outgoing.say(message):
             return
         await asyncio.wait((self._streaming,), timeout=LEAVE_TIMEOUT_S - 1)
 

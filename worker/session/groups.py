@@ -1,4 +1,12 @@
-"""Parameter groups, from what torch's optimizers take: a mapping for each, with parameters and overrides."""
+"""Parameter groups, from what torch's optimizers take: a mapping for each, with parameters and overrides.
+
+Groups belong to the manifest (`Group`), as specs of the optimizer with all hyperparameters: tasks and scripts
+say them in the words of `--optimizer`. A group's learning rate is its own, times the factor of the job's
+schedule. Or it comes with each push, in the header of every part, because with `--overlap both` a part is
+stepped before there is a commit. There control checks that the members of a round agree before a part is
+stored (`RatesReceived`); elsewhere with the commit (`Pushed`), because a script may change its mind, abandon
+the push, and send another. The shard takes the rates from the pushes that it applies.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +17,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ...optimizer import check_learning_rate, number, optimizer_spec, overridden
+from ...optim.optimizer import check_learning_rate, number, optimizer_spec, overridden
+from ...optim.steps import OptimizerOptions
 from ...proto.messages import Group
-from ...steps import OptimizerOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

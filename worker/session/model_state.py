@@ -27,6 +27,11 @@ def plain_name(name: str) -> str:
     return name.replace(_COMPILED, "")
 
 
+def least_samples(model: nn.Module) -> int:
+    """Samples that a batch of a model must have: BatchNorm takes no statistics from one alone."""
+    return 2 if any(isinstance(each, _BatchNorm) for each in model.modules()) else 1
+
+
 class ModelError(ValueError):
     """A model that Gradwire cannot train; the message says what to change."""
 
@@ -74,7 +79,7 @@ class ModelState:
     @property
     def least_samples(self) -> int:
         """That a batch must have: BatchNorm takes no statistics from one alone."""
-        return 2 if any(isinstance(each, _BatchNorm) for each in self._model.modules()) else 1
+        return least_samples(self._model)
 
     @property
     def has_buffers(self) -> bool:

@@ -1,4 +1,17 @@
-"""Pushes whose outcome has not come, and what becomes of each when it comes."""
+"""Committed pushes whose outcome has not arrived, and the one rule for each outcome.
+
+| outcome | residual ledger | then |
+|---|---|---|
+| accepted | leaves the push out of the residual (`keep`) | forgotten |
+| stale: too late | puts it back into the residual, for the next push (`put_back`) | forgotten |
+| redundant: others have pushed the same | takes the step back (`forget`) | forgotten |
+| damaged on its way | – | sent again as the same bytes, at most `MAX_RESENDS` times |
+| anything else | – | `Refused` ends the worker |
+
+Parts that count all the same are neither put back nor forgotten. Outcomes arrive in any order, and may arrive
+more than once: one of a push that is forgotten is ignored. A part may also be refused while its push is being
+made; only damage can be mended then.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +30,7 @@ MAX_RESENDS = 3  # of a push that arrives damaged, or that the server had done w
 
 
 class OpenPushes:
-    """Any number of them; outcomes come in whichever order, and may come more than once.
+    """Any number of pushes, by their number.
 
     Attributes:
         making: seq of a push that is neither committed nor abandoned; None if there is none.
@@ -45,9 +58,10 @@ class OpenPushes:
         self._connection.commit(commit)
 
     def settle(self, outcome: m.Outcome) -> None:
-        """A push is decided on: have the ledger do what follows.
+        """Take in the outcome of a push; see the head of this file.
 
-        Raises Refused for a reason that a worker does not get over.
+        Raises:
+            Refused: for a reason that a worker does not survive.
         """
         sent = self._open.get(outcome.seq)
         if sent is None:

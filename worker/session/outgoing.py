@@ -5,7 +5,9 @@ same bytes; what the server has of them already is not sent again. A coded packe
 if the stream breaks, the server asks for it anew.
 
 Where the plan says the turns of its parts, one with a lesser turn goes before those that wait, and between
-the chunks of one that is being sent. None overtakes the commit of an earlier push.
+the chunks of one that is being sent: up to four are on their way at once, each overtaken by the next. None
+overtakes the commit of an earlier push. If the plan has a credit, a part is begun only while fewer than that
+are on their way without a `Stored`.
 """
 
 from __future__ import annotations
@@ -34,12 +36,15 @@ class Transfer:
 
     They are framed while they are sent, chunk by chunk: that overlaps with the network, and keeps no second
     copy.
+
+    checksums: of the chunks, where they are known.
     """
 
     header: m.Part | m.Packet | m.Snapshot
     number: int
     data: Sequence[npt.NDArray[np.uint8]]
     chunk_bytes: int
+    checksums: Sequence[int] | None = None
 
     @property
     def count(self) -> int:
@@ -48,7 +53,7 @@ class Transfer:
 
     def messages(self) -> Iterator[bytes]:
         yield encode_worker(self.header)
-        yield from encode_chunks(self.number, self.data, self.chunk_bytes)
+        yield from encode_chunks(self.number, self.data, self.chunk_bytes, self.checksums)
 
 
 @dataclass(slots=True)
@@ -341,6 +346,7 @@ class Outgoing:
             assigned=self.assigned,
             plan=0 if self.plan is None else self.plan.number,
             data=manifest.data,
+            train_samples=manifest.train_samples,
             drifted=self.drifted,
             restored=self._restored and self.version is None,
         )

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from ... import saved
-from ...places import place_at
+from ...common.naming import file_name
+from ...storage.backends import backend_at, below
+from ...storage.checkpoint import FormatError
+from ...storage.values import DamagedError
 
 log = logging.getLogger("gradwire.worker")
 
@@ -26,32 +27,41 @@ class OwnState:
     """Of one worker in one job. Folders are written on a thread of their own, one after the other."""
 
     def __init__(self, where: Path | str, *, job: str, worker: str) -> None:
-        """where: path or URL, in which each worker has a folder of its own. Raises PlaceError for a URL that
+        """where: path or URL, in which a worker has a folder for each job. Raises BackendError for a URL that
         cannot be reached from here."""
-        self._place = place_at(f"{where}/{quote(worker, safe='')}")
+        self._backend = backend_at(below(where, file_name(job, worker)))
         self._of = {"job": job, "worker": worker}
         self._writing: threading.Thread | None = None
         self._patience_s = PATIENCE_S
 
-    def read(self, version: int) -> Any | None:
-        """What was written at a version; None if nothing was, or not by this worker in this job."""
-        folder = _folder(version)
+    def read(self, version: int) -> tuple[int, Any] | None:
+        """Return the newest state that this worker wrote in this job, up to a version, with the version that
+        it was written at; None if there is none.
+
+        A worker that is started again alone finds the job at a later version than its own state. What is of a
+        later version than the job's was lost with the server, and is not used.
+        """
         try:
-            if folder not in self._place.folders(FOLDER):
-                return None
-            tree, about = self._place.read(folder)
-        except (OSError, saved.DamagedError, saved.FormatError) as error:
-            log.error("this worker goes on without what it had written down: %s", error)
+            versions = _versions(self._backend.folders(FOLDER))
+        except OSError as error:
+            log.error("this worker continues without its own state: %s", error)
             return None
-        if any(about.get(name) != value for name, value in self._of.items()):
+        for found in reversed([each for each in versions if each <= version]):
+            folder = _folder(found)
+            try:
+                tree, about = self._backend.read(folder)
+            except (OSError, DamagedError, FormatError) as error:
+                log.error("this worker's own state of version %d cannot be used: %s", found, error)
+                continue
+            if all(about.get(name) == value for name, value in self._of.items()):
+                return found, tree
             log.warning(
                 "%s/%s is of worker %s in job %s, and is left alone",
-                *(self._place.name, folder),
+                *(self._backend.name, folder),
                 about.get("worker"),
                 about.get("job"),
             )
-            return None
-        return tree
+        return None
 
     def write(self, version: int, tree: Mapping[str, Any], told: Callable[[str], None]) -> None:
         """Write a tree down meanwhile. told: is given why it could not be, or "", on another thread."""
@@ -61,26 +71,25 @@ class OwnState:
 
         def write() -> None:
             try:
-                folder, place = _folder(version), self._place
-                place.write(folder, tree, {**self._of, "version": version})
+                folder, backend = _folder(version), self._backend
+                backend.write(folder, tree, {**self._of, "version": version})
                 self._forget(version)
             except Exception as error:
                 log.error("the state of version %d could not be written down: %s", version, error)
                 told(str(error) or repr(error))
             else:
-                log.info("state of version %d written to %s/%s", version, place.name, folder)
+                log.info("state of version %d written to %s/%s", version, backend.name, folder)
                 told("")
 
         self._writing = threading.Thread(target=write, name="own state", daemon=True)
         self._writing.start()
 
     def _forget(self, version: int) -> None:
-        """All but the last up to a version: what is of later ones is of another job, or of a future that the
-        server has lost."""
-        kept = [each for each in _versions(self._place.folders(FOLDER)) if each <= version][-KEPT:]
-        for old in _versions(self._place.left(FOLDER)):
+        """Remove all but the last up to a version: later ones are of a future that the server has lost."""
+        kept = [each for each in _versions(self._backend.folders(FOLDER)) if each <= version][-KEPT:]
+        for old in _versions(self._backend.left(FOLDER)):
             if old not in kept:
-                self._place.remove(_folder(old))
+                self._backend.remove(_folder(old))
 
     def close(self) -> bool:
         """Wait for what is being written, once, unless that hangs. Returns whether nothing is."""

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from ...progress import limit_s
+from ...common.liveness import limit_s
 
 
 class Progress:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
 
-from ...compressors import Compressed, Payload, Step
+from ...compressors import Compressed, Payload, Step, described
 from ...proto import messages as m
 from ...proto.transfer import part_header
-from ...proto.wire import crc32c
 from ..metrics import Metrics
 from .auto import Auto
 from .connection import Connection
+
+log = logging.getLogger("gradwire.worker")
 
 
 class Pushing:
@@ -68,21 +70,27 @@ class Pushing:
                 self._send(part, payloads)
 
     def _send(self, part: int, payloads: Sequence[Payload]) -> None:
-        self.checksums[part] = crc32c(payload.data for payload in payloads)
         self.sent_bytes += sum(payload.data.nbytes for payload in payloads)
         numbers = (self.seq, self.assignment.id, self.plan.number, part)
         header = part_header(*numbers, payloads, self._learning_rates)
-        self._connection.part(header, payloads)
+        self.checksums[part] = self._connection.part(header, payloads)
 
     def cease(self) -> None:
-        """Parts that were sent cannot be taken back: the others go empty, and what they hold stays in the
-        ledger."""
+        """Send the remaining parts empty, because those that were sent cannot be taken back. What the former
+        hold stays in the ledger."""
         for part in self._compressing.cease():
             self._send(part, ())
 
     def commit(self, slices: int, *, undoable: bool) -> Compressed:
-        """Have the ledger take the step in. slices: the measure of the ledger."""
+        """Have the ledger take the step in, and tell of spikes, which have gone out whole as float32.
+
+        slices: the measure of the ledger.
+        """
         before = self._compressing.commit(undoable=undoable)
+        if spikes := self._compressing.spikes:
+            self._metrics.spikes.inc(len(spikes))
+            where = self._connection.worker, self.assignment.version
+            log.warning("worker %s, version %d: %s", *where, described(spikes))
         sent = self._compressing.sent
         payloads = [payload for part in sent.values() for payload in part]
         ranges: list[tuple[int, int]] = []

@@ -1,4 +1,15 @@
-"""The worker's copy of the parameters, kept bit for bit like every other worker's."""
+"""The worker's copy of the parameters, kept bit for bit like every other worker's.
+
+When a part is taken in early, a second buffer keeps its previous values, so that the replica can go back to
+the previous version. Therefore a member that has pushed can still take a lost one's slot, and control need
+not know how many parts it has taken in. A replica has all parts of the version that `Ready.version` names:
+parts that arrive again are passed over.
+
+Nothing but updates may change a replica, but a model's own code can (`Embedding(max_norm=...)`). So the shard
+and each worker take a checksum every 64 versions (`proto/replicas`), and assignments carry the shard's. A
+worker whose own differs lets go of its replica and opens its stream anew, with `Ready` without a version, as
+a worker that has just joined: it is sent a snapshot.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +26,9 @@ from torch.nn.parameter import is_lazy
 from ...compressors import Payload, Plan, add_update, put_update
 from ...proto.manifest import DTYPE, Manifest
 from ...proto.messages import Content, Tensor, Update
-from ...proto.replicas import checksum
+from ...proto.replicas import checksum, next_check
+from .binding import Binding
 from .groups import ONE_GROUP, ParameterGroups
-from .hooks import as_dense
 from .model_state import ModelError, ModelState, plain_name
 
 __all__ = ["ModelError", "Replica"]
@@ -40,7 +51,6 @@ class Replica:
     _version: int | None = None
     _plan: Plan | None = None
     _before: torch.Tensor | None = None  # what was where parts are that were taken in early
-    _others: Sequence[tuple[str, nn.Parameter]] | None = None  # that are not in it, after the first step
     undone = 0
 
     def __init__(
@@ -101,26 +111,29 @@ class Replica:
         self._early: set[int] = set()
         self._parts_of: list[list[int]] = []  # by tensor, the parts that it lies in
         self._tensors_in: list[list[int]] = []  # by part
+        self._binding = Binding(model, named)
         self._arrange()
 
-    def check_complete(self) -> None:
-        """After a backward pass: whether the model still trains what the job began with. Parameters that the
-        first pass has made count, too; later ones are not looked for.
+    def check(self) -> bool:
+        """Check that the model still is what the job began with, and point parameters back to this memory
+        where code of the user has pointed them elsewhere. Call it whenever such code may have run: before the
+        next forward pass, before gradients are used, and before an update.
+
+        Returns:
+            Whether a parameter was elsewhere.
 
         Raises:
-            ModelError: a parameter now requires a gradient, and is not part of the replica. The server has
-                none of it, so that it would stay as it is.
+            ModelError: parameters were added, replaced or converted; see `binding`.
         """
-        if self._others is None:
-            ours = {id(parameter) for parameter in self.parameters}
-            self._others = [each for each in self.model.named_parameters() if id(each[1]) not in ours]
-        for name, parameter in self._others:
-            if parameter.requires_grad:
-                raise ModelError(
-                    f"parameter {name!r} requires a gradient now and did not when the job began, whose "
-                    "parameters are fixed by then; let it require one when the model is made, or give it to "
-                    "the optimizer before job.attach, and freeze it until its turn comes"
-                )
+        return self._binding.check()
+
+    def check_writes(self) -> None:
+        """Warn of parameters that the user's code has written to in place since the last call."""
+        self._binding.check_writes(next_check(self._version or 0))
+
+    def wrote(self) -> None:
+        """Note that this worker itself has written to the parameters, and `check_writes` is not to warn."""
+        self._binding.wrote()
 
     def include(self, state: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Make named tensors that are no parameters a part of the replica and its manifest."""
@@ -134,11 +147,16 @@ class Replica:
         bits, their masters."""
         with torch.no_grad():
             self._flat = torch.cat([each.detach().reshape(-1).to(torch.float32) for each in self._tensors])
-            for tensor, (start, end) in zip(self._tensors, self._ranges, strict=True):
-                if tensor.dtype == torch.float32:
-                    tensor.data = self._flat[start:end].view(tensor.shape)
-                else:
-                    tensor.data = tensor.data.contiguous()
+            views = [
+                self._flat[start:end].view(tensor.shape)
+                if tensor.dtype == torch.float32
+                else tensor.data.contiguous()
+                for tensor, (start, end) in zip(self._tensors, self._ranges, strict=True)
+            ]
+            parameters = len(self.parameters)
+            self._binding.bind(views[:parameters])
+            for tensor, view in zip(self._tensors[parameters:], views[parameters:], strict=True):
+                tensor.data = view
 
     def _round(self, number: int) -> None:
         """Have what a part holds of parameters in fewer bits follow their masters."""
@@ -260,6 +278,7 @@ class Replica:
         """Tell autograd, which does not know that parameters are views of one buffer."""
         for place in self._tensors_in[number]:
             torch.autograd.graph.increment_version(self._tensors[place])
+            self._binding.wrote((place,))
 
     def gradient(self, place: int) -> torch.Tensor | None:
         """Where the parameter is; None if the loss did not reach it."""
@@ -269,3 +288,14 @@ class Replica:
     def gradients(self) -> list[torch.Tensor | None]:
         """Of every parameter."""
         return [self.gradient(place) for place in range(len(self.parameters))]
+
+
+def as_dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as it is pushed: dense, in float32.
+
+    Nearly all are so already. A call of torch that changes nothing takes a microsecond for each tensor.
+    """
+    found = gradient.detach()
+    if found.layout != torch.strided:
+        found = found.to_dense()
+    return found if found.dtype == torch.float32 else found.to(torch.float32)

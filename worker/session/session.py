@@ -16,7 +16,7 @@ from ...proto.transfer import digest
 from ..metrics import Metrics
 from .auto import Auto
 from .compression import Compression
-from .connection import Connection
+from .connection import Connection, Earlier
 from .memory import FreeMemory
 from .outcomes import OpenPushes
 from .own_state import OwnState
@@ -100,6 +100,7 @@ class Session:
         auto: str = "",
         buffers: str = "mean",
         own: OwnState | None = None,
+        earlier: Callable[[], Earlier] | None = None,
     ) -> None:
         """
         Args:
@@ -109,6 +110,7 @@ class Session:
             buffers: as the job has it.
             initialize: whether the server has asked for the initial parameters.
             own: where this worker writes down what the server has not; None if nowhere.
+            earlier: what it brings from another job, if it begins this one; None for nothing.
         """
         self.replica = replica
         self.leaving = False
@@ -122,6 +124,7 @@ class Session:
         self._updates = Updates(replica, connection, metrics)
         self._state = StateExchange(connection, replica, buffers)
         self._own = own
+        self._earlier = earlier
         self._of_owner: Callable[[], Mapping[str, Any]] = dict
         self._when_told = False
         self._save: int | None = (
@@ -139,7 +142,8 @@ class Session:
 
     @property
     def open_pushes(self) -> int:
-        """Pushes whose outcome has not come."""
+        """Number of pushes whose outcome has not arrived. A worker that leaves pushes all of its residual, so
+        these may hold what `held_back` does not count."""
         return len(self._pushes)
 
     @property
@@ -149,7 +153,7 @@ class Session:
 
     @property
     def held_back(self) -> float:
-        """Euclidean norm of what this worker has computed and the server has not got."""
+        """Euclidean norm of the residual: what this worker has computed and not pushed."""
         return self._compression.ledger.norm()
 
     @property
@@ -168,18 +172,28 @@ class Session:
     # ---- what outlives the worker
 
     def keep(self, image: Callable[[], Mapping[str, Any]], *, when_told: bool = False) -> None:
-        """image: all that the owner's next step depends on, as `saved.flatten` takes it; asked for between
+        """image: all that the owner's next step depends on, as `storage.values` takes it; asked for between
         two steps. when_told: not in `next`, but in `write_down` alone."""
         self._of_owner, self._when_told = image, when_told
 
-    def restore(self, version: int, tree: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Before `begin`: go on from what was written down at a version. Returns what is the owner's."""
-        self._compression.restore(tree["compression"])
-        self._state.restore(tree["buffers"])
-        self._restored = version
-        log.info("going on from this worker's own state at version %d", version)
-        owner: Mapping[str, Any] = tree["owner"]
-        return owner
+    def restore(self, version: int, tree: Mapping[str, Any], at: int) -> None:
+        """Before `begin`: continue from what was written down at a version.
+
+        Args:
+            at: the job's version. Residuals and buffers belong to one version of the parameters: if the job's
+                is a later one, the residuals are dropped, and the buffers are the job's.
+        """
+        if version == at:
+            self._compression.restore(tree["compression"])
+            self._state.restore(tree["buffers"])
+            self._restored = version
+            log.info("continuing from this worker's own state at version %d", version)
+        else:
+            log.warning(
+                "continuing from this worker's own state of version %d in a job at version %d: job.state and "
+                "the loader are as they were then; the residual is dropped, and the buffers are the job's",
+                *(version, at),
+            )
 
     @property
     def save_due(self) -> bool:
@@ -220,7 +234,11 @@ class Session:
             self.doing("uploading initial parameters")
             state = self.replica.state.values(frozen=True)
             if self._connection.initialize(
-                self.replica.manifest, self.replica.values(), state, self.replica.state.least_samples
+                self.replica.manifest,
+                self.replica.values(),
+                state,
+                self.replica.state.least_samples,
+                None if self._earlier is None else self._earlier(),
             ):
                 self.replica.version = 0
                 self._state.begun()
@@ -288,7 +306,7 @@ class Session:
             case m.Outcome():
                 self._pushes.settle(message)
             case m.Waiting():
-                self._waiting.say(message.text)
+                self._waiting.say(message.text, starting=not self.replica.version)
             case m.Save():
                 if message.version == self._restored:  # nothing has happened since
                     self._connection.saved(message.version, "")
@@ -400,8 +418,8 @@ class Session:
     def profile(self, times: StepTimes, pushing: Pushing) -> None:
         """Say what steps are made of, every some of them. pushing: the last push."""
         if times.due and not pushing.assignment.parts:
-            kept = self._compression.kept(pushing.assignment.progress)
-            self._connection.profile(times.profile(kept, pushing.sent_bytes))
+            densities = self._compression.sent_shares(pushing.assignment.progress)
+            self._connection.profile(times.profile(densities, pushing.sent_bytes))
 
     def leave(self) -> None:
         """Make the next push the last, and whole, so that nothing is lost that is in the ledger."""

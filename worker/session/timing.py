@@ -2,7 +2,8 @@
 
 Backward produces gradients one after the other: what lies between two of them, without what was done with the
 first, is the time of the second one's layer. Where work is handed to a device and not waited for, this is
-when it was handed over.
+when it was handed over. Likewise in an early forward pass (`worker/tasks/ahead`): what lies between the first
+uses of two tensors, without waiting for them, is the time of the first one's layer.
 
 Besides, how much of that time a processor of this machine had to do, and not a device, or nobody: workers on
 one machine share its cores.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from ... import machine
+from ...common import machine
 from ...proto import messages as m
 
 FIRST, FULL = 5, 50  # steps before the first profile, and of the others
@@ -126,8 +127,9 @@ class StepTimes:
         """Whether there is something to say: after some steps, and after every so many."""
         return self._steps >= (FULL if self._reported else FIRST)
 
-    def profile(self, kept: Sequence[int], sent_bytes: int) -> m.Profile:
-        """When it is due. kept, sent_bytes: see `Profile`."""
+    def profile(self, densities: Sequence[float], sent_bytes: int) -> m.Profile:
+        """Return what was measured, and begin anew after a full measurement. densities, sent_bytes: see the
+        message `Profile`."""
         steps = self._steps
         *forward, nobodys = (each / steps for each in self._forward)
         backward = [each / steps for each in self._backward]
@@ -139,7 +141,7 @@ class StepTimes:
             steps=steps,
             forward_seconds=tuple(forward),
             backward_seconds=tuple(backward),
-            kept=tuple(kept),
+            densities=tuple(densities),
             sent_bytes=sent_bytes,
             compressing_seconds=self._compressing / steps,
             step_seconds=self._whole / steps,

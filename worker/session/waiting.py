@@ -29,8 +29,14 @@ class WaitingLog:
         self._since: float | None = None
         self._pause_s = FIRST_S
 
-    def say(self, text: str) -> None:
-        """The server waits, as `text` says."""
+    def say(self, text: str, *, starting: bool = False) -> None:
+        """Log that the server waits, as `text` says.
+
+        Args:
+            starting: whether the job has yet to make its first version, so that a wait is no reason to warn.
+                It is a warning all the same where information is not shown, as in a script that sets up no
+                logging: nothing may wait silently.
+        """
         now = self._clock()
         if self._since is None:
             self._since = now
@@ -38,7 +44,8 @@ class WaitingLog:
             return
         self._pause_s *= 2
         line = "the server says: " + DETAILS.sub(r"(\1)", text)
-        log.warning("%s", line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…")
+        level = logging.INFO if starting and log.isEnabledFor(logging.INFO) else logging.WARNING
+        log.log(level, "%s", line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…")
 
     def over(self) -> None:
         """Work has come."""

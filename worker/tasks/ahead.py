@@ -3,11 +3,15 @@
 The server says which samples are likely to follow (`Assignment.next`). With `--overlap both` parts of the
 next version come one by one, and each operation of the forward pass waits for those that its parameters lie
 in: the pass runs in a mode of torch that sees the arguments of every call. That finds a parameter wherever it
-is used, also outside of the module that owns it; what is compiled or runs on another thread it does not see.
-Then the pass is not trusted.
+is used. Hooks before each module's forward would miss a parent that uses a child's weight, a penalty on all
+parameters, and copies of them, which autograd does not follow.
 
-A pass that nobody asks for in the end is thrown away, with what it has left in the model's buffers and in
-torch's random numbers. So no bit depends on any of this.
+The mode does not see compiled code and other threads. So early passes end for the job if torch.compile has
+looked at a frame, if the loss reaches a parameter that was not seen, or if autograd finds that a tensor it
+had saved was changed.
+
+Backward waits for the assignment. If that is another than was expected, the pass is thrown away, with what it
+has left in the model's buffers and in torch's random numbers. So no bit depends on any of this.
 """
 
 from __future__ import annotations
@@ -24,8 +28,8 @@ from torch.overrides import TorchFunctionMode
 from ...proto import messages as m
 from ..session.session import Session
 from ..session.timing import StepTimes
-from .computation import Computation, Kept, TaskFailedError
-from .sharding import Indices
+from ..training.local import LocalStep
+from .computation import Computation, TaskFailedError
 
 POLL_S = 1.0
 
@@ -84,21 +88,37 @@ def _name(function: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ahead:
-    """A forward pass. assignment: that is expected. undone: of the replica, when it was begun."""
+class Early:
+    """What was begun before its assignment arrived: a forward pass, or a round of local steps.
 
-    assignment: m.Assignment
-    indices: Indices
-    loss: torch.Tensor
-    kept: Kept
+    Attributes:
+        expected: the assignment that it serves.
+        after: number of the assignment before it, which was answered.
+        undone: the replica's `undone` when it was begun.
+        undo: puts back what it has changed: buffers, random numbers, an optimizer.
+        loss: of a forward pass; None for a round.
+        step: a round; None for a forward pass.
+    """
+
+    expected: m.Assignment
+    after: int
     undone: int
+    undo: Callable[[], None]
+    loss: torch.Tensor | None = None
+    step: LocalStep | None = None
+
+    @property
+    def passed(self) -> torch.Tensor:
+        """The loss of a forward pass, for backward."""
+        assert self.loss is not None
+        return self.loss
 
     def fits(self, session: Session, assignment: m.Assignment) -> bool:
-        """Whether it is what an assignment asks for."""
+        """Return whether an assignment is the expected one."""
         return (
             session.is_new(assignment)
             and session.replica.undone == self.undone
-            and as_expected(assignment, self.assignment)
+            and as_expected(assignment, self.expected)
         )
 
 
@@ -121,11 +141,24 @@ def as_expected(assignment: m.Assignment, expected: m.Assignment) -> bool:
 
 
 def look_ahead(
-    session: Session, computation: Computation, times: StepTimes, expected: m.Assignment, *place: int
-) -> Ahead | None:
+    session: Session,
+    computation: Computation,
+    times: StepTimes,
+    expected: m.Assignment,
+    *,
+    after: int,
+    seeds: Sequence[int],
+) -> Early | None:
     """Run the forward pass of an assignment that is expected, as far as nothing else comes first.
 
-    times: of the step that begins here. place: what random numbers depend on, as in `Computation.loss`.
+    Args:
+        times: of the step that begins here.
+        expected: the assignment.
+        after: number of the one before it.
+        seeds: see `Computation.forward`.
+
+    Returns:
+        The pass; None if something else comes first.
 
     Raises:
         DistrustedError: it may be wrong; nothing is left of it.
@@ -147,33 +180,39 @@ def look_ahead(
             failure.append(error)
         raise Stopped
 
+    def undo() -> None:
+        kept.put_back()
+        replica.check()
+
     indices, frames = computation.indices(expected), _frames_compiled()
     watch = _Watch(replica.parameters, needed)
     times.begin()
     try:
         with watch:
-            loss = computation.forward(indices, *place)
+            loss = computation.forward(indices, seeds)
         times.forward()
-        if failure:  # the task has taken it for something else
+        if failure:  # the task has handled it
             raise Stopped
         if _frames_compiled() != frames:
             raise DistrustedError("some of it is compiled")
+        if replica.check():
+            raise DistrustedError("the task points parameters' data elsewhere while they are updated")
         for unseen in watch.unseen.values():  # perhaps used by another name, or on another thread
             needed(unseen)
             if replica.has_moved(unseen):
                 raise DistrustedError("it may use parameters out of sight")
     except Stopped:
-        kept.put_back()
+        undo()
         if isinstance(failure[0], Stopped):
             return None
         raise failure[0] from None
     except TaskFailedError as error:  # if that is no consequence, the next pass will fail, too
-        kept.put_back()
+        undo()
         raise DistrustedError(str(error)) from None
     except DistrustedError:
-        kept.put_back()
+        undo()
         raise
-    return Ahead(expected, indices, loss, kept, undone)
+    return Early(expected, after, undone, kept.put_back, loss=loss)
 
 
 def _compiled(module: nn.Module) -> bool:

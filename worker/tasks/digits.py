@@ -86,7 +86,8 @@ def _data_file() -> Path:
         if path.is_file():
             return path
     raise TaskError(
-        "task 'digits' needs scikit-learn (whose images are not installed); pip install 'gradwire[run]'"
+        "task 'digits' needs scikit-learn, which is not installed or incomplete; pip install '.[run]' in a "
+        "checkout of Gradwire brings it"
     )
 
 

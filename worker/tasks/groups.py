@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from ...optimizer import Group, Optimizer, parse_optimizer
+from ...optim.optimizer import Group, Optimizer, parse_optimizer
 from ...settings import JobTerms
 from ..session.groups import ONE_GROUP, ParameterGroups, parameter_groups
 from ..session.replica import Replica

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...configuration import UsageError
+from ...common.configuration import UsageError
+from ...common.spec import SpecError, did_you_mean, known, parse_switch
 from ...settings import parse_task
-from ...spec import SpecError, did_you_mean, known, parse_switch
 from .task import Task, TaskError, TaskSpecError
 
 # What a task's code may raise. SystemExit too: a script that is no task must not end us without a word.

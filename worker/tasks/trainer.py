@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from ...compressors import LayerRule, ModelCompressor, TensorSpec, advice, model_wide, suited
-from ...optimizer import parse_optimizer
+from ...compressors import CompressorSpec, LayerRule, ModelCompressor, TensorSpec, advice, suited
+from ...optim.optimizer import parse_optimizer
 from ...proto import messages as m
 from ...proto.job import job_terms
 from ...settings import JobTerms
@@ -26,15 +26,15 @@ from ..session.connection import Connection
 from ..session.own_state import OwnState
 from ..session.replica import Replica
 from ..session.session import Session
+from ..training.coded import CodedStrategy
+from ..training.gradients import GradientStrategy
+from ..training.local import LocalStrategy
+from ..training.work import CodedExchange, Gradients, Local, Work, parse_work
 from . import Task
-from .coded import ExchangeWork
-from .computation import Computation, guarded
+from .computation import Computation, TaskFailedError, guarded
+from .driver import TaskDriver, WorkersOptimizer
 from .flops import layer_flops
-from .gradients import GradientWork
 from .groups import workers_optimizer
-from .local import LocalTraining, LocalWork
-from .strategy import Strategy
-from .work import CodedExchange, Gradients, Local, Work, parse_work
 
 log = logging.getLogger("gradwire.worker")
 
@@ -52,7 +52,7 @@ class Trainer:
         replica: Replica,
         *,
         device: torch.device,
-        compressor: str,
+        compressor: CompressorSpec,
         auto: bool = False,
         rule: LayerRule,
         metrics: Metrics,
@@ -65,7 +65,7 @@ class Trainer:
         self._computation = Computation(
             task, replica, device, job.seed, partial(setattr, connection, "activity")
         )
-        specs = _measured(self._computation, replica, task.name) if model_wide(compressor) else None
+        specs = _measured(self._computation, replica, task.name) if compressor.entry.model_wide else None
         specs = specs or replica.manifest.specs
         optimizer, local = parse_optimizer(job.optimizer), isinstance(work, Local)
         if not auto:
@@ -81,18 +81,19 @@ class Trainer:
             compression,
             metrics,
             initialize=reply.initialize,
-            auto=compressor if auto else "",
+            auto=str(compressor) if auto else "",
             buffers=job.buffers,
             own=own,
         )
-        self._strategy = _strategy(work, job, self.session, self._computation, metrics)
+        self._driver = _driver(work, job, self.session, self._computation, metrics)
         self._evaluation: m.Evaluation | None = None  # the last one
         self.session.keep(self._image)
-        tree = None if own is None or reply.initialize else own.read(reply.version)
-        if tree is not None:
-            image = self.session.restore(reply.version, tree)
-            self._strategy.restore(image["strategy"])
-            torch.set_rng_state(image["random"])
+        found = None if own is None or reply.initialize else own.read(reply.version)
+        if found is not None:
+            version, tree = found
+            self.session.restore(version, tree, reply.version)
+            self._driver.strategy.restore(tree["owner"]["strategy"])
+            torch.set_rng_state(tree["owner"]["random"])
         for line in advice(compressor, optimizer, local=local):
             log.warning("%s", line)
 
@@ -107,23 +108,23 @@ class Trainer:
             TaskFailedError: the task raised, or its gradients stay unusable.
         """
         self.session.begin()
-        while not (self.session.finished_leaving and not self._strategy.busy):
+        while not (self.session.finished_leaving and not self._driver.strategy.busy):
             assignment = self.session.next(POLL_S)
             if assignment is None:
                 continue
-            self._strategy.told(assignment)
+            self._driver.told(assignment)
             if assignment.finished:
-                self._strategy.finish()
+                self._driver.strategy.finish()
                 return True
             self._evaluate(assignment)
             if self.session.is_new(assignment):
                 self._metrics.step()
-                self._strategy.work(assignment)
-        self._strategy.hand_over()
+                self._driver.work(assignment)
+        self._driver.strategy.hand_over()
         return False
 
     def _image(self) -> dict[str, Any]:
-        return {"strategy": self._strategy.image(), "random": torch.get_rng_state()}
+        return {"strategy": self._driver.image(), "random": torch.get_rng_state()}
 
     def _evaluate(self, assignment: m.Assignment) -> None:
         """Report the metrics of the epoch that the assignment names, if it names one."""
@@ -147,26 +148,36 @@ class Trainer:
         return m.Evaluation(version=assignment.version, epoch=epoch, metrics=metrics)
 
 
-def _strategy(
+def _driver(
     work: Work, job: JobTerms, session: Session, computation: Computation, metrics: Metrics
-) -> Strategy:
+) -> TaskDriver:
+    replica = session.replica
     match work:
         case Gradients():
-            overlap = job.overlap != "off"
-            return GradientWork(
+            gradients = GradientStrategy(
                 session,
-                computation,
                 metrics,
+                give_up=TaskFailedError,
                 single=work.single,
-                overlap=overlap,
+                overlap=job.overlap != "off",
                 final=job.overlap == "both",
             )
+            return TaskDriver(session, computation, metrics, gradients)
         case Local():
-            optimizer = workers_optimizer(session.replica, job)
-            training = LocalTraining(session.replica.parameters, optimizer, work.correction)
-            return LocalWork(session, computation, metrics, training, job.batch_size, delayed=work.delayed)
+            optimizer = WorkersOptimizer(workers_optimizer(replica, job), replica.parameters)
+            local = LocalStrategy(
+                session,
+                metrics,
+                optimizer,
+                give_up=TaskFailedError,
+                batch_size=job.batch_size,
+                correction=work.correction,
+            )
+            return TaskDriver(session, computation, metrics, local, optimizer=optimizer, delayed=work.delayed)
         case CodedExchange():
-            return ExchangeWork(session, computation, workers_optimizer(session.replica, job), metrics)
+            optimizer_of_job = workers_optimizer(replica, job)
+            coded = CodedStrategy(session, metrics, optimizer_of_job, give_up=TaskFailedError)
+            return TaskDriver(session, computation, metrics, coded)
 
 
 def _measured(computation: Computation, replica: Replica, task: str) -> Sequence[TensorSpec]:

@@ -22,14 +22,14 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
+from ....common.stored import DERIVED
 from ....proto.messages import Assignment
 from .. import events as e
-from ..roster import Member, Name, Work, WorkLife
-from ..saving import DERIVED
+from ..roster import AssignedWork, Member, Name, WorkLife
 from ..state import JobState
 from ..waiting import Awaited, describe, waiting_for
 from .mode import Mode
-from .pace import Pace
+from .share_fit import ShareFit
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Arrivals(Mode):
                 self._held_at = self._slowest()
                 idle.discard(member.worker)
                 continue
-            member.pace = member.pace or Pace(share=state.rules.batch_size)
+            member.pace = member.pace or ShareFit(share=state.rules.batch_size)
             drawn = state.samples.draw(member.pace.share) if state.may_step(ahead) else None
             if drawn is None:  # so nobody waits for the slowest
                 idle |= self._held_back
@@ -158,6 +158,7 @@ class Arrivals(Mode):
                 share=member.pace.share,
                 world=state.roster.ready_members,
                 progress=state.samples.progress,
+                total_steps=state.total_steps(state.version + ahead + 1, state.rules.batch_size),
             )
             ahead += 1
             idle.discard(member.worker)
@@ -194,7 +195,7 @@ class Arrivals(Mode):
 
     # ---- taking pushes
 
-    def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
+    def take(self, member: Member, work: AssignedWork, event: e.Pushed, now: float) -> int | None:
         state = self._state
         if work.late:  # the version that it began with is kept no longer, or its plan
             self._idle.add(member.worker)
@@ -238,7 +239,7 @@ class Arrivals(Mode):
         state.wait_from(now)
         return self._promised
 
-    def _judge(self, member: Member, work: Work, now: float) -> None:
+    def _judge(self, member: Member, work: AssignedWork, now: float) -> None:
         """Fit the member's share to how long it took, if the others depend on that."""
         pace = member.pace
         if self.bound is None or pace is None or work.interrupted or work.drawn.count < pace.share:
@@ -251,7 +252,7 @@ class Arrivals(Mode):
     def holds(self, key: e.PushKey) -> bool:
         return any(each.contributions[0].key == key for each in self._queue)
 
-    def too_late(self, work: Work) -> bool:
+    def too_late(self, work: AssignedWork) -> bool:
         older = work.assignment.plan != self._state.plan
         return older or (self.compensated and work.assignment.version < self._state.version)
 
@@ -271,8 +272,8 @@ class Arrivals(Mode):
         work = self._state.roster.relieve(member)
         if work is not None:
             self._state.samples.give_back(work.drawn, settled=work.late)
-            work.become(WorkLife.VOID)
-            member.void = work
+            work.become(WorkLife.REVOKED)
+            member.revoked = work
 
     # ---- applying
 
@@ -290,7 +291,7 @@ class Arrivals(Mode):
         bases = {each.base_version for each in (following, *self._queue) if each.base_version is not None}
         return [replace(following, bases=frozenset(bases | self._state.roster.computing.keys()))]
 
-    def done(self, event: e.Published | e.Copied) -> None:
+    def done(self, event: e.Published | e.SnapshotInstalled) -> None:
         assert self._applying is not None
         assert event.version == self._state.version + 1
         self._state.version = event.version

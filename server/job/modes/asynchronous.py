@@ -1,18 +1,14 @@
-"""The mode `async`: pushes are applied as they arrive (`arrivals`), however old they are."""
+"""Options of the mode `async`: pushes are applied as they arrive (`arrivals`), however old they are."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from ....configuration import UsageError, option
-from ....optimizer import parse_optimizer
+from ....common.configuration import UsageError, option
+from ....optim.optimizer import parse_optimizer
 from ....settings import ServerSettings
 from .options import ModeOptions, needs_mean
-
-if TYPE_CHECKING:
-    from ..state import JobState
-    from .arrivals import Arrivals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,14 +25,12 @@ class AsyncOptions(ModeOptions):
         return "gradients:single=on"
 
     @property
+    def staleness_unit(self) -> str:
+        return "versions"
+
+    @property
     def delay_compensation(self) -> float:
         return self.compensation
-
-    def mode(self, state: JobState) -> Arrivals:
-        from .arrivals import Arrivals  # late: options are read where there is no job, as for --help
-
-        inverse, compensated = self.rate == "inverse", self.compensation > 0
-        return Arrivals(state, bound=self.staleness_bound, inverse=inverse, compensated=compensated)
 
     def check(self, settings: ServerSettings) -> None:
         needs_mean(settings)

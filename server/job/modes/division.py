@@ -9,10 +9,10 @@
 
     InParts         as Division; parts are stepped as soon as every member has pushed them (`--overlap both`)
 
-A round has as many places as there are parts. What becomes of a lost member's differs. A plain round closes
+A round has as many slots as there are parts. What becomes of a lost member's differs. A plain round closes
 without it, and its samples are given out again. Where others compute the same samples that would count them
 twice, and what has been accepted of them stays accepted; and what is stepped of a lost member's push cannot
-be taken out. So there the place is given to somebody else, unless the round can do without it.
+be taken out. So there the slot is given to somebody else, unless the round can do without it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ....coding import parts_of, straggler_code
+from ....common.stored import stored
 from ....proto.shares import share
 from ..samples import Drawn, Samples
 from .sync import SyncOptions
 
 
+@stored("round-part")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class SampleShare:
     """What a member is given. drawn: the samples of its assignment; of a coded round these are all of the
     round's. samples: that its push speaks for. The others are as in `Assignment`."""
 
@@ -40,25 +42,26 @@ class Part:
     stragglers: int = 0
 
 
+@stored("division")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Division:
-    """parts: one for each place, in rank order. needed: pushes that are enough. note: why it is not divided
+    """parts: one for each slot, in rank order. needed: pushes that are enough. note: why it is not divided
     as was asked for, "" if it is.
 
-    `answered` is by place, with the samples that the push speaks for: 0 if nothing came of the step. `open_`:
-    how many places have neither answered nor been lost.
+    `answered` is by slot, with the samples that the push speaks for: 0 if nothing came of the step. `open_`:
+    how many slots have neither answered nor been lost.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[SampleShare, ...]
     needed: int
     note: str = ""
 
     def portions(self) -> list[tuple[Drawn, list[int]]]:
-        """Samples that are settled or given back together, and the places that compute them."""
-        return [(part.drawn, [place]) for place, part in enumerate(self.parts)]
+        """Samples that are settled or given back together, and the slots that compute them."""
+        return [(part.drawn, [slot]) for slot, part in enumerate(self.parts)]
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
-        """Places of lost members that have to be given to somebody else."""
+        """Slots of lost members that have to be given to somebody else."""
         return []
 
     def complete(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> bool:
@@ -66,34 +69,36 @@ class Division:
         return not open_ or len(answered) >= self.needed
 
     def weights(self, answered: Mapping[int, int]) -> Mapping[int, float] | None:
-        """Of the pushes, by place: those without one are left out. None for their parts of the samples."""
+        """Of the pushes, by slot: those without one are left out. None for their parts of the samples."""
         return None
 
 
+@stored("division-in-parts")
 class InParts(Division):
     __slots__ = ()
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
-        return [place for place in sorted(lost) if place not in answered]
+        return [slot for slot in sorted(lost) if slot not in answered]
 
     def complete(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> bool:
         return not open_ and not self.vacant(answered, lost, open_)
 
 
+@stored("division-in-slices")
 class Sliced(Division):
     __slots__ = ()
 
     def portions(self) -> list[tuple[Drawn, list[int]]]:
         slices = self.parts[0].slices
         groups = [list(range(first, first + slices)) for first in range(0, len(self.parts), slices)]
-        return [(self.parts[places[0]].drawn, places) for places in groups]
+        return [(self.parts[slots[0]].drawn, slots) for slots in groups]
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
         """A slice is missing wherever somebody of its group has pushed, or still may."""
         missing: list[int] = []
-        for _, places in self.portions():
-            absent = [place for place in places if place in lost and place not in answered]
-            if len(absent) < len(places):
+        for _, slots in self.portions():
+            absent = [slot for slot in slots if slot in lost and slot not in answered]
+            if len(absent) < len(slots):
                 missing += absent
         return missing
 
@@ -101,6 +106,7 @@ class Sliced(Division):
         return not open_ and not self.vacant(answered, lost, open_)
 
 
+@stored("division-straggler-coded")
 class StragglerCoded(Division):
     __slots__ = ()
 
@@ -108,12 +114,12 @@ class StragglerCoded(Division):
         return [(self.parts[0].drawn, list(range(len(self.parts))))]
 
     def _usable(self, answered: Mapping[int, int]) -> list[int]:
-        return [place for place, samples in sorted(answered.items()) if samples]
+        return [slot for slot, samples in sorted(answered.items()) if samples]
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
-        """As many as are missing if every open place is answered."""
+        """As many as are missing if every open slot is answered."""
         expected = len(self._usable(answered)) + open_
-        absent = [place for place in sorted(lost) if place not in answered]
+        absent = [slot for slot in sorted(lost) if slot not in answered]
         return absent[: max(0, self.needed - expected)]
 
     def complete(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> bool:
@@ -129,7 +135,7 @@ class StragglerCoded(Division):
         code = straggler_code(len(self.parts), self.parts[0].stragglers)
         total = self.parts[0].drawn.count
         found = zip(usable, code.decoding_weights(usable), strict=True)
-        return {place: weight * self.parts[place].samples / total for place, weight in found}
+        return {slot: weight * self.parts[slot].samples / total for slot, weight in found}
 
 
 def divide(
@@ -166,7 +172,7 @@ def divide(
     if stragglers:
         return _coded(drawn, world, stragglers)
     parts = tuple(
-        Part(drawn=part, samples=part.count, position=position, world=world)
+        SampleShare(drawn=part, samples=part.count, position=position, world=world)
         for position, part in enumerate(drawn.divided(idle, samples.least))
     )
     kind = InParts if in_parts else Division
@@ -176,7 +182,7 @@ def divide(
 def _sliced(drawn: Drawn, members: int, slices: int, note: str, least: int) -> Sliced:
     groups = drawn.divided(members // slices, least)
     parts = tuple(
-        Part(
+        SampleShare(
             drawn=part,
             samples=part.count,
             position=position,
@@ -194,7 +200,7 @@ def _coded(drawn: Drawn, world: int, stragglers: int) -> StragglerCoded:
     bounds = [share(drawn.count, part, world) for part in range(world)]
     sizes = [end - start for start, end in bounds]
     parts = tuple(
-        Part(
+        SampleShare(
             drawn=drawn,
             samples=sum(sizes[part] for part in parts_of(position, world, stragglers)),
             position=position,

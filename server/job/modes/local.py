@@ -1,4 +1,4 @@
-"""The mode `local`: rounds (`rounds`) of several local steps: `local:steps=8`, or as many as are due.
+"""Options of the mode `local`: rounds (`rounds`) of a number of local steps, `local:steps=8`, or adaptive.
 
 Adaptive (`local:steps=adaptive,first=4,most=16`), for round s:
 
@@ -26,26 +26,20 @@ begun it: F_s is the loss at the start of the last round that has closed, the me
 of each member.
 
 With `delayed=on` workers are told the samples of the round that follows, and begin its steps early
-(`worker/tasks/local`). So its H has to be known by then, and is found one round earlier.
+(`worker/training/local`). So its H has to be known by then, and is found one round earlier.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from ....configuration import option
-from ....optimizer import parse_optimizer
+from ....common.configuration import option
+from ....optim.optimizer import parse_optimizer
+from ....optim.steps import OptimizerOptions
 from ....settings import ServerSettings
-from ....steps import OptimizerOptions
 from .options import ModeOptions, needs_workers
-from .sync import SyncOptions
-
-if TYPE_CHECKING:
-    from ..state import JobState
-    from .rounds import Rounds
-
 
 MOST_STEPS = 10_000
 
@@ -138,11 +132,6 @@ class LocalOptions(ModeOptions):
         wanted = math.sqrt(ratio) * self.first
         # The product of two roundings may lie a little above a whole number that it should be.
         return max(1, min(self.most, math.ceil(min(wanted, MOST_STEPS) * (1 - 1e-12))))
-
-    def mode(self, state: JobState) -> Rounds:
-        from .rounds import Rounds  # late: options are read where there is no job, as for --help
-
-        return Rounds(state, SyncOptions(), self)
 
     def check(self, settings: ServerSettings) -> None:
         needs_workers(settings, 1)

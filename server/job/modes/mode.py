@@ -1,6 +1,10 @@
 """What a mode decides: who is given which samples, and when pushes become a version.
 
-`core` and the shell ask these and never which mode it is. What one mode alone can do, `Mode` refuses.
+`core` and the shell ask these and never which mode it is. What one mode alone can do, `Mode` refuses. Workers
+do not know the mode either: the job message names a kind of work (`worker/training/work`).
+
+Within one event a mode takes in what happened, then gives out work, then says what can be applied. So
+assignments leave at their version before the shard makes the next one.
 """
 
 from __future__ import annotations
@@ -10,12 +14,12 @@ from abc import ABC, abstractmethod
 from ....proto.refusal import Refused
 from .. import events as e
 from .. import refusals
-from ..roster import Member, Work
+from ..roster import AssignedWork, Member
 from ..waiting import Awaited
 
 
 class Mode(ABC):
-    """A dataclass: its fields are what it remembers (`saving`)."""
+    """A dataclass: its fields are what it remembers (`storage.values`)."""
 
     @property
     @abstractmethod
@@ -23,20 +27,20 @@ class Mode(ABC):
         """Whether nothing that was accepted is still to be applied and no round is open."""
 
     @abstractmethod
-    def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
+    def take(self, member: Member, work: AssignedWork, event: e.Pushed, now: float) -> int | None:
         """A push that answers `work`, which the member has no longer.
 
         Returns:
             The version that it will be part of, None if it comes too late.
         """
 
-    def rate(self, member: Member, work: Work, event: e.Rated | e.Pushed) -> None:
+    def rate(self, member: Member, work: AssignedWork, event: e.RatesReceived | e.Pushed) -> None:
         """A push for `work` begins to come, or is about to be taken, for a step at learning rates of its own,
         or at those of the job. Raises Refused for what cannot be applied together with others."""
         return
 
     @abstractmethod
-    def too_late(self, work: Work) -> bool:
+    def too_late(self, work: AssignedWork) -> bool:
         """Whether a push for work that was taken from its member could no longer be part of a version."""
 
     @abstractmethod
@@ -56,8 +60,8 @@ class Mode(ABC):
         """The member is back on a new stream; `assigned` is the id of the last assignment that it got."""
 
     @abstractmethod
-    def done(self, event: e.Published | e.Copied) -> None:
-        """The shard has done what the mode wanted of it."""
+    def done(self, event: e.Published | e.SnapshotInstalled) -> None:
+        """Called when the shard has carried out an `Apply` or an `InstallSnapshot`."""
 
     @abstractmethod
     def advance(self, now: float) -> list[e.Action]:
@@ -77,11 +81,12 @@ class Mode(ABC):
         """
 
     def divided(self) -> None:
-        """A new plan is in force: pushes for work that has been given out come too late."""
+        """Called when a new plan comes into force: pushes for work assigned before are too late."""
         return
 
     def begun(self, version: int, *, whole: bool) -> None:
-        """Part of the round that leads to the version cannot be undone any more, or all of it is there."""
+        """Called when the shard starts applying the round that produces `version`; it can no longer be rolled
+        back. whole: whether all of its parts are final."""
         return
 
     def due(self, now: float) -> bool:
@@ -95,12 +100,12 @@ class Mode(ABC):
 
     # ---- only where workers exchange packets, and the server has a copy of what they have
 
-    def targets(self, member: Member, event: e.PacketBegun) -> e.Targets:
-        """Who gets a packet that begins to come. Raises Refused."""
+    def targets(self, member: Member, event: e.PacketStarted) -> e.Targets:
+        """Return the workers that get a packet whose header has arrived. Raises Refused."""
         raise Refused(refusals.not_coded(member.worker))
 
     def happened(self, member: Member, event: e.OfExchange) -> list[e.Action]:
-        """A packet or a snapshot has come. Raises Refused."""
+        """Called when a packet or a snapshot has arrived. Raises Refused."""
         raise Refused(refusals.not_coded(member.worker))
 
     def packet_elements(self, exchange: int, elements: int) -> int | None:
@@ -117,6 +122,7 @@ class Mode(ABC):
         return False
 
     @property
-    def exchanges(self) -> bool:
-        """Whether pushes say what came of an exchange, and carry no payloads."""
-        return False
+    def pushes_parts(self) -> bool:
+        """Whether a push carries parts of a gradient. If not, workers send each other packets, and a push
+        says only what came of the exchange."""
+        return True

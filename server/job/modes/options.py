@@ -1,19 +1,18 @@
-"""What every mode's options have in common. A mode's own file has the options and makes the mode."""
+"""What every mode's options have in common: the questions that the server and `gc-run` ask before a job.
+
+They ask these, and never which mode it is. Options know nothing of the class that runs a job (`registry`
+makes that from them), so that they can be read where there is no job, as for --help.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
-from ....configuration import UsageError
-from ....optimizer import parse_optimizer
+from ....common.configuration import UsageError
+from ....optim.optimizer import parse_optimizer
+from ....optim.steps import OptimizerOptions
 from ....settings import ServerSettings
-from ....steps import OptimizerOptions
-from ...shard.aggregation import parse_aggregation
-
-if TYPE_CHECKING:
-    from ..state import JobState
-    from .mode import Mode
+from ..aggregation import parse_aggregation
 
 MAX_UINT32 = 2**32 - 1
 
@@ -27,10 +26,6 @@ class ModeOptions(ABC):
     @abstractmethod
     def work(self) -> str:
         """The kind of work that workers are told to do, as a spec with parameters."""
-
-    @abstractmethod
-    def mode(self, state: JobState) -> Mode:
-        """The mode of a new job."""
 
     @abstractmethod
     def check(self, settings: ServerSettings) -> None:
@@ -48,6 +43,21 @@ class ModeOptions(ABC):
     def workers_step(self) -> bool:
         """Whether workers take the steps of the job's optimizer, and the server has no gradient."""
         return False
+
+    @property
+    def pushes_parts(self) -> bool:
+        """Whether workers push parts of gradients, as `Mode.pushes_parts`; if not, nothing is compressed."""
+        return True
+
+    @property
+    def baseline(self) -> str:
+        """The mode to compare a run with; empty for the same mode without compression."""
+        return ""
+
+    @property
+    def staleness_unit(self) -> str:
+        """What the age of a push is counted in; empty where pushes of one version are applied together."""
+        return ""
 
     @property
     def delay_compensation(self) -> float:

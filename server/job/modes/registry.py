@@ -1,19 +1,25 @@
-"""The modes by name: `--mode stale:bound=4`. Each has a file of its own, with its options.
+"""The modes by name, `--mode stale:bound=4`, and what runs a job in each.
 
-Imports neither torch nor grpc, so that `gc-server --help` answers at once.
+The options of each mode have a file of their own. Two classes run all modes but `coded`: `Rounds` and
+`Arrivals`. Importing this file loads neither torch nor grpc, so that `gc-server --help` answers at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from ....configuration import options_of, parse_named
+from ....common.configuration import options_of, parse_named
 from .asynchronous import AsyncOptions
-from .coded import CodedOptions
+from .coded.options import CodedOptions
 from .local import LocalOptions
 from .options import ModeOptions
 from .stale import StaleOptions
 from .sync import SyncOptions
+
+if TYPE_CHECKING:
+    from ..state import JobState
+    from .mode import Mode
 
 MODES: Mapping[str, type[ModeOptions]] = {
     "sync": SyncOptions,
@@ -27,6 +33,27 @@ MODES: Mapping[str, type[ModeOptions]] = {
 def parse(text: str) -> ModeOptions:
     """The options of the mode that is named. Raises SpecError, which lists what is known."""
     return parse_named("mode", text, MODES)
+
+
+def create(options: ModeOptions, state: JobState) -> Mode:
+    """Return what decides for a new job with these options."""
+    from .arrivals import Arrivals  # late: options are read where there is no job, as for --help
+    from .coded.exchanges import Coded
+    from .rounds import Rounds
+
+    match options:
+        case SyncOptions():
+            return Rounds(state, options)
+        case LocalOptions():
+            return Rounds(state, SyncOptions(), options)
+        case AsyncOptions():  # or StaleOptions, which has a bound
+            inverse, compensated = options.rate == "inverse", options.compensation > 0
+            bound = options.staleness_bound
+            return Arrivals(state, bound=bound, inverse=inverse, compensated=compensated)
+        case CodedOptions():
+            return Coded(state, redundancy=options.copies)
+        case _:
+            raise TypeError(f"{type(options).__name__}: no class runs a job with these options")
 
 
 def describe() -> str:

@@ -1,16 +1,37 @@
-"""One round of the modes `sync` and `local`: its places, who has them, and what has come."""
+"""One round of the modes `sync` and `local`: its slots, who has them, and which contributions have arrived.
+
+A round (`RoundLife`), and where pushes of its work go:
+
+    OPEN     members compute. A push is accepted, or changes nothing   -> CLOSED (`division` says that what
+             because its slot has another member.                         has arrived is enough)
+    CLOSED   its `Apply` is with the shard; a push is refused as        -> gone, once the shard has published
+             stale, its work is LATE.                                     the version
+
+A slot of an open round (kept as the sets `open` and `lost`, and the keys of `answered`):
+
+    open                  its member computes                  -> answered, lost
+    answered              its push is accepted                 -> stays so, also if its member is lost
+    lost                  its member is gone, before or after  -> open (the member returns, or a substitute
+                          it answered                            takes the slot), or unused
+    lost, not answered    vacant, if the round needs it        -> open, or given up (`unfilled`)
+
+What may not happen: an accepted push left out of the sum of its round; a slot with two members; a part summed
+from two members of one slot; the round undone after the shard has begun to apply it (`begun`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ....common.stored import stored
 from .. import events as e
-from ..lives import move
 from ..roster import Name
+from ..transitions import move
 from .division import Division, InParts, Sliced, StragglerCoded
 
 
+@stored("round-life")
 class RoundLife(Enum):
     OPEN = "open"
     CLOSED = "closed"
@@ -19,30 +40,33 @@ class RoundLife(Enum):
 _LIVES = {RoundLife.OPEN: frozenset({RoundLife.CLOSED}), RoundLife.CLOSED: frozenset[RoundLife]()}
 
 
+@stored("round-place")
 @dataclass(kw_only=True, slots=True)
-class Place:
-    """One part of a round. rank: that of its member when the round opened. work: id of its assignment."""
+class Slot:
+    """One share of a round. rank: its member's when the round opened. work: id of its assignment."""
 
     rank: int
     member: Name
     work: int
 
 
+@stored("round")
 @dataclass(kw_only=True, slots=True)
 class Round:
-    """Places are in rank order. contributions, answered, with the samples behind each, and computing, with
-    seconds and samples of local steps, are by place.
+    """Slots are in rank order. contributions, answered, with the samples behind each, and computing, with
+    seconds and samples of local steps, are by slot.
 
     rates: learning rates of the step, by parameter group, as the worker `rated_by` was the first to say; none
     for those of the job.
-    open: places that have neither answered nor been lost. lost: places whose member is, or was. parts:
+    open: slots that have neither answered nor been lost. lost: slots whose member is, or was. parts:
     whether the shard may step parts before the round closes. begun: whether it has. unfilled: whether lost
-    members' places stay empty, because it has stepped all parts, or nobody is left who could take them.
+    members' slots stay empty, because it has stepped all parts, or nobody is left who could take them.
     """
 
     version: int
     opened_at: float
     progress: float  # of the job, when it opened
+    total_steps: int = 0  # that the job will have taken at its end, with as many members
     rate_factor: float
     division: Division | InParts | Sliced | StragglerCoded
     parts: bool = False
@@ -51,8 +75,8 @@ class Round:
     rates: tuple[float, ...] = ()
     rated_by: str = ""
     life: RoundLife = RoundLife.OPEN
-    places: list[Place] = field(default_factory=list[Place])
-    place_of: dict[int, int] = field(default_factory=dict[int, int])  # by id of the work
+    slots: list[Slot] = field(default_factory=list[Slot])
+    slot_of: dict[int, int] = field(default_factory=dict[int, int])  # by id of the work
     contributions: dict[int, e.Contribution] = field(default_factory=dict[int, e.Contribution])
     answered: dict[int, int] = field(default_factory=dict[int, int])
     computing: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
@@ -61,15 +85,15 @@ class Round:
 
     @property
     def vacant(self) -> list[int]:
-        """Places that have to be given to somebody else."""
+        """Slots that another member has to take over."""
         if not self.lost or self.unfilled or self.life is not RoundLife.OPEN:
             return []
         return self.division.vacant(self.answered, self.lost, len(self.open))
 
     @property
-    def missing(self) -> list[Place]:
-        """Places that have not answered."""
-        return [self.places[number] for number in sorted({*self.open, *self.vacant})]
+    def missing(self) -> list[Slot]:
+        """Slots that are waited for."""
+        return [self.slots[number] for number in sorted({*self.open, *self.vacant})]
 
     @property
     def complete(self) -> bool:
@@ -78,10 +102,10 @@ class Round:
         return self.division.complete(self.answered, lost, len(self.open))
 
     def fill(self, number: int, rank: int, member: Name, work: int) -> None:
-        """Give a place, which may be a new one, to a member."""
-        place = Place(rank=rank, member=member, work=work)
-        self.places[number : number + 1] = [place]
-        self.place_of[work] = number
+        """Give a slot, which may be a new one, to a member."""
+        slot = Slot(rank=rank, member=member, work=work)
+        self.slots[number : number + 1] = [slot]
+        self.slot_of[work] = number
         self.lost.discard(number)
         self.open.add(number)
 
@@ -90,7 +114,7 @@ class Round:
         self.open.discard(number)
 
     def reopen(self, number: int) -> None:
-        """The member of a place is back, and nobody else has been given it."""
+        """Give a slot back to its member, which has returned before another was given it."""
         self.lost.discard(number)
         self.open.add(number)
 
@@ -100,5 +124,5 @@ class Round:
         self.open.discard(number)
 
     def close(self) -> None:
-        """What has come is enough."""
+        """Stop waiting: enough contributions have arrived."""
         self.life = move(self.life, RoundLife.CLOSED, _LIVES)

@@ -4,18 +4,27 @@ When a round opens, the ready members that are idle are frozen as its members, a
 the next samples; `division` says which, and when what has come is enough: each has pushed or is lost, or all
 ready members but `backup` have, or as many as a code needs. Contributions are handed on in rank order
 whatever order they came in. A worker that joins meanwhile takes part from the next round on, unless a lost
-member's place is to be filled.
+member's slot is to be filled.
 
 An accepted push stays accepted, also when its worker is lost before the round closes. One that comes too
 late is refused as stale: its worker takes the gradient back into its residual, and takes part again in the
 round after that. Until then it counts among those that `backup` allows to be missing. In a round of a
 straggler code the others have pushed its gradient too: there it is refused as redundant, and its worker
-forgets it; and so it is where its place was given to another member.
+forgets it; and so it is where its slot was given to another member.
 
-In local mode the parts are larger: enough samples for as many local steps as `local` says. Who computes
-ahead is told what the next round will give it if nothing happens.
+With `--overlap both` parts of the next version exist before the round closes, so only a member that has the
+round's version can take a lost member's slot: nobody can be sent a version whose successor is half made. The
+substitute computes the same samples, pushes the parts that are not final (`Assignment.parts`) and counts in
+the lost member's rank; if it is lost too, the next one takes over. If no member has the version, the round
+closes without those parts. A member that returns after its slot was given away has its push refused as
+redundant, with the list of its parts that count (`Outcome.counted`); its ledger undoes the others. If nobody
+was given the slot, the push is stale. So each part contains each sample once.
 
-Work that is not late has a place in the round, and the round is open: closing makes late what has not come.
+In local mode the parts are larger: enough samples for as many local steps as `local` says. A worker that
+computes ahead is told the samples that the next round will give it if nothing happens (`_following`), without
+these being drawn: nothing at the end of an epoch, where samples were given back, or for a substitute.
+
+Work that is not late has a slot in the round, and the round is open: closing makes late what has not come.
 """
 
 from __future__ import annotations
@@ -25,22 +34,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ....common.stored import DERIVED
 from ....proto.messages import Range
 from ....proto.refusal import Refused
 from .. import events as e
 from .. import refusals
-from ..roster import Member, Name, Work, WorkLife
+from ..roster import AssignedWork, Member, Name, WorkLife
 from ..samples import Drawn
-from ..saving import DERIVED
 from ..state import JobState
 from ..waiting import Awaited, waiting_for
-from .division import Part, divide
+from .division import Division, SampleShare, divide
 from .local import LocalOptions
 from .mode import Mode
-from .round import Place, Round, RoundLife
+from .round import Round, RoundLife, Slot
 from .sync import SyncOptions
 
-ToShard = e.Vacate | e.Refill | e.Without
+ToShard = e.MemberLost | e.Substitute | e.Exclude
 
 
 @dataclass
@@ -103,6 +112,7 @@ class Rounds(Mode):
             rate_factor=state.rate_factor(progress + count / 2 / state.samples.per_epoch),
             division=division,
             parts=in_parts,
+            total_steps=self._total_steps(division, len(state.roster.members), steps),
         )
         delayed = self.local is not None and self.local.delayed
         self._next_steps = self._steps() if delayed else 0
@@ -126,8 +136,25 @@ class Rounds(Mode):
         state.wait_from(now)
         return actions
 
+    def _total_steps(self, division: Division, members: int, steps: int) -> int:
+        """Return the steps of the whole job, as `JobState.total_steps` says; in local mode those of a member.
+
+        Args:
+            division: of the round that opens, which has drawn its samples.
+            members: that later steps are divided among: also those that are loading, late or away.
+            steps: local steps of the round.
+        """
+        state = self._state
+        each_once = len([*division.portions()]) / len(division.parts)  # less where members share samples
+        at_once = max(1, round(members * each_once)) * state.rules.batch_size
+        if self.local is None:
+            return state.total_steps(state.version + 1, at_once)
+        most = max(part.samples for part in division.parts)
+        taken = state.all_local_steps + -(-most // state.rules.batch_size)
+        return state.total_steps(taken, at_once, of_version=steps)
+
     def _following(self, round_: Round, each: int, members: int) -> list[tuple[Range, ...]]:
-        """By place, what the next round will give it, if the same members are idle then; nothing at an
+        """By slot, what the next round will give it, if the same members are idle then; nothing at an
         epoch's end, behind which somebody evaluates first."""
         drawn = self._state.samples.peek(each * members)
         if not self._state.may_step(ahead=1):
@@ -138,8 +165,8 @@ class Rounds(Mode):
 
     def _open(self, round_: Round) -> e.Open:
         members = {
-            place.work: (*place.member, part.samples)
-            for place, part in zip(round_.places, round_.division.parts, strict=False)
+            slot.work: (*slot.member, part.samples)
+            for slot, part in zip(round_.slots, round_.division.parts, strict=False)
         }
         return e.Open(version=round_.version + 1, members=members, rate_factor=round_.rate_factor)
 
@@ -149,9 +176,9 @@ class Rounds(Mode):
             self.round.unfilled |= whole
 
     def _give(
-        self, round_: Round, number: int, member: Member, part: Part, now: float, **terms: Any
+        self, round_: Round, number: int, member: Member, part: SampleShare, now: float, **terms: Any
     ) -> list[e.Action]:
-        """Let a member have a place. terms: more fields of its assignment."""
+        """Let a member have a slot. terms: more fields of its assignment."""
         actions = self._state.give(
             member,
             part.drawn,
@@ -160,6 +187,7 @@ class Rounds(Mode):
             position=part.position,
             world=part.world,
             progress=round_.progress,
+            total_steps=round_.total_steps,
             learning_rate=self._state.rules.learning_rate * round_.rate_factor,
             slice=part.slice,
             slices=part.slices,
@@ -170,36 +198,36 @@ class Rounds(Mode):
         return actions
 
     def _fill(self, round_: Round, idle: Sequence[Member], now: float) -> list[e.Action]:
-        """Give lost members' places, as far as the round needs them, to those who have nothing to do."""
+        """Give lost members' slots, as far as the round needs them, to those who have nothing to do."""
         actions: list[e.Action] = []
         if round_.parts:  # once some are stepped, nobody else can be sent the version before
             ready = self._state.roster.ready()
             have = [each for each in ready if each.version == round_.version]
             if not have and not round_.open:
-                left = tuple(round_.places[each].work for each in round_.vacant)
+                left = tuple(round_.slots[each].work for each in round_.vacant)
                 round_.unfilled = True
-                return [e.Without(assignments=left)]
+                return [e.Exclude(assignments=left)]
             idle = [member for member in have if member.work is None and member.listening]
         for number, member in zip(sorted(round_.vacant), idle, strict=False):
-            place = round_.places[number]
-            holder = self._holder(place)
+            slot = round_.slots[number]
+            holder = self._holder(slot)
             if holder is not None:
                 self._state.roster.relieve(holder)
-                holder.succeed(place.work)
-            who = f"rank {place.rank} ({place.member[0]}) is lost: {member.name} computes its part"
+                holder.succeed(slot.work)
+            who = f"rank {slot.rank} ({slot.member[0]}) is lost: {member.name} computes its part"
             actions.append(e.Note(text=f"{who} of version {round_.version + 1}"))
-            rank = place.rank
+            rank = slot.rank
             given = self._give(round_, number, member, round_.division.parts[number], now)
-            round_.places[number].rank = rank  # contributions are in the order of the places
+            round_.slots[number].rank = rank  # contributions are in the order of the slots
             if round_.parts:
-                actions.append(_refill(place.work, round_.places[number]))
+                actions.append(_refill(slot.work, round_.slots[number]))
             actions += given
         return actions
 
-    def _holder(self, place: Place) -> Member | None:
-        """The member of a place, if it still has the work of it."""
-        member = self._state.roster.get(place.member)
-        if member is None or member.work is None or member.work.id != place.work:
+    def _holder(self, slot: Slot) -> Member | None:
+        """The member of a slot, if it still has the work of it."""
+        member = self._state.roster.get(slot.member)
+        if member is None or member.work is None or member.work.id != slot.work:
             return None
         return member
 
@@ -230,7 +258,7 @@ class Rounds(Mode):
             assert round_ is not None
             # What it was told may not have arrived.
             assignment = work.assignment
-            number = round_.place_of[work.id]
+            number = round_.slot_of[work.id]
             if work.shared or round_.parts:
                 self._come_back(round_, number)
             if member.version is not None and member.version > round_.version:
@@ -238,32 +266,32 @@ class Rounds(Mode):
             state.ask_for_evaluation(member, assignment.evaluate_epoch, assignment.id, now)
             return [state.send(member, assignment)]
         if not member.goes_on(work, assigned):  # it never heard of it, and will not answer
-            self._void(member)
+            self._revoke(member)
         return []
 
     def _come_back(self, round_: Round, number: int) -> None:
-        """The member of a place goes on, if it had been lost."""
+        """The member of a slot goes on, if it had been lost."""
         if round_.parts and number in round_.lost:
-            place = round_.places[number]
-            self._told.append(_refill(place.work, place))
+            slot = round_.slots[number]
+            self._told.append(_refill(slot.work, slot))
         round_.reopen(number)
 
     # ---- taking pushes
 
-    def take(self, member: Member, work: Work, event: e.Pushed, now: float) -> int | None:
+    def take(self, member: Member, work: AssignedWork, event: e.Pushed, now: float) -> int | None:
         if work.late:
             return None
         round_ = self.round
         assert round_ is not None
-        number = round_.place_of[work.id]
+        number = round_.slot_of[work.id]
         if round_.parts:
             self._come_back(round_, number)
             if not event.samples:
-                self._told.append(e.Without(assignments=(work.id,)))
+                self._told.append(e.Exclude(assignments=(work.id,)))
         part = round_.division.parts[number]
         contribution = e.Contribution(
             key=event.key,
-            rank=round_.places[number].rank,
+            rank=round_.slots[number].rank,
             samples=event.samples,
             loss=event.loss,
             slice=part.slice,
@@ -273,12 +301,12 @@ class Rounds(Mode):
             round_.computing[number] = event.computing_s, event.samples
         return round_.version + 1
 
-    def rate(self, member: Member, work: Work, event: e.Rated | e.Pushed) -> None:
+    def rate(self, member: Member, work: AssignedWork, event: e.RatesReceived | e.Pushed) -> None:
         round_, rates = self.round, event.learning_rates
         assert round_ is not None
         if rates and (self.local is not None or not self._state.rules.script):
             raise Refused(refusals.rates_of_workers(member.worker, event.seq))
-        if isinstance(event, e.Rated) and not round_.parts:
+        if isinstance(event, e.RatesReceived) and not round_.parts:
             return
         if not round_.rated_by:
             round_.rates, round_.rated_by = rates, member.worker
@@ -291,7 +319,7 @@ class Rounds(Mode):
             return False
         return any(each.key == key for each in self.round.contributions.values())
 
-    def too_late(self, work: Work) -> bool:
+    def too_late(self, work: AssignedWork) -> bool:
         return True  # its round has closed
 
     def lost(self, member: Member, *, away: bool) -> None:
@@ -299,42 +327,42 @@ class Rounds(Mode):
         if work is None:
             return
         if work.late:
-            self._void(member)
+            self._revoke(member)
             return
         assert round_ is not None
-        round_.lose(round_.place_of[work.id])
+        round_.lose(round_.slot_of[work.id])
         if round_.parts:
-            self._told.append(e.Vacate(assignments=(work.id,)))
+            self._told.append(e.MemberLost(assignments=(work.id,)))
         if self._state.roster.get(member.id) is None:  # another incarnation has replaced it
             self._state.roster.relieve(member)
         if not round_.contributions and not round_.open and not round_.begun:
             # Everyone is gone and nothing came: its samples are drawn again, by whoever comes.
             self.round = None
             if round_.parts:
-                self._told.append(e.Without(assignments=tuple(place.work for place in round_.places)))
-            for drawn, places in round_.division.portions():
-                self._return(round_, drawn, places)
+                self._told.append(e.Exclude(assignments=tuple(slot.work for slot in round_.slots)))
+            for drawn, slots in round_.division.portions():
+                self._return(round_, drawn, slots)
 
-    def _return(self, round_: Round, drawn: Drawn, places: Sequence[int]) -> None:
+    def _return(self, round_: Round, drawn: Drawn, slots: Sequence[int]) -> None:
         """Samples of which nothing has come go out again."""
         self._state.samples.give_back(drawn)
-        for number in places:
-            member = self._holder(round_.places[number])
+        for number in slots:
+            member = self._holder(round_.slots[number])
             if member is not None:
-                self._keep_void(member)
+                self._remember_revoked(member)
 
-    def _void(self, member: Member) -> None:
+    def _revoke(self, member: Member) -> None:
         """Take its late work from a member; somebody else gets the samples, unless others have them."""
         assert member.work is not None
         if not member.work.shared:
             self._state.samples.give_back(member.work.drawn, settled=True)
-        self._keep_void(member)
+        self._remember_revoked(member)
 
-    def _keep_void(self, member: Member) -> None:
+    def _remember_revoked(self, member: Member) -> None:
         work = self._state.roster.relieve(member)
         if work is not None and not work.shared:
-            work.become(WorkLife.VOID)
-            member.void = work
+            work.become(WorkLife.REVOKED)
+            member.revoked = work
 
     # ---- closing
 
@@ -345,11 +373,11 @@ class Rounds(Mode):
             return []
         if not any(each.samples for each in round_.contributions.values()):
             return []
-        missing = tuple(round_.places[number].work for number in sorted({*round_.open, *round_.vacant}))
+        missing = tuple(round_.slots[number].work for number in sorted({*round_.open, *round_.vacant}))
         for number in list(round_.open):
             round_.lose(number)
         round_.unfilled = True
-        told: list[e.Action] = [e.Without(assignments=missing)] if round_.parts and missing else []
+        told: list[e.Action] = [e.Exclude(assignments=missing)] if round_.parts and missing else []
         return [*told, *self._close(now)]
 
     def _close(self, now: float) -> list[e.Action]:
@@ -384,16 +412,16 @@ class Rounds(Mode):
 
     def _settle(self, round_: Round) -> None:
         """Account for the samples of a round that has closed."""
-        for drawn, places in round_.division.portions():
+        for drawn, slots in round_.division.portions():
             # What parts hold of a lost member's gradient cannot be taken out, so nobody else computes it.
-            answered = round_.begun or any(number in round_.contributions for number in places)
-            if not answered and all(number in round_.lost for number in places):
-                self._return(round_, drawn, places)
+            answered = round_.begun or any(number in round_.contributions for number in slots)
+            if not answered and all(number in round_.lost for number in slots):
+                self._return(round_, drawn, slots)
                 continue
             # A late member's gradient goes into its residual, or others have pushed it.
             self._state.samples.settle(drawn)
-            for number in places:
-                member = self._holder(round_.places[number])
+            for number in slots:
+                member = self._holder(round_.slots[number])
                 if member is not None and number in round_.lost:
                     self._state.roster.relieve(member)
                 elif member is not None and member.work is not None:
@@ -408,7 +436,7 @@ class Rounds(Mode):
                 most = max(part.samples for part in round_.division.parts)
                 self._state.all_local_steps += -(-most // self._state.rules.batch_size)
 
-    def done(self, event: e.Published | e.Copied) -> None:
+    def done(self, event: e.Published | e.SnapshotInstalled) -> None:
         round_ = self.round
         assert round_ is not None
         assert event.version == round_.version + 1
@@ -425,7 +453,7 @@ class Rounds(Mode):
             late = [member for member in self._state.roster.ready() if member.work is not None]
             return [(member.rank, member.id) for member in late]
         missing = [] if round_.complete else round_.missing
-        return sorted((place.rank, place.member) for place in missing)
+        return sorted((slot.rank, slot.member) for slot in missing)
 
     def waiting(self, now: float) -> Awaited:
         missing = self._missing()
@@ -437,6 +465,6 @@ class Rounds(Mode):
         return Awaited(subject="computed", text=text, for_others=False)
 
 
-def _refill(lost: int, place: Place) -> e.Refill:
-    worker, incarnation = place.member
-    return e.Refill(lost=lost, assignment=place.work, worker=worker, incarnation=incarnation)
+def _refill(lost: int, slot: Slot) -> e.Substitute:
+    worker, incarnation = slot.member
+    return e.Substitute(lost=lost, assignment=slot.work, worker=worker, incarnation=incarnation)

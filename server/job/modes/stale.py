@@ -1,10 +1,10 @@
-"""The mode `stale`: as `async`, with a bound on how far members may be apart (`arrivals`)."""
+"""Options of the mode `stale`: like `async`, with a bound on how far apart members may be (`arrivals`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....configuration import option
+from ....common.configuration import option
 from .asynchronous import AsyncOptions
 from .options import MAX_UINT32
 
@@ -16,6 +16,10 @@ class StaleOptions(AsyncOptions):
     bound: int = option(
         4, "clocks that a worker may be ahead of the slowest when it begins a step", least=0, most=MAX_UINT32
     )
+
+    @property
+    def staleness_unit(self) -> str:
+        return "clocks"
 
     @property
     def staleness_bound(self) -> int:

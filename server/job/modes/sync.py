@@ -1,18 +1,13 @@
-"""The mode `sync`: rounds of one step (`rounds`), divided as the options say (`division`)."""
+"""Options of the mode `sync`: rounds of one step (`rounds`), divided as these say (`division`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ....configuration import UsageError, option
+from ....common.configuration import UsageError, option
 from ....settings import ServerSettings
-from ...shard.aggregation import parse_aggregation
+from ..aggregation import parse_aggregation
 from .options import MAX_UINT32, ModeOptions, needs_mean, needs_workers
-
-if TYPE_CHECKING:
-    from ..state import JobState
-    from .rounds import Rounds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +43,6 @@ class SyncOptions(ModeOptions):
             if self.stragglers:
                 why = "such a round already closes without as many, and loses nothing by it"
             raise ValueError(f"{asked[0]}: not with backup={self.backup}: {why}")
-
-    def mode(self, state: JobState) -> Rounds:
-        from .rounds import Rounds  # late: options are read where there is no job, as for --help
-
-        return Rounds(state, self)
 
     def steps_parts(self, settings: ServerSettings) -> bool:
         plain = not self.backup and self.redundancy == 1 and not self.stragglers

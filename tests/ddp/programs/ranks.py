@@ -116,6 +116,20 @@ def not_finite() -> dict[str, Any]:
     return {"gradients": steps(model, change=spoil), "voided": state.voided, "steps": state.steps}
 
 
+def spike() -> dict[str, Any]:
+    """Rank 1 has one in step 12, with other buckets and a loaded state since step 11."""
+
+    def enlarge(step: int, given: dict[str, Tensor]) -> None:
+        if step == 12 and dist.get_rank() == 1:
+            given["wide"] *= 1e6
+
+    model, state = with_names("1bit")
+    steps(model, range(11))
+    model, again = with_names("1bit", bucket_cap_mb=25)
+    again.load_state_dict(state.state_dict())
+    return {"gradients": steps(model, range(11, 15), change=enlarge), "spikes": again.spikes}
+
+
 def unused() -> list[dict[str, Tensor]]:
     """`wide` has no gradient in step 1."""
 
@@ -179,7 +193,18 @@ def errors() -> dict[str, str]:
 def main(folder: str, compressors: list[str]) -> None:
     dist.init_process_group("gloo")
     found: dict[str, Any] = {compressor: each_compressor(compressor) for compressor in compressors}
-    for scenario in (one_bucket, static, views, half, not_finite, unused, interrupted, nameless, errors):
+    for scenario in (
+        one_bucket,
+        static,
+        views,
+        half,
+        not_finite,
+        spike,
+        unused,
+        interrupted,
+        nameless,
+        errors,
+    ):
         found[scenario.__name__] = scenario()
     torch.save(found, Path(folder) / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()

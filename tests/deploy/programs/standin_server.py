@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc.aio
 
-from gradwire.configuration import from_text
+from gradwire.common.configuration import from_text
 from gradwire.proto.channel import SERVER_OPTIONS
 from gradwire.proto.job import job_message
 from gradwire.proto.messages import EpochStatus, Phase, StatusResponse, Traffic
@@ -48,7 +48,7 @@ async def serve(arguments: dict[str, str]) -> int:
         raise AssertionError("gc-run asks for nothing but the status")
 
     handlers: dict[str, Any] = dict.fromkeys(
-        ("Join", "Initialize", "Fetch", "Exchange", "PutState", "GetState"), unused
+        ("Join", "Initialize", "Fetch", "Exchange", "PutState", "GetState", "GetOptimizer"), unused
     )
     aio: Any = grpc.aio  # whose handlers are generic without saying of what
     handler = generic_handler({**handlers, "Status": status}, sent=ignore, received=ignore)

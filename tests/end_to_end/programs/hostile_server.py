@@ -38,7 +38,9 @@ async def main(task: str, work: str) -> None:
     async def unused(*_: Any) -> Any:
         raise AssertionError("a worker that refuses its task asks for nothing else")
 
-    calls: dict[str, Any] = dict.fromkeys(("Initialize", "Fetch", "Status", "PutState", "GetState"), unused)
+    calls: dict[str, Any] = dict.fromkeys(
+        ("Initialize", "Fetch", "Status", "PutState", "GetState", "GetOptimizer"), unused
+    )
     calls |= {"Join": join, "Exchange": exchange}
     aio: Any = grpc.aio  # whose handlers are generic without saying of what
     server = aio.server(options=SERVER_OPTIONS)

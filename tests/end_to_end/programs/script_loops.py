@@ -6,18 +6,22 @@ end which parameters they have.
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, TensorDataset
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import gradwire
 from gradwire.proto.refusal import Refused
@@ -71,6 +75,31 @@ def trained(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
             loss.backward()
             step.step()
             step.zero_grad()
+
+
+def swapped(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Evaluates averages in place of the parameters after some steps, copies and saves the model there, and
+    converts it to float16 and back after each."""
+    model, step = job.attach(model, optimizer)
+    average = AveragedModel(model)
+    for _ in job.epochs():
+        for number, (inputs, targets) in enumerate(job.batches(data())):
+            loss = mse_loss(model(inputs), targets)
+            loss.backward()
+            step.step()
+            step.zero_grad()
+            average.update_parameters(model)
+            if number % 2:
+                kept = [each.data for each in model.parameters()]
+                for each, other in zip(model.parameters(), average.parameters(), strict=True):
+                    each.data = other.data
+                with torch.no_grad():
+                    job.log(average=mse_loss(model(inputs), targets))
+                for each, value in zip(model.parameters(), kept, strict=True):
+                    each.data = value.clone()
+                torch.save(copy.deepcopy(model), io.BytesIO())
+                torch.save(model, io.BytesIO())
+            model.half().float()
 
 
 def clipped(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
@@ -316,7 +345,7 @@ def other_batches(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> 
     """Another batch size than the job's."""
     job.attach(model, optimizer)
     for _ in job.epochs():
-        next(job.batches(data(), batch_size=64))
+        next(iter(job.batches(data(), batch_size=64)))
 
 
 def hanging(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
@@ -336,6 +365,72 @@ def hanging(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
     stuck = Stuck(*data().tensors)
     for _ in job.epochs():
         for inputs, targets in job.batches(stuck):
+            mse_loss(model(inputs), targets).backward()
+            step.step()
+            step.zero_grad()
+
+
+def saved(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Writes a file of its own after each epoch, as many scripts do, and continues from one that is there.
+    SAVES is where, and UNTIL the epoch in which it ends; all in the cosine that follows the steps."""
+    path, until = Path(os.environ["SAVES"]), int(os.environ.get("UNTIL", "-1"))
+    model, step = job.attach(model, optimizer)
+    batches = job.batches(data())
+    schedule = job.follow(torch.optim.lr_scheduler.CosineAnnealingLR(step, job.total_steps))
+    start = 0
+    if path.exists():
+        found: dict[str, Any] = torch.load(path)
+        model.load_state_dict(found["model"])
+        step.load_state_dict(found["optimizer"])
+        schedule.load_state_dict(found["schedule"])
+        start = found["epoch"] + 1
+    for epoch in job.epochs(start=start):
+        if epoch == until:
+            job.leave()
+            return
+        assert len(batches) == SAMPLES // (8 * int(os.environ["WORKERS"]))
+        for inputs, targets in batches:
+            mse_loss(model(inputs), targets).backward()
+            step.step()
+            step.zero_grad()
+            schedule.step()
+        # Every worker is told the same; the one that writes has the lowest rank.
+        state: dict[str, Any] = {"model": model.state_dict(), "optimizer": step.state_dict()}
+        if job.rank == 0:
+            torch.save({**state, "schedule": schedule.state_dict(), "epoch": epoch}, path.with_suffix(".new"))
+            os.replace(path.with_suffix(".new"), path)
+        sums = [
+            float(value.double().sum())
+            for of in state["optimizer"]["state"].values()
+            for value in of.values()
+        ]
+        say(f"epoch {epoch}, {job.total_steps} steps", sums=sums)
+
+
+def uneven(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Loaders of different lengths, of which the epoch's length is not said."""
+    model, step = job.attach(model, optimizer)
+    some = torch.utils.data.Subset(data(), range(40 if job.rank else 56))
+    for _ in job.epochs():
+        for inputs, targets in job.steps(DataLoader(some, 8)):
+            mse_loss(model(inputs), targets).backward()
+            step.step()
+            step.zero_grad()
+
+
+def ranked(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """A sampler that follows the worker's rank: what it goes by is set anew with each epoch."""
+    model, step = job.attach(model, optimizer)
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        data(), num_replicas=4, rank=job.rank, shuffle=False
+    )
+    loader = DataLoader(data(), batch_size=8, sampler=sampler)
+    for epoch in job.epochs():
+        sampler.set_epoch(epoch)
+        sampler.rank = job.rank
+        say(f"epoch {epoch} as rank {job.rank}, first sample {next(iter(sampler))}")
+        for inputs, targets in job.steps(loader, per_epoch=4 * len(loader)):
+            time.sleep(0.03)
             mse_loss(model(inputs), targets).backward()
             step.step()
             step.zero_grad()
@@ -361,6 +456,7 @@ LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "rated_late": (rated_late, sgd),
     "rated_by_version": (rated_by_version, sgd),
     "clipped": (clipped, sgd),
+    "swapped": (swapped, sgd),
     "own_loader": (own_loader, sgd),
     "accumulated": (accumulated, sgd),
     "twice": (twice, sgd),
@@ -368,6 +464,12 @@ LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "scaled": (scaled, sgd),
     "logged": (logged, sgd),
     "careless": (careless, sgd),
+    "saved": (saved, sgd),
+    "saved_adam": (saved, lambda model: torch.optim.Adam(model.parameters(), lr=0.01)),
+    "saved_adamw": (saved, adamw),
+    "saved_adagrad": (saved, adagrad),
+    "uneven": (uneven, sgd),
+    "ranked": (ranked, sgd),
     "hanging": (hanging, sgd),
     "other_batches": (other_batches, sgd),
     "lbfgs": (trained, lambda model: torch.optim.LBFGS(model.parameters())),

@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 import gradwire
 from gradwire.proto.refusal import Refused
-from gradwire.worker.tasks.sharding import epoch_order
+from gradwire.worker.training.sharding import epoch_order
 
 SAMPLES, EPOCHS, BATCH, SEED = 96, 2, 8, 3
 Trained = tuple[nn.Module, list[float]]

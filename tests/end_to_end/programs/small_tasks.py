@@ -162,6 +162,18 @@ def paced(seconds: float = 0.001, samples: int = 192) -> Task:
     return dataclasses.replace(task, loss=loss)
 
 
+def spiked(samples: int = 320) -> Task:
+    """The noisy linear problem. A worker with SPIKES in its environment has a loss a million times as large,
+    once, in its 16th step."""
+    task, steps = regression(samples), itertools.count()
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        factor = 1e6 if "SPIKES" in os.environ and next(steps) == 15 else 1.0
+        return factor * task.loss(model, batch)
+
+    return dataclasses.replace(task, loss=loss)
+
+
 def drifting(samples: int = 1280) -> Task:
     """The noisy linear problem. In a worker with DRIFTS in its environment the model's code changes a
     parameter in place, once."""

@@ -10,13 +10,12 @@ from pushes import MANIFEST, assembly
 from wired import PLAN
 
 from gradwire.proto import plans
-from gradwire.server.best import BestFile
-from gradwire.server.durable.best import BestCheckpoint
+from gradwire.server.durable.best import BestCheckpoint, BestFile
+from gradwire.server.durable.folder import StateFolder
 from gradwire.server.durable.recorder import Recorder
-from gradwire.server.durable.state import StateFolder
+from gradwire.server.durable.resuming import read_model
 from gradwire.server.job.events import Apply
-from gradwire.server.model_state import ModelState
-from gradwire.server.resuming import read_model
+from gradwire.server.shard.model_state import ModelState
 from gradwire.server.shard.shard import Shard
 
 from .test_recovery import build
@@ -34,10 +33,10 @@ def test_the_best_version_stays_until_there_is_a_better_one(
         await shard.open(MANIFEST, assembly(1, 2, 3), PLAN, lambda: None)
         best = BestCheckpoint(Recorder(folder, job="job", recorded=False), shard, ModelState())
         for epoch, better in ((1, True), (2, False), (3, True), (4, False)):
-            best.evaluated(epoch, shard.version)
-            version = shard.version
+            best.evaluated(epoch, shard.reported.version)
+            version = shard.reported.version
             order = Apply(version=version + 1, contributions=(), rate_factor=1.0, opened_at=0.0)
-            await shard.apply(order, lambda part: None)
+            await shard.apply(order, [], lambda part: None)
             if better:
                 best.best(epoch, version)
             best.judged()

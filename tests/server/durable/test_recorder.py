@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gradwire.common.spec import parse_length
 from gradwire.server.durable import recorder as module
+from gradwire.server.durable.folder import StateFolder
 from gradwire.server.durable.recorder import Recorder
-from gradwire.server.durable.state import StateFolder
-from gradwire.spec import parse_length
 
 
 def test_a_place_that_hangs_is_told_of_and_nothing_waits_for_it(

@@ -14,26 +14,26 @@ from pushes import MANIFEST, assembly, cut_plan
 from stepping import core_of
 from wired import ONES, PLAN, Message, Wired
 
-from gradwire import failpoints
+from gradwire.common import failpoints
+from gradwire.common.spec import parse_length
 from gradwire.compressors import Plan
-from gradwire.optimizer import Optimizer, parse_optimizer
+from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto import messages as m
 from gradwire.proto import plans
 from gradwire.proto.manifest import Manifest
+from gradwire.server.calls.exchange import WorkerCall
 from gradwire.server.conductor import Conductor
-from gradwire.server.durable import state
-from gradwire.server.durable.checkpoints import checkpoint, first_checkpoint, pause
+from gradwire.server.durable import folder
+from gradwire.server.durable.folder import StateError, StateFolder
 from gradwire.server.durable.journal import JournalError
 from gradwire.server.durable.recorder import Recorder
-from gradwire.server.durable.recovery import recover
-from gradwire.server.durable.state import StateError, StateFolder
-from gradwire.server.exchange import WorkerCall
 from gradwire.server.job import events as e
 from gradwire.server.metrics import Metrics
-from gradwire.server.model_state import Deposit
+from gradwire.server.recovery.checkpoints import checkpoint, first_checkpoint, pause
+from gradwire.server.recovery.recovery import recover
+from gradwire.server.shard.model_state import Deposit
 from gradwire.server.shard.shard import Shard
 from gradwire.server.shard.store import Float32, Store
-from gradwire.spec import parse_length
 
 MODES: list[tuple[str, dict[str, Any]]] = [
     ("sync", {}),
@@ -70,7 +70,9 @@ class Kept(Wired):
         self.recorder = Recorder(self.folder, every, job="job", recorded=self.recorded)
         self.core = core_of(self.mode, min_workers=len(self.workers), epochs=100, **self.rules)
         self.shard = Shard(build)
-        self.conductor = Conductor(self.core, Metrics("none"), shard=self.shard, recorder=self.recorder)
+        self.conductor = Conductor(
+            self.core, Metrics("none"), shard=self.shard, recorder=self.recorder, checkpoint=checkpoint
+        )
         self.call = WorkerCall(self.conductor)
 
     async def open(self) -> None:
@@ -103,13 +105,15 @@ class Kept(Wired):
         moments = image["optimizer"]["runs"]
         return {
             "core": without(self.core.save(), "heard_at"),
-            "stored": {key: sorted(parts) for key, parts in self.shard.pushes.items()},
-            "late": {key: sorted(parts) for key, parts in self.shard.late.items()},
-            "plan": self.shard.plan,
-            "arrivals": {
-                name: (each.through, {seq: each.assignment(seq) for seq in each.open})
-                for name, each in self.conductor.intake.all.items()
+            "stored": sorted(
+                (*member, part.seq, part.part) for member, part, _, _ in self.conductor.ledger.stored_parts(0)
+            ),
+            "plan": self.shard.reported.plan,
+            "pushes": {
+                name: (each["through"], {seq: push[1] for seq, push in each["pushes"].items()})
+                for name, each in self.conductor.ledger.image()["members"].items()
             },
+            "counted": self.conductor.ledger.image()["counted"],
             "tensors": [
                 image["parameters"].tolist(),
                 image["downlink"]["replica"].tolist(),
@@ -373,7 +377,7 @@ def test_the_folder_stays_within_its_bound(tmp_path: Path, monkeypatch: pytest.M
     """However long until a checkpoint is due by time: two checkpoints and one that is being written, two
     segments as large as their limit, and what comes until the next version."""
     monkeypatch.setattr(plans, "ALIGNMENT", 1)
-    monkeypatch.setattr(state, "LEAST_SEGMENT_BYTES", 20_000)
+    monkeypatch.setattr(folder, "LEAST_SEGMENT_BYTES", 20_000)
 
     async def run() -> None:
         job = Kept(tmp_path, "sync", "abc", "100000steps")
@@ -382,13 +386,57 @@ def test_the_folder_stays_within_its_bound(tmp_path: Path, monkeypatch: pytest.M
         for version in range(1, 61):
             await one_version(job)
             assert job.core.version == version
-            checkpoints, segments = bytes_of(tmp_path, state.CHECKPOINT), bytes_of(tmp_path, state.SEGMENT)
+            checkpoints, segments = bytes_of(tmp_path, folder.CHECKPOINT), bytes_of(tmp_path, folder.SEGMENT)
             most_segments = max(most_segments, len(segments))
             each = sum(segments) / version  # a segment may be more than its limit by what a version takes
             assert len(checkpoints) <= 2
-            assert max(segments) <= state.segment_limit(max(checkpoints)) + max(8_000.0, 2 * each)
+            assert max(segments) <= folder.segment_limit(max(checkpoints)) + max(8_000.0, 2 * each)
             assert len(segments) <= 2
         assert most_segments == 2
+        job.shard.close()
+
+    asyncio.run(run())
+
+
+def test_a_server_whose_checkpoints_fail_ends_when_the_journal_is_at_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost: the next one reads all of it, and goes on."""
+    monkeypatch.setattr(plans, "ALIGNMENT", 1)
+    monkeypatch.setattr(folder, "LEAST_SEGMENT_BYTES", 20_000)
+
+    def full(*_: Any) -> int:
+        raise OSError("no room")
+
+    async def run() -> None:
+        job = Kept(tmp_path / "0", "sync", "abc", "100000steps")
+        await job.open()
+        limit, version = folder.journal_limit(job.recorder.bytes), 0
+        write, each = StateFolder.write, 0
+        monkeypatch.setattr(StateFolder, "write", full)
+        while not job.conductor.failed.is_set():
+            before = job.recorder.journal_bytes
+            await one_version(job)
+            version, each = version + 1, max(each, job.recorder.journal_bytes - before)
+            assert version < 1000
+        assert sum(bytes_of(tmp_path / "0", folder.SEGMENT)) == job.recorder.journal_bytes
+        assert limit < job.recorder.journal_bytes <= limit + each
+        assert job.conductor.unwritten
+        assert "no room, and the journal since the last one has" in job.conductor.failure
+        for restart, works in enumerate((False, True), 1):
+            if works:
+                monkeypatch.setattr(StateFolder, "write", write)
+            bytes_then = job.recorder.journal_bytes
+            await job.killed(tmp_path / str(restart))
+            assert job.recorder.journal_bytes >= bytes_then
+            assert job.core.version >= version - 1
+            for worker in "abc":
+                Story(job, 0).back(worker)
+            for _ in range(100):
+                if not job.conductor.failed.is_set() and job.recorder.version is None:
+                    await one_version(job)
+            assert job.conductor.failed.is_set() != works
+        assert job.recorder.journal_bytes < limit
         job.shard.close()
 
     asyncio.run(run())
@@ -410,10 +458,10 @@ def test_a_plan_that_waits_for_its_round_outlives_the_server(
         await job.reach(1)
         await job.settle()
         await job.recorder.idle()
-        assert job.shard.plan.number == 2
-        divided = job.shard.plan
+        assert job.shard.reported.plan.number == 2
+        divided = job.shard.reported.plan
         await job.killed(tmp_path / "1")
-        assert job.shard.plan == divided
+        assert job.shard.reported.plan == divided
         assert job.core.version == 1
         job.shard.close()
 
@@ -506,10 +554,10 @@ def test_checkpoints_of_which_none_is_whole_stay_where_they_are_and_are_refused_
         kept = [each.read_text() for each in manifests]
         for damage, why in (
             ("", "none of its 2 checkpoints is whole"),
-            ('"format": 99', "format 99, and this release reads 1"),
+            ('"format": 99', "format 99, and this release reads 2"),
         ):
             for manifest, text in zip(manifests, kept, strict=True):
-                manifest.write_text(text.replace('"format": 1', damage))
+                manifest.write_text(text.replace('"format": 2', damage))
             for _ in range(2):
                 found = StateFolder(folder, syncs=False)
                 with pytest.raises(StateError, match=why):

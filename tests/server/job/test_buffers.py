@@ -103,7 +103,7 @@ def test_they_come_before_an_evaluation_by_steps_or_parts_of_epochs_and_before_t
         assigned = job.told["w0"]
         found.append(assigned.collection)
         if assigned.evaluate_epoch:
-            report = e.Evaluated(
+            report = e.EvaluationReported(
                 worker="w0",
                 incarnation=1,
                 version=assigned.version,

@@ -11,7 +11,7 @@ from stepping import Refuse, core_of, state, step
 from gradwire.proto.messages import Decision, Exchanged
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.server.job import events as e
-from gradwire.server.job.modes.exchanges import MAX_DAMAGED
+from gradwire.server.job.modes.coded.exchanges import MAX_DAMAGED
 
 
 def refusal(actions: list[Any]) -> Refusal:
@@ -47,7 +47,7 @@ def test_a_packet_that_is_not_ones_own_is_refused_and_changes_nothing() -> None:
     before = state(job.core)
     (theirs, *_) = job.mode.round.plan.sent_by[1]
     for exchange, index in ((1, theirs), (1, 99), (2, 0)):
-        begun = e.PacketBegun(worker="a", incarnation=1, exchange=exchange, index=index)
+        begun = e.PacketStarted(worker="a", incarnation=1, exchange=exchange, index=index)
         why = refusal(job.step(begun))
         assert why.reason is Reason.PACKET
         assert "'a'" in why.message
@@ -57,13 +57,13 @@ def test_a_packet_that_is_not_ones_own_is_refused_and_changes_nothing() -> None:
 def test_a_packet_of_an_exchange_that_is_over_goes_nowhere() -> None:
     job = Job(3)
     job.round()
-    assert job.step(e.PacketBegun(worker="a", incarnation=1, exchange=1, index=0)) == []
+    assert job.step(e.PacketStarted(worker="a", incarnation=1, exchange=1, index=0)) == []
 
 
 def test_packets_are_for_coded_mode_only() -> None:
     core = core_of()
     core.step(e.Joined(worker="a", incarnation=1), 0.0)
-    why = refusal(step(core, e.PacketBegun(worker="a", incarnation=1, exchange=1, index=0), 0.0))
+    why = refusal(step(core, e.PacketStarted(worker="a", incarnation=1, exchange=1, index=0), 0.0))
     assert why.reason is Reason.PACKET
 
 
@@ -124,7 +124,7 @@ def test_without_redundancy_the_samples_of_who_is_lost_go_out_again() -> None:
     job.step(e.Left(worker="a", incarnation=1, failed=True, reason="told to"))
     job.names = "bc"
     actions = job.round()
-    (closed,) = some(actions, e.Closed)
+    (closed,) = some(actions, e.ExchangeCompleted)
     assert closed.samples == 4
     (first, *_) = job.assigned["b"].assignment.ranges
     assert (first.start, first.count) == (0, 2)  # the block of a
@@ -220,7 +220,7 @@ def test_packets_without_the_checksums_of_their_blocks_are_refused() -> None:
     assert job.mode.round is not None
     before = state(job.core)
     (own, *_) = job.mode.round.plan.sent_by[0]
-    why = refusal(job.step(e.PacketBegun(worker="a", incarnation=1, exchange=1, index=own)))
+    why = refusal(job.step(e.PacketStarted(worker="a", incarnation=1, exchange=1, index=own)))
     assert why.reason is Reason.PACKET
     assert "2 checksums" in why.message
     assert state(job.core) == before

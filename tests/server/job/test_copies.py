@@ -8,7 +8,7 @@ from coded_jobs import Job, some
 
 from gradwire.proto.messages import Phase
 from gradwire.server.job import events as e
-from gradwire.server.job.modes.copies import DRIFT_VERSIONS
+from gradwire.server.job.modes.coded.copies import DRIFT_VERSIONS
 
 
 def test_who_joins_gets_a_copy_that_the_round_waits_for() -> None:
@@ -18,7 +18,7 @@ def test_who_joins_gets_a_copy_that_the_round_waits_for() -> None:
     assert not some(job.come("z", version=None), e.Assign)
     actions = job.round()
     assert not some(actions, e.Assign)
-    (request,) = some(actions, e.RequestCopy)
+    (request,) = some(actions, e.RequestSnapshot)
     assert (request.worker, request.version, request.apply) == ("a", 2, 2)
     assert "the copy of version 2 is waited for" in job.core.waiting(job.now).text
     assert job.mode.wants_copy("a", 2)
@@ -35,7 +35,7 @@ def test_who_was_asked_for_the_copy_and_is_lost_is_replaced() -> None:
     job.come("z", version=None)
     job.round()
     actions = job.step(e.Left(worker="a", incarnation=1, failed=True, reason="told to"))
-    assert [request.worker for request in some(actions, e.RequestCopy)] == ["b"]
+    assert [request.worker for request in some(actions, e.RequestSnapshot)] == ["b"]
 
 
 def test_a_copy_that_has_arrived_counts_whatever_becomes_of_who_sent_it() -> None:
@@ -44,11 +44,11 @@ def test_a_copy_that_has_arrived_counts_whatever_becomes_of_who_sent_it() -> Non
     job.step(e.Joined(worker="z", incarnation=1))
     job.come("z", version=None)
     job.round()
-    arrived = e.CopyArrived(worker="a", incarnation=1, version=2)
-    assert len(some(job.step(arrived), e.TakeCopy)) == 1
+    arrived = e.SnapshotReceived(worker="a", incarnation=1, version=2)
+    assert len(some(job.step(arrived), e.InstallSnapshot)) == 1
     job.step(e.Left(worker="a", incarnation=1, failed=True, reason="told to"))
     assert job.core.version == 2
-    (assign,) = some(job.step(e.Copied(version=2)), e.Assign)
+    (assign,) = some(job.step(e.SnapshotInstalled(version=2)), e.Assign)
     assert (assign.worker, assign.has, assign.assignment.version) == ("z", None, 2)
 
 
@@ -56,11 +56,11 @@ def test_who_leaves_may_hand_over_the_only_copy() -> None:
     job = Job(1, redundancy=1)
     job.round()
     job.round()
-    arrived = e.CopyArrived(worker="a", incarnation=1, version=1, leaving=True)
-    assert len(some(job.step(arrived), e.TakeCopy)) == 1
+    arrived = e.SnapshotReceived(worker="a", incarnation=1, version=1, leaving=True)
+    assert len(some(job.step(arrived), e.InstallSnapshot)) == 1
     job.step(e.Left(worker="a", incarnation=1, failed=False, reason="told to"))
     assert job.core.version == 2  # not before the copy is in place
-    (note, *_) = some(job.step(e.Copied(version=1)), e.Note)
+    (note, *_) = some(job.step(e.SnapshotInstalled(version=1)), e.Note)
     assert "1 version older" in note.text
     assert job.core.version == 3
 
@@ -68,7 +68,9 @@ def test_who_leaves_may_hand_over_the_only_copy() -> None:
 def test_a_snapshot_that_was_not_asked_for_is_not_taken() -> None:
     job = Job(2, redundancy=1)
     job.round()
-    assert job.step(e.CopyArrived(worker="a", incarnation=1, version=1)) == [e.Drop(key=e.CopyKey("a", 1, 1))]
+    assert job.step(e.SnapshotReceived(worker="a", incarnation=1, version=1)) == [
+        e.Drop(key=e.SnapshotKey("a", 1, 1))
+    ]
 
 
 def test_everybody_lost_means_back_to_the_copy() -> None:
@@ -103,10 +105,10 @@ def test_who_joins_waits_for_those_that_are_away_with_the_current_version() -> N
     assert "(a, gone), rank 1 (b, gone)" in text
     assert "waited for 30 s, training goes back to the server's copy, version 0" in text
     for _ in range(5):
-        job.step(e.Heard(worker="z", incarnation=1), after=5.0)
+        job.step(e.KeepAlive(worker="z", incarnation=1), after=5.0)
         assert not job.step(e.Tick())
     actions = job.come("a", version=2, assigned=job.assigned["a"].assignment.id)
-    assert [request.worker for request in some(actions, e.RequestCopy)] == ["a"]
+    assert [request.worker for request in some(actions, e.RequestSnapshot)] == ["a"]
     assert job.core.version == 2
     actions = job.copied("a", 2)
     assert {assign.worker: assign.has for assign in some(actions, e.Assign)} == {"a": 2, "z": None}
@@ -121,7 +123,7 @@ def test_when_nobody_comes_back_with_the_current_version_training_goes_on_from_t
     job.come("z", version=None)
     actions: list[Any] = []
     while not some(actions, e.Relabel):
-        job.step(e.Heard(worker="z", incarnation=1), after=5.0)
+        job.step(e.KeepAlive(worker="z", incarnation=1), after=5.0)
         actions = job.step(e.Tick())
     assert 10.0 + 30.0 < job.now <= 10.0 + 30.0 + 6.0
     (assign,) = some(actions, e.Assign)
@@ -148,7 +150,7 @@ def test_replicas_that_drift_are_named_and_brought_together_when_the_epoch_ends(
     assert job.core.drifting == 1
     actions = job.round("001")  # the epoch is over
     assert not some(actions, e.Assign)
-    assert len(some(actions, e.RequestCopy)) == 1
+    assert len(some(actions, e.RequestSnapshot)) == 1
     actions = job.copied("a", 2)
     assert {assign.worker: assign.has for assign in some(actions, e.Assign)} == {"a": 2, "b": 2, "c": None}
     job.round("000")
@@ -158,7 +160,7 @@ def test_replicas_that_drift_are_named_and_brought_together_when_the_epoch_ends(
 def test_drift_does_not_go_on_for_ever() -> None:
     job = Job(2, redundancy=1, samples=10_000)
     rounds = 0
-    while not some(job.round("01"), e.RequestCopy):
+    while not some(job.round("01"), e.RequestSnapshot):
         rounds += 1
         assert rounds <= DRIFT_VERSIONS
     assert rounds > DRIFT_VERSIONS / 2
@@ -168,10 +170,10 @@ def test_the_job_ends_with_a_copy_of_the_last_version() -> None:
     job = Job(2, redundancy=1, samples=4, epochs=1)
     actions = job.round()
     phases = [job.core.phase]
-    assert len(some(actions, e.RequestCopy)) == 1
+    assert len(some(actions, e.RequestSnapshot)) == 1
     job.copied("a", 1)
     phases.append(job.core.phase)
-    actions = job.step(e.Evaluated(worker="a", incarnation=1, version=1, epoch=1, metrics={}))
+    actions = job.step(e.EvaluationReported(worker="a", incarnation=1, version=1, epoch=1, metrics={}))
     phases.append(job.core.phase)
     assert phases == [Phase.RUNNING, Phase.FINISHING, Phase.FINISHED]
     assert len(some(actions, e.Finish)) == 1
@@ -189,7 +191,7 @@ def test_an_outage_longer_than_the_lease_loses_nothing_if_members_come_back_with
         job.round()
     progress = job.core.samples.progress
     actions = job.step(e.Tick(), after=10.5)
-    assert [lost.name for lost in some(actions, e.Lost)] == ["rank 0 (a)", "rank 1 (b)", "rank 2 (c)"]
+    assert [lost.name for lost in some(actions, e.LossReported)] == ["rank 0 (a)", "rank 1 (b)", "rank 2 (c)"]
     assert job.core.version == 50
     assert "rank 0 (a, gone)" in job.core.waiting(job.now).text
     come_back(job, "b", 50)

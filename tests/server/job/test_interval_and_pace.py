@@ -9,10 +9,10 @@ from jobs import Job as Story
 from paced import BOUND, SECONDS_PER_SAMPLE, Job, even, one_slow
 from stepping import core_of
 
+from gradwire.common.spec import SpecError
 from gradwire.server.job.modes.local import LocalOptions
-from gradwire.server.job.modes.pace import BEHIND, ENOUGH, Pace
 from gradwire.server.job.modes.registry import parse
-from gradwire.spec import SpecError
+from gradwire.server.job.modes.share_fit import BEHIND, ENOUGH, ShareFit
 
 # ---- local steps
 
@@ -164,23 +164,23 @@ def test_what_cannot_is_refused(text: str, words: str) -> None:
 BATCH = 32
 
 
-def usual(seconds: float = 0.1) -> list[Pace]:
-    return [Pace(share=BATCH, answers=[seconds] * ENOUGH) for _ in range(3)]
+def usual(seconds: float = 0.1) -> list[ShareFit]:
+    return [ShareFit(share=BATCH, answers=[seconds] * ENOUGH) for _ in range(3)]
 
 
-def whole(paces: list[Pace]) -> list[float]:
+def whole(paces: list[ShareFit]) -> list[float]:
     """Seconds of those that others are compared with."""
     return sorted(each.seconds for each in paces if each.tells(BATCH))
 
 
-def answer(pace: Pace, seconds: float, times: int = ENOUGH, others: list[Pace] | None = None) -> None:
+def answer(pace: ShareFit, seconds: float, times: int = ENOUGH, others: list[ShareFit] | None = None) -> None:
     for _ in range(times):
         pace.note(seconds)
         pace.adapt(whole(usual() if others is None else others), BATCH)
 
 
 def test_a_worker_that_takes_ten_times_as_long_gets_a_tenth() -> None:
-    pace = Pace(share=BATCH)
+    pace = ShareFit(share=BATCH)
     answer(pace, 1.0, ENOUGH - 1)
     assert pace.share == BATCH  # not by one bad step
     answer(pace, 1.0, 1)
@@ -190,7 +190,7 @@ def test_a_worker_that_takes_ten_times_as_long_gets_a_tenth() -> None:
 
 
 def test_one_bad_step_among_good_ones_is_no_reason() -> None:
-    pace = Pace(share=BATCH)
+    pace = ShareFit(share=BATCH)
     answer(pace, 0.1)
     answer(pace, 1.0, 1)
     assert pace.share == BATCH
@@ -200,7 +200,7 @@ def test_one_bad_step_among_good_ones_is_no_reason() -> None:
 
 def test_a_share_shrinks_until_the_worker_keeps_up() -> None:
     """A step of 0.02 s and 0.01 s per sample: a tenth of the samples is not enough."""
-    pace = Pace(share=BATCH)
+    pace = ShareFit(share=BATCH)
     for _ in range(4):
         answer(pace, 0.02 + 0.01 * pace.share)
     assert 0.02 + 0.01 * pace.share <= BEHIND * 0.1
@@ -210,13 +210,13 @@ def test_a_share_shrinks_until_the_worker_keeps_up() -> None:
 
 
 def test_somewhat_slower_is_not_slow() -> None:
-    pace = Pace(share=BATCH)
+    pace = ShareFit(share=BATCH)
     answer(pace, 0.19, 50)
     assert pace.share == BATCH
 
 
 def test_a_worker_that_recovers_gets_its_share_back() -> None:
-    pace = Pace(share=BATCH)
+    pace = ShareFit(share=BATCH)
     answer(pace, 1.0)
     for _ in range(12):
         answer(pace, 0.1 * pace.share / BATCH)
@@ -226,7 +226,7 @@ def test_a_worker_that_recovers_gets_its_share_back() -> None:
 
 def test_where_fewer_samples_do_not_help_the_share_is_whole_again_and_stays() -> None:
     """A slow link, or a fixed cost per step: shrinking would only lose samples."""
-    pace = Pace(share=BATCH)
+    pace = ShareFit(share=BATCH)
     answer(pace, 1.0)
     assert pace.share == 3
     answer(pace, 0.95)
@@ -236,14 +236,14 @@ def test_where_fewer_samples_do_not_help_the_share_is_whole_again_and_stays() ->
 
 
 def test_without_anyone_to_compare_with_nothing_changes() -> None:
-    pace = Pace(share=BATCH)
+    pace = ShareFit(share=BATCH)
     answer(pace, 5.0, others=[])
-    answer(pace, 5.0, others=[Pace(share=4, answers=[0.1] * ENOUGH)])
+    answer(pace, 5.0, others=[ShareFit(share=4, answers=[0.1] * ENOUGH)])
     assert pace.share == BATCH
 
 
 def test_a_share_is_at_least_one_sample() -> None:
-    pace = Pace(share=BATCH)
+    pace = ShareFit(share=BATCH)
     answer(pace, 1e6)
     assert pace.share == 1
 

@@ -7,7 +7,7 @@ from jobs import Job
 from stepping import core_of
 
 from gradwire.server.job import events as e
-from gradwire.server.job.keeping import Keep, parse_keep
+from gradwire.server.job.best_policy import Keep, parse_keep
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,11 @@ def test_the_first_of_the_best_is_kept() -> None:
         asked = job.told["w0"]
         assert asked.evaluate_epoch == epoch
         metrics = {"loss": 1.0} if accuracy is None else {"accuracy": accuracy}
-        job.step(e.Evaluated(worker="w0", incarnation=1, version=asked.version, epoch=epoch, metrics=metrics))
+        job.step(
+            e.EvaluationReported(
+                worker="w0", incarnation=1, version=asked.version, epoch=epoch, metrics=metrics
+            )
+        )
         kept += [best.epoch for best in job.all(e.Best)]
         notes += [note.text for note in job.all(e.Note) if note.warning]
     assert kept == [1, 3, 6]

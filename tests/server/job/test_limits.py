@@ -8,13 +8,13 @@ import pytest
 from jobs import Job
 from stepping import core_of
 
-from gradwire.configuration import UsageError
+from gradwire.common.configuration import UsageError
+from gradwire.common.spec import Length, SpecError
 from gradwire.proto.messages import Phase
 from gradwire.server.checks import check
 from gradwire.server.job import events as e
 from gradwire.server.job.limits import EarlyStop
 from gradwire.settings import ServerSettings, parse_evaluate_every
-from gradwire.spec import Length, SpecError
 
 
 def job_of(workers: int = 1, **rules: Any) -> Job:
@@ -28,7 +28,9 @@ def evaluate(job: Job, **metrics: float) -> None:
     asked = job.core.evaluations.asked
     assert asked is not None
     name, incarnation = asked.by
-    job.step(e.Evaluated(name, incarnation, version=asked.version, epoch=asked.epoch, metrics=metrics))
+    job.step(
+        e.EvaluationReported(name, incarnation, version=asked.version, epoch=asked.epoch, metrics=metrics)
+    )
 
 
 # ---- steps, time
@@ -215,7 +217,8 @@ def test_less_is_better_of_losses() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("accuracy:patience=0", "at least 1 evaluation"),
+        ("accuracy:patience=0", "1 to 1023 evaluations, got 0"),
+        ("accuracy:patience=1024", "1 to 1023 evaluations, got 1024"),
         ("accuracy:delta=-1", "at least 0"),
         ("A", "lower case"),
     ],

@@ -20,7 +20,7 @@ def test_a_lost_members_round_closes_without_it_after_its_lease() -> None:
     assert not job.all(e.Apply)
     job.tick(1.5)
     assert [c.rank for c in job.one(e.Apply).contributions] == [0, 2]
-    assert "rank 1 (w1)" in job.one(e.Lost).name
+    assert "rank 1 (w1)" in job.one(e.LossReported).name
     assert [lost.worker for lost in job.core.lost] == ["w1"]
 
 
@@ -80,7 +80,7 @@ def test_messages_of_a_member_whose_lease_is_over_are_refused_with_that_reason()
     job.tick(LEASE_S - 1)
     job.heartbeat("w0")
     job.tick(2)
-    job.step(e.Heard(worker="w1", incarnation=1))
+    job.step(e.KeepAlive(worker="w1", incarnation=1))
     assert job.refused().field == "lease"
     assert job.refused().remedy == "reconnect"
 

@@ -27,7 +27,7 @@ def told(job: Job, worker: str) -> int:
 
 def begin(job: Job) -> None:
     """The shard has stepped the first part."""
-    job.step(e.Begun(version=job.core.version + 1))
+    job.step(e.ApplyStarted(version=job.core.version + 1))
 
 
 def lose(job: Job, *workers: str) -> None:
@@ -54,16 +54,16 @@ def come_back(job: Job, worker: str, version: int | None = None) -> None:
 
 def without(job: Job) -> list[tuple[int, ...]]:
     """Who is not waited for any more."""
-    return [each.assignments for each in job.all(e.Without)]
+    return [each.assignments for each in job.all(e.Exclude)]
 
 
 def vacant(job: Job) -> list[int]:
-    return [assignment for each in job.all(e.Vacate) for assignment in each.assignments]
+    return [assignment for each in job.all(e.MemberLost) for assignment in each.assignments]
 
 
 def whole(job: Job) -> None:
     """The shard has stepped every part."""
-    job.step(e.Begun(version=job.core.version + 1, whole=True))
+    job.step(e.ApplyStarted(version=job.core.version + 1, whole=True))
 
 
 # ---- which rounds
@@ -103,7 +103,7 @@ def test_only_plain_rounds_of_an_aggregation_by_coordinate_are_stepped_in_parts(
     job = both(3, mode, **rules)
     assert bool(job.all(e.Open)) == opens
     lose(job, "w2")
-    assert bool(job.all(e.Vacate)) == opens
+    assert bool(job.all(e.MemberLost)) == opens
 
 
 # ---- what is likely to follow
@@ -217,7 +217,7 @@ def test_who_comes_back_before_its_place_is_given_goes_on(is_final: bool) -> Non
         begin(job)
     lose(job, "w1")
     come_back(job, "w1")
-    (again,) = job.all(e.Refill)
+    (again,) = job.all(e.Substitute)
     assert (again.lost, again.assignment, again.worker) == (told(job, "w1"), told(job, "w1"), "w1")
     assert job.assignments["w1"] == job.told["w1"]
     job.push("w0")
@@ -238,9 +238,9 @@ def test_a_member_of_the_round_that_has_pushed_computes_what_a_lost_one_left(is_
     if is_final:
         begin(job)
     lose(job, "w1")
-    order = [type(each) for each in job.actions if isinstance(each, e.Refill | e.Assign)]
-    assert order == [e.Refill, e.Assign], "the shard has to know what is missing"
-    taken, given = job.one(e.Refill), job.one(e.Assign)
+    order = [type(each) for each in job.actions if isinstance(each, e.Substitute | e.Assign)]
+    assert order == [e.Substitute, e.Assign], "the shard has to know what is missing"
+    taken, given = job.one(e.Substitute), job.one(e.Assign)
     assert (taken.lost, taken.assignment, taken.worker) == (left.id, told(job, "w0"), "w0")
     assert given.assignment.ranges == left.ranges
     assert (given.assignment.version, given.has, given.assignment.position) == (0, 0, left.position)
@@ -287,7 +287,7 @@ def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
     job.push("w2")
     lose(job, "w0")
     third = job.told["w2"]
-    assert (third.ranges, job.one(e.Refill).lost) == (left.ranges, second.id)
+    assert (third.ranges, job.one(e.Substitute).lost) == (left.ranges, second.id)
     for worker, assignment in (("w1", left), ("w0", second)):
         come_back(job, worker)
         job.push(worker, to=assignment)
@@ -305,7 +305,7 @@ def test_a_newcomer_cannot_take_a_place_because_it_cannot_get_the_version() -> N
     begin(job)
     lose(job, "w1")
     job.bring("w2")
-    assert not job.all(e.Refill)
+    assert not job.all(e.Substitute)
     assert "w2" not in job.told
     lose(job, "w0")
     assert without(job) == [(1, 2)]
@@ -321,9 +321,9 @@ def test_a_place_waits_for_a_member_that_is_reconnecting() -> None:
     job.heartbeat("w0")
     job.now += LEASE_S / 2
     job.step(e.Tick())
-    assert (vacant(job), job.all(e.Refill), job.all(e.Apply)) == ([told(job, "w1")], [], [])
+    assert (vacant(job), job.all(e.Substitute), job.all(e.Apply)) == ([told(job, "w1")], [], [])
     come_back(job, "w0")
-    assert job.one(e.Refill).worker == "w0"
+    assert job.one(e.Substitute).worker == "w0"
 
 
 def test_nothing_is_left_to_compute_of_a_member_that_is_lost_when_all_parts_are_final() -> None:
@@ -332,7 +332,7 @@ def test_nothing_is_left_to_compute_of_a_member_that_is_lost_when_all_parts_are_
     job.push("w0")
     whole(job)
     lose(job, "w1")
-    assert not job.all(e.Refill)
+    assert not job.all(e.Substitute)
     assert [each.key.worker for each in job.one(e.Apply).contributions] == ["w0"]
     job.publish()
     assert job.core.samples.done

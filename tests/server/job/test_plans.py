@@ -14,7 +14,7 @@ from gradwire.server.job import events as e
 
 
 def planned(job: Job) -> list[Any]:
-    return job.step(e.Planned())
+    return job.step(e.PlanPrepared())
 
 
 def job_of(mode: str, workers: str, *, samples: int = 400, **rules: Any) -> Job:

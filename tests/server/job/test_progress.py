@@ -8,7 +8,7 @@ import pytest
 from jobs import Job
 from stepping import core_of
 
-from gradwire.progress import FIRST, TIMES, limit_s
+from gradwire.common.liveness import FIRST, TIMES, limit_s
 from gradwire.proto.messages import Decision, Phase
 from gradwire.proto.refusal import Reason
 from gradwire.server.job import events as e
@@ -17,7 +17,7 @@ STATED_S = 600.0
 
 
 def hang(job: Job, worker: str, seconds: float, activity: str = "computing") -> None:
-    job.step(e.Heard(worker=worker, incarnation=1, activity=activity, still_s=seconds))
+    job.step(e.KeepAlive(worker=worker, incarnation=1, activity=activity, stalled_s=seconds))
     job.step(e.Tick())
 
 
@@ -44,7 +44,7 @@ def test_a_member_that_hangs_with_its_work_loses_it_to_others_and_its_stream() -
     assert (cut.worker, cut.final, cut.refusal.reason) == ("w1", False, Reason.NOT_A_MEMBER)
     assert "601 s (computing)" in str(cut.refusal)
     assert "--progress-seconds" in str(cut.refusal)
-    assert "no progress for 601 s (computing)" in job.one(e.Lost).reason
+    assert "no progress for 601 s (computing)" in job.one(e.LossReported).reason
     job.push("w0")
     job.publish()
     assert job.assignments["w0"].ranges == given.ranges
@@ -101,7 +101,7 @@ def test_nobody_waits_for_who_hangs_when_the_job_is_over() -> None:
         job.round(["w0"])
     while (asked := job.core.evaluations.asked) is not None:
         version, epoch = asked.version, asked.epoch
-        job.step(e.Evaluated(worker="w0", incarnation=1, version=version, epoch=epoch, metrics={}))
+        job.step(e.EvaluationReported(worker="w0", incarnation=1, version=version, epoch=epoch, metrics={}))
     assert job.phase() is Phase.FINISHED
     job.step(e.Tick())
     cut = job.one(e.Disconnect)
@@ -166,4 +166,4 @@ def test_a_member_that_is_set_aside_is_named_where_everybody_is_waited_for() -> 
     job = stepped(1)
     hang(job, "w0", STATED_S + 1)
     job.attach("w0")
-    assert "set aside, because their training threads hang: rank 0 (w0)" in job.core.waiting(job.now).text
+    assert "suspended, because their training threads hang: rank 0 (w0)" in job.core.waiting(job.now).text

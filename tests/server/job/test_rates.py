@@ -23,7 +23,7 @@ def rate(job: Job, worker: str, *rates: float, assignment: int = 0) -> list[Any]
     """The first part of a push comes."""
     given = assignment or job.told[worker].id
     return job.step(
-        e.Rated(worker=worker, incarnation=1, seq=7, assignment=given, learning_rates=tuple(rates))
+        e.RatesReceived(worker=worker, incarnation=1, seq=7, assignment=given, learning_rates=tuple(rates))
     )
 
 

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pytest
 from pushes import Share, apply, cut_plan, dense, pushed
 
-from gradwire.configuration import UsageError
-from gradwire.optimizer import Optimizer, parse_optimizer
+from gradwire.common.configuration import UsageError
+from gradwire.common.spec import SpecError
+from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.server.checks import check
@@ -22,7 +23,6 @@ from gradwire.server.job.samples import Samples
 from gradwire.server.shard.mean import Push
 from gradwire.server.shard.store import Store
 from gradwire.settings import ServerSettings
-from gradwire.spec import SpecError
 
 Array = npt.NDArray[np.float32]
 SHAPES = ((5, 3), (2,), ())

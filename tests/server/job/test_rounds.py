@@ -13,6 +13,7 @@ from gradwire.proto.messages import Decision, Phase
 from gradwire.proto.refusal import Reason
 from gradwire.proto.shares import assigned_samples
 from gradwire.server.job import events as e
+from gradwire.server.job import refusals
 
 # ---- joining
 
@@ -22,7 +23,7 @@ def test_the_first_worker_to_join_initialises_the_parameters() -> None:
     job.join("a")
     assert job.one(e.Admission) == e.Admission(rank=0, version=0, initialize=True, epoch=0)
     job.join("b")
-    assert job.one(e.Admission) == e.Admission(rank=1, version=0, initialize=False, epoch=0)
+    assert job.one(e.Admission) == e.Admission(rank=1, version=0, initialize=False, epoch=0, workers=2)
 
 
 def test_a_repeated_join_gets_the_same_answer() -> None:
@@ -89,6 +90,35 @@ def test_a_model_that_was_announced_before_the_first_is_checked_afterwards() -> 
     job.initialize("a")
     gone = job.one(e.Disconnect)
     assert (gone.worker, gone.final, gone.refusal.reason) == ("b", True, Reason.MODEL)
+    assert job.one(e.LossReported).reason == refusals.brief(gone.refusal)
+
+
+def test_an_epoch_of_another_length_is_refused_by_both_numbers_and_the_others_hear_why_they_wait() -> None:
+    job = Job(1, min_workers=2)
+    job.join("b")
+    job.attach("b")
+    job.step(e.Prepared(worker="b", incarnation=1, fingerprint=MODEL, version=None, train_samples=99))
+    refused = job.refused()
+    assert refused.field == "epoch"
+    assert refused.value == "99 samples (25 batches of 4)"
+    assert "per_epoch=" in refused.remedy
+    job.step(e.Left(worker="b", incarnation=1, failed=True, reason="refused: epoch: 99 samples"))
+    job.tick(1.5)
+    assert job.one(e.Report).text.endswith("; b is lost: refused: epoch: 99 samples")
+
+
+def test_a_job_that_a_script_begins_later_counts_epochs_and_steps_from_there() -> None:
+    job = Job(epochs=3, samples=16)
+    for worker in "ab":
+        job.join(worker)
+        job.attach(worker)
+    opened = e.Initialized(worker="a", incarnation=1, fingerprint=MODEL, train_samples=16, epoch=2, steps=9)
+    job.step(opened)
+    job.ready("b")
+    told = job.told["b"]
+    assert (told.epoch, told.progress, told.earlier_steps, told.evaluate_epoch) == (2, 2.0, 9, 0)
+    # One worker is ready as the first round opens; of the twelve samples that are left two take four each.
+    assert told.total_steps == 9 + 1 + 2
 
 
 def test_the_first_round_waits_for_enough_workers_and_says_so() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gradwire.proto.messages import Range
 from gradwire.server.job.samples import Drawn, Samples
@@ -168,3 +170,36 @@ def test_every_sample_is_settled_once_whatever_comes_back(seed: int) -> None:
                 settled += numbers(one)
     assert sorted(settled) == [(epoch, i) for epoch in range(3) for i in range(samples.per_epoch)]
     assert samples.progress == pytest.approx(3.0)
+
+
+@given(
+    per_epoch=st.integers(1, 40),
+    epochs=st.integers(1, 3),
+    least=st.integers(1, 2),
+    most=st.integers(1, 12),
+    before=st.integers(0, 9),
+    back=st.booleans(),
+)
+def test_it_is_known_how_often_samples_can_be_drawn(
+    per_epoch: int, epochs: int, least: int, most: int, before: int, back: bool
+) -> None:
+    samples = Samples(per_epoch, epochs, least)
+    for _ in range(before):
+        drawn = samples.draw(most)
+        if drawn is not None and back:
+            samples.give_back(drawn)
+            back = False
+    expected, times = samples.draws(most), 0
+    while samples.draw(most) is not None:
+        times += 1
+    assert times == expected
+
+
+def test_a_job_may_begin_with_a_later_epoch() -> None:
+    samples = Samples.beginning(10, 3, 1, 2)
+    assert (samples.progress, samples.completed, samples.left) == (2.0, 2, 10)
+    drawn = samples.draw(99)
+    assert drawn is not None
+    assert drawn.epoch == 2
+    samples.settle(drawn)
+    assert samples.done

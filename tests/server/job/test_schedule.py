@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from gradwire.optimizer import parse_optimizer
+from gradwire.common.spec import SpecError
+from gradwire.optim.optimizer import parse_optimizer
+from gradwire.optim.steps import Adagrad, Adam, AdamW, Sgd
 from gradwire.server.job.schedule import Passed, parse_schedule
-from gradwire.spec import SpecError
-from gradwire.steps import Adagrad, Adam, AdamW, Sgd
 
 
 @pytest.mark.parametrize(

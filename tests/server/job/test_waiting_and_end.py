@@ -9,6 +9,7 @@ from stepping import core_of, state
 from gradwire.proto.messages import EpochStatus, Phase
 from gradwire.proto.refusal import Reason
 from gradwire.server.job import events as e
+from gradwire.server.job.evaluations import Asked, Evaluations
 
 # ---- saying whom it waits for
 
@@ -17,7 +18,7 @@ def test_what_a_worker_said_before_it_was_given_work_is_not_said_of_it() -> None
     job = Job(2)
     for _ in range(2):
         for worker in ("w0", "w1"):
-            job.step(e.Heard(worker=worker, incarnation=1, activity="waiting"))
+            job.step(e.KeepAlive(worker=worker, incarnation=1, activity="waiting"))
         job.push("w0")
         job.push("w1")
         job.publish()
@@ -31,7 +32,7 @@ def test_what_a_worker_said_before_it_was_given_work_is_not_said_of_it() -> None
 def test_a_round_names_whom_it_waits_for_within_two_seconds() -> None:
     job = Job(3)
     job.push("w1")
-    job.step(e.Heard(worker="w2", incarnation=1, activity="computing"))
+    job.step(e.KeepAlive(worker="w2", incarnation=1, activity="computing"))
     reports: list[list[e.Report]] = []
     for _ in range(8):
         job.tick(0.25)
@@ -88,6 +89,47 @@ def test_it_is_said_again_when_it_changes_and_every_ten_seconds() -> None:
     assert said == 2
 
 
+def test_a_healthy_start_is_told_with_its_reason_and_is_no_warning() -> None:
+    job = Job(min_workers=2)
+    job.tick(0)
+    job.tick(1.5)
+    assert "for a first worker" in job.one(e.Report).text
+    assert job.one(e.Report).usual
+    for worker in ("w0", "w1"):
+        job.join(worker)
+        job.attach(worker)
+        job.step(e.KeepAlive(worker=worker, incarnation=1, activity="compiling kernels"))
+    job.ready("w0")
+    job.tick(1.5)
+    assert "rank 0 (w0, compiling kernels) to upload the initial parameters" in job.one(e.Report).text
+    assert job.one(e.Report).usual
+    job.initialize("w0")
+    job.tick(1.5)
+    assert "have 1 of 2 (rank 0 (w0)); rank 1 (w1, compiling kernels) gets ready" in job.one(e.Report).text
+    assert job.one(e.Report).usual
+    job.ready("w1")
+    job.tick(1.5)
+    assert job.one(e.Report).text.startswith("version 1 waits since 1.5 s for rank 0")
+    assert job.one(e.Report).usual
+    for worker in ("w0", "w1"):
+        job.step(e.KeepAlive(worker=worker, incarnation=1, activity="compiling kernels"))
+    job.tick(10)
+    expected = "version 1 waits since 11.5 s for members that are compiling kernels: rank 0 (w0, connected"
+    assert job.one(e.Report).text.startswith(expected)
+
+
+def test_a_wait_is_a_warning_once_a_member_is_away_or_has_made_a_step() -> None:
+    away = Job(2)
+    away.step(e.Detached(worker="w0", incarnation=1))
+    away.tick(1.5)
+    late = Job(2)
+    late.round(["w0", "w1"])
+    late.push("w0")
+    late.tick(1.5)
+    assert not away.one(e.Report).usual
+    assert not late.one(e.Report).usual
+
+
 # ---- the end
 
 
@@ -98,7 +140,7 @@ def test_after_the_last_epoch_rank_0_evaluates_and_then_everybody_may_go() -> No
     told = job.assignments
     assert set(told) == {"w0"}
     assert (told["w0"].evaluate_epoch, told["w0"].finished, told["w0"].ranges) == (1, False, ())
-    job.step(e.Evaluated(worker="w0", incarnation=1, version=1, epoch=1, metrics={"accuracy": 0.5}))
+    job.step(e.EvaluationReported(worker="w0", incarnation=1, version=1, epoch=1, metrics={"accuracy": 0.5}))
     assert job.all(e.Finish)
     assert job.phase() is Phase.FINISHED
     assert {worker: a.finished for worker, a in job.assignments.items()} == {"w0": True, "w1": True}
@@ -111,7 +153,7 @@ def test_who_gets_ready_when_the_job_is_over_may_go() -> None:
     job.join("slow")
     job.attach("slow")
     job.round(["w0"])
-    job.step(e.Evaluated(worker="w0", incarnation=1, version=1, epoch=1, metrics={}))
+    job.step(e.EvaluationReported(worker="w0", incarnation=1, version=1, epoch=1, metrics={}))
     job.ready("slow")
     assert job.assignments["slow"].finished
 
@@ -125,7 +167,7 @@ def test_an_epoch_whose_evaluator_is_lost_is_evaluated_in_the_next_round() -> No
     job.push("w1")
     job.publish()
     assert job.assignments["w1"].evaluate_epoch == 1
-    job.step(e.Evaluated(worker="w1", incarnation=1, version=3, epoch=1, metrics={"loss": 1.0}))
+    job.step(e.EvaluationReported(worker="w1", incarnation=1, version=3, epoch=1, metrics={"loss": 1.0}))
     assert [done.epoch for done in job.core.evaluations.done] == [1]
 
 
@@ -134,7 +176,11 @@ def test_an_evaluation_that_was_not_asked_for_changes_nothing(worker: str, versi
     job = Job(2, epochs=3, samples=8)
     job.round(["w0", "w1"])
     before = state(job.core)
-    job.step(e.Evaluated(worker=worker, incarnation=1, version=version, epoch=epoch, metrics={"loss": 1.0}))
+    job.step(
+        e.EvaluationReported(
+            worker=worker, incarnation=1, version=version, epoch=epoch, metrics={"loss": 1.0}
+        )
+    )
     assert state(job.core) == before
     assert "not asked for" in job.one(e.Note).text
 
@@ -169,7 +215,7 @@ def test_a_repeated_evaluation_counts_once() -> None:
     job = Job(1, epochs=2, samples=4)
     job.round(["w0"])
     for _ in range(2):
-        job.step(e.Evaluated(worker="w0", incarnation=1, version=1, epoch=1, metrics={"loss": 1.0}))
+        job.step(e.EvaluationReported(worker="w0", incarnation=1, version=1, epoch=1, metrics={"loss": 1.0}))
     assert len(job.core.evaluations.done) == 1
 
 
@@ -218,3 +264,14 @@ def test_an_epoch_is_evaluated_once_though_later_ones_have_been() -> None:
     assert not job.core.evaluations.wants(1)
     assert not job.core.evaluations.wants(2)
     assert job.core.evaluations.wants(3)
+
+
+def test_only_the_last_evaluations_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that never ends would grow with each, and every status would list them all."""
+    monkeypatch.setattr("gradwire.server.job.evaluations.EVALUATIONS_REMEMBERED", 3)
+    evaluations = Evaluations()
+    for epoch in range(1, 6):
+        evaluations.asked = Asked(by=("w", 1), epoch=epoch, version=epoch, asked_at=1.0, assignment=epoch)
+        assert evaluations.report(("w", 1), epoch, epoch, {"loss": 1.0}, 0.0)
+    assert [each.epoch for each in evaluations.done] == [3, 4, 5]
+    assert [evaluations.wants(epoch) for epoch in (1, 2, 3, 5, 6)] == [False, False, False, False, True]

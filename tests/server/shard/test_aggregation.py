@@ -10,18 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gradwire.common.spec import SpecError
 from gradwire.compressors import DenseFormat, DensePayload, Payload
-from gradwire.server.shard.aggregation import (
-    COLUMNS,
-    Krum,
-    Mean,
-    Median,
-    Trimmed,
-    combine,
-    least_far,
-    parse_aggregation,
-)
-from gradwire.spec import SpecError
+from gradwire.server.job.aggregation import Krum, Mean, Median, Trimmed, parse_aggregation
+from gradwire.server.shard.aggregation import COLUMNS, combine, least_far
 
 Array = npt.NDArray[np.float32]
 SIZES = (0, 1, 7, COLUMNS + 3)

@@ -15,6 +15,7 @@ import torch
 from pushes import Share, apply, bits, pushed, replica_bits, snapshot, take
 from pushes import receive as receive_parts
 
+from gradwire.common.spec import SpecError
 from gradwire.compressors import (
     AbsentPayload,
     CodeFormat,
@@ -28,19 +29,18 @@ from gradwire.compressors import (
     QuantizedPayload,
     SparsePayload,
     TensorSpec,
-    check_downlink,
     decode_indices,
     divide,
+    parse_downlink,
 )
-from gradwire.optimizer import Optimizer, parse_optimizer
+from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Content, Tensor
+from gradwire.server.job.aggregation import Trimmed
 from gradwire.server.shard import downlink as way_down
-from gradwire.server.shard import ways
-from gradwire.server.shard.aggregation import Trimmed
+from gradwire.server.shard import encodings
 from gradwire.server.shard.store import Store
-from gradwire.server.updates import Broadcast
-from gradwire.spec import SpecError
+from gradwire.server.streams.updates import Broadcast
 from gradwire.worker.session.replica import Replica
 
 WIDE = (300, 200)
@@ -173,7 +173,7 @@ def test_an_update_of_nothing_leaves_negative_zeros_alone() -> None:
     "downlink", ["none", "bf16", "fp16", *DOWNLINKS, "topk:warmup=4", "randk:values=4bit"]
 )
 def test_these_compressors_suit_updates(downlink: str) -> None:
-    check_downlink(downlink)
+    parse_downlink(downlink)
 
 
 UNSUITED = ["2bit", "gcac", "krngc", "signsgd", "terngrad", "threshold"]
@@ -184,7 +184,7 @@ UNSUITED = ["2bit", "gcac", "krngc", "signsgd", "terngrad", "threshold"]
 )
 def test_what_is_meant_for_gradients_alone_is_refused_for_updates(name: str) -> None:
     with pytest.raises(SpecError) as refusal:
-        check_downlink(name)
+        parse_downlink(name)
     suited = "1bit, 4bit, 8bit, bf16, dgc, fp16, none, qsgd, randk, topk"
     found = str(refusal.value).partition("these do: ")[2].split(", ")
     assert str(refusal.value).startswith(f"compressor {name!r} does not suit updates of parameters")
@@ -198,7 +198,7 @@ def test_what_is_meant_for_gradients_alone_is_refused_for_updates(name: str) -> 
 )
 def test_a_mistyped_auto_is_told_of_auto(downlink: str, words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        check_downlink(downlink)
+        parse_downlink(downlink)
 
 
 @pytest.mark.parametrize("option", ["momentum=0.9", "feedback=off", "delay=2", "clip=1", "decay=0.5"])
@@ -206,7 +206,7 @@ def test_what_goes_around_a_compressor_is_refused_for_updates(option: str) -> No
     key = option.partition("=")[0]
     message = f"compressor 'topk': {key} is for gradients; leave it out for updates"
     with pytest.raises(SpecError, match=message):
-        check_downlink(f"topk:{option}")
+        parse_downlink(f"topk:{option}")
 
 
 # auto
@@ -516,9 +516,9 @@ def test_payloads_are_gone_through_once_where_kinds_alternate(monkeypatch: pytes
     share = pushed(8, model.compress([torch.randn(spec.shape) for spec in manifest.specs], 8, version=0))
     walks: list[int] = []
 
-    def spy(pushes: Sequence[ways.Placed], borders: npt.NDArray[np.int64]) -> ways.Held:
+    def spy(pushes: Sequence[encodings.Placed], borders: npt.NDArray[np.int64]) -> encodings.Held:
         walks.append(borders.size)
-        return ways.held_by(pushes, borders)
+        return encodings.held_by(pushes, borders)
 
     monkeypatch.setattr(way_down, "held_by", spy)
     apply(ours, version=1, shares=[share, share])

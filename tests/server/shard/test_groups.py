@@ -12,11 +12,11 @@ import torch
 from pushes import Share, apply, pushed
 
 from gradwire.compressors import LayerRule, ModelCompressor, Plan, decode, divide
-from gradwire.optimizer import Group, Optimizer, parse_optimizer
+from gradwire.optim.optimizer import Group, Optimizer, parse_optimizer
 from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
-from gradwire.server.shard.aggregation import parse_aggregation
+from gradwire.server.job.aggregation import parse_aggregation
 from gradwire.server.shard.clipping import clip
 from gradwire.server.shard.store import Store
 

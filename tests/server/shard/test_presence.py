@@ -27,12 +27,12 @@ from gradwire.compressors import (
     divide,
     wire_bytes,
 )
-from gradwire.optimizer import Optimizer, parse_optimizer
+from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
-from gradwire.server.shard.aggregation import Aggregation, Krum, Median, Trimmed
-from gradwire.server.shard.presence import absent, filled, ranges, stretches
+from gradwire.server.job.aggregation import Aggregation, Krum, Median, Trimmed
+from gradwire.server.shard.missing import absent, filled, ranges, stretches
 from gradwire.server.shard.store import MEAN, Store
 from gradwire.worker.session.replica import Replica
 

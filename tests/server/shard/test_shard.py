@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Coroutine
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from pushes import MANIFEST, assembly, build, cut_plan, dense
 
-from gradwire.compressors import Plan
+from gradwire.compressors import Payload, Plan
+from gradwire.compressors.kernels import saying
 from gradwire.proto.messages import Update
 from gradwire.proto.wire import decode_envelope
-from gradwire.server.job.events import Apply, Contribution, CopyKey, Open, PushKey
+from gradwire.server.job.events import Apply, Contribution, Exclude, MemberLost, Open, PushKey, Substitute
+from gradwire.server.shard.reports import Applied, Final
 from gradwire.server.shard.shard import Shard, Values
 from gradwire.server.shard.store import DivergedError, Encoded
 
@@ -28,22 +29,52 @@ def order(version: int, *keys: PushKey, rate_factor: float = 1.0) -> Apply:
     return Apply(version=version, contributions=contributions, rate_factor=rate_factor, opened_at=0.0)
 
 
-def opened(test: Callable[[Shard], Coroutine[Any, Any, None]], plan: Plan | None = None) -> Shard:
+class Storing(Shard):
+    """A shard with the parts of pushes, which the push ledger has otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__(build)
+        self.held: dict[PushKey, dict[int, Sequence[Payload]]] = {}
+        self.rates: dict[PushKey, Sequence[float]] = {}
+
+    def put(
+        self,
+        key: PushKey,
+        part: int,
+        payloads: Sequence[Payload],
+        assignment: int = 0,
+        learning_rates: Sequence[float] = (),
+    ) -> None:
+        self.rates[key] = learning_rates
+        self.held.setdefault(key, {}).setdefault(part, payloads)
+        super().put(key, part, payloads, assignment, learning_rates)
+
+    def drop(self, key: PushKey) -> None:
+        self.held.pop(key, None)
+        super().drop(key)
+
+    def apply_held(self, order: Apply, send: Callable[[Encoded], None]) -> Awaitable[Applied]:
+        pushes = [self.held.pop(each.key) if each.samples else {} for each in order.contributions]
+        rates = next((rates for each in order.contributions if (rates := self.rates.get(each.key))), ())
+        return self.apply(order, pushes, send, rates)
+
+
+def opened(test: Callable[[Storing], Coroutine[Any, Any, None]], plan: Plan | None = None) -> Shard:
     """Run a test on a shard whose parameters are zeros; every stored push has to be gone in the end."""
-    local = Shard(build)
+    local = Storing()
 
     async def run() -> None:
-        assert local.manifest is None
+        assert local.reported.manifest is None
         assert await local.open(MANIFEST, assembly(0, 0, 0), plan or MANIFEST.plan(), lambda: True)
-        assert local.manifest is MANIFEST
-        assert local.version == 0
+        assert local.reported.manifest is MANIFEST
+        assert local.reported.version == 0
         await test(local)
 
     try:
         asyncio.run(run())
     finally:
         local.close()
-    assert local.stored == 0
+    assert local.held == {}
     return local
 
 
@@ -60,34 +91,35 @@ async def parameters(shard: Shard) -> list[float]:
 
 
 def test_what_control_names_is_applied_and_what_it_drops_is_forgotten() -> None:
-    async def test(shard: Shard) -> None:
+    async def test(shard: Storing) -> None:
         first, second, other = PushKey("a", 1, 1), PushKey("b", 1, 1), PushKey("b", 2, 1)
         shard.put(first, 0, [dense(1, 2, 3)])
         shard.put(second, 0, [dense(3, 2, 1)])
         shard.put(second, 0, [dense(9, 9, 9)])  # a duplicate changes nothing
         shard.put(other, 0, [dense(7, 7, 7)])  # an incarnation of its own
-        assert shard.stored == 3
+        assert len(shard.held) == 3
         shard.drop(other)
         shard.drop(other)
         parts: list[Encoded] = []
-        assert await shard.apply(order(1, first, second), parts.append) == 0
-        assert ([part.whole for part in parts], shard.version) == ([True], 1)
+        report = await shard.apply_held(order(1, first, second), parts.append)
+        assert (report.version, report.passed_over) == (1, 0)
+        assert ([part.whole for part in parts], shard.reported.version) == ([True], 1)
         assert await parameters(shard) == [-2, -2, -2]
 
     opened(test)
 
 
 def test_what_is_asked_between_two_applications_is_of_the_version_between() -> None:
-    async def test(shard: Shard) -> None:
+    async def test(shard: Storing) -> None:
         keys = [PushKey("a", 1, seq) for seq in range(1, 4)]
         for key in keys:
             shard.put(key, 0, [dense(1, 1, 1)])
         parts: list[Encoded] = []
-        applied: list[asyncio.Future[int]] = []
+        applied: list[asyncio.Future[Applied]] = []
         snapshots: list[asyncio.Future[list[Encoded]]] = []
         values: list[asyncio.Future[Values]] = []
         for version, key in enumerate(keys, start=1):
-            applied.append(asyncio.ensure_future(shard.apply(order(version, key), parts.append)))
+            applied.append(asyncio.ensure_future(shard.apply_held(order(version, key), parts.append)))
             snapshots.append(asyncio.ensure_future(shard.snapshot()))
             values.append(asyncio.ensure_future(shard.values()))
         await asyncio.gather(*applied)
@@ -99,30 +131,27 @@ def test_what_is_asked_between_two_applications_is_of_the_version_between() -> N
 
 
 def test_a_failed_application_leaves_the_version_before_it() -> None:
-    async def test(shard: Shard) -> None:
+    async def test(shard: Storing) -> None:
         keys = [PushKey("a", 1, seq) for seq in (1, 2)]
         shard.put(keys[0], 0, [dense(1, 1, 1)])
         shard.put(keys[1], 0, [dense(1, 3e38, 1)])
-        await shard.apply(order(1, keys[0]), lambda part: None)
+        await shard.apply_held(order(1, keys[0]), lambda part: None)
         with pytest.raises(DivergedError):
-            await shard.apply(order(2, keys[1], rate_factor=10.0), lambda part: None)
-        assert shard.version == 1
+            await shard.apply_held(order(2, keys[1], rate_factor=10.0), lambda part: None)
+        assert shard.reported.version == 1
         assert await parameters(shard) == [-1, -1, -1]
 
     opened(test)
 
 
 def test_a_snapshot_of_a_worker_replaces_the_parameters_unless_it_is_not_finite() -> None:
-    async def test(shard: Shard) -> None:
-        good, bad, late = (CopyKey("a", 1, version) for version in (5, 6, 7))
-        shard.put_copy(good, assembly(1, 2, 3))
-        shard.put_copy(bad, assembly(1, float("nan"), 3))
-        shard.put_copy(late, assembly(1, 2, 3))
-        shard.drop(late)
-        await shard.load(good)
+    async def test(shard: Storing) -> None:
+        await shard.replace(5, assembly(1, 2, 3))
         with pytest.raises(DivergedError):
-            await shard.load(bad)
-        assert (shard.version, await parameters(shard)) == (5, [1, 2, 3])
+            await shard.replace(6, assembly(1, float("nan"), 3))
+        assert (shard.reported.version, await parameters(shard)) == (5, [1, 2, 3])
+        await shard.replace(7)
+        assert (shard.reported.version, await parameters(shard)) == (7, [1, 2, 3])
 
     opened(test)
 
@@ -137,14 +166,15 @@ MEMBERS = {1: ("a", 1, 1), 2: ("b", 1, 2), 3: ("c", 1, 5)}
 class Steps:
     """A round with parts of one element, of a shard whose parameters are zeros."""
 
-    def __init__(self, shard: Shard, version: int = 1) -> None:
+    def __init__(self, shard: Storing, version: int = 1) -> None:
         self.shard = shard
         self.begun = 0
         self.whole: list[bool] = []
+        self.finals: list[Final] = []
         self.sent: list[int] = []
         self.keys = {1: A, 2: B, 3: C}
         self.version = version
-        shard.open_round(Open(version=version, members=MEMBERS, rate_factor=1.0), self.send, self.begin)
+        shard.open_round(Open(version=version, members=MEMBERS, rate_factor=1.0), self.send, self.report)
 
     def send(self, part: Encoded) -> None:
         header = decode_envelope(part.messages[0], "ServerMessage")
@@ -152,9 +182,21 @@ class Steps:
         assert header.version == self.version
         self.sent.append(header.part)
 
-    def begin(self, whole: bool) -> None:
-        self.begun += not self.whole or not whole
-        self.whole.append(whole)
+    def report(self, final: Final) -> None:
+        assert final.version == self.version
+        self.finals.append(final)
+        if final.first or final.last:
+            self.begun += not self.whole or not final.last
+            self.whole.append(final.last)
+
+    def counted(self, key: PushKey) -> set[int]:
+        """Parts in which a push counts."""
+        return {final.part for final in self.finals if key in final.keys}
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Parts that are not final."""
+        return tuple(sorted({0, 1, 2} - {final.part for final in self.finals}))
 
     def put(self, part: int, *assignments: int) -> None:
         """The gradient of each member is the number of its assignment."""
@@ -174,7 +216,7 @@ class Steps:
             for each in assignments
         )
         given = Apply(version=self.version, contributions=contributions, rate_factor=1.0, opened_at=0.0)
-        await self.shard.apply(given, self.send)
+        await self.shard.apply_held(given, self.send)
         assert sorted(await self.settled()) == [0, 1, 2], "each part goes out once"
         return [-each for each in await parameters(self.shard)]
 
@@ -184,7 +226,7 @@ WITHOUT_B = (1 * 1 + 3 * 5) / 6
 
 
 def in_parts(test: Callable[[Steps], Coroutine[Any, Any, None]]) -> Shard:
-    async def run(shard: Shard) -> None:
+    async def run(shard: Storing) -> None:
         await test(Steps(shard))
 
     return opened(run, plan=BOTH)
@@ -205,7 +247,7 @@ def test_a_part_is_stepped_and_sent_as_soon_as_the_last_member_has_stored_it(ord
             steps.put(part, 2)
             assert steps.begun == 1
             assert await steps.settled() == list(order[: done + 1])
-        assert steps.shard.version == 0
+        assert steps.shard.reported.version == 0
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
 
     in_parts(test)
@@ -230,13 +272,13 @@ def test_a_member_that_is_given_up_counts_in_the_parts_that_were_final_and_in_no
             steps.put(part, 2)  # all of its push is here
         for part in range(before):
             steps.put(part, 1, 3)
-        steps.shard.without([2])
-        assert steps.shard.counted(B) == set(range(before))
+        steps.shard.change_round(Exclude(assignments=(2,)))
+        assert steps.counted(B) == set(range(before))
         for part in range(before, 3):
             steps.put(part, 1, 3)
         assert await steps.settled() == [0, 1, 2]
         steps.shard.drop(B)
-        assert steps.shard.counted(B) == set(range(before)), "told again as often as it is asked for"
+        assert steps.counted(B) == set(range(before)), "told again as often as it is asked for"
         expected = [ALL] * before + [WITHOUT_B] * (3 - before)
         assert await steps.close(1, 3) == near(*expected)
 
@@ -248,7 +290,7 @@ def test_parts_that_waited_for_nobody_else_are_final_when_that_member_is_given_u
         steps.put(0, 1, 3)
         steps.put(2, 1, 3)
         steps.put(1, 1)
-        steps.shard.without([2])
+        steps.shard.change_round(Exclude(assignments=(2,)))
         assert await steps.settled() == [0, 2]
         steps.put(1, 3)
         assert await steps.close(1, 3) == near(WITHOUT_B, WITHOUT_B, WITHOUT_B)
@@ -262,7 +304,15 @@ def test_of_members_who_are_given_up_at_once_nothing_is_stepped() -> None:
     async def test(steps: Steps) -> None:
         steps.put(0, 1, 2)
         steps.put(1, 2, 3)
-        steps.shard.without([1, 3, 2])
+        steps.shard.change_round(
+            Exclude(
+                assignments=(
+                    1,
+                    3,
+                    2,
+                )
+            )
+        )
         assert (steps.begun, await steps.settled()) == (0, [])
         steps.put(2, 1, 2, 3)
         assert steps.begun == 0, "nobody is waited for, and nothing comes of it"
@@ -286,15 +336,13 @@ def test_nothing_is_stepped_while_a_place_is_vacant() -> None:
         for part in range(3):
             steps.put(part, 2)
         steps.put(0, 1, 3)
-        steps.shard.vacate([2])
+        steps.shard.change_round(MemberLost(assignments=(2,)))
         steps.put(1, 1, 3)
         assert await steps.settled() == [0]
-        steps.shard.refill(2, 2, ("b", 1))
+        steps.shard.change_round(Substitute(lost=2, assignment=2, worker="b", incarnation=1))
         assert await steps.settled() == [0, 1]
-        assert steps.shard.asked(2) == ()
         steps.put(2, 1, 3)
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
-        assert steps.shard.counted(B) == set(), "the push counts as a whole"
 
     in_parts(test)
 
@@ -307,10 +355,10 @@ def test_who_takes_a_lost_members_place_pushes_what_is_not_final_in_its_rank(bef
             steps.put(part, 2, 3)
         for part in range(before):
             steps.put(part, 1)
-        steps.shard.vacate([2])
+        steps.shard.change_round(MemberLost(assignments=(2,)))
         steps.put(before, 1)
-        steps.shard.refill(2, 9, ("c", 1))
-        assert steps.shard.asked(9) == tuple(range(before, 3))
+        steps.shard.change_round(Substitute(lost=2, assignment=9, worker="c", incarnation=1))
+        assert steps.missing == tuple(range(before, 3))
         steps.put(2, 1)
         steps.put(2, 2)  # it is back, and does not know
         assert await steps.settled() == list(range(before))
@@ -321,11 +369,11 @@ def test_who_takes_a_lost_members_place_pushes_what_is_not_final_in_its_rank(bef
             steps.shard.put(other, part, [dense(2)], 9)
             assert await steps.settled() == list(range(part + 1))
         assert steps.whole == [False, True]
-        assert steps.shard.counted(B) == set(range(before))
-        assert steps.shard.counted(other) == set(range(before, 3))
+        assert steps.counted(B) == set(range(before))
+        assert steps.counted(other) == set(range(before, 3))
         steps.keys[2] = other
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
-        assert steps.shard.counted(B) == set(range(before)), "it will ask when it is back"
+        assert steps.counted(B) == set(range(before)), "it will ask when it is back"
 
     in_parts(test)
 
@@ -335,16 +383,16 @@ def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
         one, other = PushKey("a", 1, 2), PushKey("c", 1, 2)
         for part in range(3):
             steps.put(part, 1, 3)
-        steps.shard.vacate([2])
-        steps.shard.refill(2, 8, ("a", 1))
+        steps.shard.change_round(MemberLost(assignments=(2,)))
+        steps.shard.change_round(Substitute(lost=2, assignment=8, worker="a", incarnation=1))
         steps.shard.put(one, 1, [dense(2)], 8)
-        steps.shard.vacate([8])
-        steps.shard.refill(8, 9, ("c", 1))
-        assert steps.shard.asked(9) == (0, 2)
+        steps.shard.change_round(MemberLost(assignments=(8,)))
+        steps.shard.change_round(Substitute(lost=8, assignment=9, worker="c", incarnation=1))
+        assert steps.missing == (0, 2)
         for part in (0, 2):
             steps.shard.put(other, part, [dense(2)], 9)
         steps.shard.drop(one)
-        assert steps.shard.counted(one) == {1}
+        assert steps.counted(one) == {1}
         steps.keys[2] = other
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
 
@@ -354,12 +402,12 @@ def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
 def test_a_place_that_nobody_takes_is_given_up() -> None:
     async def test(steps: Steps) -> None:
         steps.put(0, 1, 2, 3)
-        steps.shard.vacate([2])
+        steps.shard.change_round(MemberLost(assignments=(2,)))
         for part in (1, 2):
             steps.put(part, 1, 3)
         assert await steps.settled() == [0]
-        steps.shard.without([2])
-        steps.shard.refill(2, 2, ("b", 1))
+        steps.shard.change_round(Exclude(assignments=(2,)))
+        steps.shard.change_round(Substitute(lost=2, assignment=2, worker="b", incarnation=1))
         assert await steps.settled() == [0, 1, 2]
         steps.shard.drop(B)
         assert await steps.close(1, 3) == near(ALL, WITHOUT_B, WITHOUT_B)
@@ -405,8 +453,8 @@ def test_a_push_that_is_dropped_counts_in_the_parts_that_were_final_alone() -> N
             steps.shard.put(later, part, [dense(20)], 2)
         steps.put(2, 1, 3)
         assert await steps.settled() == [0, 1, 2]
-        assert steps.shard.counted(B) == {0}
-        assert steps.shard.counted(later) == {1, 2}
+        assert steps.counted(B) == {0}
+        assert steps.counted(later) == {1, 2}
         steps.keys[2] = later
         other = (1 * 1 + 20 * 2 + 3 * 5) / 8
         assert await steps.close(1, 2, 3) == near(ALL, other, other)
@@ -431,11 +479,19 @@ def test_what_is_not_final_when_the_round_closes_is_stepped_then() -> None:
 def test_a_round_that_nobody_is_left_in_leaves_the_other_parts_alone() -> None:
     async def test(steps: Steps) -> None:
         steps.put(1, 1, 2, 3)
-        steps.shard.without([1, 2, 3])
+        steps.shard.change_round(
+            Exclude(
+                assignments=(
+                    1,
+                    2,
+                    3,
+                )
+            )
+        )
         for key in (A, B, C):
             steps.shard.drop(key)
         assert await steps.close() == near(0, ALL, 0)
-        assert steps.shard.version == 1
+        assert steps.shard.reported.version == 1
 
     in_parts(test)
 
@@ -458,17 +514,17 @@ def test_who_asks_for_the_parameters_gets_none_of_a_version_that_is_half_made() 
 
 
 def test_a_part_that_diverges_fails_the_version_when_the_round_closes() -> None:
-    async def test(shard: Shard) -> None:
+    async def test(shard: Storing) -> None:
         members = {1: ("a", 1, 1)}
         sent: list[Encoded] = []
-        shard.open_round(Open(version=1, members=members, rate_factor=10.0), sent.append, lambda whole: None)
+        shard.open_round(Open(version=1, members=members, rate_factor=10.0), sent.append, lambda final: None)
         for part, value in enumerate((1.0, 3e38, 1.0)):
             shard.put(A, part, [dense(value)], 1)
         await shard.digest()
         assert len(sent) == 1, "nothing goes out behind it"
         with pytest.raises(DivergedError):
-            await shard.apply(order(1, A, rate_factor=10.0), sent.append)
-        assert (shard.version, await parameters(shard)) == (0, [0, 0, 0])
+            await shard.apply_held(order(1, A, rate_factor=10.0), sent.append)
+        assert (shard.reported.version, await parameters(shard)) == (0, [0, 0, 0])
 
     opened(test, plan=BOTH)
 
@@ -484,7 +540,7 @@ def test_going_back_takes_out_the_parts_of_a_version_that_is_not_whole() -> None
         other.put(0, 1, 2, 3)
         assert await other.settled() == [2, 0]
         await steps.shard.undo()
-        assert steps.shard.version == 1
+        assert steps.shard.reported.version == 1
         for key in other.keys.values():
             steps.shard.drop(key)
         values = await steps.shard._run(  # pyright: ignore[reportPrivateUsage]
@@ -498,10 +554,7 @@ def test_going_back_takes_out_the_parts_of_a_version_that_is_not_whole() -> None
 def test_plans_say_the_norms_of_the_first_parameters() -> None:
     async def test() -> None:
         await local.open(MANIFEST, assembly(3, 0, -4), MANIFEST.plan(), lambda: True)
-        assert local.plan.norms == (5.0,)
-        local.prepare(MANIFEST.plan())
-        await local.adopt(2)
-        assert local.plan.norms == (5.0,)
+        assert local.reported.plan.norms == (5.0,)
 
     local = Shard(build)
     try:
@@ -514,18 +567,18 @@ def test_plans_say_the_norms_of_the_first_parameters() -> None:
 
 
 def test_a_version_is_stepped_at_the_rates_of_its_pushes() -> None:
-    async def test(shard: Shard) -> None:
+    async def test(shard: Storing) -> None:
         for version, rates in enumerate([(0.5,), (), (0.25,)], start=1):
             key = PushKey("w", 1, version)
             shard.put(key, 0, [dense(4, 4, 4)], 0, rates)
-            await shard.apply(order(version, key, rate_factor=2.0), lambda part: None)
+            await shard.apply_held(order(version, key, rate_factor=2.0), lambda part: None)
         assert await parameters(shard) == [-4 * (0.5 + 2.0 + 0.25)] * 3
         dropped, other = PushKey("w", 1, 8), PushKey("v", 1, 1)
         shard.put(dropped, 0, [dense(4, 4, 4)], 0, (0.5,))
         shard.drop(dropped)
         shard.put(dropped, 0, [dense(4, 4, 4)])  # the same again, without
         shard.put(other, 0, [dense(4, 4, 4)])
-        await shard.apply(order(4, dropped, other), lambda part: None)
+        await shard.apply_held(order(4, dropped, other), lambda part: None)
         assert await parameters(shard) == [-4 * (0.5 + 2.0 + 0.25 + 1.0)] * 3
 
     opened(test)
@@ -542,15 +595,17 @@ def test_parts_are_stepped_at_the_rates_of_their_pushes() -> None:
     in_parts(test)
 
 
-def test_kernels_that_take_long_to_load_are_worth_a_line(
+def test_a_shard_says_that_it_compiles_and_leaves_the_rest_when_it_closes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def warm_up(stopped: Callable[[], bool]) -> None:
+        saying.compiling()
+        while not stopped():
+            time.sleep(0.01)
+
     caplog.set_level("INFO")
-    monkeypatch.setattr("gradwire.server.shard.shard.COMPILING_AFTER_S", 0.2)
-    for seconds, lines in ((0.0, 0), (0.6, 1)):
-        monkeypatch.setattr("gradwire.server.shard.shard.WARM_UPS", (partial(time.sleep, seconds),))
-        shard = Shard(build)
-        shard.start()
-        time.sleep(0.4)
-        shard.close()
-        assert sum("compiling kernels" in record.getMessage() for record in caplog.records) == lines
+    monkeypatch.setattr("gradwire.server.shard.shard.warm_up", warm_up)
+    shard = Shard(build)
+    shard.start()
+    shard.close()
+    assert saying.COMPILING in caplog.messages

@@ -17,11 +17,11 @@ from pushes import Applied, Share, apply, bits, cut_plan, dense, pushed, replica
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from gradwire.compressors import LayerRule, ModelCompressor, Plan, divide
-from gradwire.optimizer import Optimizer, parse_optimizer
+from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
+from gradwire.server.job.aggregation import Aggregation, Krum, Median, Trimmed
 from gradwire.server.job.events import Apply
-from gradwire.server.shard.aggregation import Aggregation, Krum, Median, Trimmed
 from gradwire.server.shard.downlink import Downlink
 from gradwire.server.shard.mean import add_up
 from gradwire.server.shard.store import MEAN, DivergedError, Store

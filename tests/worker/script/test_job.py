@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import gradwire
 from gradwire.compressors import AbsentPayload
-from gradwire.places import PlaceError
 from gradwire.planning.parts import arrange
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.proto.manifest import Manifest
 from gradwire.settings import JobTerms
+from gradwire.storage.backends import BackendError
 from gradwire.worker.script import job as job_module
 
 BATCH, STEPS, EPOCHS = 4, 3, 2  # steps in an epoch
@@ -38,7 +39,9 @@ class Server(Script):
 
     Attributes:
         asks: whether each epoch is evaluated.
-        ended: why the script has left. address: that it has connected to.
+        interrupts: version at which an evaluation interrupts the epoch, as in async mode; -1 for none.
+        total_steps: of the whole job, as the server says.
+        address: that it has connected to.
     """
 
     def __init__(self, *, saves: int = -1, begins: int = 0, **terms: Any) -> None:
@@ -48,7 +51,8 @@ class Server(Script):
         self.job = job_message(
             JobTerms(id="j", work="gradients", script=True, batch_size=BATCH, epochs=EPOCHS, **terms)
         )
-        self.asks, self.ended, self.address = False, "", ""
+        self.asks, self.address = False, ""
+        self.interrupts, self.total_steps = -1, EPOCHS * STEPS
         self.manifest: Manifest | None = None
         self.told: list[m.Assignment] = []
         self._steps, self._saves, self._begins = begins, saves, begins
@@ -56,13 +60,15 @@ class Server(Script):
         self._replica: Any = None
 
     def join(self, software: str, compressor: str, compressors: Any) -> m.JoinResponse:
-        at = self._begins
+        at, self.rank = self._begins, 1
         return m.JoinResponse(
             job=self.job, limits=LIMITS, rank=1, version=at, epoch=at // STEPS, initialize=not at
         )
 
-    def initialize(self, manifest: Manifest, values: Any, state: Any = None, least: int = 1) -> bool:
-        self.manifest = manifest
+    def initialize(
+        self, manifest: Manifest, values: Any, state: Any = None, least: int = 1, earlier: Any = None
+    ) -> bool:
+        self.manifest, self.earlier = manifest, earlier
         return True
 
     def ready(self, manifest: Manifest, *, restored: bool = False) -> None:
@@ -83,6 +89,8 @@ class Server(Script):
             version=self._steps,
             epoch=epoch,
             world=1,
+            progress=self._steps / STEPS,
+            total_steps=self.total_steps if epoch < EPOCHS else 0,
             ranges=(m.Range(start=step * BATCH, count=BATCH),) if epoch < EPOCHS else (),
             finished=epoch == EPOCHS,
             evaluate_epoch=epoch if self.asks and not step else 0,
@@ -96,7 +104,12 @@ class Server(Script):
         self._steps += 1
         outcome = m.Outcome(seq=commit.seq, decision=m.Decision.ACCEPTED, version=self._steps)
         save = [m.Save(version=self._steps)] if self._steps == self._saves else []
-        self.messages += [outcome, *updates(self.replica, self._steps), *save, self.assignment()]
+        evaluate = [self.evaluation()] if self._steps == self.interrupts else []
+        self.messages += [outcome, *updates(self.replica, self._steps), *save, *evaluate, self.assignment()]
+
+    def evaluation(self) -> m.Assignment:
+        """Return an evaluation apart from any work."""
+        return m.Assignment(id=0, version=self._steps, progress=self._steps / STEPS, evaluate_epoch=1)
 
     @property
     def replica(self) -> Any:
@@ -107,20 +120,6 @@ class Server(Script):
         """Whose parameters go down."""
         session: Any = job._session  # pyright: ignore
         self._replica = session.replica
-
-    def next(self, timeout_s: float) -> Any:
-        assert self.messages, "the script waits for what never comes"
-        return super().next(timeout_s)
-
-    def leave(self, reason: str, *, failed: bool) -> None:
-        self.ended = reason
-
-    def close(self) -> None:
-        pass
-
-    @property
-    def sent(self) -> tuple[int, float]:
-        return 0, 0.0
 
 
 @pytest.fixture
@@ -295,11 +294,37 @@ def test_what_a_script_does_at_an_epochs_end_is_not_left_out_when_it_goes_on_the
     assert trained(Server(begins=STEPS)) == (seen[STEPS:], ends)
 
 
+@pytest.mark.parametrize(("begins", "epoch"), [(STEPS - 1, 0), (STEPS + 1, 1)])
+def test_a_script_that_was_killed_alone_finds_what_it_kept(
+    connect: Connect, tmp_path: Path, caplog: pytest.LogCaptureFixture, begins: int, epoch: int
+) -> None:
+    """The job has gone on meanwhile, in the same epoch or to the next one."""
+    server = Server(saves=1)
+    _, job = connect(server, state=str(tmp_path), worker_id="w0")
+    model, optimizer = attached(job)
+    job.state["best"] = 0.5
+    loader = DataLoader(DATA, BATCH)
+    for inputs, _ in zip(job.steps(loader), range(2), strict=False):
+        take(model, optimizer, inputs[0])
+    while not server.saved_at:  # on another thread
+        time.sleep(0.01)
+    job.leave()
+    _, job = connect(Server(begins=begins), state=str(tmp_path), worker_id="w0")
+    assert job.state["best"] == 0.5
+    model, optimizer = attached(job)
+    assert next(iter(job.epochs())) == epoch
+    (inputs,) = next(iter(job.steps(loader)))
+    # One batch of the first epoch had been taken when the state was written.
+    assert torch.equal(inputs, DATA.tensors[0][BATCH : 2 * BATCH] if not epoch else DATA.tensors[0][:BATCH])
+    assert f"own state of version 1 in a job at version {begins}" in caplog.text
+    assert "the residual is dropped" in caplog.text
+
+
 def test_a_place_that_cannot_be_reached_ends_the_membership(connect: Connect) -> None:
     server = Server()
-    with pytest.raises(PlaceError, match="Protocol not known: nonsense"):
+    with pytest.raises(BackendError, match="Protocol not known: nonsense"):
         connect(server, state="nonsense://bucket", worker_id="w0")
-    assert server.ended.startswith("failed: nonsense://bucket/w0: Protocol not known")
+    assert server.ended.startswith("failed: nonsense://bucket/j.w0: Protocol not known")
 
 
 # ---- loaders of a script's own
@@ -326,7 +351,7 @@ def test_a_loader_without_batches_is_refused(connect: Connect) -> None:
         for (inputs,) in job.steps(batches, per_epoch=STEPS):
             take(model, optimizer, inputs)
     with pytest.raises(gradwire.ScriptError, match=r"none any more.*and not a generator"):
-        next(job.steps(batches, per_epoch=STEPS))
+        next(iter(job.steps(batches, per_epoch=STEPS)))
 
 
 @pytest.mark.parametrize(("replicas", "samples"), [(1, 3 * BATCH), (3, 3 * BATCH)])
@@ -346,22 +371,228 @@ def test_an_epoch_has_the_batches_of_all_replicas(connect: Connect, replicas: in
 def test_options_of_groups_other_than_the_rate_may_not_change(connect: Connect) -> None:
     _, job = connect()
     model, optimizer = attached(job)
-    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)  # has momentum follow
-    (inputs,) = next(job.batches(DATA))
-    with pytest.raises(gradwire.ScriptError, match=r"group 0: .*momentum=0\.9.*cycle_momentum=False"):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
+    (inputs,) = next(iter(job.batches(DATA)))
+    take(model, optimizer, inputs)
+    schedule.step()  # has momentum follow
+    (inputs,) = next(iter(job.batches(DATA)))
+    with pytest.raises(gradwire.ScriptError, match=r"group 0: .*momentum=0\.95,.*to .*cycle_momentum=False"):
         take(model, optimizer, inputs)
 
 
-def test_an_optimizer_that_remembers_something_is_not_taken_in_silence(
+def test_the_servers_optimizer_begins_with_what_the_scripts_remembers(connect: Connect) -> None:
+    server, job = connect()
+    model = network()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(DATA.tensors[0]).square().mean().backward()
+    plain.step()
+    _, optimizer = job.attach(model, plain)
+    saved = optimizer.state_dict()
+    assert saved["state"][0]["momentum_buffer"].shape == (8, 6)
+    job.epochs(start=1)
+    with pytest.raises(gradwire.ScriptError):  # this server begins with epoch 0 all the same
+        next(iter(job.batches(DATA)))
+    assert server.earlier.epoch == 1
+    assert sorted(server.earlier.moments) == [0, 1, 2, 3]
+    (values,) = server.earlier.moments[0].values()
+    assert torch.equal(torch.from_numpy(values), saved["state"][0]["momentum_buffer"].flatten())
+
+
+def loaded(optimizer: Any, **changes: Any) -> None:
+    """Load a state_dict of an SGD with momentum, changed."""
+    other = network()
+    plain = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
+    other(DATA.tensors[0]).square().mean().backward()
+    plain.step()
+    optimizer.load_state_dict({**plain.state_dict(), **changes})
+
+
+def test_a_state_that_cannot_be_continued_from_is_refused_by_name(connect: Connect) -> None:
+    _, job = connect()
+    model = network()
+    _, optimizer = job.attach(model, torch.optim.Adam(model.parameters()))
+    with pytest.raises(gradwire.ScriptError, match=r"group 0 has no .*betas.* another kind .* than Adam"):
+        loaded(optimizer)
+    _, job = connect()
+    model, optimizer = attached(job)
+    loaded(optimizer, state={0: {"momentum_buffer": torch.zeros(2, 2)}})
+    with pytest.raises(gradwire.ScriptError, match=r"of '0\.weight' has shape \(2, 2\), expected \(8, 6\)"):
+        next(iter(job.batches(DATA)))
+    _, job = connect()
+    model, optimizer = attached(job)
+    (inputs,) = next(iter(job.batches(DATA)))
+    with pytest.raises(gradwire.ScriptError, match="the job has begun, and the server's optimizer"):
+        loaded(optimizer)
+    take(model, optimizer, inputs)
+    job.leave()
+    with pytest.raises(gradwire.ScriptError, match=r"state_dict\(\): this script has left the job"):
+        optimizer.state_dict()
+
+
+def test_the_state_of_the_servers_optimizer_is_not_read_as_an_attribute(connect: Connect) -> None:
+    _, job = connect()
+    model, optimizer = attached(job)
+    loaded(optimizer)
+    first = next(model.parameters())
+    assert "momentum_buffer" in optimizer.state[first]  # until batches begin it is the script's
+    (inputs,) = next(iter(job.batches(DATA)))
+    with pytest.raises(gradwire.ScriptError, match=r"optimizer\.state: .* call optimizer\.state_dict\(\)"):
+        _ = optimizer.state[first]
+    take(model, optimizer, inputs)
+    assert not deepcopy(optimizer).state
+
+
+LATER = {"maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
+def test_a_file_without_keys_of_schedulers_and_newer_torch_is_loaded(connect: Connect, kind: Any) -> None:
+    """As torch's own optimizer loads it."""
+    server, job = connect()
+    other = network()
+    saved = kind(other.parameters(), lr=0.375).state_dict()
+    older = [
+        {key: value for key, value in group.items() if key not in LATER} for group in saved["param_groups"]
+    ]
+    assert all(group.keys() < saved["param_groups"][0].keys() for group in older)
+    model = network()
+    model, optimizer = job.attach(model, kind(model.parameters(), lr=0.1))
+    job.follow(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0))  # adds initial_lr
+    optimizer.load_state_dict({**saved, "param_groups": older})
+    (inputs,) = next(iter(job.batches(DATA)))
+    take(model, optimizer, inputs)
+    assert {header.learning_rates for header, _ in server.parts.values()} == {(0.375,)}
+    assert LATER & optimizer.param_groups[0].keys() == LATER & saved["param_groups"][0].keys()
+
+
+def test_an_epoch_whose_loop_ends_early_comes_again_and_the_log_says_so(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, job = connect()
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model(DATA.tensors[0]).square().mean().backward()
-    optimizer.step()
-    job.attach(model, optimizer)
-    assert "momentum_buffer" in caplog.text
+    model, optimizer = attached(job)
+    epochs: list[int] = []
+    for epoch in job.epochs(EPOCHS):
+        epochs.append(epoch)
+        for inputs, _ in zip(job.batches(DATA), range(2), strict=False):
+            take(model, optimizer, inputs[0])
+    assert epochs == [0, 0, 1, 1]
+    assert [record.message for record in caplog.records if "comes again" in record.message] == [
+        "epoch 0 comes again: the script's loop over batches ended before all samples of the epoch were "
+        "trained on. To end early, call job.leave()"
+    ]
+
+
+def test_an_evaluation_that_interrupts_an_epoch_is_no_warning(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, job = connect()
+    server.interrupts = 2
+    model, optimizer = attached(job)
+    seen: list[tuple[int, int, bool]] = []
+    for epoch in job.epochs():
+        before = job.version
+        for (inputs,) in job.batches(DATA):
+            take(model, optimizer, inputs)
+        seen.append((epoch, job.version - before, job.evaluating))
+    assert seen == [(0, 2, True), (0, 1, False), (1, 3, False)]
+    assert "comes again" not in caplog.text
+
+
+def test_what_batches_returns_is_looped_over_in_each_epoch_and_is_no_iterator(connect: Connect) -> None:
+    _, job = connect()
+    model, optimizer = attached(job)
+    batches: Any = job.batches(DATA)
+    with pytest.raises(TypeError, match="not an iterator"):
+        next(batches)
+    taken = 0
+    while not job.done:
+        for (inputs,) in batches:
+            take(model, optimizer, inputs)
+            taken += 1
+    assert taken == EPOCHS * STEPS
+
+
+def test_a_script_whose_file_has_all_epochs_of_the_job_is_told_so(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, job = connect()
+    attached(job)
+    assert list(job.epochs(start=EPOCHS)) == []
+    (record,) = [record for record in caplog.records if "--epochs" in record.message]
+    assert record.levelno == logging.WARNING
+    assert record.message.startswith(
+        "job.epochs(start=2): the job has 2 epochs, and the script trains on none"
+    )
+
+
+def test_a_script_that_wants_other_epochs_than_the_job_is_refused(connect: Connect) -> None:
+    _, job = connect()
+    with pytest.raises(gradwire.ScriptError, match=r"job.epochs\(5\): the job has 2; start gc-server with"):
+        job.epochs(5)
+    with pytest.raises(gradwire.ScriptError, match="expected 0 to 2"):
+        job.epochs(start=-1)
+    with pytest.raises(gradwire.ScriptError, match=r"start=3\): expected 0 to 2, the job's number of epochs"):
+        job.epochs(start=3)
+    assert list(job.epochs(start=2)) == []
+
+
+def test_a_job_that_is_not_as_far_as_the_script_is_refused(connect: Connect) -> None:
+    _, job = connect()
+    attached(job)
+    job.epochs(start=1)
+    with pytest.raises(gradwire.ScriptError, match=r"start=1\): the job is in epoch 0, with the parameters"):
+        next(iter(job.batches(DATA)))
+
+
+def test_the_script_knows_how_long_the_job_is(connect: Connect) -> None:
+    _, job = connect()
+    model, optimizer = attached(job)
+    with pytest.raises(gradwire.ScriptError, match=r"total_steps: nobody knows yet .* call job.batches"):
+        _ = job.total_steps
+    batches = job.batches(DATA)
+    assert (len(batches), job.total_steps, job.total_epochs) == (STEPS, EPOCHS * STEPS, EPOCHS)
+    parts: list[float] = []
+    for _ in job.epochs():
+        for (inputs,) in batches:
+            parts.append(job.progress)
+            take(model, optimizer, inputs)
+    assert parts == [step / (EPOCHS * STEPS) for step in range(EPOCHS * STEPS)]
+    assert job.progress == 1.0
+
+
+def test_the_last_number_of_steps_stays_while_the_server_gives_no_work(connect: Connect) -> None:
+    """Another one than the estimate, because more workers have joined than --min-workers says."""
+    server, job = connect()
+    server.interrupts, server.total_steps = 2, 5
+    model, optimizer = attached(job)
+    found: list[int] = []
+    for _ in job.epochs():
+        for (inputs,) in job.batches(DATA):
+            take(model, optimizer, inputs)
+        found.append(job.total_steps)
+    assert found == [5, 5, 5]
+
+
+def test_a_schedule_of_another_length_than_the_job_is_named(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, job = connect()
+    model, optimizer = attached(job)
+    schedule = job.follow(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9))
+    job.follow(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS), each="epoch")
+    for _ in job.epochs():
+        for (inputs,) in job.batches(DATA):
+            take(model, optimizer, inputs)
+            schedule.step()
+    (said,) = [record.message for record in caplog.records if "made for" in record.message]
+    assert said.startswith("CosineAnnealingLR is made for 9 steps, and the job takes 6: its rates do not get")
+
+
+def test_a_rank_that_the_server_changes_is_the_scripts(connect: Connect) -> None:
+    server, job = connect()
+    assert job.rank == 1
+    server.rank = 3
+    assert job.rank == 3
 
 
 def test_a_push_that_is_begun_anew_has_the_rates_of_the_step(connect: Connect) -> None:
@@ -408,7 +639,7 @@ def test_what_the_loss_does_not_reach_and_what_is_frozen_is_not_pushed(connect: 
     model.add_module("other", other)
     other.bias.requires_grad_(False)
     _, optimizer = job.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    (inputs,) = next(job.batches(DATA))
+    (inputs,) = next(iter(job.batches(DATA)))
     first: nn.Module = nn.Sequential(*list(model.children())[:3])
     first(inputs).square().mean().backward()
     optimizer.step()
@@ -422,7 +653,7 @@ def test_what_the_loss_does_not_reach_and_what_is_frozen_is_not_pushed(connect: 
 def test_a_closure_computes_the_gradients_of_its_step(connect: Connect) -> None:
     server, job = connect()
     model, optimizer = attached(job)
-    (inputs,) = next(job.batches(DATA))
+    (inputs,) = next(iter(job.batches(DATA)))
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -441,6 +672,6 @@ def test_an_optimizers_state_that_is_loaded_brings_its_rates(connect: Connect) -
     saved = optimizer.state_dict()
     saved["param_groups"][0]["lr"] = 0.375
     optimizer.load_state_dict(saved)
-    (inputs,) = next(job.batches(DATA))
+    (inputs,) = next(iter(job.batches(DATA)))
     take(model, optimizer, inputs)
     assert {header.learning_rates for header, _ in server.parts.values()} == {(0.375,)}

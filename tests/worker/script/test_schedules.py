@@ -11,7 +11,7 @@ import torch
 from torch.optim import lr_scheduler as s
 
 from gradwire.worker.script.schedules import Schedules
-from gradwire.worker.script.turn import ScriptError
+from gradwire.worker.script.terms import ScriptError
 
 STEPS = 30
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], s.LRScheduler]] = {
@@ -64,11 +64,52 @@ def test_one_of_epochs_follows_these_and_what_is_ahead_stays() -> None:
     assert rates(ours) == [0.1 / 8, 0.3 / 8]
 
 
+def test_one_that_goes_by_progress_has_the_rate_of_the_present_batch() -> None:
+    ours, schedules, part = optimizer(), Schedules(), 0.0
+    schedules.follow(s.LambdaLR(ours, lambda _: 1 - part), "progress")
+    for part in (0.0, 0.25, 0.3, 1.0):
+        schedules.catch_up(7, 0)
+        assert rates(ours) == [0.1 * (1 - part), 0.3 * (1 - part)]
+
+
+@pytest.mark.parametrize(
+    ("name", "length"), [("lambda", 0), ("cosine", STEPS), ("restarts", 0), ("one cycle", STEPS)]
+)
+def test_the_log_names_a_schedule_that_is_longer_or_shorter_than_the_job(
+    name: str, length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    schedules = Schedules()
+    schedules.follow(SCHEDULES[name](optimizer()), "step")
+    schedules.check(length, 3)
+    schedules.check(0, 3)
+    assert not caplog.records
+    for steps in (length + 1, length + 5):
+        schedules.check(steps, 3)
+    assert [
+        f"made for {length} steps, and the job takes {length + 1}" in each for each in caplog.messages
+    ] == ([True] if length else [])
+
+
+def test_the_length_of_a_sequence_is_where_its_last_schedule_ends(caplog: pytest.LogCaptureFixture) -> None:
+    ours, schedules = optimizer(), Schedules()
+    parts: list[s.LRScheduler] = [s.LinearLR(ours, total_iters=5), s.CosineAnnealingLR(ours, 20)]
+    schedules.follow(s.SequentialLR(ours, parts, [5]), "step")
+    schedules.check(25, 0)
+    assert not caplog.records
+    schedules.check(24, 0)
+    assert "SequentialLR is made for 25 steps, and the job takes 24: its rates do not get to" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("scheduler", "each", "words"),
     [
-        (s.ExponentialLR(optimizer(), 0.5), "round", "expected 'step' or 'epoch'"),
+        (s.ExponentialLR(optimizer(), 0.5), "round", "expected 'step', 'epoch' or 'progress'"),
         (s.ReduceLROnPlateau(optimizer()), "step", "ReduceLROnPlateau goes by what the script measures"),
+        (
+            s.ExponentialLR(optimizer(), 0.5),
+            "progress",
+            "ExponentialLR goes by its own count; give a LambdaLR",
+        ),
         (print, "step", "got a builtin_function_or_method; bring it to step job.version by itself"),
     ],
 )

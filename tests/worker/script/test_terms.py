@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from gradwire.settings import JobTerms
-from gradwire.worker.script.terms import check_attached, overlaps, script_work
-from gradwire.worker.script.turn import ScriptError
+from gradwire.worker.script.terms import ScriptError, check_attached, overlaps, script_work
 
 
 def terms(**more: Any) -> JobTerms:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.optimizer import parse_optimizer
+from gradwire.optim.optimizer import parse_optimizer
 from gradwire.proto.messages import Group
 from gradwire.worker.session.groups import parameter_groups
 from gradwire.worker.session.replica import Replica

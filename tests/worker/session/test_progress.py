@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradwire.progress import FIRST, TIMES
+from gradwire.common.liveness import FIRST, TIMES
 from gradwire.worker.session.progress import Progress
 
 

@@ -225,6 +225,21 @@ def test_parameters_in_bfloat16_are_their_masters_rounded() -> None:
             assert parameter.unique().tolist() == [torch.tensor(300.0 + step).to(torch.bfloat16).item()]
 
 
+def test_parameters_in_bfloat16_follow_their_masters_also_where_they_were_pointed_elsewhere() -> None:
+    model = nn.Linear(100, 100).to(torch.bfloat16)
+    subject = Replica(model, 8, masters=True)
+    subject.adopt(subject.manifest.plan(4 * ALIGNMENT))
+    for change in (model.float, model.share_memory, model.double):
+        change()
+        model.bfloat16()
+        model.weight.data = model.weight.data.clone()
+        assert subject.check()
+        assert not subject.check()
+        for received in wholes(subject, (subject.version or 0) + 1):
+            apply(subject, received)
+        assert model.weight.unique().tolist() == [subject.version]
+
+
 def test_frozen_parameters_are_part_of_it_if_a_group_has_them() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     model[0].requires_grad_(False)
@@ -232,10 +247,10 @@ def test_frozen_parameters_are_part_of_it_if_a_group_has_them() -> None:
     subject = Replica(model, 8, groups)
     assert [each.name for each in subject.manifest.tensors] == ["0.weight", "1.weight", "1.bias"]
     model[0].weight.requires_grad_(True)
-    subject.check_complete()
+    subject.check()
     model[0].bias.requires_grad_(True)
     with pytest.raises(ModelError, match=r"'0\.bias' requires a gradient now .* give it to the optimizer"):
-        subject.check_complete()
+        subject.check()
 
 
 def test_names_are_those_of_the_model_that_was_compiled() -> None:

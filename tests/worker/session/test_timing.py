@@ -40,8 +40,8 @@ def test_a_profile_holds_the_means_without_what_lies_between() -> None:
         assert not times.due
         step(times, clock, 6.0, [1.0 + number % 2, 2.0, 0.0], idle=5.0)
     assert times.due
-    profile = times.profile((7, 8, 9), 55)
-    assert (profile.steps, profile.kept, profile.sent_bytes) == (FIRST, (7, 8, 9), 55)
+    profile = times.profile((0.25, 0.5, 1.0), 55)
+    assert (profile.steps, profile.densities, profile.sent_bytes) == (FIRST, (0.25, 0.5, 1.0), 55)
     assert profile.backward_seconds == pytest.approx((1.4, 2.0, 0.0))
     assert sum(profile.forward_seconds) == pytest.approx(6.0)
     assert profile.forward_seconds[0] == pytest.approx(6.0 * 1.4 / 3.4)
@@ -62,7 +62,7 @@ def test_a_profile_says_how_much_of_the_computation_took_a_processor() -> None:
         processor.now += 5.0  # compressing is none of it
         times.handed()
         times.end()
-    assert times.profile((1,), 1).processor_share == pytest.approx(0.25)
+    assert times.profile((1.0,), 1).processor_share == pytest.approx(0.25)
 
 
 def test_the_next_profiles_are_of_fifty_steps_each() -> None:
@@ -74,7 +74,7 @@ def test_the_next_profiles_are_of_fifty_steps_each() -> None:
         step(times, clock, 1.0, [float(number > FULL)])
         if times.due:
             due.append(number)
-            profile = times.profile((1,), 1)
+            profile = times.profile((1.0,), 1)
     assert due == [FIRST, FULL, 2 * FULL, 3 * FULL]
     assert profile is not None
     assert profile.steps == FULL
@@ -90,7 +90,7 @@ def test_a_step_that_is_broken_off_does_not_count() -> None:
         clock.now += 50.0
         times.forward()
         step(times, clock, 1.0, [1.0])
-    assert times.profile((1,), 1).forward_seconds == (1.0,)
+    assert times.profile((1.0,), 1).forward_seconds == (1.0,)
 
 
 def test_a_gradient_outside_of_a_step_is_nobodys() -> None:

@@ -41,6 +41,29 @@ def test_a_long_wait_is_logged_with_back_off(caplog: pytest.LogCaptureFixture) -
     assert len(lines(caplog, 90)) == 5  # after 5, 10, 20, 40 and 80 s
 
 
+def test_a_wait_for_the_first_version_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    waiting = WaitingLog(clock)
+    with caplog.at_level("INFO"):
+        for starting in (True, False):
+            waiting.say(TEXT, starting=starting)
+            clock.now += 60
+            waiting.say(TEXT, starting=starting)
+            waiting.over()
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+
+
+def test_a_wait_is_shown_where_no_logging_is_set_up(caplog: pytest.LogCaptureFixture) -> None:
+    """As in most scripts: information is dropped there, and the wait for other workers would be silent."""
+    clock = Clock()
+    waiting = WaitingLog(clock)
+    with caplog.at_level("WARNING", "gradwire.worker"):
+        waiting.say(TEXT, starting=True)
+        clock.now += 60
+        waiting.say(TEXT, starting=True)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 def test_a_line_is_short_and_names_the_workers(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = lines(caplog, 7)
     assert line == "the server says: version 12 waits since 3.0 s for rank 1 (w1), rank 2 (w2), rank 3 (w3)"

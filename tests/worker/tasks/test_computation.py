@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from gradwire.compressors import AbsentPayload
 from gradwire.worker.session.replica import ModelError, Replica
-from gradwire.worker.tasks.computation import to_device
+from gradwire.worker.training.nests import to_device
 
 ELSEWHERE = torch.device("meta")
 
@@ -139,14 +140,84 @@ def grows(model: nn.Module, batch: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("overlap", ["off", "backward", "both"])
 @pytest.mark.parametrize(
-    ("build", "loss", "name"),
-    [(partial(frozen, "second"), unfreezes, "second.weight"), (Layers, grows, "added.weight")],
+    ("build", "loss", "message"),
+    [
+        (partial(frozen, "second"), unfreezes, "'second.weight' requires a gradient now and did not when"),
+        (
+            Layers,
+            grows,
+            "'added.weight' was added to the model after the job began, .*where its model is made",
+        ),
+    ],
 )
 def test_a_parameter_that_begins_to_train_later_is_refused(
-    overlap: Overlap, build: Any, loss: Any, name: str
+    overlap: Overlap, build: Any, loss: Any, message: str
 ) -> None:
-    with pytest.raises(ModelError, match=rf"'{name}' requires a gradient now and did not when the job began"):
+    with pytest.raises(ModelError, match=message):
         Run(overlap, build, loss).steps(2)
+
+
+def repoints(model: nn.Module, batch: Tensor) -> Tensor:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return squares(model, batch)
+
+
+def converts(model: nn.Module, batch: Tensor) -> Tensor:
+    return squares(model.double().float(), batch)
+
+
+@pytest.mark.parametrize("loss", [repoints, converts])
+@pytest.mark.parametrize("overlap", ["off", "backward", "both"])
+def test_parameters_that_a_task_points_elsewhere_still_follow_the_server(
+    overlap: Overlap, loss: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gradwire")
+    expected = Run(overlap).steps(4).pushed
+    assert not any("elsewhere" in each for each in caplog.messages)
+    assert Run(overlap, loss=loss).steps(4).pushed == expected
+    ours = [each for each in caplog.messages if "elsewhere" in each]
+    assert ["pointed the data" in each for each in ours] == [True] + [False] * (overlap == "both")
+    # A forward pass that begins early may have used the old values.
+    assert ("begins when all of its version is there: the task points" in ours[-1]) == (overlap == "both")
+
+
+class Evaluated(Layers):
+    """Swaps its parameters when it is to be evaluated, or leaves them in float16."""
+
+    def __init__(self, *, converted: bool = False) -> None:
+        super().__init__()
+        self._converted = converted
+
+    def train(self, mode: bool = True) -> Self:
+        if not mode and self._converted:
+            self.half()
+        elif not mode:
+            repoints(self, INPUTS)
+        return super().train(mode)
+
+
+def test_an_evaluation_may_point_parameters_elsewhere_and_not_convert_them() -> None:
+    run = Run("both", Evaluated)
+    run.trainer._computation.evaluate()  # pyright: ignore[reportPrivateUsage]
+    assert run.steps(3).pushed == Run("both").steps(3).pushed
+    run = Run("both", partial(Evaluated, converted=True))
+    with pytest.raises(
+        ModelError, match=r"'first\.weight' was float32 when the job began, and is float16 now"
+    ):
+        run.trainer._computation.evaluate()  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_task_that_writes_to_parameters_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.no_grad():
+            model.get_parameter("second.weight").clamp_(-0.01, 0.01)
+        return squares(model, batch)
+
+    Run("backward", loss=loss).steps(3)
+    (said,) = [each for each in caplog.messages if "written to" in each]
+    assert "has written to 'second.weight' outside of optimizer.step()" in said
+    assert "replaced at version 64 at the latest" in said
 
 
 def test_it_is_refused_at_the_step_at_which_it_shows() -> None:

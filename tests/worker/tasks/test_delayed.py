@@ -12,7 +12,7 @@ from layered import INPUTS, WIDTH, Layers, Normed, Run, squares
 from torch import nn
 
 from gradwire.proto import messages as m
-from gradwire.worker.tasks.sharding import epoch_order
+from gradwire.worker.training.sharding import epoch_order
 
 STEPS = 2  # of a round of 4 samples
 RATE = 0.1
@@ -137,7 +137,7 @@ def test_it_says_how_often_the_next_round_was_begun_in_vain() -> None:
     assert found == [2, 0]
 
 
-def test_a_loss_that_is_not_finite_is_of_its_round() -> None:
+def test_a_local_step_whose_loss_is_not_finite_is_left_out_of_its_round() -> None:
     calls: list[int] = []
 
     def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -145,9 +145,9 @@ def test_a_loss_that_is_not_finite_is_of_its_round() -> None:
         return squares(model, batch) * (math.nan if len(calls) == 4 else 1.0)
 
     run = rounds(local("on", loss=loss, optimizer="sgd:momentum=0.9"), 4)
-    assert [commit.samples for commit, _ in run.script.pushed] == [4, 0, 4, 4]
-    assert run.began == [0, 0, 0, 0, 2, 2, 2, 2], "the round after it begins at the global model"
-    assert all(np.isfinite(values(run, place)).all() for place in (0, 2, 3))
+    assert [commit.samples for commit, _ in run.script.pushed] == [4, 2, 4, 4]
+    assert run.began == [0, 0, 0, 0, 1, 1, 2, 2]
+    assert all(np.isfinite(values(run, place)).all() for place in range(4))
 
 
 def test_who_leaves_does_not_begin_the_next_round() -> None:

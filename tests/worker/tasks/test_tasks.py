@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.configuration import UsageError
+from gradwire.common.configuration import UsageError
 from gradwire.settings import BUILT_IN_TASKS
 from gradwire.worker.tasks import TaskError, TaskSpecError, load, load_allowed
 
@@ -174,7 +174,7 @@ print(*({"torch._dynamo", "numba", "llvmlite", "scipy", "sklearn"} & sys.modules
 
 def test_digits_without_scikit_learn_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(TaskError, match=r"needs scikit-learn .*pip install 'gradwire\[run\]'"):
+    with pytest.raises(TaskError, match=r"needs scikit-learn, .*pip install '\.\[run\]'"):
         load("digits")
 
 

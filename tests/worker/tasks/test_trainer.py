@@ -11,7 +11,7 @@ import torch
 from scripted import JOB, REPLY, Script, updates
 from torch import nn
 
-from gradwire.compressors import DensePayload, LayerRule, decode
+from gradwire.compressors import DensePayload, LayerRule, decode, parse_compressor
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.proto.refusal import Reason, Refusal, Refused
@@ -83,7 +83,7 @@ def trainer(
             chosen,
             replica,
             device=torch.device("cpu"),
-            compressor=compressor,
+            compressor=parse_compressor(compressor),
             rule=LayerRule(),
             metrics=Metrics(compressor),
         ),
@@ -191,7 +191,7 @@ def test_a_step_without_a_finite_loss_contributes_nothing_and_ten_end_the_worker
         script.messages += [updated(version), assignment(version)]
     with pytest.raises(TaskFailedError, match="'weight' has an infinity or a NaN in 10 steps in a row"):
         subject.run()
-    assert [header.samples for header, _ in script.pushed] == [0] * 9
+    assert [header.samples for header, _ in script.pushed] == [0] * 10
     assert residual(subject).max() == 0
 
 

@@ -1,0 +1,24 @@
+"""Write the tables of gc-bench's options into docs/benchmarks.md: `make docs`.
+
+    python -m gradwire.benchmarks.reference [--check]
+
+Separate from `deploy.reference` because deploy may not import the benchmarks.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ..deploy import reference
+from .cli import COMMANDS, parser_of
+
+PAGES = (reference.DOCS / "benchmarks.md",)
+
+
+def tables() -> dict[str, str]:
+    """Return the table of each gc-bench command by the name in its comment."""
+    return {f"options of gc-bench {name}": reference.of_parser(parser_of(name)) for name in COMMANDS}
+
+
+if __name__ == "__main__":
+    sys.exit(reference.write(sys.argv[1:], __doc__, PAGES, tables()))

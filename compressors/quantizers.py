@@ -1,0 +1,230 @@
+"""The compressors that send every element: their options and their declarations.
+
+Formulas and sources stand in the file of each compressor, which `build` imports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..planning.compression import EIGHT_BIT, FOUR_BIT, NONE, ONE_BIT, TensorCoding
+from .entry import WITH_FEEDBACK, WITHOUT_FEEDBACK, CompressorEntry, NoOptions
+from .payload import DenseFormat, check_linear
+from .wrapping import Wrapping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .base import Compressor
+
+T = TypeVar("T")
+
+MEANT = "its thresholds are meant for gradients, and updates are smaller by the learning rate"
+LARGER_ERROR = "its error is larger than what it is given"
+
+
+class Scale(StrEnum):
+    """Which gradient the absolute thresholds are meant for.
+
+    The thresholds of MXNet and of the 4-bit paper come from a system whose gradient is the *sum* over the
+    batch. PyTorch's is the mean, smaller by the number of samples; thresholds applied to it as printed are
+    too coarse by that factor. (Not in the paper: an erratum of ours.)
+
+    SUM: thresholds apply to gradient * samples. We divide the thresholds instead of multiplying the
+        gradient: the residual stays in the domain of the mean, and the receiver need not know about it. The
+        codes are the same, but for values within a rounding of a threshold where samples is no power of two.
+    MEAN: thresholds apply to the gradient as PyTorch gives it.
+    """
+
+    SUM = "sum"
+    MEAN = "mean"
+
+    def factor(self, samples: int) -> float:
+        """Return how many times larger than PyTorch's gradient, a mean over `samples`, the gradient is that
+        the thresholds are meant for."""
+        return float(samples) if self is Scale.SUM else 1.0
+
+
+def check_threshold(name: str, value: float) -> None:
+    """Raise ValueError for a threshold that could become 0 or infinite when it is divided by the samples."""
+    if not 1e-20 <= value <= 1e20:
+        raise ValueError(f"{name}: expected a number from 1e-20 to 1e20, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TwoBitOptions:
+    """threshold: MXNet's default is 0.5. scale: what the threshold is compared with."""
+
+    threshold: float = 0.5
+    scale: Scale = Scale.SUM
+
+    def __post_init__(self) -> None:
+        check_threshold("threshold", self.threshold)
+
+
+class Levels(StrEnum):
+    """How the seven thresholds of `4bit` are chosen; see the head of `four_bit`."""
+
+    GROUPS = "groups"
+    GROUP1 = "group1"
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FourBitOptions:
+    """levels: how thresholds are chosen. scale: what fixed ones are compared with; no effect on running."""
+
+    levels: Levels = Levels.RUNNING
+    scale: Scale = Scale.SUM
+
+
+class Norm(StrEnum):
+    """What the outermost level of a bucket is worth; see the head of `linear`."""
+
+    MAX = "max"
+    L2 = "l2"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QsgdOptions:
+    """bits: of a code, sign included. bucket: elements with a norm of their own. norm: which."""
+
+    bits: int = 4
+    bucket: int = 512
+    norm: Norm = Norm.MAX
+
+    def __post_init__(self) -> None:
+        check_linear(self.bits, self.bucket)
+
+
+class VoteLevel(StrEnum):
+    """What a vote is worth; see the head of `one_bit`."""
+
+    MEAN = "mean"
+    UNIT = "unit"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignOptions:
+    """level: what the sign of the majority is multiplied with."""
+
+    level: VoteLevel = VoteLevel.MEAN
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TernGradOptions:
+    """sigmas: standard deviations, of gradients whose mean is 0, at which values are clipped."""
+
+    sigmas: float = 2.5
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.sigmas <= 1e6:
+            raise ValueError(f"sigmas: expected 0.1 to 1e6 standard deviations, got {self.sigmas:g}")
+
+
+def late(module: str, name: str) -> Callable[[Any], Compressor]:
+    """Return a `build` that imports a module of this room, and with it torch, when it is called."""
+
+    def build(options: Any) -> Compressor:
+        made: Compressor = getattr(import_module(f".{module}", __package__), name)(options=options)
+        return made
+
+    return build
+
+
+def always(value: T) -> Callable[[Any], T]:
+    """Return a function that gives `value` whatever the options are."""
+    return lambda options: value
+
+
+def lost(loss: float, kind: type[Any] = NoOptions) -> Callable[[Any], float]:
+    """Return an `adam_loss` that was measured with the default options, and with no others."""
+    return lambda options: loss if options == kind() else 1.0
+
+
+def _dense(
+    format: DenseFormat, sends: TensorCoding, nanoseconds: float, wrapping: Wrapping | None = WITH_FEEDBACK
+) -> CompressorEntry:
+    def build(options: NoOptions) -> Compressor:
+        from .dense import Dense
+
+        return Dense(format=format)
+
+    return CompressorEntry(
+        options=NoOptions,
+        build=build,
+        wrapping=wrapping,
+        dense=True,
+        sends=always(sends),
+        nanoseconds=always(nanoseconds),
+    )
+
+
+DENSE: Mapping[str, CompressorEntry] = {
+    "none": _dense(DenseFormat.FLOAT32, NONE.up, 0.5, wrapping=None),
+    "bf16": _dense(DenseFormat.BFLOAT16, TensorCoding(bits=16, dense=True), 0.5),
+    "fp16": _dense(DenseFormat.FLOAT16, TensorCoding(bits=16, dense=True), 0.6),
+}
+
+QUANTIZERS: Mapping[str, CompressorEntry] = {
+    "1bit": CompressorEntry(
+        options=NoOptions,
+        build=late("one_bit", "one_bit"),
+        sends=always(ONE_BIT),
+        nanoseconds=always(0.9),
+        adam_loss=lost(1.56),
+    ),
+    "2bit": CompressorEntry(
+        options=TwoBitOptions,
+        build=late("two_bit", "TwoBit"),
+        sends=always(TensorCoding(bits=2, tensor_bytes=4)),
+        nanoseconds=always(0.6),
+        downlink=always(MEANT),
+        adam_loss=lost(1.56, TwoBitOptions),
+    ),
+    "4bit": CompressorEntry(
+        options=FourBitOptions,
+        build=late("four_bit", "FourBit"),
+        sends=always(FOUR_BIT),
+        nanoseconds=always(0.5),
+        downlink=lambda options: "" if options.levels is Levels.RUNNING else f"{MEANT}; use levels=running",
+        adam_loss=lambda options: 1.06 if options.levels is Levels.RUNNING else 1.0,
+    ),
+    "8bit": CompressorEntry(
+        options=NoOptions, build=late("linear", "eight_bit"), sends=always(EIGHT_BIT), nanoseconds=always(0.6)
+    ),
+    "qsgd": CompressorEntry(
+        options=QsgdOptions,
+        build=late("linear", "qsgd"),
+        wrapping=WITHOUT_FEEDBACK,
+        sends=lambda options: TensorCoding(bits=options.bits, bucket=options.bucket, together=False),
+        nanoseconds=always(0.8),
+        downlink=lambda options: (
+            ""
+            if options.norm is Norm.MAX and options.bits >= 4
+            else f"{LARGER_ERROR}; use norm=max and bits of at least 4"
+        ),
+    ),
+    "signsgd": CompressorEntry(
+        options=SignOptions,
+        build=late("one_bit", "SignVote"),
+        wrapping=WITHOUT_FEEDBACK,
+        sends=always(TensorCoding(bits=1, tensor_bytes=4, together=False)),
+        nanoseconds=always(0.8),
+        downlink=always("it needs voters, and the server is one alone"),
+        adam_loss=lost(1.17, SignOptions),
+    ),
+    "terngrad": CompressorEntry(
+        options=TernGradOptions,
+        build=late("linear", "TernGrad"),
+        wrapping=WITHOUT_FEEDBACK,
+        sends=always(TensorCoding(bits=2, tensor_bytes=4, together=False)),
+        nanoseconds=always(0.9),
+        downlink=always(LARGER_ERROR),
+        adam_loss=lost(1.06, TernGradOptions),
+    ),
+}

@@ -1,0 +1,56 @@
+"""How far a job is, and what is left of it."""
+
+from __future__ import annotations
+
+from ..proto.job import job_terms
+from ..proto.messages import EpochStatus, StatusResponse
+from ..settings import JobTerms, parse_evaluate_every
+
+
+def fraction(status: StatusResponse) -> float | None:
+    """Which part of the job is done, 0 to 1, by the limit that comes first; None if it has none."""
+    job = job_terms(status.job)
+    parts = [
+        done / limit
+        for done, limit in (
+            (status.epoch + status.epoch_progress, job.epochs),
+            (status.version, job.max_steps),
+            (status.training_seconds, job.max_seconds),
+        )
+        if limit
+    ]
+    return min(1.0, max(parts)) if parts else None
+
+
+def seconds_left(status: StatusResponse) -> float | None:
+    """Until the last step, at the pace so far; None before there is one, and once nothing is left."""
+    done = fraction(status)
+    if not done or done >= 1 or not status.training_seconds:
+        return None
+    return status.training_seconds * (1 - done) / done
+
+
+def duration(seconds: float | None) -> str:
+    """As 1:02:03 or 2:03; a dash for None."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def reached(job: JobTerms, epochs: float, version: int) -> str:
+    """How far that is, with the limits that there are."""
+    parts = [f"{epochs:g}/{job.epochs} epochs" if job.epochs else f"{epochs:.3g} epochs"]
+    if job.max_steps:
+        parts.append(f"step {version}/{job.max_steps}")
+    return "  ".join(parts)
+
+
+def when(evaluation: EpochStatus, job: JobTerms) -> str:
+    """Where in a job an evaluation was made."""
+    every = parse_evaluate_every(job.evaluate_every)
+    if every.unit == "epochs" and not job.max_steps:
+        epochs = evaluation.epoch if job.evaluate_every == "1epoch" else evaluation.epochs
+        return reached(job, round(epochs, 2), evaluation.version)
+    return f"step {evaluation.version}" + (f"/{job.max_steps}" if job.max_steps else "")

@@ -1,0 +1,84 @@
+"""A running job as planners know it: what its server has measured, and how it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ..compressors import parse_compressor
+from ..planning import Link
+from ..planning.job import JobProfile, StepOptions, observed
+from ..planning.predictions import predict
+from ..proto.messages import StatusResponse
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveJob:
+    """A running job.
+
+    Attributes:
+        name: of its task.
+        profile: what its server has measured.
+        compressor: spec of its first worker's.
+        choice: how it runs otherwise.
+        step_s: seconds that a step takes.
+    """
+
+    name: str
+    profile: JobProfile
+    compressor: str
+    choice: StepOptions
+    step_s: float
+
+    def as_it_runs(self) -> StepOptions:
+        """Return how it runs, with the compressor.
+
+        Raises:
+            SpecError: the compressor is not installed here, or does not say what it sends.
+        """
+        return dataclasses.replace(self.choice, compressor=parse_compressor(self.compressor).compression())
+
+    def beside(self) -> str:
+        """Return a sentence with the measured and the predicted seconds of a step."""
+        what = f"{self.compressor}, {self.choice.mode}, overlap {self.choice.overlap}"
+        what += f", fusion {self.choice.fusion}, order {self.choice.order}"
+        try:
+            predicted = predict(self.profile, self.as_it_runs()).step_s
+        except ValueError as error:
+            return f"The job runs with {what}: {self.step_s:.3g} s per step; not predicted: {error}."
+        ratio = predicted / self.step_s if self.step_s else float("nan")
+        took = f"{self.step_s:.3g} s per step, predicted {predicted:.3g} s ({ratio:.2f} of it)"
+        return f"The job runs with {what}: {took}."
+
+
+def live_job_of(status: StatusResponse, *, workers: int, rtt_s: float = 0.0) -> LiveJob | None:
+    """Return the job of a server that was asked for what it has measured; None if that is too little yet.
+
+    Args:
+        workers: of the job.
+        rtt_s: seconds of a round trip to the server.
+    """
+    measured, job = status.measured, status.job.settings
+    if measured is None:
+        return None
+    profile = observed(
+        [tuple(tensor.shape) for tensor in measured.tensors],
+        measured.forward_seconds,
+        measured.backward_seconds,
+        link=Link(start_s=measured.part_seconds, byte_s=measured.byte_seconds),
+        workers=workers,
+        rtt_s=rtt_s,
+        cores=measured.cores or None,
+        on_cores=measured.processor_share,
+        square_norms=measured.square_norms,
+        groups=[tensor.group for tensor in measured.tensors],
+    )
+    overlap: Any = job["overlap"]
+    choice = StepOptions(
+        mode=job["mode"],
+        overlap=overlap,
+        fusion=measured.fusion,
+        order=measured.order,
+        part_bytes=measured.part_bytes,
+    )
+    return LiveJob(job["task"], profile, measured.compressor, choice, status.step_seconds)

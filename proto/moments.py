@@ -1,0 +1,102 @@
+"""An optimizer's state as it travels: float32 values, moment by moment, end to end. A moment is one tensor of
+torch's optimizer state, such as Adam's `exp_avg` of one parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..optim.optimizer import optimizer_spec, parse_optimizer
+from ..optim.steps import COUNT
+from .manifest import Manifest
+from .messages import Moment
+from .refusal import Reason, Refused, refused
+from .transfer import Collection, encode_chunks
+
+TRANSFER = 2  # number of their chunks
+NEVER_NEGATIVE = (COUNT, "exp_avg_sq", "sum")  # torch takes square roots of them
+
+# By tensor, what is remembered of it: flat float32 values by torch's name, of one element for a count.
+Moments = Mapping[int, Mapping[str, npt.NDArray[np.float32]]]
+
+
+def encode_moments(moments: Moments) -> tuple[tuple[Moment, ...], Iterator[bytes]]:
+    """The list for a header, and the chunks that follow it."""
+    named = [(tensor, name, moments[tensor][name]) for tensor in sorted(moments) for name in moments[tensor]]
+    listed = tuple(Moment(tensor=tensor, name=name) for tensor, name, _ in named)
+    return listed, encode_chunks(TRANSFER, [values.view(np.uint8) for _, _, values in named])
+
+
+class MomentValues(Collection):
+    """The values of moments while their bytes arrive."""
+
+    def __init__(self, moments: Sequence[Moment], manifest: Manifest, *, worker: str) -> None:
+        """Check the list before anything is allocated for it.
+
+        Args:
+            moments: as a header lists them.
+            manifest: of the model that the optimizer steps.
+            worker: the id that a refusal names.
+
+        Raises:
+            Refused: TENSOR, for a moment that the optimizer of its parameter does not have, a repeated one,
+                or a parameter with some of its moments but not all.
+        """
+        self._manifest = manifest
+        self._moments = moments
+        names: dict[int, list[str]] = {}
+        for moment in moments:
+            if moment.tensor >= manifest.parameters:
+                limit = f"parameters below {manifest.parameters}, the number of parameters"
+                raise self._refused(worker, limit, str(moment.tensor))
+            names.setdefault(moment.tensor, []).append(moment.name)
+        if names and not manifest.groups:
+            raise self._refused(worker, "a job of scripts, whose parameter groups name an optimizer", "none")
+        for tensor, found in names.items():
+            spec = manifest.groups[manifest.tensors[tensor].group].optimizer
+            expected = sorted(parse_optimizer(spec).memory(torch.empty(0)))
+            if sorted(found) != expected:
+                kind = optimizer_spec(parse_optimizer(spec)).partition(":")[0]
+                where = f"{manifest.specs[tensor].name!r}, which {kind} steps"
+                raise self._refused(
+                    worker, f"{', '.join(expected) or 'nothing'} of {where}", ", ".join(found)
+                )
+        super().__init__(TRANSFER, 4 * sum(self._elements(each) for each in moments), worker=worker)
+
+    @staticmethod
+    def _refused(worker: str, limit: str, value: str) -> Refused:
+        remedy = "load the state_dict of an optimizer of the same kind, for the same model"
+        field = "state of the optimizer"
+        return refused(Reason.TENSOR, worker=worker, field=field, limit=limit, value=value, remedy=remedy)
+
+    def _elements(self, moment: Moment) -> int:
+        return 1 if moment.name == COUNT else self._manifest.specs[moment.tensor].elements
+
+    def finish(self) -> Moments:
+        """Return the values, which share memory.
+
+        Raises:
+            Refused: NON_FINITE or TENSOR, for a value that the optimizer cannot have computed.
+        """
+        assert self.complete
+        found: dict[int, dict[str, npt.NDArray[np.float32]]] = {}
+        flat, at = self.data.view(np.float32), 0
+        for moment in self._moments:
+            values = flat[at : at + self._elements(moment)]
+            at += values.size
+            self._check(moment, values)
+            found.setdefault(moment.tensor, {})[moment.name] = values
+        return found
+
+    def _check(self, moment: Moment, values: npt.NDArray[np.float32]) -> None:
+        name = f"{moment.name} of {self._manifest.specs[moment.tensor].name!r}"
+        reason, limit = Reason.UNSPECIFIED, ""
+        if not np.isfinite(values).all():
+            reason, limit = Reason.NON_FINITE, "finite values"
+        elif moment.name in NEVER_NEGATIVE and values.size and values.min() < 0:
+            reason, limit = Reason.TENSOR, "values of 0 or more"
+        if limit:
+            raise refused(reason, worker=self.worker, field=name, limit=limit, value="others")

@@ -1,0 +1,250 @@
+"""One worker's Exchange stream: what it sends becomes events, what is decided goes back.
+
+`pushes` takes in parts and commits, `relay` packets and snapshots. What makes no sense on the stream itself
+ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import grpc
+
+from ...common.naming import MAX_LABEL_CHARACTERS, printable, shown, why_no_label
+from ...proto import messages as m
+from ...proto.refusal import Reason, Refusal, Refused, refused, sentence
+from ...proto.service import Malformed
+from ..conductor import Conductor
+from ..job import events as e
+from ..job import refusals
+from ..metrics import SENDER, compressor_label
+from ..reporting import shortened
+from ..streams.arriving import ArrivingParts
+from ..streams.outbox import Context, Outbox, WorkerStream
+from .pushes import Pushes
+from .relay import Uploads
+
+log = logging.getLogger("gradwire.server")
+T = TypeVar("T")
+Requests = AsyncIterator[m.WorkerMessage | Malformed]
+
+MAX_EVALUATION_METRICS = 32
+FAREWELL_S = 2.0  # for a worker to take what is still queued for it before its stream is ended
+MAX_TEXT_CHARACTERS = 128  # of what a worker does
+
+
+class WorkerCall:
+    """One stream; `run` serves it from its Hello to its end."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self._conductor = conductor
+        self._core = conductor.core
+        self._metrics = conductor.metrics
+
+    async def run(self, hello: m.Hello, requests: Requests, context: Context) -> None:
+        """Raises Refused where the stream cannot go on."""
+        stream = WorkerStream(hello.worker, hello.incarnation, Outbox(), ArrivingParts(hello.worker))
+        attached = self._conductor.decide(e.Attached(*stream.id))
+        previous = self._conductor.streams.get(hello.worker)
+        self._conductor.streams[hello.worker] = stream
+        if previous is not None:
+            text = f"worker {hello.worker!r} has opened another stream"
+            previous.outbox.end(Refusal(reason=Reason.FENCED, worker=hello.worker, message=text), final=False)
+        SENDER.set(compressor_label(self._core.roster.members[hello.worker].compressor))
+        stream.outbox.send(replace(attached.reply, stored=self._conductor.ledger.stored(stream.id)))
+        self._conductor.perform(attached.actions)
+        writer = asyncio.create_task(stream.outbox.pump(context, self._metrics.sent_raw))
+        reader = asyncio.create_task(self._read(stream, requests))
+        ended = asyncio.create_task(stream.outbox.ended.wait())
+        try:
+            await asyncio.wait((writer, reader, ended), return_when=asyncio.FIRST_COMPLETED)
+            if stream.outbox.final:
+                await asyncio.wait((writer,), timeout=FAREWELL_S)
+        finally:
+            for task in (writer, reader, ended):
+                task.cancel()
+            ends = await asyncio.gather(writer, reader, return_exceptions=True)
+            if self._conductor.streams.get(stream.worker) is stream:
+                del self._conductor.streams[stream.worker]
+                self._conductor.happen(e.Detached(*stream.id))
+        # Why the stream was ended explains whatever else went wrong on it.
+        why = stream.outbox.ended_with
+        if why is not None and stream.outbox.final:
+            raise Refused(why)
+        failures = [end for end in ends if isinstance(end, Exception)]
+        if why is None and failures:
+            lapsed = isinstance(failures[0], Refused) and failures[0].refusal.reason is Reason.NOT_A_MEMBER
+            if not lapsed:
+                raise failures[0]
+            text = str(failures[0])  # its lease is over; it was a member and may be one again
+        elif why is not None:
+            text = sentence(why)
+        else:
+            return
+        await context.abort(grpc.StatusCode.UNAVAILABLE, text)
+
+    def _prepare(self, event: e.Prepared) -> None:
+        """Raises Refused. A worker that has another model is lost at once, so that the others, which wait for
+        enough workers, are told why."""
+        try:
+            self._conductor.happen(event)
+        except Refused as refused:
+            if refused.refusal.reason is Reason.MODEL:
+                reason = refusals.brief(refused.refusal)
+                self._conductor.happen(e.Left(event.worker, event.incarnation, failed=True, reason=reason))
+            raise
+
+    async def _read(self, stream: WorkerStream, requests: Requests) -> None:
+        """Take in messages until the worker is done. Raises Refused where the stream cannot go on."""
+        conductor = self._conductor
+        pushes, uploads = Pushes(conductor, stream), Uploads(conductor, stream)
+        async for message in requests:
+            if stream.outbox.ended_with is not None:
+                return
+            match message:
+                case m.Chunk():
+                    conductor.happen(e.KeepAlive(*stream.id))
+                    if not uploads.add(message):
+                        await pushes.take(message)
+                case m.Part():
+                    uploads.end()
+                    await pushes.take(message)
+                case m.Commit():
+                    uploads.end()
+                    pushes.committed(message)
+                case m.Abandon():
+                    pushes.abandoned(message)
+                case m.Packet() | m.Snapshot():
+                    uploads.begin(message)
+                case m.Heartbeat():
+                    activity = printable(message.activity[:MAX_TEXT_CHARACTERS])
+                    stalled_s = message.still_seconds
+                    if not 0 <= stalled_s < math.inf:
+                        raise refused(
+                            Reason.NON_FINITE,
+                            worker=stream.worker,
+                            field="heartbeat still_seconds",
+                            limit="a finite number of seconds, 0 or more",
+                            value=str(stalled_s),
+                        )
+                    conductor.happen(e.KeepAlive(*stream.id, activity=activity, stalled_s=stalled_s))
+                case m.Ready():
+                    stream.plan = message.plan
+                    self._prepare(
+                        e.Prepared(
+                            *stream.id,
+                            fingerprint=message.fingerprint,
+                            version=message.version,
+                            assigned=message.assigned,
+                            data=message.data,
+                            train_samples=message.train_samples,
+                            drifted=message.drifted,
+                            restored=message.restored,
+                        )
+                    )
+                case m.Saved():
+                    self._saved(stream, message)
+                case m.Evaluation():
+                    self._evaluated(stream, message)
+                case m.Profile():
+                    self._profiled(stream, message)
+                case m.Leave():
+                    reason = printable(message.reason[:1024]) or "no reason given"
+                    conductor.happen(e.Left(*stream.id, failed=message.failed, reason=reason))
+                    return
+                case Malformed():
+                    raise Refused(unreadable(message, stream.worker))
+                case m.Hello() | m.Batch():
+                    text = f"{type(message).__name__} in the middle of a stream"
+                    raise Refused(Refusal(reason=Reason.MALFORMED, worker=stream.worker, message=text))
+
+    def _saved(self, stream: WorkerStream, message: m.Saved) -> None:
+        """Note that a worker has written down its own state, or could not."""
+        if message.error:
+            text = "worker %r could not write down its state at version %d, and continues without: %s"
+            log.error(text, stream.worker, message.version, shortened(printable(message.error)))
+        stream.saved = message.version
+
+    def _profiled(self, stream: WorkerStream, profile: m.Profile) -> None:
+        manifest = self._conductor.shard.reported.manifest
+        if manifest is None:
+            raise Refused(refusals.not_initialized(stream.worker, "profile"))
+        others = (profile.compressing_seconds, profile.step_seconds)
+        seconds = (profile.forward_seconds, profile.backward_seconds, others)
+        densities, count = profile.densities, len(manifest.specs)
+        checks = (
+            (
+                "tensors",
+                all(len(each) == count for each in (*seconds[:2], densities)),
+                f"{count} of each kind",
+            ),
+            ("steps", profile.steps > 0, "at least 1"),
+            ("seconds", all(math.isfinite(s) and s >= 0 for each in seconds for s in each), "0 or more"),
+            ("densities", all(0 < each <= 1 for each in densities), "above 0, up to 1"),
+            ("processor_share", 0 <= profile.processor_share <= 1, "0 to 1"),
+            (
+                "machine",
+                not profile.machine or not why_no_label(profile.machine),
+                f"up to {MAX_LABEL_CHARACTERS} printable characters",
+            ),
+        )
+        for field, right, limit in checks:
+            if not right:
+                where = f"profile {field}"
+                raise refused(Reason.TENSOR, worker=stream.worker, field=where, limit=limit, value="another")
+        self._conductor.plans.profiled(*stream.id, profile)
+
+    def _evaluated(self, stream: WorkerStream, message: m.Evaluation) -> None:
+        names = message.metrics
+        if len(names) > MAX_EVALUATION_METRICS:
+            limit, got = f"up to {MAX_EVALUATION_METRICS} metrics", f"{len(names)}"
+            raise refused(Reason.SIZE, worker=stream.worker, field="evaluation", limit=limit, value=got)
+        for name, value in names.items():
+            if why_no_label(name):
+                raise refused(
+                    Reason.NAME,
+                    worker=stream.worker,
+                    field="evaluation metric",
+                    limit=f"a name of 1 to {MAX_LABEL_CHARACTERS} printable characters without spaces around",
+                    value=shown(name),
+                    remedy="rename it",
+                )
+            if not math.isfinite(value):
+                field, got = f"evaluation metric {name!r}", str(value)
+                raise refused(
+                    Reason.NON_FINITE,
+                    worker=stream.worker,
+                    field=field,
+                    limit="a finite number",
+                    value=got,
+                    remedy="leave it out",
+                )
+        self._conductor.happen(
+            e.EvaluationReported(
+                *stream.id, version=message.version, epoch=message.epoch, metrics=message.metrics
+            )
+        )
+        self._metrics.evaluated(message.metrics)
+
+
+async def expect(requests: AsyncIterator[Any], expected: type[T]) -> T:
+    """The next message of a stream. Raises Refused: MALFORMED if it is another kind or there is none."""
+    message = await anext(aiter(requests), None)
+    if isinstance(message, expected):
+        return message
+    if isinstance(message, Malformed):
+        raise Refused(unreadable(message))
+    got = "the end of the stream" if message is None else type(message).__name__
+    text = f"expected {expected.__name__}, got {got}"
+    raise Refused(Refusal(reason=Reason.MALFORMED, message=text))
+
+
+def unreadable(message: Malformed, worker: str = "") -> Refusal:
+    """The refusal of bytes that are no message, or no longer one."""
+    reason = Reason.CHECKSUM if message.damaged else Reason.MALFORMED
+    return Refusal(reason=reason, worker=worker, message=message.text)

@@ -1,0 +1,74 @@
+"""Fetch: the parameters for anyone who asks.
+
+The shard encodes them once per version, however many ask for it, and they are sent to a few at a time. A
+client that takes nothing for `STALLED_S` is cut off: none can keep the others waiting, or a copy of the
+model, for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from ...proto.manifest import Manifest
+from ...proto.messages import FetchHeader, OptimizerHeader
+from ...proto.refusal import Reason, refused
+from ...proto.wire import CHUNK_BYTES
+from ..shard.shard import Shard
+
+AT_ONCE = 8  # clients; each may hold a copy of another version
+STALLED_S = 20.0  # for one chunk to be taken
+
+
+class Fetches:
+    """Sends the parameters of one job."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._free = asyncio.Semaphore(AT_ONCE)
+
+    async def send(
+        self,
+        shard: Shard,
+        manifest: Manifest,
+        write: Callable[[Any], Awaitable[None]],
+    ) -> None:
+        """Write the header and all chunks.
+
+        Raises:
+            Refused: the client has taken nothing for `STALLED_S`.
+        """
+        async with self._free:
+            values = await shard.values()
+            header = FetchHeader(
+                job=self._job,
+                manifest=manifest.to_message(),
+                version=values.version,
+                chunk_bytes=CHUNK_BYTES,
+            )
+            await self._write((header, *values.chunks), write)
+
+    async def send_moments(self, shard: Shard, write: Callable[[Any], Awaitable[None]]) -> int:
+        """Write what the optimizer remembers: the header and all chunks. Returns their bytes. Raises Refused,
+        like `send`."""
+        async with self._free:
+            found = await shard.moments()
+            header = OptimizerHeader(version=found.version, moments=tuple(found.listed))
+            await self._write((header, *found.chunks), write)
+            return sum(map(len, found.chunks))
+
+    async def write(self, messages: Iterable[Any], write: Callable[[Any], Awaitable[None]]) -> None:
+        """Write messages that are here. Raises Refused, as `send`."""
+        async with self._free:
+            await self._write(messages, write)
+
+    @staticmethod
+    async def _write(messages: Iterable[Any], write: Callable[[Any], Awaitable[None]]) -> None:
+        for message in messages:
+            try:
+                await asyncio.wait_for(write(message), STALLED_S)
+            except TimeoutError:
+                limit, got = f"a chunk read every {STALLED_S:g} s", "none"
+                field = "fetch of the parameters"
+                raise refused(Reason.CHUNK, field=field, limit=limit, value=got) from None

@@ -1,0 +1,270 @@
+"""Parts, commits and abandons of one worker's stream. A part that is whole and valid goes to the push ledger
+(`streams/push_ledger`); a push that the ledger has whole goes to control, which decides. What is not valid is
+answered with a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...compressors import Payload
+from ...proto import messages as m
+from ...proto.refusal import Reason, Refused, refused
+from ...proto.transfer import Assembly
+from ..conductor import Conductor
+from ..job import events as e
+from ..job import refusals
+from ..plans.rate_control import Came
+from ..streams.outbox import WorkerStream
+
+log = logging.getLogger("gradwire.server")
+
+SMALL_PART_BYTES = 1 << 17  # below this a thread costs more than the scan that it takes off the loop
+SCANS_AT_ONCE = 4  # of one worker
+# Bytes that were changed on their way: the worker sends them again.
+DAMAGED = (Reason.CHECKSUM, Reason.CHUNK)
+# Why a push of a worker is not decided on.
+NO_MEMBER = (Reason.FENCED, Reason.NOT_A_MEMBER)
+
+
+class Pushes:
+    """The messages of one stream that concern pushes. The ledger and the stream remember; this does not."""
+
+    def __init__(self, conductor: Conductor, stream: WorkerStream) -> None:
+        self._conductor = conductor
+        self._core = conductor.core
+        self._metrics = conductor.metrics
+        self._stream = stream
+        self._ledger, self._reported = conductor.ledger, conductor.shard.reported
+
+    def _key(self, seq: int) -> e.PushKey:
+        return e.PushKey(*self._stream.id, seq)
+
+    async def take(self, message: m.Part | m.Chunk) -> None:
+        """Take in a piece of a part, and store the part when it is complete. Raises Refused where the stream
+        cannot go on."""
+        self._stream.chunk_at = time.monotonic()
+        part = message if isinstance(message, m.Part) else self._stream.arriving.header(message.transfer)
+        try:
+            if isinstance(message, m.Part):
+                self._begin(message)
+            else:
+                self._stream.arriving.add(message)
+            complete = self._stream.arriving.take()
+        except Refused as error:
+            if part is None:  # the stream itself is at fault
+                raise
+            self._stream.arriving.drop(part)
+            self._refuse(part.seq, error, part.part)
+            return
+        if complete is None:
+            return
+        size, waited = self._stream.arriving.since()
+        self._conductor.arrived(Came(self._stream.worker, size, time.monotonic(), waited))
+        if complete[1].size <= SMALL_PART_BYTES:
+            self._store(complete[0], complete[1].checksum, complete[1].finish)
+            return
+        # The stream is read on during the scan, as far as memory for a few parts goes.
+        while len(self._stream.scans) >= SCANS_AT_ONCE:
+            await asyncio.wait(self._stream.scans, return_when=asyncio.FIRST_COMPLETED)
+        scan = asyncio.create_task(self._scan(*complete))
+        self._stream.scans.add(scan)
+        scan.add_done_callback(self._stream.scans.discard)
+
+    def _begin(self, part: m.Part) -> None:
+        known, mode = self._reported, self._core.mode
+        if not mode.pushes_parts:
+            raise Refused(refusals.not_of_mode(self._stream.worker, part.seq, coded=True))
+        if known.manifest is None:
+            raise Refused(refusals.not_initialized(self._stream.worker, f"push {part.seq}"))
+        key, older = self._key(part.seq), part.plan < known.plan.number
+        wanted = self._ledger.wants(key, part.part, part.assignment)
+        unwanted = self._ledger.unwanted(key)
+        if wanted and not older and not self._core.unwanted(*self._stream.id, part.assignment):
+            self._stream.arriving.begin(part, known.manifest, known.plan)
+            return
+        self._stream.arriving.drop(part)
+        if wanted or unwanted:  # on a new stream again: the hint may have been lost with the old one
+            self._ledger.give_up(self._stream, part.seq)
+        self._say_stored(part)
+        self._deliver()  # it may be here from the stream before, which delivers nothing any more
+
+    async def _scan(self, part: m.Part, assembly: Assembly) -> None:
+        checked = await asyncio.to_thread(_outcome_of, assembly.finish)
+        try:
+            self._store(part, assembly.checksum, checked)
+        except Refused as error:  # nobody waits for a scan
+            self._stream.outbox.end(error.refusal, final=error.refusal.reason is Reason.FENCED)
+
+    def _store(self, part: m.Part, checksum: int, finish: Callable[[], list[Payload]]) -> None:
+        """A part is here whole. finish: returns its payloads, or raises Refused where they are not valid."""
+        if part.plan != self._reported.plan.number:  # there is a new one since it began to come
+            self._deliver()
+            return
+        try:
+            payloads = finish()
+            self._rate(part)
+        except Refused as error:
+            self._refuse(part.seq, error)
+            return
+        if self._ledger.store(self._stream.id, part, checksum, payloads):
+            self._deliver()
+        self._say_stored(part)
+
+    def _rate(self, part: m.Part) -> None:
+        """Have control look at the learning rates that come with a push. Raises Refused."""
+        manifest, rates = self._reported.manifest, part.learning_rates
+        assert manifest is not None
+        self._ledger.check_rates(self._stream.id, part, max(1, len(manifest.groups)))
+        if not rates and not self._conductor.core.rules.script:
+            return  # nobody's push has any
+        rated = e.RatesReceived(
+            *self._stream.id, seq=part.seq, assignment=part.assignment, learning_rates=rates
+        )
+        self._conductor.happen(rated)
+
+    def _say_stored(self, part: m.Part) -> None:
+        """To a worker that waits for that before it sends another part."""
+        if self._reported.plan.credit:
+            self._stream.outbox.send(m.Stored(seq=part.seq, parts=(part.part,)))
+
+    def committed(self, commit: m.Commit) -> None:
+        """Have a push decided on, once all of it is here. Raises Refused where the stream cannot go on."""
+        pushes_parts = self._core.mode.pushes_parts
+        try:
+            if self._ledger.over(self._key(commit.seq)):  # told again: nothing in it is checked anew
+                self._repeat(commit)
+                return
+            if (commit.exchanged is None) != pushes_parts:
+                raise Refused(refusals.not_of_mode(self._stream.worker, commit.seq, coded=not pushes_parts))
+            if not math.isfinite(commit.loss):
+                raise self._not(commit, Reason.NON_FINITE, "loss", "a finite number", commit.loss)
+            if commit.parts and (commit.exchanged is not None or not commit.samples):
+                limit = "none where samples is 0 or packets were exchanged"
+                raise self._not(commit, Reason.TENSOR, "parts", limit, commit.parts)
+            if commit.samples and not commit.parts and commit.exchanged is None:
+                raise self._not(commit, Reason.TENSOR, "parts", "some, with samples", 0)
+            self._ledger.commit(self._stream.id, commit)
+        except Refused as error:
+            if error.refusal.reason in NO_MEMBER:
+                raise
+            self._refuse(commit.seq, error)
+            return
+        self._deliver()
+
+    def _repeat(self, commit: m.Commit) -> None:
+        """Answer for a push that is over as it was answered for. Raises Refused."""
+        refusal, member = self._ledger.refusal(self._key(commit.seq)), self._core.roster.get(self._stream.id)
+        if refusal is not None:
+            decision = m.Decision.REFUSED
+            self._stream.outbox.send(m.Outcome(seq=commit.seq, decision=decision, refusal=refusal))
+            return
+        if member is not None and commit.seq > member.last_seq:  # control has never heard of it: abandoned
+            expected = self._ledger.through(self._stream.id) + 1
+            raise Refused(refusals.sequence(self._stream.worker, commit.seq, expected))
+        self._decide(commit)
+
+    def _not(self, commit: m.Commit, reason: Reason, field: str, limit: str, value: object) -> Refused:
+        where = f"push {commit.seq} {field}"
+        return refused(reason, worker=self._stream.worker, field=where, limit=limit, value=str(value))
+
+    def abandoned(self, abandon: m.Abandon) -> None:
+        """Keep nothing of a push. Raises Refused where the stream cannot go on."""
+        self._stream.arriving.drop_push(abandon.seq)
+        if not self._ledger.over(self._key(abandon.seq)):
+            self._ledger.abandon(self._key(abandon.seq))
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Have every push decided on that is complete, in order."""
+        while self._stream.outbox.ended_with is None:
+            try:
+                complete = self._ledger.next(self._stream.id, self._core.plan)
+            except Refused as error:  # what is stored is not what was sent
+                seq = min(self._ledger.open(self._stream.id))
+                self._ledger.start_over(self._key(seq))
+                self._refuse(seq, error, again=True)
+                continue
+            if complete is None:
+                return
+            commit, parts = complete
+            unwanted = self._ledger.unwanted(self._key(commit.seq))
+            try:
+                if not unwanted:
+                    self._check_parts(commit, parts)
+                elif not self._core.unwanted(*self._stream.id, commit.assignment):
+                    # Its member got the work back.
+                    self._ledger.start_over(self._key(commit.seq))
+                    again = refusals.given_up(self._stream.worker, commit.seq)
+                    self._refuse(commit.seq, Refused(again), again=True)
+                    continue
+                self._decide(commit)
+            except Refused as error:
+                if error.refusal.reason in NO_MEMBER:  # it may come back, and then be one
+                    raise
+                self._refuse(commit.seq, error)
+
+    def _check_parts(self, commit: m.Commit, parts: frozenset[int]) -> None:
+        """Raises Refused for other parts than the assignment asks for."""
+        member = self._core.roster.members.get(self._stream.worker)
+        work = member.work if member is not None else None
+        if not commit.parts or commit.plan != self._core.plan or work is None or work.id != commit.assignment:
+            return
+        plan, asked = self._reported.plan, work.assignment
+        alone = frozenset(self._ledger.asked(work.id))
+        expected = alone or plan.slice(asked.slice, max(1, asked.slices))
+        if parts != expected and (alone or len(parts) != len(plan.parts)):
+            raise Refused(refusals.parts(self._stream.worker, commit.seq, len(parts), len(expected), asked))
+
+    def _refuse(self, seq: int, error: Refused, part: int | None = None, *, again: bool = False) -> None:
+        """Answer for a push, or a part that is to be sent again. Any other push is forgotten."""
+        damaged = error.refusal.reason in DAMAGED
+        if not again and not (part is not None and damaged):
+            part = None
+            if not self._ledger.over(self._key(seq)):  # what is over may still have to be applied
+                self._ledger.refuse(self._key(seq), error.refusal)
+        self._metrics.push_refused(error.refusal.reason)
+        log.warning("refused push %d: %s", seq, error)
+        decision = m.Decision.REFUSED
+        self._stream.outbox.send(m.Outcome(seq=seq, decision=decision, refusal=error.refusal, part=part))
+
+    def _decide(self, commit: m.Commit) -> None:
+        """Raises Refused."""
+        event = e.Pushed(
+            *self._stream.id,
+            seq=commit.seq,
+            assignment=commit.assignment,
+            base_version=commit.base_version,
+            samples=commit.samples,
+            loss=commit.loss,
+            exchanged=commit.exchanged,
+            plan=commit.plan,
+            computing_s=commit.computing_seconds,
+            learning_rates=self._ledger.rates(self._key(commit.seq)),
+        )
+        result = self._conductor.push(event)
+        outcome = result.reply.outcome
+        counted = self._ledger.counted(event.key)
+        if counted and outcome.decision is m.Decision.REFUSED:
+            outcome = replace(outcome, counted=tuple(sorted(counted)))
+        self._stream.outbox.send(outcome)
+        self._conductor.perform(result.actions)
+
+
+def _outcome_of(finish: Callable[[], list[Payload]]) -> Callable[[], list[Payload]]:
+    """Run it here; what is returned gives its result, or raises Refused, elsewhere."""
+    try:
+        payloads = finish()
+    except Refused as error:
+        failure = error
+
+        def fail() -> list[Payload]:
+            raise failure
+
+        return fail
+    return lambda: payloads

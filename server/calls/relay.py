@@ -1,0 +1,150 @@
+"""What a worker sends in coded mode besides pushes: packets, which are handed on, and snapshots."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from ...proto.manifest import Manifest
+from ...proto.messages import Chunk, Packet, Snapshot
+from ...proto.refusal import Refusal, Refused, sentence
+from ...proto.transfer import Assembly, Passage, packet_transfer, values_assembly
+from ...proto.wire import encode_chunk
+from ..conductor import Conductor
+from ..job import events as e
+from ..job import refusals
+from ..job.modes.mode import Mode
+from ..streams.outbox import Outbox, WorkerStream
+
+log = logging.getLogger("gradwire.server")
+
+
+class Relay:
+    """A packet on its way: each chunk is checked and goes on at once, so that up and down overlap."""
+
+    def __init__(self, packet: Packet, targets: Sequence[Outbox], worker: str) -> None:
+        self.packet = packet
+        self.targets = targets
+        self._passage = Passage(packet_transfer(packet), 4 * packet.elements, worker=worker)
+        for target in targets:
+            target.send(packet)
+
+    @property
+    def complete(self) -> bool:
+        return self._passage.complete
+
+    def add(self, chunk: Chunk) -> None:
+        """Raises Refused: CHUNK or CHECKSUM. What has been handed on of the packet is then worth nothing."""
+        self._passage.add(chunk)
+        message = encode_chunk(chunk.transfer, chunk.offset, (chunk.data,), chunk.crc32c)
+        for target in self.targets:
+            target.put(message)
+
+
+class Uploads:
+    """Packets and snapshots of one stream, one at a time."""
+
+    def __init__(self, conductor: Conductor, stream: WorkerStream) -> None:
+        self._conductor = conductor
+        self._stream = stream
+        self._arriving: Relay | tuple[Snapshot, Assembly] | None = None
+        self._dropping: int | None = None  # transfer that is of no use
+
+    def end(self) -> None:
+        """Something else begins. Raises Refused where the stream cannot go on."""
+        unfinished, self._arriving, self._dropping = self._arriving, None, None
+        why = refusals.packet(self._stream.worker, "all of it before something else", "a part")
+        if isinstance(unfinished, Relay):
+            self._damaged(unfinished, why)
+        elif unfinished is not None:
+            raise Refused(why)
+
+    def begin(self, header: Packet | Snapshot) -> None:
+        """Raises Refused where the stream cannot go on."""
+        self.end()
+        worker, mode = self._stream.worker, self._conductor.core.mode
+        manifest = self._conductor.shard.reported.manifest
+        if manifest is None:
+            raise Refused(refusals.not_initialized(worker, type(header).__name__))
+        if mode.pushes_parts:
+            raise Refused(refusals.not_coded(worker))
+        if isinstance(header, Snapshot):
+            self._begin_snapshot(header, mode, manifest)
+        else:
+            self._begin_packet(header, mode, manifest)
+
+    def _begin_packet(self, packet: Packet, mode: Mode, manifest: Manifest) -> None:
+        expected = mode.packet_elements(packet.exchange, manifest.gradient_elements)
+        if expected not in (None, packet.elements):
+            limit, value = f"{expected} elements", f"{packet.elements}"
+            raise Refused(refusals.packet(self._stream.worker, limit, value))
+        self._dropping = packet_transfer(packet)
+        begun = e.PacketStarted(
+            *self._stream.id, exchange=packet.exchange, index=packet.index, checksums=packet.checksums
+        )
+        wanted = self._conductor.happen(begun)
+        if wanted is None:  # it comes too late
+            return
+        streams = self._conductor.streams
+        targets = [streams[worker].outbox for worker in wanted if worker in streams]
+        self._dropping = None
+        self._go_on(Relay(packet, targets, self._stream.worker))
+
+    def _begin_snapshot(self, snapshot: Snapshot, mode: Mode, manifest: Manifest) -> None:
+        worker = self._stream.worker
+        if snapshot.leaving and not mode.wants_copy(worker, snapshot.version, leaving=True):
+            self._dropping = snapshot.version  # another has it, or a newer one
+            return
+        if not snapshot.leaving and not mode.wants_copy(worker, snapshot.version):
+            limit = "a snapshot of what was asked for, by whom it was"
+            raise Refused(refusals.packet(worker, limit, f"one of version {snapshot.version}"))
+        self._arriving = snapshot, values_assembly(snapshot.version, manifest, worker=worker)
+
+    def add(self, chunk: Chunk) -> bool:
+        """Take a chunk; False if it is of something else. Raises Refused where the stream cannot go on."""
+        if self._arriving is None:
+            return self._dropping == chunk.transfer
+        if isinstance(self._arriving, Relay):
+            self._relay(self._arriving, chunk)
+        else:
+            self._keep(*self._arriving, chunk)
+        return True
+
+    def _relay(self, relay: Relay, chunk: Chunk) -> None:
+        mode = self._conductor.core.mode
+        if mode.packet_elements(relay.packet.exchange, 1) is None:  # the exchange has been replaced meanwhile
+            self._arriving, self._dropping = None, packet_transfer(relay.packet)
+            return
+        try:
+            relay.add(chunk)
+        except Refused as refused:
+            self._arriving, self._dropping = None, packet_transfer(relay.packet)
+            self._damaged(relay, refused.refusal)
+            return
+        self._go_on(relay)
+
+    def _damaged(self, relay: Relay, why: Refusal) -> None:
+        log.warning("refused packet %d: %s", relay.packet.index, sentence(why))
+        self._conductor.metrics.refusal(why.reason)
+        self._conductor.happen(e.PacketDamaged(*self._stream.id, exchange=relay.packet.exchange, refusal=why))
+
+    def _go_on(self, relay: Relay) -> None:
+        """With the next chunk, unless there is none: a packet of an empty slice has no bytes."""
+        if not relay.complete:
+            self._arriving = relay
+            return
+        self._arriving = None
+        packet = relay.packet
+        self._conductor.metrics.relayed(4 * packet.elements, len(relay.targets))
+        self._conductor.happen(
+            e.PacketRelayed(*self._stream.id, exchange=packet.exchange, index=packet.index)
+        )
+
+    def _keep(self, snapshot: Snapshot, assembly: Assembly, chunk: Chunk) -> None:
+        assembly.add(chunk)
+        if not assembly.complete:
+            return
+        self._arriving = None
+        arrived = e.SnapshotReceived(*self._stream.id, version=snapshot.version, leaving=snapshot.leaving)
+        self._conductor.copies[arrived.key] = assembly
+        self._conductor.happen(arrived)

@@ -1,0 +1,406 @@
+"""The calls of gradwire.v4.ParameterServer: what arrives becomes an event, or is refused.
+
+Everything that comes over the wire is checked here, before the state machine hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import grpc
+
+from ...common.configuration import shared
+from ...common.naming import MAX_LABEL_CHARACTERS, NAME_RULE, shown, why_no_label, why_no_name
+from ...common.rate import Rate
+from ...common.spec import SpecError
+from ...common.version import __version__
+from ...compressors import LEAST_BYTES, Plan, known_compressor, parse_compressor
+from ...proto import messages as m
+from ...proto.entries import of_kind
+from ...proto.job import job_message
+from ...proto.manifest import Manifest
+from ...proto.refusal import Reason, Refusal, Refused, refused
+from ...proto.service import Malformed, Refusing, abort, unbatched
+from ...proto.transfer import MAX_PARTS, values_assembly
+from ...proto.wire import CHUNK_BYTES
+from ...settings import JobSettings, JobTerms, ServerSettings
+from ..conductor import Conductor
+from ..durable.journal import JournalError
+from ..durable.resuming import Resumed, put_in
+from ..job import events as e
+from ..job import limits, refusals
+from ..job.modes.options import ModeOptions
+from ..shard.model_state import Values
+from ..shard.moments import recall_of
+from ..shard.shard import Image
+from ..streams.outbox import Context
+from .access import Access
+from .exchange import WorkerCall, expect, unreadable
+from .fetching import Fetches
+from .model_state import StateCalls
+
+log = logging.getLogger("gradwire.server")
+T = TypeVar("T")
+Handler = Callable[[Any, Context], Awaitable[Any]]
+FirstCheckpoint = Callable[[Conductor, Manifest, Image, Plan, Values], Awaitable[None]]
+
+HEARTBEATS_PER_LEASE = 5
+FIRST_MESSAGE_S = 10.0
+JOINS_PER_S, JOINS_AT_ONCE = 100.0, 1000
+
+
+class Service:
+    def __init__(
+        self,
+        conductor: Conductor,
+        options: ServerSettings,
+        mode: ModeOptions,
+        job: str,
+        access: Access,
+        resumed: Resumed | None = None,
+        first_checkpoint: FirstCheckpoint | None = None,
+    ) -> None:
+        """
+        Args:
+            job: its id.
+            resumed: the model that the job begins with; None for the first worker's.
+            first_checkpoint: writes the checkpoint of version 0; None for a job that ends with its server.
+        """
+        self._access, self._resumed, self._first_checkpoint = access, resumed, first_checkpoint
+        told = options
+        if options.overlap == "both" and not mode.steps_parts(options):
+            told = replace(options, overlap="backward")
+            clipped = " and --clip-norm" if options.clip_norm else ""
+            text = "--overlap both: with mode %s, aggregation %s%s it is backward, updates need whole pushes"
+            log.warning(text, options.mode, options.aggregation, clipped)
+        self.job = JobTerms(id=job, work=mode.work, **shared(JobSettings, told))
+        self._conductor = conductor
+        self._core = conductor.core
+        self._metrics = conductor.metrics
+        self._options = options
+        self._lossless, self._slices = mode.lossless, mode.slices
+        self._refused = Refusing()
+        self._joins = Rate(JOINS_PER_S, JOINS_AT_ONCE)
+        self._fetches = Fetches(self.job.id)
+        self._states = StateCalls(conductor, self._fetches, self._next_in_time)
+
+    def handlers(self) -> dict[str, Handler]:
+        """For `proto.service.generic_handler`."""
+        by_name: dict[str, Handler] = {
+            "Join": self._join,
+            "Initialize": self._initialize,
+            "Fetch": self._fetch,
+            "Exchange": self._exchange,
+            "Status": self._status,
+            "PutState": self._put_state,
+            "GetState": self._get_state,
+            "GetOptimizer": self._get_optimizer,
+        }
+        return {name: self._guarded(handler) for name, handler in by_name.items()}
+
+    def _guarded(self, handler: Handler) -> Handler:
+        """Protected mode, and refusals as statuses."""
+
+        @functools.wraps(handler)
+        async def guarded(request: Any, context: Context) -> Any:
+            try:
+                self._access.check_peer(context.peer())
+                if isinstance(request, Malformed):
+                    raise Refused(unreadable(request))
+                return await handler(request, context)
+            except Refused as error:
+                self._metrics.refusal(error.refusal.reason)
+                self._refused.say(context.peer(), error.refusal)
+                await abort(context, error.refusal)
+            except JournalError as error:  # another server may go on, so it is worth a retry
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+        return guarded
+
+    async def _join(self, request: m.JoinRequest, context: Context) -> m.JoinResponse:
+        _check_name(request.worker)
+        self._check_token(context, request.worker)
+        if why_no_label(request.compressor):
+            raise refused(
+                Reason.NAME,
+                worker=request.worker,
+                field="compressor",
+                limit=f"1 to {MAX_LABEL_CHARACTERS} printable characters",
+                value=shown(request.compressor),
+                remedy="choose another --compressor",
+            )
+        if not self._joins.take(time.monotonic()):  # no refusal: it is worth a retry
+            text = f"more than {JOINS_PER_S:g} workers join in a second; try again"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, text)
+        if self._lossless and not _known_lossless(request.compressor):
+            raise Refused(refusals.lossy_compressor(request.worker, request.compressor))
+        event = e.Joined(
+            worker=request.worker,
+            incarnation=request.incarnation,
+            compressor=request.compressor if self._core.mode.pushes_parts else "none",
+        )
+        admission = self._conductor.happen(event)
+        return m.JoinResponse(
+            job=job_message(self.job),
+            limits=m.Limits(
+                chunk_bytes=CHUNK_BYTES,
+                lease_seconds=self._options.lease_seconds,
+                heartbeat_seconds=self._options.lease_seconds / HEARTBEATS_PER_LEASE,
+                progress_seconds=self._options.progress_seconds,
+            ),
+            workers=admission.workers,
+            rank=admission.rank,
+            version=admission.version,
+            initialize=admission.initialize,
+            epoch=admission.epoch,
+            software=__version__,
+        )
+
+    async def _initialize(self, requests: AsyncIterator[Any], context: Context) -> m.InitializeResponse:
+        header = await _first(requests, m.InitializeHeader)
+        self._check_job(header.job, header.worker, context)
+        why = self._core.check_initialize(header.worker, header.incarnation)
+        if why is not None:
+            raise Refused(why)
+        manifest = Manifest.from_message(
+            header.manifest, worker=header.worker, max_bytes=self._options.max_model_bytes
+        )
+        epochs = limits.epochs(self._options)
+        if header.epoch >= epochs:
+            raise refused(
+                Reason.SIZE,
+                worker=header.worker,
+                field="first epoch",
+                limit=f"below {epochs}, the epochs of the job",
+                value=str(header.epoch),
+                remedy="the script has trained on all of them; start the server with more --epochs",
+            )
+        member = self._core.roster.members[header.worker]
+        compressor = known_compressor(member.compressor)
+        least_bytes = LEAST_BYTES if compressor is None else compressor.least_part_bytes
+        plan = self._conductor.plans.planner.first(manifest, self._slices, least_bytes)
+        if len(plan.parts) > MAX_PARTS:
+            raise refused(
+                Reason.SIZE,
+                worker=header.worker,
+                field="manifest",
+                limit=f"{MAX_PARTS} parts",
+                value=f"{len(plan.parts)} parts",
+                remedy="start the server with larger --part-bytes, or make fewer parameter groups",
+            )
+        assembly = values_assembly(0, manifest, worker=header.worker)
+        heard = e.KeepAlive(header.worker, header.incarnation)
+        while not assembly.complete:
+            assembly.add(await self._next_in_time(requests, header.worker))
+            # Heartbeats on another stream of the connection wait behind the upload.
+            self._conductor.happen(heard)
+        member_id = header.worker, header.incarnation
+        state = await self._states.receive(requests, of_kind(manifest.entries, frozen=True), member_id)
+        moments = await self._states.receive_moments(requests, header, manifest)
+        if self._resumed is not None:
+            put_in(self._resumed.tensors, manifest, assembly.data, state, header.worker)
+        event = e.Initialized(
+            *member_id,
+            fingerprint=manifest.fingerprint,
+            train_samples=manifest.train_samples,
+            data=manifest.data,
+            least=min(2, max(1, header.least_samples)),
+            buffers=any(entry.kind is m.EntryKind.BUFFER for entry in manifest.entries),
+            epoch=header.epoch,
+            steps=header.steps,
+        )
+        shard = self._conductor.shard
+
+        def accept() -> e.Result[None]:
+            accepted = self._conductor.decide(event)
+            self._conductor.state.open(manifest.entries, state)
+            return accepted
+
+        async def keep(image: Image, plan: Plan) -> None:
+            assert self._first_checkpoint is not None
+            await self._first_checkpoint(self._conductor, manifest, image, plan, state)
+
+        written = None if self._first_checkpoint is None else keep
+        recall = recall_of(moments) if moments else None
+        if self._resumed is not None:
+            recall = self._resumed.recall
+            if moments:
+                log.warning("--resume: the optimizer's state that %s has loaded is not used", header.worker)
+        initialized = await shard.open(manifest, assembly, plan, accept, written, recall)
+        self._metrics.received_raw(manifest.raw_bytes)
+        log.info(
+            "%d tensors, %d parameters, %d training samples from %s",
+            *(manifest.parameters, manifest.gradient_elements, manifest.train_samples, header.worker),
+        )
+        largest = 4 * max(part.elements for part in plan.parts)
+        log.info("%d parts of at most %d bytes, overlap %s", len(plan.parts), largest, self.job.overlap)
+        if moments:
+            log.info("the optimizer continues from the state that %s has loaded", header.worker)
+        if header.epoch:
+            text = "the job begins with epoch %d, after %d steps, as the script of %s says"
+            log.info(text, header.epoch, header.steps, header.worker)
+        self._conductor.perform(initialized.actions)
+        replaced, self._resumed = self._resumed is not None, None
+        return m.InitializeResponse(version=0, replaced=replaced)
+
+    async def _next_in_time(self, requests: AsyncIterator[Any], worker: str) -> m.Chunk:
+        """The next chunk of an upload; whoever stops sending does not keep the memory."""
+        lease_s = self._options.lease_seconds
+        try:
+            return await asyncio.wait_for(expect(requests, m.Chunk), lease_s)
+        except TimeoutError:
+            limit, got = f"a chunk every {lease_s:g} s", "none"
+            field = "initial parameters"
+            raise refused(Reason.CHUNK, worker=worker, field=field, limit=limit, value=got) from None
+
+    async def _fetch(self, request: m.FetchRequest, context: Context) -> None:
+        self._check_job(request.job, "", context)
+        shard, manifest = self._conductor.shard, self._conductor.shard.reported.manifest
+        if manifest is None:
+            text = "the job has no parameters yet"
+            raise Refused(Refusal(reason=Reason.NOT_INITIALIZED, message=text, remedy="try again later"))
+        await self._fetches.send(shard, manifest, context.write)
+        self._metrics.sent_raw(manifest.raw_bytes)
+
+    async def _put_state(self, requests: AsyncIterator[Any], context: Context) -> m.PutStateResponse:
+        header = await _first(requests, m.StateHeader)
+        self._check_job(header.job, header.worker, context)
+        return await self._states.put(header, requests)
+
+    async def _get_state(self, request: m.GetStateRequest, context: Context) -> None:
+        self._check_job(request.job, request.worker, context)
+        await self._states.get(request, self.job.id, context)
+
+    async def _get_optimizer(self, request: m.GetOptimizerRequest, context: Context) -> None:
+        self._check_job(request.job, request.worker, context)
+        await self._states.get_optimizer(request, context)
+
+    async def _status(self, request: m.StatusRequest, context: Context) -> m.StatusResponse:
+        core, now = self._core, self._conductor.now()
+        # The job is not over for anyone who asks before its last parameters are saved and hashed.
+        saving = core.phase is m.Phase.FINISHED and not self._conductor.parameters_sha256
+        return m.StatusResponse(
+            job=job_message(self.job),
+            phase=m.Phase.FINISHING if saving else core.phase,
+            waiting=core.waiting(now).text,
+            version=core.version,
+            epoch=core.epoch,
+            epoch_progress=core.epoch_progress,
+            members=tuple(
+                m.MemberStatus(
+                    worker=member.worker,
+                    rank=member.rank,
+                    attached=member.attached,
+                    heard_seconds=max(0.0, now - member.heard_at),
+                    activity=member.activity,
+                    compressor=member.compressor,
+                    pushes=member.pushes,
+                    still_seconds=member.stalled_s,
+                    aside=member.suspended,
+                )
+                for member in core.roster.by_rank()
+            ),
+            lost=tuple(core.lost),
+            evaluations=tuple(core.evaluations.done),
+            traffic=self._metrics.traffic(),
+            pushes=self._metrics.accepted,
+            refused_pushes=self._metrics.refused,
+            train_loss=self._metrics.train_loss,
+            training_seconds=self._conductor.training_seconds,
+            parameters_sha256=self._conductor.parameters_sha256,
+            software=__version__,
+            local_steps=core.all_local_steps,
+            largest_staleness=core.largest_staleness,
+            repeated_samples=core.repeated_samples,
+            redundancy=core.last_redundancy,
+            uncoded_exchanges=core.uncoded_exchanges,
+            clipped_elements=core.clipped,
+            measured=self._measured() if request.measured else None,
+            step_seconds=self._metrics.step_seconds,
+            predicted_step_seconds=self._conductor.plans.predicted_s,
+            learning_rate=core.learning_rate,
+            losses=self._metrics.loss_history.messages() if request.losses else (),
+            unix_seconds=time.time(),
+            padding=request.padding if request.echo else b"",  # never more than came
+        )
+
+    def _measured(self) -> m.Measured | None:
+        measured, manifest = self._conductor.plans.measured(), self._conductor.shard.reported.manifest
+        members = self._core.roster.by_rank()
+        if measured is None or manifest is None or not members:
+            return None
+        return m.Measured(
+            tensors=manifest.tensors,
+            forward_seconds=tuple(layer.forward_s for layer in measured.layers),
+            backward_seconds=tuple(layer.backward_s for layer in measured.layers),
+            part_seconds=measured.link.start_s,
+            byte_seconds=measured.link.byte_s,
+            compressor=members[0].compressor,
+            fusion=self._options.fusion,
+            order=self._options.order,
+            part_bytes=self._options.part_bytes,
+            cores=measured.cores or 0,
+            processor_share=measured.processor_share,
+            square_norms=measured.square_norms,
+        )
+
+    async def _exchange(self, requests: AsyncIterator[Any], context: Context) -> None:
+        messages = unbatched(requests, "WorkerMessage")
+        hello = await _first(messages, m.Hello)
+        self._check_job(hello.job, hello.worker, context)
+        await WorkerCall(self._conductor).run(hello, messages, context)
+
+    def _check_token(self, context: Context, worker: str) -> None:
+        """Raise Refused for a worker that the call's token is not good for. worker: "" for a call that names
+        none."""
+        if worker:
+            _check_name(worker)
+        metadata: Any = context.invocation_metadata() or ()
+        self._access.check(dict(metadata), worker)
+
+    def _check_job(self, job: str, worker: str, context: Context) -> None:
+        self._check_token(context, worker)
+        if job and job != self.job.id:
+            raise refused(
+                Reason.UNKNOWN_JOB,
+                worker=worker,
+                field="job",
+                limit=self.job.id,
+                value=job,
+                remedy="the server was restarted or runs another job; start the worker anew",
+            )
+
+
+def _check_name(worker: str) -> None:
+    """Raise Refused for a worker id that is no name."""
+    if why_no_name(worker):
+        raise refused(
+            Reason.NAME,
+            field="worker id",
+            limit=NAME_RULE,
+            value=shown(worker),
+            remedy="choose another --worker-id",
+        )
+
+
+async def _first(requests: AsyncIterator[Any], expected: type[T]) -> T:
+    """The first message of a stream, in time: who says nothing does not keep it. Raises Refused."""
+    try:
+        return await asyncio.wait_for(expect(requests, expected), FIRST_MESSAGE_S)
+    except TimeoutError:
+        field, limit = "stream", f"a {expected.__name__} within {FIRST_MESSAGE_S:g} s"
+        raise refused(Reason.MALFORMED, field=field, limit=limit, value="nothing") from None
+
+
+def _known_lossless(compressor: str) -> bool:
+    """Whether a worker's compressor loses nothing. One that the server does not have may lose anything."""
+    try:
+        return parse_compressor(compressor).lossless
+    except SpecError:
+        return False

@@ -1,0 +1,103 @@
+"""The files of --output: the last parameters, and the best version's beside them."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from ..shard.model_state import ModelState, Values, complete
+from ..shard.shard import Shard
+from .best import BestCheckpoint, BestFile
+from .recorder import Recorder
+
+log = logging.getLogger("gradwire.server")
+
+
+class Output:
+    """Belongs to one event loop.
+
+    Attributes:
+        unsaved: the last parameters are not where they were to be written.
+    """
+
+    def __init__(
+        self, path: Path | None, shard: Shard, state: ModelState, recorder: Recorder, *, keep_best: bool
+    ) -> None:
+        """
+        Args:
+            path: of the final parameters; None where nobody wants them. Those of a job that ends before it is
+                finished go to a file beside it, so that no finished model is lost to them, or mistaken for
+                them.
+            keep_best: keep the best version that is evaluated in a file beside that, and where the
+                recorder writes.
+        """
+        self._path, self._shard, self._state = path, shard, state
+        self._bests: list[BestFile | BestCheckpoint] = []
+        if keep_best and path is not None:
+            self._bests.append(BestFile(path.with_name(f"{path.stem}.best{path.suffix}"), shard, state))
+        if keep_best and recorder.keeps:
+            self._bests.append(BestCheckpoint(recorder, shard, state))
+        self.unsaved = False
+
+    def evaluated(self, epoch: int, version: int) -> None:
+        """Somebody is about to evaluate a version, which the shard has at this moment."""
+        for each in self._bests:
+            each.evaluated(epoch, version)
+
+    def best(self, epoch: int, version: int) -> None:
+        """What was evaluated is better than all before."""
+        for each in self._bests:
+            each.best(epoch, version)
+
+    def judged(self) -> None:
+        """After an evaluation, and after `best` if it was."""
+        for each in self._bests:
+            each.judged()
+
+    async def write(self, buffers: Callable[[], Awaitable[Values]], *, finished: bool) -> str:
+        """Write the parameters with these buffers, if somebody wants them. Returns their SHA-256."""
+        shard, path = self._shard, self._path
+        for each in self._bests:
+            await each.close()
+        if not finished:
+            await shard.undo()
+        digest = await shard.digest()
+        if path is None:
+            return digest
+        if not finished and shard.reported.version == 0:
+            log.info("no parameters written: there is no version after the initial one")
+            return digest
+        if not finished:
+            path = path.with_name(f"{path.stem}.unfinished-v{shard.reported.version}{path.suffix}")
+        try:
+            values = {**self._state.frozen, **await buffers()}
+        except Exception as error:
+            log.error("the parameters are saved without buffers: %s", error)
+            values = dict(self._state.frozen)
+        entries = self._state.entries
+        self.unsaved = not await written(
+            path,
+            shard.reported.version,
+            lambda file: shard.save(
+                file, digest, finished=finished, complete=lambda tensors: complete(tensors, entries, values)
+            ),
+        )
+        return digest
+
+
+async def written(path: Path, version: int, save: Callable[[Path], Awaitable[None]]) -> bool:
+    """Save the parameters in a file, or, where that fails, in the folder for temporary files, so that they
+    are not lost to a disk that is full. Returns whether they are where they belong."""
+    elsewhere = Path(tempfile.gettempdir()) / path.name
+    for file in (path, elsewhere):
+        try:
+            await save(file)
+        except Exception as error:
+            log.error("the parameters could not be saved as %s: %s", file, error)
+            continue
+        level = logging.INFO if file == path else logging.ERROR
+        log.log(level, "parameters of version %d written to %s", version, file)
+        return file == path
+    return False

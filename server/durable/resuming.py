@@ -1,0 +1,199 @@
+"""A job that begins with the parameters of a file, instead of those of its first worker, and with what the
+optimizer of a checkpoint remembered.
+
+Both are taken by tensor, so that order, parts and groups may differ. A script may upload both from a file of
+its own instead (`InitializeHeader.moments`, `.epoch`, `.steps`).
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
+
+from ...optim.optimizer import Group, Remembered, optimizer_spec
+from ...proto.entries import of_kind
+from ...proto.manifest import Manifest
+from ...proto.messages import Entry
+from ...proto.plans import plan_of
+from ...proto.refusal import Reason, Refused, refused
+from ...proto.transfer import Bytes
+from ...storage.backends import backend_at, local_copy, shown
+from ...storage.checkpoint import FormatError
+from ...storage.values import DamagedError
+from ..shard.model_state import tensor_of
+from .folder import CHECKPOINT
+
+log = logging.getLogger("gradwire.server")
+Tensors = Mapping[str, torch.Tensor]
+ANEW = "versions, epochs and residuals begin anew"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """What an optimizer remembered of a tensor. spec: the optimizer. stretches: in elements of the tensor."""
+
+    spec: str
+    stretches: Sequence[Remembered]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resumed:
+    """What a job begins with.
+
+    name: for people. tensors: by name. version, moments: of a checkpoint; a state_dict has none.
+    """
+
+    name: str
+    tensors: Tensors
+    version: int | None = None
+    moments: Mapping[str, Moments] | None = None
+
+    def recall(self, manifest: Manifest, groups: Sequence[Group]) -> Sequence[Remembered] | None:
+        """What an optimizer is to go on from, in elements of the manifest's flat order; None for nothing: as
+        `shard.store.Recall`. Of one that steps any tensor otherwise nothing is taken. The log says which."""
+        begins = f"beginning with the parameters of {self.name}"
+        if self.moments is None:
+            log.info("%s, which has no state of an optimizer; %s", begins, ANEW)
+            return None
+        begins += f", version {self.version},"
+        why = self._misfit(manifest, groups)
+        if why:
+            log.warning("%s without the state of its optimizer: %s; %s", begins, why, ANEW)
+            return None
+        found: list[Remembered] = []
+        for spec, start in zip(manifest.specs, (0, *manifest.ends), strict=False):
+            pieces = [each.within(0, spec.elements, start) for each in self.moments[spec.name].stretches]
+            found += [each for each in pieces if each is not None]
+        kinds = ", ".join(sorted({_kind(group) for group in groups}))
+        what = ", ".join(sorted({what for each in found for what in each.memory})) or "nothing to remember"
+        log.info("%s and the state of its optimizer, %s (%s); %s", begins, kinds, what, ANEW)
+        return found
+
+    def _misfit(self, manifest: Manifest, groups: Sequence[Group]) -> str:
+        """Why the moments are not those of an optimizer; empty if they are."""
+        assert self.moments is not None
+        if any(tensor.state for tensor in manifest.tensors):
+            return "the workers of this mode have their own"
+        for tensor in manifest.tensors:
+            group, had = groups[tensor.group], self.moments.get(tensor.name)
+            if had is None:
+                return f"{tensor.name!r} was frozen"
+            kind, remembers = _kind(group), set(group.options.memory(torch.empty(0)))
+            if kind != _name(had.spec) or any(set(each.memory) != remembers for each in had.stretches):
+                return f"{tensor.name!r} is stepped by {optimizer_spec(group.options)}, and was by {had.spec}"
+        return ""
+
+
+def _kind(group: Group) -> str:
+    return _name(optimizer_spec(group.options))
+
+
+def _name(spec: str) -> str:
+    return spec.partition(":")[0]
+
+
+class ResumeError(ValueError):
+    """The file cannot be begun with; the message says why."""
+
+
+def read_model(where: Path | str) -> Resumed:
+    """All that a file has: a state_dict as safetensors, such as --output is, or a checkpoint, or a folder of
+    --state, whose newest it is. where: path or URL. Raises ResumeError."""
+    try:
+        with local_copy(where) as file:
+            if file is not None:
+                tensors: Tensors = load_file(file)
+                return Resumed(shown(where), tensors)
+        backend = backend_at(where)
+        found = backend.folders(CHECKPOINT)
+        for folder in reversed(found):
+            try:
+                return _of_checkpoint(f"{backend.name}/{folder}", backend.read(folder)[0])
+            except DamagedError as error:
+                if folder == found[0]:
+                    raise
+                log.error("a checkpoint cannot be used, and the one before is taken: %s", error)
+        folder, _, last = backend.name.rpartition("/")
+        return _of_checkpoint(backend.name, backend_at(folder or ".").read(last)[0])
+    except (OSError, SafetensorError, DamagedError, FormatError, Refused, KeyError) as error:
+        raise ResumeError(
+            f"--resume {shown(where)}: expected a state_dict as safetensors, a checkpoint, or a folder of "
+            f"--state: {error}"
+        ) from None
+
+
+def _of_checkpoint(name: str, tree: Mapping[str, Any]) -> Resumed:
+    manifest = Manifest.from_message(tree["manifest"], worker="", max_bytes=1 << 62)
+    replica = tree["shard"]["downlink"]["replica"]
+    flat: torch.Tensor = tree["shard"]["parameters"] if replica is None else replica
+    ranges = [*pairwise((0, *manifest.ends))]
+    pairs = zip(manifest.specs, ranges, strict=True)
+    found = {spec.name: flat[start:end].view(spec.shape) for spec, (start, end) in pairs}
+    values: dict[str, Bytes] = {**tree["state"]["frozen"], **tree["state"]["buffers"]}
+    entries = {entry.name: entry for entry in manifest.entries}
+    found |= {name: tensor_of(entries[name], value) for name, value in values.items()}
+    optimizer: Mapping[str, Any] = tree["shard"]["optimizer"]
+    specs: Sequence[str] = optimizer["groups"]
+    stretches = [
+        Remembered(part.start + start, part.start + end, memory)
+        for part, runs in zip(plan_of(tree["plan"], manifest).parts, optimizer["runs"], strict=True)
+        for start, end, memory in runs
+    ]
+    stretches.sort(key=lambda each: each.start)
+    ends = [each.end for each in stretches]
+    moments: dict[str, Moments] = {}
+    for tensor, (start, end) in zip(manifest.tensors, ranges, strict=True):
+        among = stretches[bisect_right(ends, start) : bisect_left(ends, end) + 1]
+        pieces = [each.within(start, end, 0) for each in among]
+        moments[tensor.name] = Moments(specs[tensor.group], [each for each in pieces if each is not None])
+    return Resumed(name, found, tree["shard"]["version"], moments)
+
+
+def put_in(tensors: Tensors, manifest: Manifest, flat: Bytes, state: dict[str, Bytes], worker: str) -> None:
+    """Write a model over what a worker has brought.
+
+    Args:
+        flat: float32 values of the manifest's tensors, end to end, as bytes.
+        state: of buffers and frozen parameters, by name.
+        worker: whom to name.
+
+    Raises Refused: TENSOR, for a model that is another one than the file's.
+    """
+    values, at = flat.view(np.float32), 0
+    for tensor, spec in zip(manifest.tensors, manifest.specs, strict=True):
+        if not tensor.state:
+            found = _of_name(tensors, spec.name, tuple(spec.shape), worker)
+            values[at : at + spec.elements] = found.detach().to(torch.float32).reshape(-1).numpy()
+        at += spec.elements
+    for entry in of_kind(manifest.entries, frozen=True):
+        state[entry.name] = _bytes(_of_name(tensors, entry.name, tuple(entry.shape), worker), entry)
+
+
+def _of_name(tensors: Tensors, name: str, shape: tuple[int, ...], worker: str) -> torch.Tensor:
+    found = tensors.get(name)
+    if found is None or tuple(found.shape) != shape:
+        value = "none of that name" if found is None else f"one of shape {tuple(found.shape)}"
+        raise _other(worker, name, f"a tensor of shape {shape} in the file of --resume", value)
+    return found
+
+
+def _other(worker: str, name: str, limit: str, value: str) -> Refused:
+    remedy = "start the server with a file of this model, or the worker with the model of the file"
+    return refused(
+        Reason.TENSOR, worker=worker, field=f"tensor {name!r}", limit=limit, value=value, remedy=remedy
+    )
+
+
+def _bytes(tensor: torch.Tensor, entry: Entry) -> Bytes:
+    flat = tensor.detach().to(getattr(torch, entry.dtype)).reshape(-1).clone()
+    return flat.view(torch.uint8).numpy()

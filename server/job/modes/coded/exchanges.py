@@ -1,0 +1,476 @@
+"""Exchanges: the mode `coded`. Workers exchange coded packets of gradients, and take the step themselves.
+
+A round opens as in `rounds`: the ready members that are idle are its nodes, numbered from 0, and all its
+samples are told to all of them, because who computes which block follows from the numbers (`coding.plan`).
+The server hands the packets on. Each member says when it has the sum of all blocks; once all of them have it,
+the round is closed, and the next assignment says whose sum it was, so that a replica changes only when every
+replica can (`Assignment.apply`). What the optimizer remembers is part of a replica and of its manifest
+(`Tensor.state`), so every path that moves parameters moves it too.
+
+An exchange that cannot end is replaced: when a packet was damaged, or a member is lost before all of its
+packets were handed on, or comes back on another stream, on which what was sent to it meanwhile is missing.
+So is one in which members computed a block differently, which the checksums in their packets tell. Then every
+block goes whole from one member that has it to all others, under a new number, and sums of the old exchange
+are void. A block that nobody has any more is left out, and its samples go out again.
+
+The parameters are at the workers. The server has a copy, from the member with the lowest rank: of the end of
+each epoch, of the end of the job, and of any version at which somebody is to be given it, for which the round
+waits. If everybody is lost who had the current version, the round waits for one of them to come back with it;
+when that has taken too long, training goes on from the copy, and what was trained since goes out again.
+
+`tests/server/coded_histories` plays all of this at random, with real exchanges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from .....coding import MAX_NODES, AdaptiveRedundancy, UncodedTimes, packet_elements, possible
+from .....common.stored import DERIVED, stored
+from .....proto.messages import Coding
+from .....proto.refusal import Refused
+from ... import events as e
+from ... import refusals
+from ...roster import AssignedWork, Member, Name
+from ...state import JobState
+from ...waiting import Awaited, describe, waiting_for
+from ..mode import Mode
+from .copies import Drift, ServerCopy
+from .round import CodedRound, ExchangeLife, ExchangeReport
+
+MAX_DAMAGED = 3  # exchanges in a row that fail because of one member's packets; then it is sent away
+SAID_DISAGREEMENTS = 4  # steps in a row in which gradients of a block differ; then the log has the remedy
+HOPE_LEASES = 3  # that members wait for those that are away with the only current version
+
+# The mode remembers them; the room coding imports nothing.
+stored("step-times")(UncodedTimes)
+stored("redundancy-choice")(AdaptiveRedundancy)
+
+
+@dataclass
+class Coded(Mode):
+    """redundancy: as many as there can be if so many cannot be had; None to choose by measured times."""
+
+    _state: JobState = field(metadata=DERIVED)
+    redundancy: int | None = field(metadata=DERIVED)
+    _choice: AdaptiveRedundancy = field(default_factory=AdaptiveRedundancy)
+    round: CodedRound | None = None
+    _exchanges: int = 0  # so far; the number of the last one
+    _have_sum: set[Name] = field(default_factory=set[Name])  # members with the sum of the last round
+    _hoping_since: float | None = None  # when members began to wait for those that are away with the version
+    _clipped_steps: int = 0
+    _damaged_by: Counter[Name] = field(default_factory=Counter[Name])  # exchanges in a row, by member
+    _disagreements: int = 0  # rounds in a row in which members computed a block differently
+    _copy: ServerCopy = field(default_factory=ServerCopy)
+    _drift: Drift = field(default_factory=Drift)
+    _noted: tuple[int, int] = (0, 0)  # nodes and redundancy of the last round
+
+    @property
+    def pushes_parts(self) -> bool:
+        return False
+
+    @property
+    def quiet(self) -> bool:
+        return self.round is None and (self._copied or (not self._state.done and self._kept))
+
+    @property
+    def _copied(self) -> bool:
+        return self._copy.version == self._state.version
+
+    @property
+    def _kept(self) -> bool:
+        """Whether anybody has the current version, or the copy of it is just being taken over."""
+        members = self._state.roster.members.values()
+        return self._copy.loading is not None or any(map(self._is_current, members))
+
+    def _away(self) -> list[Member]:
+        """Members that had the current version when their lease ended. Each may still come back with it."""
+        return [member for member in self._state.roster.departed.values() if self._is_current(member)]
+
+    def due(self, now: float) -> bool:
+        since = self._hoping_since
+        return since is not None and now - since > HOPE_LEASES * self._state.rules.lease_seconds
+
+    # ---- giving out work
+
+    def advance(self, now: float) -> list[e.Action]:
+        actions: list[e.Action] = []
+        if self.round is not None and self.round.life is ExchangeLife.BROKEN:
+            actions += self._exchange_again(self.round, now)
+        if self.round is not None and self.round.complete:
+            actions += self._close(self.round, now)
+        if self.round is None and not self._copied and not self._kept:
+            if self._hopes(now):
+                return actions
+            actions += self._go_back()
+        self._hoping_since = None
+        if self.round is None:
+            actions += self._open(now)
+        return actions
+
+    def _hopes(self, now: float) -> bool:
+        """Whether the training waits for members that are away with the only current version. It does for as
+        long as no other member is there to train, and for `HOPE_LEASES` from then on."""
+        if not self._away():
+            return False
+        if not self._state.roster.ready_members:
+            self._hoping_since = None
+        elif self._hoping_since is None:
+            self._hoping_since = now
+        return not self.due(now)
+
+    def _open(self, now: float) -> list[e.Action]:
+        state = self._state
+        ready = state.roster.ready()[:MAX_NODES]
+        if not ready:
+            return []
+        behind = [member for member in ready if not self._is_current(member)]
+        actions: list[e.Action] = []
+        if behind or self._copy.due or state.done:
+            able = [member for member in ready if member.listening and self._is_current(member)]
+            actions += self._copy.request(able, state.version, state.applied)
+        if behind and not self._copied:
+            return actions  # they get it once it is here
+        drawn = state.samples.draw(state.rules.batch_size * len(ready)) if state.may_step() else None
+        if drawn is None:
+            return actions
+        nodes = len(ready)
+        redundancy = self._redundancy_for(nodes)
+        if (nodes, redundancy) != self._noted:
+            self._noted = nodes, redundancy
+            members = f"{nodes} member{'' if nodes == 1 else 's'}"
+            text = f"{members} exchange with redundancy {redundancy}{self._why(nodes, redundancy)}"
+            less = self.redundancy is not None and redundancy < self.redundancy
+            actions.append(e.Note(text=text, warning=less and nodes > 1))
+        self._exchanges += 1
+        self.round = round_ = CodedRound(
+            version=state.version,
+            opened_at=now,
+            drawn=drawn,
+            coding=Coding(exchange=self._exchanges, redundancy=redundancy),
+            members={node: member.id for node, member in enumerate(ready)},
+            least=state.samples.least,
+        )
+        state.wait_from(now)
+        return actions + self._assign(round_, now, evaluate=True)
+
+    def _redundancy_for(self, nodes: int) -> int:
+        if self.redundancy is None:
+            return self._choice.next(nodes)
+        return max(r for r in possible(nodes) if r <= self.redundancy)
+
+    def _why(self, nodes: int, redundancy: int) -> str:
+        typical = self._choice.typical
+        if self.redundancy is not None:
+            return f": {self.redundancy} is more than can be" if redundancy < self.redundancy else ""
+        if typical is None or self._choice.nodes != nodes:
+            return ": nothing has been measured yet"
+        times = f"{typical.computing:.3g} s and exchanging {typical.exchanging:.3g} s"
+        return f": without it a step would take {times}, and the fastest is looked for"
+
+    def _assign(self, round_: CodedRound, now: float, *, evaluate: bool) -> list[e.Action]:
+        """Tell every member that is present what to do in the running exchange."""
+        state = self._state
+        due = state.evaluation_due if evaluate else 0
+        middle = state.samples.progress + round_.drawn.count / 2 / state.samples.per_epoch
+        actions: list[e.Action] = []
+        for node in round_.present:
+            member = self._member(round_, node)
+            asked = state.ask_for_evaluation(member, due, state.assignments + 1, now)
+            if asked:
+                due, round_.irregular = 0, True
+            if member.listening:
+                self._catch_up(member)
+            actions += state.give(
+                member,
+                round_.drawn,
+                now,
+                position=node,
+                world=len(round_.members),
+                progress=state.samples.progress,
+                learning_rate=state.rules.learning_rate * state.rate_factor(middle),
+                evaluate_epoch=state.evaluation_due if asked else 0,
+                coding=round_.coding,
+                apply=state.applied,
+            )
+        return actions
+
+    def _member(self, round_: CodedRound, node: int) -> Member:
+        """Of a node that is present."""
+        member = self._state.roster.present(round_.members[node])
+        assert member is not None
+        return member
+
+    def _catch_up(self, member: Member) -> None:
+        """A member is about to be told to get to the current version, which it may be able to by itself."""
+        if self._is_current(member):
+            member.version = self._state.version
+
+    def _is_current(self, member: Member) -> bool:
+        """Whether its replica is at the current version, or will be once it is told to apply its sum."""
+        version = self._state.version
+        has_sum = member.id in self._have_sum
+        return member.version == version or (has_sum and member.version == version - 1)
+
+    def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
+        self._copy.forget(member)
+        round_, work = self.round, member.work
+        node = round_.node_of(member.id) if round_ is not None else None
+        if round_ is None or node is None or work is None:
+            return []
+        if not self._is_current(member) and not self._copied:
+            self._drop(round_, member, node, f"{member.name} has lost its parameters")
+            return []
+        missed = any(node in round_.plan.packets[index].targets for index in round_.begun)
+        if assigned == work.assignment.id or missed:
+            round_.fail(f"{member.name} has lost its stream")
+            return []
+        self._catch_up(member)
+        return [self._state.send(member, work.assignment)]
+
+    # ---- packets
+
+    def happened(self, member: Member, event: e.OfExchange) -> list[e.Action]:
+        match event:
+            case e.PacketRelayed():
+                if self.round is not None and self.round.coding.exchange == event.exchange:
+                    self.round.relay(event.index)
+            case e.PacketDamaged():
+                return self._damaged(member, event)
+            case e.SnapshotReceived():
+                if not self.wants_copy(member.worker, event.version, leaving=event.leaving):
+                    return [e.Drop(key=event.key)]
+                self._copy.arrived(event.version)
+                return [e.InstallSnapshot(key=event.key)]
+        return []
+
+    def done(self, event: e.Published | e.SnapshotInstalled) -> None:
+        self._copy.taken(event.version)
+
+    def packet_elements(self, exchange: int, elements: int) -> int | None:
+        round_ = self.round
+        if round_ is None or round_.coding.exchange != exchange:
+            return None
+        return packet_elements(elements, round_.plan.slices)
+
+    def targets(self, member: Member, event: e.PacketStarted) -> e.Targets:
+        """None if the packet is of an exchange that is over, or was handed on. Raises Refused: PACKET."""
+        round_ = self.round
+        if event.exchange > self._exchanges:
+            limit = f"an exchange up to {self._exchanges}"
+            raise Refused(refusals.packet(member.worker, limit, str(event.exchange)))
+        if round_ is None or event.exchange != round_.coding.exchange:
+            return None
+        node = round_.node_of(member.id)
+        packets = round_.plan.packets
+        if event.index >= len(packets) or packets[event.index].sender != node:
+            limit = f"one of the {len(packets)} of exchange {event.exchange} that is its own to send"
+            raise Refused(refusals.packet(member.worker, limit, f"packet {event.index}"))
+        if event.index in round_.relayed:
+            return None
+        expected = len(packets[event.index].terms) if round_.compares else 0
+        if len(event.checksums) != expected:
+            limit = f"{expected} checksums in packet {event.index}"
+            raise Refused(refusals.packet(member.worker, limit, f"{len(event.checksums)}"))
+        assert node is not None  # only a node of the round sends a packet
+        round_.begun.add(event.index)
+        differing = round_.differing(node, event.index, event.checksums) if round_.compares else None
+        if differing is not None:
+            self._disagree(round_, member, *differing)
+        names = [round_.members[target] for target in packets[event.index].targets]
+        targets = [self._state.roster.present(name) for name in names]
+        return tuple(target.worker for target in targets if target is not None and target.listening)
+
+    def _disagree(self, round_: CodedRound, member: Member, block: int, node: int) -> None:
+        """A member has not computed the same as another one, so that what is decoded would be neither's."""
+        if not round_.disagreed:
+            round_.disagreed = True
+            self._disagreements += 1
+        other = self._state.roster.get(round_.members[node])
+        name = round_.members[node][0] if other is None else other.name
+        round_.fail(
+            f"{name} and {member.name} computed different gradients of block {block}, which both have: a NaN "
+            "at one of them, augmentation without a seed, or computers of different makes"
+        )
+
+    def _damaged(self, member: Member, event: e.PacketDamaged) -> list[e.Action]:
+        """The exchange is void because of a member, which is sent away if that goes on."""
+        round_ = self.round
+        node = round_.node_of(member.id) if round_ is not None else None
+        if round_ is None or node is None or round_.coding.exchange != event.exchange:
+            return []
+        why = f"a packet of {member.name} was refused ({event.refusal.message})"
+        round_.fail(why)
+        self._damaged_by[member.id] += 1
+        if self._damaged_by[member.id] <= MAX_DAMAGED:
+            return []
+        refusal = refusals.packet(member.worker, f"an exchange that succeeds, of {MAX_DAMAGED + 1}", why)
+        return [e.Disconnect(*member.id, refusal=refusal, final=True)]
+
+    def take(self, member: Member, work: AssignedWork, event: e.Pushed, now: float) -> int | None:
+        round_ = self.round
+        node = round_.node_of(member.id) if round_ is not None else None
+        if round_ is None or node is None or event.exchanged is None:
+            return None
+        if round_.has_sent(node):
+            self._damaged_by.pop(member.id, None)
+        else:  # others would wait for the rest for ever
+            why = f"{member.name} has not sent all of its packets"
+            round_.fail(why)
+            self._damaged_by[member.id] += 1
+            if self._damaged_by[member.id] > MAX_DAMAGED:
+                self._drop(round_, member, node, why)
+                return None
+        round_.reports[node] = ExchangeReport(event.samples, event.loss, event.exchanged)
+        return round_.version + 1
+
+    def too_late(self, work: AssignedWork) -> bool:
+        return True
+
+    def holds(self, key: e.PushKey) -> bool:
+        return False
+
+    def lost(self, member: Member, *, away: bool) -> None:
+        if not away:
+            self._have_sum.discard(member.id)
+            member.version = None
+        self._copy.forget(member)
+        round_ = self.round
+        node = round_.node_of(member.id) if round_ is not None else None
+        if round_ is not None and node is not None:
+            self._drop(round_, member, node, f"{member.name} is gone")
+
+    def _drop(self, round_: CodedRound, member: Member, node: int, why: str) -> None:
+        """Go on with the round without a member."""
+        self._state.roster.relieve(member)
+        round_.lost.add(node)
+        round_.reports.pop(node, None)
+        if not round_.present:
+            self._state.samples.give_back(round_.drawn)
+            self.round = None
+        elif not round_.has_sent(node):
+            round_.fail(why)
+
+    def _exchange_again(self, round_: CodedRound, now: float) -> list[e.Action]:
+        """Whole blocks instead, from whoever has them."""
+        self._exchanges += 1
+        broken = round_.broken
+        listening = [node for node in round_.present if self._member(round_, node).listening]
+        round_.begin_again(self._exchanges, listening)
+        text = f"version {round_.version + 1}: {broken}; the gradients are sent uncoded instead"
+        self._state.uncoded_exchanges += 1
+        often = self._disagreements if round_.disagreed else 0
+        if often >= SAID_DISAGREEMENTS:
+            text += (
+                f", as in {often} steps in a row: that sends the gradients of each step twice; seed the "
+                "augmentation, or use --mode coded:redundancy=1"
+            )
+        notes: list[e.Action] = []
+        if not often & (often - 1):  # the 1st, 2nd, 4th, 8th, …
+            notes.append(e.Note(text=text, warning=True))
+        return [*notes, *self._assign(round_, now, evaluate=False)]
+
+    # ---- closing
+
+    def _close(self, round_: CodedRound, now: float) -> list[e.Action]:
+        state = self._state
+        epochs = state.epoch
+        reports = [round_.reports[node] for node in round_.present]
+        for part in round_.parts:
+            state.samples.settle(part)
+            self._copy.since.append((state.version + 1, part))
+        for part in round_.left_out:
+            state.samples.give_back(part)
+        if not round_.disagreed:
+            self._disagreements = 0
+        state.version += 1
+        state.applied = round_.coding.exchange
+        members = [self._member(round_, node) for node in round_.present]
+        for member in members:
+            member.version = state.version  # it gets there by itself when it is told to
+        self._have_sum = {member.id for member in members}
+        self.round, self._copy.asked = None, None
+        self._copy.due |= state.epoch > epochs
+        computing = max(report.exchanged.computing_seconds for report in reports)
+        if not round_.irregular and not round_.lost and math.isfinite(computing) and computing >= 0:
+            measured = UncodedTimes(computing, max(0.0, now - round_.opened_at - computing))
+            self._choice.note(len(reports), round_.coding.redundancy, measured)
+        closed = e.ExchangeCompleted(
+            samples=sum(part.count for part in round_.parts),
+            loss=round_.loss,
+            opened_at=round_.opened_at,
+            redundancy=round_.coding.redundancy,
+        )
+        state.last_redundancy = round_.coding.redundancy
+        clipped = sum(report.exchanged.clipped for report in reports)
+        state.clipped += clipped
+        checksums = [report.exchanged.crc32c for report in reports]
+        actions = [closed, *self._drift.compare(state.version, members, checksums)]
+        if clipped:
+            actions += self._warn_of_clipping(clipped)
+        state.drifting = len(self._drift.names)
+        if self._copy.due or self._drift.is_due(state.version):
+            for member in members:  # whoever has drifted gets the parameters anew before the next round
+                if member.id in self._drift.names:
+                    self._have_sum.discard(member.id)
+                    member.version = None
+            self._drift.names = set()
+        return actions
+
+    def _warn_of_clipping(self, clipped: int) -> list[e.Action]:
+        self._clipped_steps += 1
+        if self._clipped_steps & (self._clipped_steps - 1):  # the 1st, 2nd, 4th, 8th, …
+            return []
+        text = (
+            f"version {self._state.version}: {clipped} elements of gradients were outside of ±10 and were "
+            f"clipped, as in {self._clipped_steps} steps so far; gradients are summed over the samples of a "
+            "block: use a smaller --batch-size, more redundancy, or another mode"
+        )
+        return [e.Note(text=text, warning=True)]
+
+    def wants_copy(self, worker: str, version: int, *, leaving: bool = False) -> bool:
+        asked = self._copy.asked
+        if leaving:
+            nobody = asked is None and self._copy.loading is None
+            return nobody and self._copy.version < version <= self._state.version
+        return asked is not None and asked[0] == worker and version == self._state.version
+
+    def _go_back(self) -> list[e.Action]:
+        """Nobody has the current version any more: what the copy holds becomes the next one."""
+        state = self._state
+        lost = state.version - self._copy.version
+        state.version += 1
+        state.applied, self._have_sum = 0, set()
+        self._copy.become(state.version, state.samples)
+        text = (
+            f"everybody who had version {state.version - 1} is gone: the server's copy, {lost} "
+            f"version{'' if lost == 1 else 's'} older, is version {state.version}, and what was trained on "
+            "since then goes out again"
+        )
+        return [e.Note(text=text, warning=True), e.Relabel(version=state.version)]
+
+    # ---- what is waited for
+
+    def waiting(self, now: float) -> Awaited:
+        state, round_ = self._state, self.round
+        since = state.waited(now)
+        if round_ is not None:
+            awaited = [self._member(round_, node) for node in round_.awaited]
+            return waiting_for(state, sorted((each.rank, each.id) for each in awaited), now)
+        asked = state.roster.present(self._copy.asked) if self._copy.asked is not None else None
+        if asked is not None:
+            name = describe(state, asked.id, asked.rank, now)
+            text = f"the copy of version {state.version} is waited for {since} from {name}"
+            return Awaited(ranks=(asked.rank,), subject="copy", text=text)
+        here = [each for each in state.roster.by_rank() if self._is_current(each)]
+        names = ", ".join(describe(state, each.id, each.rank, now) for each in here or self._away())
+        text = f"version {state.version} is waited for {since} from {names}, who have it"
+        if not here:
+            wait_s = HOPE_LEASES * state.rules.lease_seconds
+            text += (
+                f"; when others have waited for {wait_s:g} s, training goes back to the server's "
+                f"copy, version {self._copy.version}"
+            )
+        return Awaited(subject="copy", text=text)

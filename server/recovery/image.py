@@ -1,0 +1,49 @@
+"""All that a server has between two versions, as a tree (`storage.values`), and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...compressors import Plan
+from ...proto import messages as m
+from ...proto.manifest import Manifest
+from ...proto.plans import plan_message, plan_of
+from ..conductor import Conductor
+from ..shard.model_state import ModelState
+from ..shard.shard import Image
+
+
+def image_of(
+    conductor: Conductor, manifest: Manifest, plan: Plan, shard: Image, state: ModelState
+) -> dict[str, Any]:
+    """shard: its image. The rest is as it is now: control has not heard of the version of that image yet."""
+    return {
+        "core": conductor.core.save(),
+        "manifest": manifest.to_message(),
+        "plan": plan_message(plan),
+        "prepared": None if conductor.prepared is None else plan_message(conductor.prepared),
+        "planner": conductor.plans.planner.terms,
+        "shard": shard,
+        "pushes": conductor.ledger.image(),
+        "state": state.image(),
+        "metrics": conductor.metrics.image(),
+        "now": conductor.now(),
+        "times": conductor.times,
+        "announced": True,
+    }
+
+
+async def restore(conductor: Conductor, tree: Mapping[str, Any]) -> None:
+    """Have a conductor that has just been made be as the one was of which this is the image."""
+    message: m.Manifest = tree["manifest"]
+    manifest = Manifest.from_message(message, worker="", max_bytes=conductor.core.rules.max_model_bytes)
+    conductor.plans.planner.first(manifest, *tree["planner"])
+    await conductor.shard.reopen(manifest, plan_of(tree["plan"], manifest), tree["shard"])
+    if tree["prepared"] is not None:
+        conductor.prepare(plan_of(tree["prepared"], manifest))
+    conductor.core.load(tree["core"])
+    conductor.ledger.restore(tree["pushes"])
+    conductor.state.restore(manifest.entries, tree["state"])
+    conductor.metrics.restore(tree["metrics"])
+    conductor.times = tree["times"]

@@ -1,0 +1,207 @@
+"""A server continues where another one was: it takes over the newest checkpoint, and replays the journal
+since then, in the same order and at the same times.
+
+The outcome is the same because the journal has all that control and shard depend on. The conductor is driven
+through the methods that live traffic calls, and what followed from a record follows again: rounds in parts
+are stepped, updates are encoded for workers that will return, files are written. One thing comes from another
+thread and needs its place in the order: a version is published where the journal says so, and the replay
+waits there for the shard.
+
+Messages go nowhere meanwhile: nobody is connected. Workers that come back find their membership, the stored
+parts of their pushes, and the outcomes of decided ones. After the replay (`Restarted`) all leases begin anew,
+and no round opens before all members are back or lost, so that a restart does not affect the bits.
+Assignment ids skip ahead, because a machine that lost its power may have given out some that no record has.
+Where versions are lost (`Welcome.newest`), workers that have later ones let go of their replicas and get
+snapshots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ...common import failpoints
+from ...proto import messages as m
+from ...proto.plans import plan_of
+from ...proto.refusal import Refused
+from ...proto.transfer import received_payloads
+from ...proto.wire import decode_envelope
+from ...storage.checkpoint import FormatError
+from ...storage.values import DamagedError
+from ..conductor import Conductor
+from ..durable import recorder as r
+from ..durable.folder import StateError, StateFolder
+from ..durable.journal import JournalError, Record
+from ..job import events as e
+from ..shard.model_state import Deposit
+from .image import restore
+
+log = logging.getLogger("gradwire.server")
+
+
+# Raised for a folder that no server of this release has written.
+_UNUSABLE = (
+    *(Refused, JournalError, DamagedError, FormatError, OSError),
+    *(AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError),
+)
+
+
+async def recover(conductor: Conductor, folder: StateFolder) -> bool:
+    """Bring a new conductor to where the job in the folder is. Return whether the folder has a checkpoint.
+
+    Raises:
+        StateError: what was written down cannot be continued; the message says what to do.
+    """
+    began, found = time.monotonic(), await asyncio.to_thread(folder.newest)
+    if found is None:
+        return False
+    pushes, where = 0, f"its checkpoint of version {found.version}"
+    try:
+        replay = _Replay(conductor, found.tree["now"])
+        await restore(conductor, found.tree)
+        if not found.tree["announced"]:
+            replay.applied.append(conductor.shard.reported.version)
+        conductor.recorder.bytes = found.bytes
+        for placed in folder.records(found.version):
+            where = placed.where
+            if not (placed.record.fields.get("carried") and not placed.own):
+                pushes += await replay.record(placed.record)
+            failpoints.reached("journal.read")
+        await replay.end()
+    except _UNUSABLE as error:
+        raise StateError(
+            f"--state {folder.name}: what was written down does not lead on from version {found.version}, at "
+            f"{where}: {error!r}. Nothing was cut off; start the release of gradwire that wrote it, and "
+            "report this"
+        ) from error
+    log.info(
+        "checkpoint of version %d and %d pushes of the journal read in %.1f s: going on at version %d",
+        *(found.version, pushes, time.monotonic() - began, conductor.core.version),
+    )
+    return True
+
+
+class _Replay:
+    """Drives a conductor with the records of a journal, at the times of the records.
+
+    Attributes:
+        applied: versions that the shard has, and that control has not heard of.
+    """
+
+    def __init__(self, conductor: Conductor, now: float) -> None:
+        self.applied: list[int] = []
+        self._conductor, self._now = conductor, now
+        self._live = conductor.applied, conductor.tell
+        conductor.clock = lambda: self._now
+        conductor.applied = self._wait_for_record
+        conductor.tell = lambda action: None  # it was told then
+
+    async def _wait_for_record(self, version: int) -> None:
+        """Control hears of a version where the journal says so."""
+        self.applied.append(version)
+
+    async def end(self) -> None:
+        """Finish what is under way, and let the conductor take part in the present."""
+        conductor = self._conductor
+        while conductor.working:
+            await asyncio.wait(set(conductor.working))
+        began = time.monotonic()
+        conductor.clock = lambda: self._now + time.monotonic() - began
+        conductor.applied, conductor.tell = self._live
+        conductor.recorder.go_on(conductor.core.version, self._now, conductor.core.samples.progress)
+        conductor.happen(e.Restarted())
+        for version in self.applied:
+            await conductor.applied(version)
+
+    async def record(self, record: Record) -> int:
+        """Let what is recorded happen. Return how many pushes were decided on."""
+        conductor, fields = self._conductor, record.fields
+        match record.what:
+            case r.EVENT:
+                event: e.Event[Any] = fields["event"]
+                self._now = fields["now"]
+                conductor.core.roster.hear(fields.get("heard", {}))
+                await self._event(event)
+                return isinstance(event, e.Pushed)
+            case r.PART:
+                self._part(record)
+            case r.CLOSED:
+                key, refusal = e.PushKey(*_member(fields), fields["seq"]), fields["refusal"]
+                if fields["again"]:
+                    conductor.ledger.start_over(key)
+                elif refusal is not None:
+                    conductor.ledger.refuse(key, refusal)
+                else:
+                    conductor.ledger.abandon(key)
+            case r.UNWANTED:
+                key = e.PushKey(*_member(fields), fields["seq"])
+                conductor.ledger.wants(key, 0, fields["assignment"])
+                conductor.ledger.do_without(key)
+            case r.PLAN:
+                assert conductor.shard.reported.manifest is not None
+                message: m.Plan = decode_envelope(fields["plan"], "ServerMessage")
+                conductor.prepare(plan_of(message, conductor.shard.reported.manifest))
+            case r.BUFFERS:
+                deposit = Deposit(collection=fields["collection"], values=_values(record))
+                conductor.put_buffers(e.PushKey(*_member(fields), fields["seq"]), deposit)
+            case r.EVALUATED:
+                conductor.put_evaluated(fields["epoch"], _values(record))
+            case _:
+                raise ValueError(f"a record of an unknown kind {record.what!r}")
+        return 0
+
+    async def _event(self, event: e.Event[Any]) -> None:
+        conductor = self._conductor
+        match event:
+            case e.Published():
+                await self._until_applied(event.version)
+                conductor.happen(event)
+            case e.Pushed():
+                conductor.perform(conductor.push(event).actions)
+            case e.Tick():
+                conductor.tick()
+            case _:
+                conductor.happen(event)
+
+    async def _until_applied(self, version: int) -> None:
+        conductor = self._conductor
+        while version not in self.applied:
+            if conductor.failed.is_set() or not conductor.working:
+                why = conductor.failure or "nothing leads to it"
+                raise ValueError(f"cannot replay the journal: version {version} was never produced: {why}")
+            await asyncio.wait(set(conductor.working), return_when=asyncio.FIRST_COMPLETED)
+        self.applied.remove(version)
+
+    def _part(self, record: Record) -> None:
+        conductor, fields, known = self._conductor, record.fields, self._conductor.shard.reported
+        member = _member(fields)
+        part: m.Part = decode_envelope(fields["header"], "WorkerMessage")
+        assert known.manifest is not None
+        if part.plan != known.plan.number:
+            return
+        bounds = known.plan.parts[part.part]
+        payloads = received_payloads(part.payloads, record.data, bounds, known.manifest, worker=member[0])
+        ledger, checksum = conductor.ledger, fields["checksum"]
+        if fields["carried"]:
+            ledger.carry(member, part, checksum, payloads)
+        elif ledger.wants(e.PushKey(*member, part.seq), part.part, part.assignment):
+            ledger.check_rates(member, part, max(1, len(known.manifest.groups)))
+            ledger.store(member, part, checksum, payloads)
+
+
+def _member(fields: Mapping[str, Any]) -> r.Member:
+    worker, incarnation = fields["member"]
+    return worker, incarnation
+
+
+def _values(record: Record) -> dict[str, Any]:
+    """Return the arrays by name that are end to end in the data of a record."""
+    found: dict[str, Any] = {}
+    at = 0
+    for name, size in record.fields["sizes"].items():
+        found[name] = record.data[at : at + size]
+        at += size
+    return found

@@ -1,0 +1,116 @@
+"""What a daemon's log lines carry, and where it serves metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gradwire.common.configuration import Effective, UsageError
+from gradwire.common.telemetry import LOG_FIELDS, HttpEndpoint, add_log_fields, set_up_logging
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Leave logging as pytest had it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_json_lines_say_job_worker_rank_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("json")
+    version = 3
+    add_log_fields(lambda: {"job": "j", "worker": "w1", "rank": 0, "version": version})
+    logging.getLogger("gradwire.worker").info("one")
+    version = 4
+    logging.getLogger("gradwire.worker").info("two")
+    one, two = lines(capsys)
+    assert [one[name] for name in LOG_FIELDS] == ["j", "w1", 0, 3]
+    assert (two["message"], two["version"]) == ("two", 4)
+
+
+def test_a_line_about_a_worker_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """On a server, which is no worker itself."""
+    set_up_logging("json")
+    add_log_fields(lambda: {"job": "j", "version": 7})
+    logging.getLogger("gradwire.server").warning("lost", extra={"worker": "w2", "rank": 5})
+    logging.getLogger("gradwire.server").warning("other")
+    about, other = lines(capsys)
+    assert [about[name] for name in LOG_FIELDS] == ["j", "w2", 5, 7]
+    assert "worker" not in other
+
+
+def test_text_for_people_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("text")
+    add_log_fields(lambda: {"job": "j"})
+    logging.getLogger("gradwire.worker").info("one")
+    assert capsys.readouterr().err.endswith(" I one\n")
+
+
+@dataclass
+class Settings:
+    http_port: int
+
+
+def endpoint(port: int, origin: str, hung: Callable[[], str] = str) -> HttpEndpoint:
+    effective = Effective(settings=Settings(port), origins={"http_port": origin}, print_config=False)
+    return HttpEndpoint(effective, "127.0.0.1", CollectorRegistry(), lambda: False, lambda: "running", hung)
+
+
+def test_a_process_that_hangs_is_alive_no_more_and_ready_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    why = [""]
+    http = endpoint(0, "flag", lambda: why[0])
+    try:
+        found = re.search(r"on port (\d+)", caplog.text)
+        assert found
+        url = f"http://127.0.0.1:{found[1]}"
+        with urllib.request.urlopen(f"{url}/livez", timeout=10) as response:
+            assert response.read() == b"alive\n"
+        why[0] = "it hangs"
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(f"{url}/livez", timeout=10)
+        with error.value as answer:
+            assert (answer.code, answer.read()) == (503, b"it hangs\n")
+        with urllib.request.urlopen(f"{url}/readyz", timeout=10) as response:
+            assert response.read() == b"running\n"
+    finally:
+        http.close()
+
+
+def test_a_default_http_port_that_is_taken_is_replaced_and_the_log_says_by_which(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"--http-port {port} on 127.0.0.1: Address already in use"):
+            endpoint(port, "flag")
+        instead = endpoint(port, "default")
+    try:
+        refused, said = caplog.messages
+        assert refused == f"port {port} is taken"
+        found = re.fullmatch(r"metrics and probes on port (\d+)", said)
+        assert found, said
+        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/readyz", timeout=10) as response:
+            assert response.read() == b"running\n"
+    finally:
+        instead.close()

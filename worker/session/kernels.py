@@ -1,0 +1,16 @@
+"""What a worker says, in its log and to the server, while kernels are compiled."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from ...compressors import tell_of_compiling
+from .connection import Connection
+
+log = logging.getLogger("gradwire.worker")
+
+
+def tell_of_kernels(connection: Connection, level: int = logging.INFO) -> None:
+    """Have the server told, and a line logged at this level."""
+    tell_of_compiling(partial(log.log, level), partial(setattr, connection, "activity"))

@@ -1,0 +1,217 @@
+"""Drives the training steps of a task: computes each batch with the task's code, and hands it to its step.
+
+Where the server says what is likely to follow (`Assignment.next`), the driver begins that early: a forward
+pass while the update arrives (`ahead`; `--overlap both`), or all of the next round's local steps
+(`local:delayed=on`; `worker/training/local`). Another assignment than the expected one finds nothing of that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...optim.optimizer import Optimizer
+from ...proto import messages as m
+from ..metrics import Metrics
+from ..session.replica import as_dense
+from ..session.session import Session
+from ..training.gradients import GradientStrategy
+from ..training.local import Changes, LocalStep, LocalStrategy
+from ..training.sharding import Indices, coded_parts
+from ..training.step import Strategy, TrainingStep
+from .ahead import DistrustedError, Early, expected_after, look_ahead
+from .computation import Computation, TaskFailedError
+
+log = logging.getLogger("gradwire.worker")
+
+
+class WorkersOptimizer:
+    """The job's optimizer as a worker steps it; a `LocalOptimizer`.
+
+    Attributes:
+        optimizer: of the replica's parameters; it follows the learning rates of assignments.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+        self.optimizer = optimizer
+        self._parameters = parameters
+
+    def step_here(self, evaluate: object) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad = as_dense(parameter.grad)
+        self.optimizer.step()
+
+    def remembered(self) -> Any:
+        return self.optimizer.image()
+
+    def remember(self, remembered: Any) -> None:
+        self.optimizer.restore(remembered)
+
+
+class TaskDriver:
+    """Answers assignments, one after the other."""
+
+    def __init__(
+        self,
+        session: Session,
+        computation: Computation,
+        metrics: Metrics,
+        strategy: Strategy,
+        *,
+        optimizer: WorkersOptimizer | None = None,
+        delayed: bool = False,
+    ) -> None:
+        """
+        Args:
+            strategy: for the job's kind of work.
+            optimizer: takes local steps; None if the work has none.
+            delayed: whether the next round's local steps begin while the change of this one is exchanged.
+        """
+        self.strategy = strategy
+        self._session = session
+        self._computation = computation
+        self._metrics = metrics
+        self._optimizer = optimizer
+        self._delayed = delayed
+        self._looks_ahead = strategy.final
+        self._early: Early | None = None
+
+    def told(self, assignment: m.Assignment) -> None:
+        """Called first for each assignment: undo what was begun early if it asks for something else."""
+        early = self._early
+        if early is None or assignment.id == early.after:  # sent again after it was answered
+            return
+        if not early.fits(self._session, assignment):
+            self._undo_early()
+
+    def image(self) -> dict[str, Any]:
+        """Return what the next step depends on, between two steps. Undoes what was begun early."""
+        self._undo_early()
+        return self.strategy.image()
+
+    def work(self, assignment: m.Assignment) -> None:
+        """Compute what an assignment asks for, and answer it.
+
+        Raises:
+            TaskFailedError: the task raised, or its gradients stay unusable.
+        """
+        session = self._session
+        session.doing("computing")
+        early, self._early = self._early, None
+        step: TrainingStep
+        if early is not None and early.step is not None:
+            self._metrics.ahead.labels("used").inc()
+            step = early.step
+            usable = early.step.answer(assignment)
+        else:
+            with self._metrics.during("computing"):
+                step, usable = self._compute(assignment, early)
+        if not usable or not assignment.next or session.leaving:
+            return
+        if self._delayed and isinstance(step, LocalStep) and step.changes is not None:
+            self._begin_round(assignment, step.changes)
+        elif self._looks_ahead and isinstance(self.strategy, GradientStrategy) and self.strategy.hooks:
+            self._look_ahead(assignment)
+
+    # ---- inside
+
+    def _compute(self, assignment: m.Assignment, early: Early | None) -> tuple[TrainingStep, bool]:
+        """Compute and answer a step. Returns it, and whether its answer holds anything.
+
+        early: a forward pass of it; None if there was none.
+        """
+        indices = self._computation.indices(assignment)
+        if assignment.stragglers:
+            return self._compute_combined(assignment, indices)
+        if self._optimizer is not None:
+            self._optimizer.optimizer.follow(assignment.learning_rate)
+        step, usable = self.strategy.begin(assignment, len(indices)), True
+        try:
+            while step.open:
+                passed = self._forward(step, indices) if early is None else early.passed
+                step.follow()
+                try:
+                    loss = self._computation.backward(passed)
+                except TaskFailedError as error:
+                    # Autograd may have found a parameter that the early pass used before it was there.
+                    if early is None or step.sent:
+                        raise
+                    step.withdraw()
+                    early.undo()
+                    early = None
+                    self._look_ahead_no_more(error)
+                    continue
+                usable = step.push(loss)
+        except Exception:
+            step.withdraw()
+            raise
+        return step, usable
+
+    def _compute_combined(self, assignment: m.Assignment, indices: Indices) -> tuple[TrainingStep, bool]:
+        """Compute and answer a step whose gradient is the sum that a straggler code asks for."""
+        parts = coded_parts(indices, assignment)
+        step = self.strategy.begin(assignment, sum(len(part.indices) for part in parts))
+        self.strategy.times.begin()
+        return step, step.push(self._computation.combined_loss(assignment.version, parts))
+
+    def _forward(self, step: TrainingStep, indices: Indices) -> torch.Tensor:
+        times = self.strategy.times
+        times.begin()
+        passed = self._computation.forward(indices[step.batch], step.seeds)
+        times.forward()
+        return passed
+
+    # ---- what is begun early
+
+    def _look_ahead(self, assignment: m.Assignment) -> None:
+        """Begin the next forward pass while its update arrives."""
+        expected = expected_after(assignment)
+        self._session.doing("computing")
+        try:
+            with self._metrics.during("computing"):
+                self._early = look_ahead(
+                    self._session,
+                    self._computation,
+                    self.strategy.times,
+                    expected,
+                    after=assignment.id,
+                    seeds=self.strategy.seeds(expected),
+                )
+        except DistrustedError as error:
+            self._look_ahead_no_more(error)
+
+    def _look_ahead_no_more(self, why: Exception) -> None:
+        self._looks_ahead = False
+        log.info("from now on a forward pass begins when all of its version is there: %s", why)
+
+    def _begin_round(self, assignment: m.Assignment, less: Changes) -> None:
+        """Take the local steps of the round that is expected, from where this one has ended."""
+        assert isinstance(self.strategy, LocalStrategy)
+        assert self._optimizer is not None
+        mine, kept, before = self._optimizer, self._computation.keep(), self._optimizer.optimizer
+        mine.optimizer = before.copy()
+
+        def undo() -> None:
+            self._metrics.ahead.labels("discarded").inc()
+            kept.put_back()
+            mine.optimizer = before
+
+        self._session.doing("computing")
+        expected = expected_after(assignment)
+        with self._metrics.during("computing"):
+            mine.optimizer.follow(expected.learning_rate)
+            indices = self._computation.indices(expected)
+            step = self.strategy.begin_early(expected, len(indices), less)
+            while step.open:
+                step.push(self._computation.backward(self._forward(step, indices)))
+        undone = self._session.replica.undone
+        self._early = Early(expected, assignment.id, undone, undo, step=step)
+
+    def _undo_early(self) -> None:
+        early, self._early = self._early, None
+        if early is not None:
+            early.undo()

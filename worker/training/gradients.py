@@ -1,0 +1,188 @@
+"""Work `gradients`: push the gradient of the mean loss over an assignment's samples.
+
+With overlap, gradients leave as backward makes them. Some pushes turn out at the step to hold something else
+than the step's gradients: a gradient arrived twice, a script has changed gradients or learning rates, a
+GradScaler has scaled them. Such a push is abandoned, the gradients go out as they are now, and all later ones
+wait for the end of their step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ...compressors import NonFiniteGradient
+from ...proto import messages as m
+from ..metrics import Metrics
+from ..session.pushing import Pushing
+from ..session.session import Session
+from .hooks import GradientHooks
+from .step import Strategy, TrainingStep
+
+log = logging.getLogger("gradwire.worker")
+
+
+class GradientStrategy(Strategy):
+    """Steps that push gradients.
+
+    Attributes:
+        hooks: hand gradients on during backward; None if they wait for the end of their step.
+        rates: returns the learning rates that go with a push, by parameter group; none for the job's own.
+        remedy: what a user can do where a gradient arrives twice.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        metrics: Metrics,
+        *,
+        give_up: type[Exception],
+        single: bool,
+        final: bool,
+        overlap: bool,
+        rates: Callable[[], tuple[float, ...]] = tuple,
+        user_steps: bool = False,
+        remedy: str = "",
+    ) -> None:
+        """
+        Args:
+            session, metrics, give_up, single, final: see `Strategy`.
+            overlap: whether parts leave during the backward pass.
+            rates, remedy: see the class.
+            user_steps: whether code of the user runs between backward and `push`, and may change gradients.
+        """
+        super().__init__(session, metrics, give_up=give_up, single=single, final=final)
+        self.rates = rates
+        self.remedy = remedy
+        self.hooks: GradientHooks | None = None
+        if overlap:
+            self.hooks = GradientHooks(session.replica.parameters, self.times, checked=user_steps)
+
+    def begin(self, assignment: m.Assignment, samples: int) -> GradientStep:
+        return GradientStep(self, assignment, samples)
+
+    def wait_for_step(self, why: str) -> None:
+        """Hand on nothing during backward passes from now on."""
+        log.warning("from now on gradients leave after the backward pass, not during it: %s", why)
+        self.hooks = None
+
+
+class GradientStep(TrainingStep):
+    """One batch, one gradient, one push."""
+
+    def __init__(self, strategy: GradientStrategy, assignment: m.Assignment, samples: int) -> None:
+        super().__init__(strategy, assignment, samples)
+        self._strategy = strategy
+        self._pushing: Pushing | None = None  # followed by hooks
+        self._rates: tuple[float, ...] = ()  # with which it was begun
+
+    def follow(self) -> None:
+        super().follow()
+        hooks = self._strategy.hooks
+        if self._pushing is None and hooks is not None:
+            self._pushing = self._begin_push()
+            hooks.follow(self._pushing)
+
+    @property
+    def sent(self) -> bool:
+        return self._pushing is not None and bool(self._pushing.checksums)
+
+    def withdraw(self) -> bool:
+        pushing, self._pushing = self._pushing, None
+        if pushing is None or self._strategy.hooks is None:
+            return False
+        missing = self._strategy.hooks.let_go()
+        self._strategy.session.abandon(pushing)
+        return len(missing) < len(self._strategy.session.replica.parameters)
+
+    def skip(self, why: str) -> None:
+        self.open = False
+        if self.withdraw():
+            self._strategy.wait_for_step(
+                f"{why}, and what its backward pass had sent is thrown away; to accumulate over several "
+                "batches, put the backward passes of all but the last under job.no_sync()"
+            )
+        log.info("version %d: %s; this step contributes nothing", self.assignment.version, why)
+        self._strategy.session.skip(self.assignment)
+
+    def push(self, loss: float, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
+        strategy, session = self._strategy, self._strategy.session
+        if evaluate is not None:
+            evaluate()
+            session.replica.check()
+        self.open = False
+        # 1. What hooks have handed on, unless that is not this step's gradients.
+        hooks, missing = strategy.hooks, list[int]()
+        if hooks is not None and self._pushing is not None:
+            missing = hooks.let_go()
+            why = self._unusable_because(hooks, scale)
+            if why and strategy.final and self.sent:
+                raise strategy.give_up(f"{why}, and some of it has left: use --overlap off for this model")
+            if why:
+                self.withdraw()
+                strategy.wait_for_step(why)
+        pushing, self._pushing = self._pushing, None
+        try:
+            if pushing is not None and hooks is not None and hooks.error is not None:
+                raise hooks.error
+            if not math.isfinite(loss):
+                return self._contribute_nothing(f"the loss is {loss}", pushing, loss)
+            if pushing is not None:
+                # 2a. The rest: the loss does not reach these tensors, or hooks do not see them.
+                for index in missing:
+                    pushing.add(index, session.replica.gradient(index))
+            else:
+                # 2b. All gradients, as they are now.
+                session.doing("compressing")
+                pushing = self._begin_push()
+                self._add_all(pushing, scale)
+        except NonFiniteGradient as error:
+            return self._contribute_nothing(str(error), pushing, loss)
+        except Exception:
+            if pushing is not None:
+                session.abandon(pushing)
+            raise
+        # 3. The push counts.
+        strategy.usable()
+        strategy.commit(pushing, loss)
+        strategy.times.end()
+        session.replica.check_writes()
+        session.profile(strategy.times, pushing)
+        return True
+
+    # ---- inside
+
+    def _begin_push(self) -> Pushing:
+        self._rates = self._strategy.rates()
+        return self._strategy.begin_push(self.assignment, self.samples, self._rates)
+
+    def _add_all(self, pushing: Pushing, scale: float) -> None:
+        replica, times = self._strategy.session.replica, self._strategy.times
+        times.gradients([parameter.numel() for parameter in replica.parameters])
+        for index in reversed(range(len(replica.parameters))):
+            gradient = replica.gradient(index)
+            if gradient is not None and scale != 1.0:
+                gradient = gradient / scale
+            pushing.add(index, gradient)
+        times.handed()
+
+    def _unusable_because(self, hooks: GradientHooks, scale: float) -> str:
+        """Return why what hooks have handed on is not this step's gradients; empty if it is."""
+        if hooks.repeated:
+            return f"a gradient came twice in one step{self._strategy.remedy}"
+        if scale != 1.0:
+            return "a GradScaler scales the gradients, which is undone at the step"
+        if hooks.error is not None:
+            return ""
+        if self._strategy.rates() != self._rates:
+            return "the script changes learning rates between the forward pass and step()"
+        if changed := hooks.changed():
+            specs = self._strategy.session.replica.manifest.specs
+            names = ", ".join(repr(specs[index].name) for index in changed[:3])
+            return (
+                f"the script changes gradients between backward() and step() ({names}); where it clips them, "
+                "it clips those of one worker: job.attach(..., clip_norm=) clips the mean"
+            )
+        return ""

@@ -1,0 +1,54 @@
+"""Batches as users nest them: tuples, lists, mappings and dataclasses of tensors."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import torch
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move every tensor in a nest of tuples, lists, mappings and dataclasses, each of which keeps its type;
+    what has a method `to` of its own, such as a `PackedSequence`, moves itself. Nothing is changed in place,
+    and what has nothing to move is handed back as it is."""
+    move: Any = getattr(batch, "to", None)
+    if callable(move):
+        return move(device)
+    members = members_of(batch)
+    moved = {key: to_device(value, device) for key, value in members.items()}
+    if all(moved[key] is value for key, value in members.items()):
+        return batch
+    return _with_members(batch, moved)
+
+
+def members_of(nest: Any) -> dict[Any, Any]:
+    """Of a tuple, list, mapping or dataclass: by key, place or field; of what is no nest, none."""
+    found: Any = {}
+    if isinstance(nest, Mapping):
+        found = nest  # pyright: ignore[reportUnknownVariableType]
+    elif isinstance(nest, list | tuple):
+        found = enumerate(nest)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    elif dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        names = [field.name for field in dataclasses.fields(nest)]
+        found = {name: getattr(nest, name) for name in names if hasattr(nest, name)}
+    return dict(found)
+
+
+def _with_members(nest: Any, members: dict[Any, Any]) -> Any:
+    """The same kind of nest with other members."""
+    make: Any = getattr(nest, "_make", nest.__class__)  # of a namedtuple
+    if isinstance(nest, tuple):
+        return make(list(members.values()))
+    has_items = isinstance(nest, MutableMapping | list)
+    if isinstance(nest, Mapping) and not has_items:
+        return members
+    other: Any = copy.copy(nest)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    for key, value in members.items():
+        if has_items:
+            other[key] = value
+        else:
+            object.__setattr__(other, key, value)  # it may be frozen
+    return other

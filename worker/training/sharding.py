@@ -1,0 +1,67 @@
+"""Which samples a worker takes: a pure function of the job's seed and its assignment.
+
+Each epoch is one permutation of the training samples, drawn from (seed, epoch). An assignment names ranges of
+it, and the server sees to it that each sample is in one assignment. Nothing here depends on who the workers
+are, so that an epoch goes on without a seam when they change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ...coding import parts_of, straggler_code
+from ...proto.messages import Assignment
+from ...proto.shares import share
+
+Indices = npt.NDArray[np.int64]
+
+
+def epoch_order(seed: int, epoch: int, train_samples: int) -> Indices:
+    """The order of the samples in an epoch: shape (train_samples,)."""
+    return np.random.default_rng([seed, epoch]).permutation(train_samples)
+
+
+def shard(order: Indices, assignment: Assignment) -> Indices:
+    """The indices of this worker's samples."""
+    if not assignment.ranges:
+        return order[:0]
+    return np.concatenate([order[each.start : each.start + each.count] for each in assignment.ranges])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedPart:
+    """number: of the round's parts. weight: what the mean gradient over its samples is multiplied with."""
+
+    number: int
+    indices: Indices
+    weight: float
+
+
+def coded_parts(indices: Indices, assignment: Assignment) -> list[CodedPart]:
+    """What a member of a coded round computes of all its samples, and how it adds up: to something as large
+    as a mean over these parts."""
+    code = straggler_code(assignment.world, assignment.stragglers)
+    numbers = parts_of(assignment.position, assignment.world, assignment.stragglers)
+    bounds = [share(len(indices), number, assignment.world) for number in numbers]
+    own = sum(end - start for start, end in bounds)
+    return [
+        CodedPart(number, indices[start:end], coefficient * (end - start) / own)
+        for number, (start, end), coefficient in zip(
+            numbers, bounds, code.coefficients(assignment.position), strict=True
+        )
+    ]
+
+
+def batches(samples: int, batch_size: int, least: int = 1) -> list[slice]:
+    """Divide an assignment's samples into as few batches as `batch_size` allows, as evenly as possible.
+
+    Args:
+        samples: number of samples, 1 or more.
+        batch_size: largest number of samples of a batch.
+        least: number of samples that each batch must have, if there are as many.
+    """
+    steps = min(-(-samples // batch_size), max(1, samples // least))
+    return [slice(*share(samples, step, steps)) for step in range(steps)]
