@@ -195,7 +195,9 @@ def test_a_worker_that_cannot_hand_over_in_time_says_what_is_lost(daemons: Daemo
     time.sleep(0.5)
     workers[0].signal(signal.SIGTERM)
     assert workers[0].wait() == 143
-    workers[0].wait_for(r"SIGTERM: leaving after 1 s with gradients of norm [\d.e-]+ that the server has not")
+    workers[0].wait_for(
+        r"SIGTERM: leaving after 1 s with gradients of norm [\d.e-]+ held back and \d unconfirmed pushes"
+    )
     workers[1].signal(signal.SIGCONT)
     assert finished(server).epoch == 2
 
