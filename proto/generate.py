@@ -51,21 +51,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from ..common.naming import LabelledEnum
 from ..common.stored import stored
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-
-class _Enum(IntEnum):
-    @property
-    def label(self) -> str:
-        """Lower-case name, for messages and metric labels."""
-        return self.name.lower()
 '''
 
 _INTEGERS = [f"{sort}{bits}" for sort in ("INT", "UINT", "SINT", "FIXED", "SFIXED") for bits in (32, 64)]
@@ -103,7 +96,7 @@ class Messages:
     def _enum(self, place: int, enum: EnumDescriptorProto) -> Iterator[str]:
         prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", enum.name).upper() + "_"
         yield f'@stored("{enum.name}")'
-        yield f"class {enum.name}(_Enum):"
+        yield f"class {enum.name}(LabelledEnum):"
         yield from self._docstring((5, place))
         for j, value in enumerate(enum.value):
             line = f"    {value.name.removeprefix(prefix)} = {value.number}"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from ..common.naming import LabelledEnum
 from ..common.stored import stored
 
 if TYPE_CHECKING:
@@ -17,15 +17,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-class _Enum(IntEnum):
-    @property
-    def label(self) -> str:
-        """Lower-case name, for messages and metric labels."""
-        return self.name.lower()
-
-
 @stored("Reason")
-class Reason(_Enum):
+class Reason(LabelledEnum):
     """Why something was refused. The gRPC status code follows from the reason."""
 
     UNSPECIFIED = 0
@@ -61,7 +54,7 @@ class Reason(_Enum):
 
 
 @stored("EntryKind")
-class EntryKind(_Enum):
+class EntryKind(LabelledEnum):
     """What an entry of the model's state_dict is that is no trainable parameter."""
 
     UNSPECIFIED = 0
@@ -71,7 +64,7 @@ class EntryKind(_Enum):
 
 
 @stored("DenseFormat")
-class DenseFormat(_Enum):
+class DenseFormat(LabelledEnum):
     """Floating-point formats, little-endian."""
 
     UNSPECIFIED = 0
@@ -81,7 +74,7 @@ class DenseFormat(_Enum):
 
 
 @stored("CodeFormat")
-class CodeFormat(_Enum):
+class CodeFormat(LabelledEnum):
     """What the codes of a quantized tensor stand for."""
 
     UNSPECIFIED = 0
@@ -93,7 +86,7 @@ class CodeFormat(_Enum):
 
 
 @stored("IndexCoding")
-class IndexCoding(_Enum):
+class IndexCoding(LabelledEnum):
     """How the indices of the elements that are there are written."""
 
     UNSPECIFIED = 0
@@ -104,7 +97,7 @@ class IndexCoding(_Enum):
 
 
 @stored("Content")
-class Content(_Enum):
+class Content(LabelledEnum):
     """What becomes of the replica's elements by an update."""
 
     UNSPECIFIED = 0
@@ -113,7 +106,7 @@ class Content(_Enum):
 
 
 @stored("Decision")
-class Decision(_Enum):
+class Decision(LabelledEnum):
     """Whether a push counts."""
 
     UNSPECIFIED = 0
@@ -122,7 +115,7 @@ class Decision(_Enum):
 
 
 @stored("Phase")
-class Phase(_Enum):
+class Phase(LabelledEnum):
     """How far the job is."""
 
     UNSPECIFIED = 0

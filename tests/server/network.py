@@ -21,13 +21,13 @@ from gradwire.server.calls.pushes import NO_MEMBER, Pushes
 from gradwire.server.conductor import Conductor
 from gradwire.server.job import events as e
 from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
-from gradwire.server.metrics import Metrics
+from gradwire.server.metrics import ServerMetrics
 from gradwire.server.streams.arriving import ArrivingParts
 from gradwire.server.streams.outbox import WorkerStream
 from gradwire.server.streams.publishing import Publishing
 
 MODEL = b"model"
-METRICS = Metrics("none")
+METRICS = ServerMetrics("none")
 DAMAGED = (Reason.CHECKSUM, Reason.CHUNK)
 Pick = Callable[[int], int]  # a number below the given one
 

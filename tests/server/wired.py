@@ -20,7 +20,7 @@ from gradwire.proto.wire import crc32c, decode_envelope
 from gradwire.server.calls.exchange import WorkerCall
 from gradwire.server.conductor import Conductor
 from gradwire.server.job import events as e
-from gradwire.server.metrics import Metrics
+from gradwire.server.metrics import ServerMetrics
 from gradwire.server.shard.shard import Shard
 from gradwire.server.streams.arriving import ArrivingParts
 from gradwire.server.streams.outbox import Outbox, WorkerStream
@@ -36,7 +36,7 @@ class Wired:
     def __init__(self, mode: str, workers: Sequence[str], **rules: Any) -> None:
         self.core = core_of(mode, **{"min_workers": len(workers), "epochs": 100, **rules})
         self.shard = Shard(build)
-        self.conductor = Conductor(self.core, Metrics("none"), shard=self.shard)
+        self.conductor = Conductor(self.core, ServerMetrics("none"), shard=self.shard)
         self.call = WorkerCall(self.conductor)
         self.workers = workers
         self.sent: dict[str, list[Any]] = {worker: [] for worker in workers}
