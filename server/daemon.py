@@ -22,7 +22,7 @@ from ..common.exits import Exit
 from ..common.telemetry import HttpEndpoint, add_log_fields
 from ..common.version import __version__
 from ..compressors import Plan, set_threads
-from ..optim.optimizer import OptimizerGroup, Optimizer
+from ..optim.optimizer import Optimizer, OptimizerGroup
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..proto.channel import SERVER_OPTIONS, Identity, listen
 from ..proto.manifest import Manifest
