@@ -39,6 +39,7 @@ GENERATED = ("proto/gradwire_pb2.py", "proto/gradwire_pb2.pyi", "proto/messages.
 WIDTH = 110
 ENVELOPE = "body"  # the oneof of a message that is nothing but one of its members
 MAY_BE_LEFT_OUT = "Optional."  # starts the comment of such a field
+STORED = {"ModelManifest": "Manifest"}  # messages that stand in files under another name
 VIEWS = {"Chunk"}  # messages whose bytes stay where they arrived, as an array: `wire` frames them by hand
 
 _HEAD = '''\
@@ -104,7 +105,7 @@ class Messages:
         yield ""
 
     def _message(self, place: int, message: DescriptorProto) -> Iterator[str]:
-        yield f'@stored("{message.name}")'
+        yield f'@stored("{STORED.get(message.name, message.name)}")'
         equality = ", eq=False" if message.name in VIEWS else ""
         yield f"@dataclass(frozen=True, kw_only=True, slots=True{equality})"
         yield f"class {message.name}:"

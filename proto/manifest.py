@@ -114,8 +114,8 @@ class Manifest:
             digest.update(f";entry:{entry.name!r}:{entry.kind.label}:{entry.dtype}:{shape}".encode())
         return digest.digest()
 
-    def to_message(self) -> m.Manifest:
-        return m.Manifest(
+    def to_message(self) -> m.ModelManifest:
+        return m.ModelManifest(
             tensors=self.tensors,
             train_samples=self.train_samples,
             fingerprint=self.fingerprint,
@@ -125,7 +125,7 @@ class Manifest:
         )
 
     @staticmethod
-    def from_message(message: m.Manifest, *, worker: str, max_bytes: int) -> Manifest:
+    def from_message(message: m.ModelManifest, *, worker: str, max_bytes: int) -> Manifest:
         """Check a manifest that came over the wire, before anything is allocated for it.
 
         Raises:

@@ -27,7 +27,7 @@ from gradwire.server.streams.outbox import Outbox, WorkerStream
 
 PLAN = cut_plan((1, 1, 1))
 ONES = (1.0, 1.0, 1.0)
-Message = m.Part | m.Chunk | m.Commit | m.Abandon
+Message = m.PartHeader | m.Chunk | m.Commit | m.Abandon
 
 
 class Wired:
@@ -62,7 +62,7 @@ class Wired:
         """A part of one element, as messages."""
         payload = dense(value)
         described = (payload_header(payload),)
-        header = m.Part(seq=seq, assignment=assignment, part=number, plan=1, payloads=described)
+        header = m.PartHeader(seq=seq, assignment=assignment, part=number, plan=1, payloads=described)
         (chunk,) = [
             decode_envelope(message, "WorkerMessage")
             for message in encode_chunks(part_transfer(seq, number), [payload.data])

@@ -40,7 +40,7 @@ class Transfer:
     checksums: of the chunks, where they are known.
     """
 
-    header: m.Part | m.Packet | m.Snapshot
+    header: m.PartHeader | m.Packet | m.Snapshot
     number: int
     data: Sequence[npt.NDArray[np.uint8]]
     chunk_bytes: int
@@ -184,7 +184,7 @@ class Outgoing:
         self.wake()
         push = self._pushes.setdefault(seq, _UnsettledPush())
         push.parts[number] = transfer
-        if isinstance(transfer.header, m.Part):
+        if isinstance(transfer.header, m.PartHeader):
             push.plan = transfer.header.plan
         if self._welcome and not push.unwanted:
             self._put(transfer)
@@ -312,7 +312,7 @@ class Outgoing:
         if not isinstance(first, Transfer):
             return False
         credit = 0 if self.plan is None else self.plan.credit
-        if credit and len(self._unanswered) >= credit and isinstance(first.header, m.Part):
+        if credit and len(self._unanswered) >= credit and isinstance(first.header, m.PartHeader):
             return False
         if not self._sending:
             return True
@@ -332,7 +332,12 @@ class Outgoing:
     def _turn(self, item: Transfer) -> int:
         """0 if it has none."""
         plan, header = self.plan, item.header
-        if plan is None or not plan.turns or not isinstance(header, m.Part) or header.plan != plan.number:
+        if (
+            plan is None
+            or not plan.turns
+            or not isinstance(header, m.PartHeader)
+            or header.plan != plan.number
+        ):
             return 0
         return plan.turns[header.part]
 
@@ -361,7 +366,7 @@ class Outgoing:
         at = len(queue)
         if isinstance(item, Transfer):
             waits = self._writing or bool(self._sending) or bool(queue)
-            if isinstance(item.header, m.Part) and waits:
+            if isinstance(item.header, m.PartHeader) and waits:
                 item = replace(item, header=replace(item.header, waited=True))
             turn = self._turn(item)
             while at and isinstance(before := queue[at - 1], Transfer) and self._turn(before) > turn:
@@ -372,6 +377,6 @@ class Outgoing:
 
 def _name(item: bytes | Transfer) -> tuple[int, int] | None:
     """Of a part: the seq of its push, and its number."""
-    if isinstance(item, Transfer) and isinstance(item.header, m.Part):
+    if isinstance(item, Transfer) and isinstance(item.header, m.PartHeader):
         return item.header.seq, item.header.part
     return None

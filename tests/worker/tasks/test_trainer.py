@@ -70,7 +70,7 @@ def trainer(
     compressor: str = "4bit",
     loss_scale: float = 1.0,
     of: Task | None = None,
-    job: m.Job = JOB,
+    job: m.JobDescription = JOB,
 ) -> tuple[Trainer, Replica]:
     torch.manual_seed(1)
     chosen = of or task(loss_scale)
