@@ -1,9 +1,9 @@
 """Prometheus metrics, each declared once: kind, name, text and labels are one line of a class.
 
-    class Metrics(MetricSet, prefix="gradwire_server"):
+    class RoundMetrics(MetricSet, prefix="gradwire_server"):
         rounds = counter("rounds", "rounds closed")
 
-    Metrics().rounds.inc()
+    RoundMetrics().rounds.inc()
 
 `table` makes the rows of docs/metrics.md from the same lines, and a test holds the page to them.
 """

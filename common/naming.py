@@ -13,6 +13,7 @@ import json
 import os
 import re
 import socket
+from enum import IntEnum
 
 MAX_NAME_CHARACTERS = 128
 MAX_LABEL_CHARACTERS = 128
@@ -23,6 +24,13 @@ NAME_RULE = (
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_CHARACTERS - 1}}}")
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _SHORT = 32  # characters of a name that a file name shows where it cannot have all
+
+
+class LabelledEnum(IntEnum):
+    @property
+    def label(self) -> str:
+        """Lower-case name, for messages and metric labels."""
+        return self.name.lower()
 
 
 def why_no_name(text: str) -> str:

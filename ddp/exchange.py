@@ -28,7 +28,7 @@ from ..compressors import Part, Payload
 from ..compressors.payload import Bytes
 from ..proto.convert import MalformedError, decode, encode
 from ..proto.manifest import Manifest
-from ..proto.messages import Part as PartHeader
+from ..proto.messages import PartHeader
 from ..proto.transfer import part_header, received_payloads
 from ..proto.wire import crc32c
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from ..common.configuration import REQUIRED, Option, options_of
 from ..common.metrics import MetricSet
 from ..server.job.modes import registry
-from ..server.metrics import Metrics as ServerMetrics
+from ..server.metrics import ServerMetrics
 from ..settings import COMMANDS, RunSettings
-from ..worker.metrics import Metrics as WorkerMetrics
+from ..worker.metrics import WorkerMetrics
 from . import certs, doctor, plan, watch
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

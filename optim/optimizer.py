@@ -5,7 +5,7 @@ server, to the aggregated gradient, or in local mode on each worker, to its own.
 only when an optimizer is built.
 
 A model's parameters may be in several *groups*, as in torch's `param_groups`: each with hyperparameters and a
-learning rate of its own (`Group`).
+learning rate of its own (`OptimizerGroup`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def check_learning_rate(value: float, name: str = "learning rate") -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
+class OptimizerGroup:
     """How the parameters of one group are stepped. learning_rate: the group's own, which a schedule's factor
     is multiplied with."""
 
@@ -209,11 +209,12 @@ class Optimizer:
         self, options: OptimizerOptions, parameters: Sequence[torch.Tensor], learning_rate: float
     ) -> None:
         """Of parameters that are all in one group."""
-        self._group([Group(options=options, learning_rate=learning_rate)], parameters, [0] * len(parameters))
+        group = OptimizerGroup(options=options, learning_rate=learning_rate)
+        self._group([group], parameters, [0] * len(parameters))
 
     @classmethod
     def of_groups(
-        cls, groups: Sequence[Group], parameters: Sequence[torch.Tensor], group_of: Sequence[int]
+        cls, groups: Sequence[OptimizerGroup], parameters: Sequence[torch.Tensor], group_of: Sequence[int]
     ) -> Optimizer:
         """group_of: by parameter, the number of its group."""
         made = cls.__new__(cls)
@@ -221,7 +222,7 @@ class Optimizer:
         return made
 
     def _group(
-        self, groups: Sequence[Group], parameters: Sequence[torch.Tensor], group_of: Sequence[int]
+        self, groups: Sequence[OptimizerGroup], parameters: Sequence[torch.Tensor], group_of: Sequence[int]
     ) -> None:
         self._groups = list(groups)
         self._group_of = list(group_of)
@@ -387,7 +388,7 @@ class Optimizer:
         return {"groups": groups, "rates": list(self.learning_rates), "runs": runs}
 
     @property
-    def groups(self) -> Sequence[Group]:
+    def groups(self) -> Sequence[OptimizerGroup]:
         """How each group is stepped."""
         return self._groups
 

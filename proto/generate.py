@@ -39,6 +39,7 @@ GENERATED = ("proto/gradwire_pb2.py", "proto/gradwire_pb2.pyi", "proto/messages.
 WIDTH = 110
 ENVELOPE = "body"  # the oneof of a message that is nothing but one of its members
 MAY_BE_LEFT_OUT = "Optional."  # starts the comment of such a field
+STORED = {"ModelManifest": "Manifest"}  # messages that stand in files under another name
 VIEWS = {"Chunk"}  # messages whose bytes stay where they arrived, as an array: `wire` frames them by hand
 
 _HEAD = '''\
@@ -51,21 +52,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from ..common.naming import LabelledEnum
 from ..common.stored import stored
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-
-class _Enum(IntEnum):
-    @property
-    def label(self) -> str:
-        """Lower-case name, for messages and metric labels."""
-        return self.name.lower()
 '''
 
 _INTEGERS = [f"{sort}{bits}" for sort in ("INT", "UINT", "SINT", "FIXED", "SFIXED") for bits in (32, 64)]
@@ -103,7 +97,7 @@ class Messages:
     def _enum(self, place: int, enum: EnumDescriptorProto) -> Iterator[str]:
         prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", enum.name).upper() + "_"
         yield f'@stored("{enum.name}")'
-        yield f"class {enum.name}(_Enum):"
+        yield f"class {enum.name}(LabelledEnum):"
         yield from self._docstring((5, place))
         for j, value in enumerate(enum.value):
             line = f"    {value.name.removeprefix(prefix)} = {value.number}"
@@ -111,7 +105,7 @@ class Messages:
         yield ""
 
     def _message(self, place: int, message: DescriptorProto) -> Iterator[str]:
-        yield f'@stored("{message.name}")'
+        yield f'@stored("{STORED.get(message.name, message.name)}")'
         equality = ", eq=False" if message.name in VIEWS else ""
         yield f"@dataclass(frozen=True, kw_only=True, slots=True{equality})"
         yield f"class {message.name}:"

@@ -46,29 +46,29 @@ class EntryKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENTRY_KIND_FROZEN: _ClassVar[EntryKind]
     ENTRY_KIND_TIED: _ClassVar[EntryKind]
 
-class DenseFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class DenseEncoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    DENSE_FORMAT_UNSPECIFIED: _ClassVar[DenseFormat]
-    DENSE_FORMAT_FLOAT32: _ClassVar[DenseFormat]
-    DENSE_FORMAT_BFLOAT16: _ClassVar[DenseFormat]
-    DENSE_FORMAT_FLOAT16: _ClassVar[DenseFormat]
+    DENSE_ENCODING_UNSPECIFIED: _ClassVar[DenseEncoding]
+    DENSE_ENCODING_FLOAT32: _ClassVar[DenseEncoding]
+    DENSE_ENCODING_BFLOAT16: _ClassVar[DenseEncoding]
+    DENSE_ENCODING_FLOAT16: _ClassVar[DenseEncoding]
 
-class CodeFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class CodeEncoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    CODE_FORMAT_UNSPECIFIED: _ClassVar[CodeFormat]
-    CODE_FORMAT_SIGNED_4BIT: _ClassVar[CodeFormat]
-    CODE_FORMAT_SIGNED_2BIT: _ClassVar[CodeFormat]
-    CODE_FORMAT_BINARY: _ClassVar[CodeFormat]
-    CODE_FORMAT_VOTE: _ClassVar[CodeFormat]
-    CODE_FORMAT_CODEBOOK_8BIT: _ClassVar[CodeFormat]
+    CODE_ENCODING_UNSPECIFIED: _ClassVar[CodeEncoding]
+    CODE_ENCODING_SIGNED_4BIT: _ClassVar[CodeEncoding]
+    CODE_ENCODING_SIGNED_2BIT: _ClassVar[CodeEncoding]
+    CODE_ENCODING_BINARY: _ClassVar[CodeEncoding]
+    CODE_ENCODING_VOTE: _ClassVar[CodeEncoding]
+    CODE_ENCODING_CODEBOOK_8BIT: _ClassVar[CodeEncoding]
 
-class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class IndexEncoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    INDEX_CODING_UNSPECIFIED: _ClassVar[IndexCoding]
-    INDEX_CODING_GAPS: _ClassVar[IndexCoding]
-    INDEX_CODING_BITMAP: _ClassVar[IndexCoding]
-    INDEX_CODING_SEEDED: _ClassVar[IndexCoding]
-    INDEX_CODING_UNIFORM: _ClassVar[IndexCoding]
+    INDEX_ENCODING_UNSPECIFIED: _ClassVar[IndexEncoding]
+    INDEX_ENCODING_GAPS: _ClassVar[IndexEncoding]
+    INDEX_ENCODING_BITMAP: _ClassVar[IndexEncoding]
+    INDEX_ENCODING_SEEDED: _ClassVar[IndexEncoding]
+    INDEX_ENCODING_UNIFORM: _ClassVar[IndexEncoding]
 
 class Content(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -125,21 +125,21 @@ ENTRY_KIND_UNSPECIFIED: EntryKind
 ENTRY_KIND_BUFFER: EntryKind
 ENTRY_KIND_FROZEN: EntryKind
 ENTRY_KIND_TIED: EntryKind
-DENSE_FORMAT_UNSPECIFIED: DenseFormat
-DENSE_FORMAT_FLOAT32: DenseFormat
-DENSE_FORMAT_BFLOAT16: DenseFormat
-DENSE_FORMAT_FLOAT16: DenseFormat
-CODE_FORMAT_UNSPECIFIED: CodeFormat
-CODE_FORMAT_SIGNED_4BIT: CodeFormat
-CODE_FORMAT_SIGNED_2BIT: CodeFormat
-CODE_FORMAT_BINARY: CodeFormat
-CODE_FORMAT_VOTE: CodeFormat
-CODE_FORMAT_CODEBOOK_8BIT: CodeFormat
-INDEX_CODING_UNSPECIFIED: IndexCoding
-INDEX_CODING_GAPS: IndexCoding
-INDEX_CODING_BITMAP: IndexCoding
-INDEX_CODING_SEEDED: IndexCoding
-INDEX_CODING_UNIFORM: IndexCoding
+DENSE_ENCODING_UNSPECIFIED: DenseEncoding
+DENSE_ENCODING_FLOAT32: DenseEncoding
+DENSE_ENCODING_BFLOAT16: DenseEncoding
+DENSE_ENCODING_FLOAT16: DenseEncoding
+CODE_ENCODING_UNSPECIFIED: CodeEncoding
+CODE_ENCODING_SIGNED_4BIT: CodeEncoding
+CODE_ENCODING_SIGNED_2BIT: CodeEncoding
+CODE_ENCODING_BINARY: CodeEncoding
+CODE_ENCODING_VOTE: CodeEncoding
+CODE_ENCODING_CODEBOOK_8BIT: CodeEncoding
+INDEX_ENCODING_UNSPECIFIED: IndexEncoding
+INDEX_ENCODING_GAPS: IndexEncoding
+INDEX_ENCODING_BITMAP: IndexEncoding
+INDEX_ENCODING_SEEDED: IndexEncoding
+INDEX_ENCODING_UNIFORM: IndexEncoding
 CONTENT_UNSPECIFIED: Content
 CONTENT_VALUES: Content
 CONTENT_DELTA: Content
@@ -172,7 +172,7 @@ class Refusal(_message.Message):
     remedy: str
     def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., worker: _Optional[str] = ..., field: _Optional[str] = ..., limit: _Optional[str] = ..., value: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
 
-class Job(_message.Message):
+class JobDescription(_message.Message):
     __slots__ = ("id", "settings")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -221,7 +221,7 @@ class Group(_message.Message):
     learning_rate: float
     def __init__(self, optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
-class Manifest(_message.Message):
+class ModelManifest(_message.Message):
     __slots__ = ("tensors", "train_samples", "fingerprint", "groups", "entries", "data")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     TRAIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -275,7 +275,7 @@ class JoinResponse(_message.Message):
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
-    job: Job
+    job: JobDescription
     limits: Limits
     rank: int
     version: int
@@ -283,7 +283,7 @@ class JoinResponse(_message.Message):
     software: str
     epoch: int
     workers: int
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., rank: _Optional[int] = ..., version: _Optional[int] = ..., initialize: bool = ..., software: _Optional[str] = ..., epoch: _Optional[int] = ..., workers: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[_Union[JobDescription, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., rank: _Optional[int] = ..., version: _Optional[int] = ..., initialize: bool = ..., software: _Optional[str] = ..., epoch: _Optional[int] = ..., workers: _Optional[int] = ...) -> None: ...
 
 class InitializeMessage(_message.Message):
     __slots__ = ("chunk", "header", "crc32c")
@@ -308,12 +308,12 @@ class InitializeHeader(_message.Message):
     job: str
     worker: str
     incarnation: int
-    manifest: Manifest
+    manifest: ModelManifest
     least_samples: int
     moments: _containers.RepeatedCompositeFieldContainer[Moment]
     epoch: int
     steps: int
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., least_samples: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., manifest: _Optional[_Union[ModelManifest, _Mapping]] = ..., least_samples: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Moment(_message.Message):
     __slots__ = ("tensor", "name")
@@ -430,10 +430,10 @@ class FetchHeader(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     job: str
-    manifest: Manifest
+    manifest: ModelManifest
     version: int
     chunk_bytes: int
-    def __init__(self, job: _Optional[str] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., version: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., manifest: _Optional[_Union[ModelManifest, _Mapping]] = ..., version: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("transfer", "offset", "crc32c", "data")
@@ -450,18 +450,18 @@ class Chunk(_message.Message):
 class DenseHeader(_message.Message):
     __slots__ = ("format",)
     FORMAT_FIELD_NUMBER: _ClassVar[int]
-    format: DenseFormat
-    def __init__(self, format: _Optional[_Union[DenseFormat, str]] = ...) -> None: ...
+    format: DenseEncoding
+    def __init__(self, format: _Optional[_Union[DenseEncoding, str]] = ...) -> None: ...
 
 class QuantizedHeader(_message.Message):
     __slots__ = ("format", "levels", "sizes")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
-    format: CodeFormat
+    format: CodeEncoding
     levels: _containers.RepeatedScalarFieldContainer[float]
     sizes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, format: _Optional[_Union[CodeFormat, str]] = ..., levels: _Optional[_Iterable[float]] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, format: _Optional[_Union[CodeEncoding, str]] = ..., levels: _Optional[_Iterable[float]] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LinearHeader(_message.Message):
     __slots__ = ("bits", "bucket")
@@ -482,14 +482,14 @@ class SparseHeader(_message.Message):
     QUANTIZED_FIELD_NUMBER: _ClassVar[int]
     LINEAR_FIELD_NUMBER: _ClassVar[int]
     count: int
-    coding: IndexCoding
+    coding: IndexEncoding
     low_bits: int
     index_bytes: int
     seed: int
     dense: DenseHeader
     quantized: QuantizedHeader
     linear: LinearHeader
-    def __init__(self, count: _Optional[int] = ..., coding: _Optional[_Union[IndexCoding, str]] = ..., low_bits: _Optional[int] = ..., index_bytes: _Optional[int] = ..., seed: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ...) -> None: ...
+    def __init__(self, count: _Optional[int] = ..., coding: _Optional[_Union[IndexEncoding, str]] = ..., low_bits: _Optional[int] = ..., index_bytes: _Optional[int] = ..., seed: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ...) -> None: ...
 
 class AbsentHeader(_message.Message):
     __slots__ = ()
@@ -531,7 +531,7 @@ class WorkerMessage(_message.Message):
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
-    part: Part
+    part: PartHeader
     heartbeat: Heartbeat
     hello: Hello
     evaluation: Evaluation
@@ -545,7 +545,7 @@ class WorkerMessage(_message.Message):
     saved: Saved
     batch: Batch
     crc32c: int
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., part: _Optional[_Union[PartHeader, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "worker", "incarnation")
@@ -577,7 +577,7 @@ class Ready(_message.Message):
     restored: bool
     def __init__(self, fingerprint: _Optional[bytes] = ..., train_samples: _Optional[int] = ..., version: _Optional[int] = ..., assigned: _Optional[int] = ..., plan: _Optional[int] = ..., data: _Optional[int] = ..., drifted: _Optional[int] = ..., restored: bool = ...) -> None: ...
 
-class Part(_message.Message):
+class PartHeader(_message.Message):
     __slots__ = ("seq", "assignment", "part", "plan", "payloads", "waited", "learning_rates")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
@@ -736,13 +736,13 @@ class ServerMessage(_message.Message):
     initialize: InitializeRequest
     packet: Packet
     snapshot: SnapshotRequest
-    plan: Plan
+    plan: PlanAnnouncement
     unwanted: Unwanted
     stored: Stored
     save: Save
     batch: Batch
     crc32c: int
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., unwanted: _Optional[_Union[Unwanted, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., plan: _Optional[_Union[PlanAnnouncement, _Mapping]] = ..., unwanted: _Optional[_Union[Unwanted, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("rank", "version", "last_seq", "newest", "stored", "plan")
@@ -768,7 +768,7 @@ class Stored(_message.Message):
     parts: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, seq: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class Plan(_message.Message):
+class PlanAnnouncement(_message.Message):
     __slots__ = ("number", "tensors", "cuts", "merged", "turns", "credit", "norms")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
@@ -1084,7 +1084,7 @@ class StatusResponse(_message.Message):
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
-    job: Job
+    job: JobDescription
     phase: Phase
     waiting: str
     version: int
@@ -1113,4 +1113,4 @@ class StatusResponse(_message.Message):
     losses: _containers.RepeatedCompositeFieldContainer[LossPoint]
     unix_seconds: float
     padding: bytes
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ..., local_steps: _Optional[int] = ..., largest_staleness: _Optional[int] = ..., redundancy: _Optional[int] = ..., uncoded_exchanges: _Optional[int] = ..., clipped_elements: _Optional[int] = ..., repeated_samples: _Optional[int] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., step_seconds: _Optional[float] = ..., predicted_step_seconds: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Iterable[_Union[LossPoint, _Mapping]]] = ..., unix_seconds: _Optional[float] = ..., padding: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, job: _Optional[_Union[JobDescription, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ..., local_steps: _Optional[int] = ..., largest_staleness: _Optional[int] = ..., redundancy: _Optional[int] = ..., uncoded_exchanges: _Optional[int] = ..., clipped_elements: _Optional[int] = ..., repeated_samples: _Optional[int] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., step_seconds: _Optional[float] = ..., predicted_step_seconds: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Iterable[_Union[LossPoint, _Mapping]]] = ..., unix_seconds: _Optional[float] = ..., padding: _Optional[bytes] = ...) -> None: ...

@@ -1,19 +1,19 @@
-"""The job as it travels, and as the code reads it: `messages.Job` <-> `settings.JobTerms`."""
+"""The job as it travels, and as the code reads it: `messages.JobDescription` <-> `settings.JobTerms`."""
 
 from __future__ import annotations
 
 from ..common.configuration import from_text, to_text
 from ..settings import JobSettings, JobTerms
-from .messages import Job
+from .messages import JobDescription
 from .refusal import Reason, refused
 
 
-def job_message(terms: JobTerms) -> Job:
+def job_message(terms: JobTerms) -> JobDescription:
     """The message, made of the options that are declared as the job's."""
-    return Job(id=terms.id, settings={**to_text(terms, JobSettings), "work": terms.work})
+    return JobDescription(id=terms.id, settings={**to_text(terms, JobSettings), "work": terms.work})
 
 
-def job_terms(message: Job) -> JobTerms:
+def job_terms(message: JobDescription) -> JobTerms:
     """What the message says.
 
     Raises:

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from ..compressors import LEAST_BYTES, Plan, TensorSpec, divide
-from ..optim.optimizer import Group, check_learning_rate, parse_optimizer
+from ..optim.optimizer import OptimizerGroup, check_learning_rate, parse_optimizer
 from . import messages as m
 from .entries import check_entries, check_label
 from .messages import Entry, EntryKind, Tensor
@@ -52,10 +52,10 @@ class Manifest:
         """By tensor, the number of its parameter group."""
         return tuple(tensor.group for tensor in self.tensors)
 
-    def stepped_by(self, job: Group) -> tuple[Group, ...]:
+    def stepped_by(self, job: OptimizerGroup) -> tuple[OptimizerGroup, ...]:
         """By number, how each parameter group is stepped. job: the optimizer and learning rate of the job."""
         groups = [
-            Group(
+            OptimizerGroup(
                 options=parse_optimizer(each.optimizer),
                 learning_rate=job.learning_rate if each.learning_rate is None else each.learning_rate,
             )
@@ -114,8 +114,8 @@ class Manifest:
             digest.update(f";entry:{entry.name!r}:{entry.kind.label}:{entry.dtype}:{shape}".encode())
         return digest.digest()
 
-    def to_message(self) -> m.Manifest:
-        return m.Manifest(
+    def to_message(self) -> m.ModelManifest:
+        return m.ModelManifest(
             tensors=self.tensors,
             train_samples=self.train_samples,
             fingerprint=self.fingerprint,
@@ -125,7 +125,7 @@ class Manifest:
         )
 
     @staticmethod
-    def from_message(message: m.Manifest, *, worker: str, max_bytes: int) -> Manifest:
+    def from_message(message: m.ModelManifest, *, worker: str, max_bytes: int) -> Manifest:
         """Check a manifest that came over the wire, before anything is allocated for it.
 
         Raises:

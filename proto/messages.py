@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from ..common.naming import LabelledEnum
 from ..common.stored import stored
 
 if TYPE_CHECKING:
@@ -17,15 +17,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-class _Enum(IntEnum):
-    @property
-    def label(self) -> str:
-        """Lower-case name, for messages and metric labels."""
-        return self.name.lower()
-
-
 @stored("Reason")
-class Reason(_Enum):
+class Reason(LabelledEnum):
     """Why something was refused. The gRPC status code follows from the reason."""
 
     UNSPECIFIED = 0
@@ -61,7 +54,7 @@ class Reason(_Enum):
 
 
 @stored("EntryKind")
-class EntryKind(_Enum):
+class EntryKind(LabelledEnum):
     """What an entry of the model's state_dict is that is no trainable parameter."""
 
     UNSPECIFIED = 0
@@ -70,8 +63,8 @@ class EntryKind(_Enum):
     TIED = 3  # another name of a tensor or of an entry before it
 
 
-@stored("DenseFormat")
-class DenseFormat(_Enum):
+@stored("DenseEncoding")
+class DenseEncoding(LabelledEnum):
     """Floating-point formats, little-endian."""
 
     UNSPECIFIED = 0
@@ -80,8 +73,8 @@ class DenseFormat(_Enum):
     FLOAT16 = 3  # 2 bytes an element
 
 
-@stored("CodeFormat")
-class CodeFormat(_Enum):
+@stored("CodeEncoding")
+class CodeEncoding(LabelledEnum):
     """What the codes of a quantized tensor stand for."""
 
     UNSPECIFIED = 0
@@ -92,8 +85,8 @@ class CodeFormat(_Enum):
     CODEBOOK_8BIT = 5  # 0..255 levels[0..255], which may have any sign and order
 
 
-@stored("IndexCoding")
-class IndexCoding(_Enum):
+@stored("IndexEncoding")
+class IndexEncoding(LabelledEnum):
     """How the indices of the elements that are there are written."""
 
     UNSPECIFIED = 0
@@ -104,7 +97,7 @@ class IndexCoding(_Enum):
 
 
 @stored("Content")
-class Content(_Enum):
+class Content(LabelledEnum):
     """What becomes of the replica's elements by an update."""
 
     UNSPECIFIED = 0
@@ -113,7 +106,7 @@ class Content(_Enum):
 
 
 @stored("Decision")
-class Decision(_Enum):
+class Decision(LabelledEnum):
     """Whether a push counts."""
 
     UNSPECIFIED = 0
@@ -122,7 +115,7 @@ class Decision(_Enum):
 
 
 @stored("Phase")
-class Phase(_Enum):
+class Phase(LabelledEnum):
     """How far the job is."""
 
     UNSPECIFIED = 0
@@ -148,9 +141,9 @@ class Refusal:
     remedy: str = ""  # What to do about it
 
 
-@stored("Job")
+@stored("JobDescription")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class JobDescription:
     """What the server decides for everyone."""
 
     id: str  # unique per server start
@@ -192,7 +185,7 @@ class Group:
 
 @stored("Manifest")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class ModelManifest:
     """Every parameter tensor, in the order in which payloads refer to them."""
 
     tensors: tuple[Tensor, ...]  # parameters first
@@ -232,7 +225,7 @@ class JoinRequest:
 class JoinResponse:
     """What a new member needs to know."""
 
-    job: Job  # the job that it has joined
+    job: JobDescription  # the job that it has joined
     limits: Limits  # that the server enforces
     rank: int  # smallest number that no other member holds
     version: int  # current parameter version
@@ -250,7 +243,7 @@ class InitializeHeader:
     job: str  # id of the job
     worker: str  # id of the worker
     incarnation: int  # that it joined with
-    manifest: Manifest  # of the model
+    manifest: ModelManifest  # of the model
     least_samples: int = 0  # Of a batch: 2 where BatchNorm takes its statistics from it; otherwise 1
     moments: tuple[Moment, ...] = ()  # That the optimizer continues from; a tensor without any begins anew
     epoch: int = 0  # That the job begins with, from 0: the worker's script has trained on those before
@@ -353,7 +346,7 @@ class FetchHeader:
     """What the chunks that follow are."""
 
     job: str  # id of the job
-    manifest: Manifest  # of the model
+    manifest: ModelManifest  # of the model
     version: int  # of the parameters that follow
     chunk_bytes: int  # size of every chunk but the last
 
@@ -376,7 +369,7 @@ class Chunk:
 class DenseHeader:
     """Every element, in the given format."""
 
-    format: DenseFormat  # of every element
+    format: DenseEncoding  # of every element
 
 
 @stored("QuantizedHeader")
@@ -384,7 +377,7 @@ class DenseHeader:
 class QuantizedHeader:
     """Codes of a fixed number of bits, in 32-bit words padded with code 0."""
 
-    format: CodeFormat  # of every code
+    format: CodeEncoding  # of every code
     # Finite: what the codes decode to. As many for each block; ascending but for CODEBOOK_8BIT, and positive
     # but for that and BINARY.
     levels: tuple[float, ...]
@@ -407,7 +400,7 @@ class SparseHeader:
     """Some of the elements, the others are zero: first the bytes of the indices, then those of the values."""
 
     count: int  # of the elements that are there
-    coding: IndexCoding  # of the indices
+    coding: IndexEncoding  # of the indices
     low_bits: int = 0  # With gaps: bits of a gap that are not in unary, 0 to 31
     index_bytes: int = 0  # Of the indices
     seed: int = 0  # With seeded
@@ -451,18 +444,18 @@ class Ready:
     """The worker has its model and may be given work. Sent again after a reconnect."""
 
     fingerprint: bytes  # of the worker's manifest
-    train_samples: int = 0  # As in Manifest; 0: not compared
+    train_samples: int = 0  # As in ModelManifest; 0: not compared
     version: int | None = None  # version of the worker's replica; absent when it has none
     assigned: int = 0  # Id of the last assignment that the worker has got; 0 for none
     plan: int = 0  # Number of the last plan that the worker has got; 0 for none
-    data: int = 0  # As in Manifest
+    data: int = 0  # As in ModelManifest
     drifted: int = 0  # Version at which the replica was not the server's; the worker has let go of it
     restored: bool = False  # The worker goes on from its own state at the server's version, buffers included
 
 
-@stored("Part")
+@stored("PartHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class PartHeader:
     """A part of a push; chunks with transfer = seq * 2^16 + part follow. One of an older plan than the
     job's is of no use: its push will be refused as stale.
     """
@@ -615,9 +608,9 @@ class Stored:
     parts: tuple[int, ...]  # ascending
 
 
-@stored("Plan")
+@stored("PlanAnnouncement")
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class PlanAnnouncement:
     """How the model is divided, from the next update and the next assignment on. The elements of all
     tensors, end to end in manifest order, are the flat order. A unit is neighbouring tensors of one
     parameter group. It is one part; if it is one tensor, it may be cut into several. Parts are numbered
@@ -655,7 +648,7 @@ class Update:
 @stored("Range")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
-    """Consecutive samples in the order of an epoch, which is a permutation drawn from (Job.seed, epoch)."""
+    """Consecutive samples in the order of an epoch, which is a permutation drawn from (seed, epoch)."""
 
     start: int  # position of the first sample
     count: int  # samples
@@ -878,7 +871,7 @@ class Traffic:
 class StatusResponse:
     """The job as a whole."""
 
-    job: Job  # the job that the server runs
+    job: JobDescription  # the job that the server runs
     phase: Phase  # of the job
     waiting: str  # whom or what the job waits for; empty while it moves
     version: int  # current parameter version
@@ -914,8 +907,8 @@ OptimizerMessage = Chunk | OptimizerHeader
 StateMessage = Chunk | StateHeader
 FetchMessage = Chunk | FetchHeader
 WorkerMessage = (
-    Chunk | Part | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Profile | Saved | Batch
+    Chunk | PartHeader | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Profile | Saved | Batch
 )
 ServerMessage = (
-    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | Plan | Unwanted | Stored | Save | Batch
+    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | PlanAnnouncement | Unwanted | Stored | Save | Batch
 )

@@ -1,4 +1,4 @@
-"""The plan of a job as it travels, and as the code reads it: `messages.Plan` <-> `compressors.Plan`."""
+"""The plan of a job: `messages.PlanAnnouncement`, as it travels, <-> `compressors.Plan`, as code reads it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .refusal import Reason, refused
 from .transfer import MAX_PARTS
 
 
-def plan_message(plan: Plan) -> m.Plan:
+def plan_message(plan: Plan) -> m.PlanAnnouncement:
     """Of a few bytes for each unit and each cut."""
     tensors = tuple(unit.last - unit.first for unit in plan.units)
     cuts = sorted(plan.parts[part].start for unit in plan.units for part in unit.parts[1:])
-    return m.Plan(
+    return m.PlanAnnouncement(
         number=plan.number,
         tensors=tensors,
         cuts=tuple(cuts),
@@ -29,7 +29,7 @@ def plan_message(plan: Plan) -> m.Plan:
     )
 
 
-def plan_of(message: m.Plan, manifest: Manifest, *, worker: str = "") -> Plan:
+def plan_of(message: m.PlanAnnouncement, manifest: Manifest, *, worker: str = "") -> Plan:
     """What the message says, if the model can be divided so.
 
     worker: whom to name in a refusal. Raises Refused: PLAN, naming the field, before anything of the size of

@@ -1,8 +1,8 @@
 """Payloads <-> headers and chunks.
 
-A transfer is a header (Part, Update, Initialize, Fetch) that says what its bytes are, followed by chunks that
-hold these laid end to end. The receiver derives every size from the header and the manifest, refuses what
-does not fit before it allocates, and then fills one buffer in order.
+A transfer is a header (PartHeader, Update, Initialize, Fetch) that says what its bytes are, followed by
+chunks that hold these laid end to end. The receiver derives every size from the header and the manifest,
+refuses what does not fit before it allocates, and then fills one buffer in order.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from .wire import CHUNK_BYTES, crc32c, encode_chunk
 Bytes = npt.NDArray[np.uint8]
 
 # Both sides name the same things alike.
-_FORMATS = {m.DenseFormat[format.name]: format for format in DenseFormat}
-_CODE_FORMATS = {m.CodeFormat[format.name]: format for format in CodeFormat}
-_CODINGS = {m.IndexCoding[coding.name]: coding for coding in IndexCoding}
+_FORMATS = {m.DenseEncoding[format.name]: format for format in DenseFormat}
+_CODE_FORMATS = {m.CodeEncoding[format.name]: format for format in CodeFormat}
+_CODINGS = {m.IndexEncoding[coding.name]: coding for coding in IndexCoding}
 _NO_BYTES = np.empty(0, np.uint8)
 
 PACKETS = 1 << 63  # transfers of coded packets are above
@@ -63,7 +63,7 @@ def payload_header(payload: Payload, content: m.Content = m.Content.UNSPECIFIED)
     if isinstance(payload, SparsePayload):
         sparse = SparseHeader(
             count=payload.count,
-            coding=m.IndexCoding[payload.coding.name],
+            coding=m.IndexEncoding[payload.coding.name],
             low_bits=payload.low_bits,
             index_bytes=payload.index_bytes,
             seed=payload.seed,
@@ -77,10 +77,10 @@ def payload_header(payload: Payload, content: m.Content = m.Content.UNSPECIFIED)
 def _value_header(payload: ValuePayload) -> DenseHeader | QuantizedHeader | LinearHeader:
     match payload:
         case DensePayload():
-            return DenseHeader(format=m.DenseFormat[payload.format.name])
+            return DenseHeader(format=m.DenseEncoding[payload.format.name])
         case QuantizedPayload():
             sizes = () if payload.sizes is None else tuple(payload.sizes.tolist())
-            format = m.CodeFormat[payload.format.name]
+            format = m.CodeEncoding[payload.format.name]
             return QuantizedHeader(format=format, levels=tuple(payload.levels.tolist()), sizes=sizes)
         case LinearPayload():
             return LinearHeader(bits=payload.bits, bucket=payload.bucket)
@@ -103,14 +103,14 @@ def part_header(
     part: int,
     payloads: Sequence[Payload],
     learning_rates: Sequence[float] = (),
-) -> m.Part:
+) -> m.PartHeader:
     """The header of a part of a push, whose payloads lie end to end.
 
     Args:
         plan, part: their numbers.
         learning_rates: of the step that it is for, by parameter group; none for those of the job.
     """
-    return m.Part(
+    return m.PartHeader(
         seq=seq,
         assignment=assignment,
         part=part,

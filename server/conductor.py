@@ -40,7 +40,7 @@ from .durable.recorder import Recorder
 from .job import events as e
 from .job import refusals
 from .job.core import Core
-from .metrics import Metrics
+from .metrics import ServerMetrics
 from .plans.planner import Planner
 from .plans.rate_control import Came, Pacing
 from .plans.replanning import Replanning, fixed
@@ -76,7 +76,7 @@ class Conductor:
     def __init__(
         self,
         core: Core,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         *,
         shard: Shard,
         planner: Planner | None = None,

@@ -22,7 +22,7 @@ from ..common.exits import Exit
 from ..common.telemetry import HttpEndpoint, add_log_fields
 from ..common.version import __version__
 from ..compressors import Plan, set_threads
-from ..optim.optimizer import Group, Optimizer
+from ..optim.optimizer import Optimizer, OptimizerGroup
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..proto.channel import SERVER_OPTIONS, Identity, listen
 from ..proto.manifest import Manifest
@@ -40,7 +40,7 @@ from .job.aggregation import parse_aggregation
 from .job.core import Core
 from .job.modes import registry
 from .job.modes.options import ModeOptions
-from .metrics import Metrics
+from .metrics import ServerMetrics
 from .plans.planner import Planner
 from .recovery.checkpoints import checkpoint, first_checkpoint, pause
 from .recovery.recovery import recover
@@ -66,7 +66,7 @@ def run(effective: Effective[ServerSettings]) -> int:
 
 def _shard(options: ServerSettings, mode: ModeOptions) -> Shard:
     optimizer, rate = mode.optimizer(options)
-    job = Group(options=optimizer, learning_rate=rate)
+    job = OptimizerGroup(options=optimizer, learning_rate=rate)
 
     def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
         groups, group_of = manifest.stepped_by(job), manifest.groups_of_parts(plan)
@@ -89,7 +89,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> Shard:
 
 
 def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder) -> Conductor:
-    metrics = Metrics(options.downlink)
+    metrics = ServerMetrics(options.downlink)
     if mode.staleness_bound is not None:
         metrics.staleness_bound.set(mode.staleness_bound)
 

@@ -22,7 +22,7 @@ from ..compressors.registry import BUILT_IN
 from ..proto.messages import Phase, Traffic
 from ..proto.refusal import Reason
 from .job.loss_history import LossHistory
-from .plans.planner import Measured
+from .plans.planner import Measurements
 from .shard.store import compressed_bytes
 
 # Whose messages the current task is reading: the name of the worker's compressor.
@@ -39,7 +39,7 @@ def compressor_label(spec: str) -> str:
     return name if name in BUILT_IN else "other"
 
 
-class Metrics(MetricSet, prefix="gradwire_server"):
+class ServerMetrics(MetricSet, prefix="gradwire_server"):
     """accepted, refused: pushes. train_loss: of the last round, NaN before the first."""
 
     info = gauge("info", "1; the labels say what runs", "version", "mode", "job")
@@ -275,7 +275,7 @@ class Metrics(MetricSet, prefix="gradwire_server"):
             self.loss.set(loss)
             self.loss_history.add(version, samples, loss)
 
-    def measured(self, measured: Measured) -> None:
+    def measured(self, measured: Measurements) -> None:
         """What steps are made of, and what the link takes."""
         self.forward_seconds.set(sum(layer.forward_s for layer in measured.layers))
         self.backward_seconds.set(sum(layer.backward_s for layer in measured.layers))

@@ -8,7 +8,7 @@ import re
 from ..proto.messages import Phase
 from .durable.recorder import Recorder
 from .job.core import Core
-from .metrics import Metrics
+from .metrics import ServerMetrics
 
 LINE_CHARACTERS = 120
 MORE = " and others"
@@ -24,7 +24,7 @@ def shortened(text: str) -> str:
     return text
 
 
-def update_gauges(metrics: Metrics, core: Core, parts: int, now: float) -> None:
+def update_gauges(metrics: ServerMetrics, core: Core, parts: int, now: float) -> None:
     """Once a tick: what they show takes as long to find as there are members, or packets.
 
     Args:
@@ -46,7 +46,7 @@ def update_gauges(metrics: Metrics, core: Core, parts: int, now: float) -> None:
     metrics.set_phase(core.phase)
 
 
-def update_durability(metrics: Metrics, recorder: Recorder) -> None:
+def update_durability(metrics: ServerMetrics, recorder: Recorder) -> None:
     """What of the job outlives the server."""
     metrics.checkpoint_version.set(math.nan if recorder.version is None else recorder.version)
     metrics.checkpoint_bytes.set(recorder.bytes)
@@ -54,7 +54,7 @@ def update_durability(metrics: Metrics, recorder: Recorder) -> None:
     metrics.follow(metrics.checkpoint_failures, recorder.failures)
 
 
-def count_waiting(metrics: Metrics, core: Core, now: float, tick_s: float) -> None:
+def count_waiting(metrics: ServerMetrics, core: Core, now: float, tick_s: float) -> None:
     """Count a tick in which a round waits longer than rounds do. now: seconds of the monotonic clock."""
     waiting = core.waiting(now)
     if core.phase is not Phase.RUNNING or not waiting.text or not waiting.for_others:

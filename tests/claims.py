@@ -26,9 +26,9 @@ from gradwire.common import failpoints
 from gradwire.common.configuration import UsageError, options_of, read
 from gradwire.deploy.reference import PARSERS
 from gradwire.server.checks import SPECS
-from gradwire.server.metrics import Metrics as ServerMetrics
+from gradwire.server.metrics import ServerMetrics
 from gradwire.settings import COMMANDS
-from gradwire.worker.metrics import Metrics as WorkerMetrics
+from gradwire.worker.metrics import WorkerMetrics
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -17,7 +17,7 @@ from gradwire.compressors.registry import BUILT_IN
 from gradwire.compressors.wrapping import WRAPPING_KEYS
 from gradwire.deploy import reference
 from gradwire.server.job.modes.registry import MODES
-from gradwire.server.metrics import Metrics as ServerMetrics
+from gradwire.server.metrics import ServerMetrics
 
 from . import claims
 

@@ -24,7 +24,7 @@ from gradwire.deploy.daemons import check_together, server_arguments, worker_arg
 from gradwire.optim.optimizer import parse_optimizer
 from gradwire.proto.convert import decode, encode
 from gradwire.proto.job import job_message, job_terms
-from gradwire.proto.messages import Job
+from gradwire.proto.messages import JobDescription
 from gradwire.proto.refusal import Refused
 from gradwire.server import cli as server
 from gradwire.server.job.modes import registry
@@ -68,13 +68,13 @@ def as_told(cls: type[Any], argv: Sequence[str], **environ: str) -> Any:
 
 def test_the_job_message_holds_every_option_of_the_job() -> None:
     terms = JobTerms(id="1", work="local:correction=0.3", **others(JobSettings))
-    message = decode(encode(job_message(terms)), Job)
+    message = decode(encode(job_message(terms)), JobDescription)
     assert message.settings.keys() == {*options_of(JobSettings), "work"}
     assert job_terms(message) == terms
 
 
 def test_the_job_of_another_release_is_read_as_far_as_it_is_known() -> None:
-    terms = job_terms(Job(id="1", settings={"work": "gradients", "epochs": "2", "colour": "red"}))
+    terms = job_terms(JobDescription(id="1", settings={"work": "gradients", "epochs": "2", "colour": "red"}))
     assert terms == JobTerms(id="1", work="gradients", epochs=2)
 
 
@@ -89,7 +89,7 @@ def test_the_job_of_another_release_is_read_as_far_as_it_is_known() -> None:
 )
 def test_a_job_that_makes_no_sense_is_refused(settings: dict[str, str], words: str) -> None:
     with pytest.raises(Refused, match=words):
-        job_terms(Job(id="1", settings=settings))
+        job_terms(JobDescription(id="1", settings=settings))
 
 
 def test_gc_run_hands_on_every_option_that_a_daemon_shares_with_it() -> None:

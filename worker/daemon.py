@@ -23,7 +23,7 @@ from ..proto.job import job_terms
 from ..proto.refusal import Reason, Refused
 from ..settings import JobTerms, WorkerSettings, access_files, names_in, parse_address
 from ..storage.backends import BackendError
-from .metrics import Metrics
+from .metrics import WorkerMetrics
 from .session.attempts import UnreachableError
 from .session.connection import Connection
 from .session.kernels import tell_of_kernels
@@ -140,7 +140,7 @@ def run(effective: Effective[WorkerSettings], compressor: CompressorSpec, *, aut
     if settings.threads:
         torch.set_num_threads(settings.threads)
         set_threads(settings.threads)
-    metrics = Metrics(settings.compressor.partition(":")[0])
+    metrics = WorkerMetrics(settings.compressor.partition(":")[0])
     connection: Connection | None = None
     leaving = threading.Event()
 
@@ -199,7 +199,7 @@ def run(effective: Effective[WorkerSettings], compressor: CompressorSpec, *, aut
 def _train(
     connection: Connection,
     settings: WorkerSettings,
-    metrics: Metrics,
+    metrics: WorkerMetrics,
     signals: _Signals,
     *,
     compressor: CompressorSpec,

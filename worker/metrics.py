@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from ..common.metrics import MetricSet, counter, gauge, histogram
 
 
-class Metrics(MetricSet, prefix="gradwire_worker"):
+class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
     info = gauge("info", "1; the labels say what runs, once it has joined", "version", "mode", "job")
     _wire = counter("wire_bytes", "bytes on the wire", "direction", "compressor")
     _raw = counter(

@@ -111,7 +111,7 @@ class WorkerCall:
                     conductor.happen(e.KeepAlive(*stream.id))
                     if not uploads.add(message):
                         await pushes.take(message)
-                case m.Part():
+                case m.PartHeader():
                     uploads.end()
                     await pushes.take(message)
                 case m.Commit():

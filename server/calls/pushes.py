@@ -45,13 +45,15 @@ class Pushes:
     def _key(self, seq: int) -> e.PushKey:
         return e.PushKey(*self._stream.id, seq)
 
-    async def take(self, message: m.Part | m.Chunk) -> None:
+    async def take(self, message: m.PartHeader | m.Chunk) -> None:
         """Take in a piece of a part, and store the part when it is complete. Raises Refused where the stream
         cannot go on."""
         self._stream.chunk_at = time.monotonic()
-        part = message if isinstance(message, m.Part) else self._stream.arriving.header(message.transfer)
+        part = (
+            message if isinstance(message, m.PartHeader) else self._stream.arriving.header(message.transfer)
+        )
         try:
-            if isinstance(message, m.Part):
+            if isinstance(message, m.PartHeader):
                 self._begin(message)
             else:
                 self._stream.arriving.add(message)
@@ -76,7 +78,7 @@ class Pushes:
         self._stream.scans.add(scan)
         scan.add_done_callback(self._stream.scans.discard)
 
-    def _begin(self, part: m.Part) -> None:
+    def _begin(self, part: m.PartHeader) -> None:
         known, mode = self._reported, self._core.mode
         if not mode.pushes_parts:
             raise Refused(refusals.not_of_mode(self._stream.worker, part.seq, coded=True))
@@ -94,14 +96,14 @@ class Pushes:
         self._say_stored(part)
         self._deliver()  # it may be here from the stream before, which delivers nothing any more
 
-    async def _scan(self, part: m.Part, assembly: Assembly) -> None:
+    async def _scan(self, part: m.PartHeader, assembly: Assembly) -> None:
         checked = await asyncio.to_thread(_outcome_of, assembly.finish)
         try:
             self._store(part, assembly.checksum, checked)
         except Refused as error:  # nobody waits for a scan
             self._stream.outbox.end(error.refusal, final=error.refusal.reason is Reason.FENCED)
 
-    def _store(self, part: m.Part, checksum: int, finish: Callable[[], list[Payload]]) -> None:
+    def _store(self, part: m.PartHeader, checksum: int, finish: Callable[[], list[Payload]]) -> None:
         """A part is here whole. finish: returns its payloads, or raises Refused where they are not valid."""
         if part.plan != self._reported.plan.number:  # there is a new one since it began to come
             self._deliver()
@@ -116,7 +118,7 @@ class Pushes:
             self._deliver()
         self._say_stored(part)
 
-    def _rate(self, part: m.Part) -> None:
+    def _rate(self, part: m.PartHeader) -> None:
         """Have control look at the learning rates that come with a push. Raises Refused."""
         manifest, rates = self._reported.manifest, part.learning_rates
         assert manifest is not None
@@ -128,7 +130,7 @@ class Pushes:
         )
         self._conductor.happen(rated)
 
-    def _say_stored(self, part: m.Part) -> None:
+    def _say_stored(self, part: m.PartHeader) -> None:
         """To a worker that waits for that before it sends another part."""
         if self._reported.plan.credit:
             self._stream.outbox.send(m.Stored(seq=part.seq, parts=(part.part,)))

@@ -37,7 +37,7 @@ RETRY_S = 30.0  # after a checkpoint that could not be begun
 
 T = TypeVar("T")
 Member = tuple[str, int]
-Stored = tuple[Member, m.Part, int, Sequence[Payload]]  # a part, the crc32c of its bytes, and what it holds
+Stored = tuple[Member, m.PartHeader, int, Sequence[Payload]]  # a part, the crc32c of its bytes, its content
 
 EVENT, PART, CLOSED, UNWANTED, PLAN = "event", "part", "closed", "unwanted", "plan"
 BUFFERS, EVALUATED = "buffers", "evaluated"
@@ -187,7 +187,7 @@ class Recorder:
     def part(
         self,
         member: Member,
-        part: m.Part,
+        part: m.PartHeader,
         checksum: int,
         payloads: Iterable[Payload],
         *,

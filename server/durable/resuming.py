@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
-from ...optim.optimizer import Group, Remembered, optimizer_spec
+from ...optim.optimizer import OptimizerGroup, Remembered, optimizer_spec
 from ...proto.entries import of_kind
 from ...proto.manifest import Manifest
 from ...proto.messages import Entry
@@ -58,7 +58,7 @@ class Resumed:
     version: int | None = None
     moments: Mapping[str, Moments] | None = None
 
-    def recall(self, manifest: Manifest, groups: Sequence[Group]) -> Sequence[Remembered] | None:
+    def recall(self, manifest: Manifest, groups: Sequence[OptimizerGroup]) -> Sequence[Remembered] | None:
         """What an optimizer is to go on from, in elements of the manifest's flat order; None for nothing: as
         `shard.store.Recall`. Of one that steps any tensor otherwise nothing is taken. The log says which."""
         begins = f"beginning with the parameters of {self.name}"
@@ -79,7 +79,7 @@ class Resumed:
         log.info("%s and the state of its optimizer, %s (%s); %s", begins, kinds, what, ANEW)
         return found
 
-    def _misfit(self, manifest: Manifest, groups: Sequence[Group]) -> str:
+    def _misfit(self, manifest: Manifest, groups: Sequence[OptimizerGroup]) -> str:
         """Why the moments are not those of an optimizer; empty if they are."""
         assert self.moments is not None
         if any(tensor.state for tensor in manifest.tensors):
@@ -94,7 +94,7 @@ class Resumed:
         return ""
 
 
-def _kind(group: Group) -> str:
+def _kind(group: OptimizerGroup) -> str:
     return _name(optimizer_spec(group.options))
 
 

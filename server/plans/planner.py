@@ -29,7 +29,7 @@ LEAST_PARTS = 8  # to know the link by
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurements:
     """layers: in forward order. square_norms: of the mean gradient of each tensor, also of those that are not
     sparse; empty if not known. steps: that they were measured over. compressing_share: of the time from
     step to step. processor_share: of the computation, that took a processor. cores: of the one machine that
@@ -49,7 +49,7 @@ class Measured:
         computing = sum(layer.forward_s + layer.backward_s for layer in self.layers)
         return computing, self.link.seconds(sent), self.link.start_s * len(self.layers)
 
-    def drifted(self, since: Measured) -> bool:
+    def drifted(self, since: Measurements) -> bool:
         pairs = list(zip(self.totals(), since.totals(), strict=True))
         step = sum(max(pair) for pair in pairs)
         return any(abs(now - before) > DRIFT * max(before, DRIFT * step) for now, before in pairs)
@@ -80,7 +80,7 @@ class Planner:
         self._slices, self._least_bytes = 1, LEAST_BYTES
         self._profiles: dict[tuple[str, int], m.Profile] = {}  # by worker and incarnation
         self._came: deque[Came] = deque(maxlen=PARTS_REMEMBERED)
-        self._planned: tuple[int, Measured] | None = None  # at which version, by what
+        self._planned: tuple[int, Measurements] | None = None  # at which version, by what
 
     @property
     def terms(self) -> tuple[int, int]:
@@ -130,7 +130,7 @@ class Planner:
             return version - at >= FULL and version % FULL == 0
         return bool(self._replanning.every) and version - at >= self._replanning.every
 
-    def measured(self, manifest: Manifest, norms: Sequence[float] = ()) -> Measured | None:
+    def measured(self, manifest: Manifest, norms: Sequence[float] = ()) -> Measurements | None:
         """What is known by now; None before the first worker has said something. norms: of the mean gradient
         of each tensor, squared."""
         profiles = list(self._profiles.values())
@@ -156,7 +156,7 @@ class Planner:
             square_norms=norms,
             groups=[tensor.group for tensor in manifest.tensors],
         )
-        return Measured(
+        return Measurements(
             tuple(layers),
             tuple(norms),
             link,
@@ -184,7 +184,7 @@ class Planner:
         scale = taken / (sum(link.seconds(size) for size, _ in pairs) or 1.0)
         return Link(start_s=scale * link.start_s, byte_s=scale * link.byte_s)
 
-    def plan(self, version: int, manifest: Manifest, measured: Measured) -> Plan | None:
+    def plan(self, version: int, manifest: Manifest, measured: Measurements) -> Plan | None:
         """At a version at which one is due. None if that before may stay."""
         if self._replanning.drift and self._planned is not None:
             _, before = self._planned
@@ -194,7 +194,7 @@ class Planner:
         self._planned = version, measured
         return self._plan(manifest, measured)
 
-    def _plan(self, manifest: Manifest, measured: Measured | None) -> Plan:
+    def _plan(self, manifest: Manifest, measured: Measurements | None) -> Plan:
         """measured: None if nothing is."""
         return make_plan(
             [spec.elements for spec in manifest.specs],

@@ -28,9 +28,9 @@ from ...planning import parse_fusion, parse_order, parse_replan
 from ...planning.job import StepOptions, observed
 from ...planning.predictions import predict
 from ...proto import messages as m
-from ..metrics import Metrics
+from ..metrics import ServerMetrics
 from ..shard.shard import Shard
-from .planner import FULL, Measured, Planner, alike
+from .planner import FULL, Measurements, Planner, alike
 from .rate_control import Came
 
 log = logging.getLogger("gradwire.server")
@@ -48,7 +48,7 @@ class Replanning:
         self,
         planner: Planner,
         shard: Shard,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         *,
         adopt: Callable[[Plan], None],
         work: Callable[[Awaitable[None]], None],
@@ -85,7 +85,7 @@ class Replanning:
             self._predicted_for = plan, version
             self._work(self._predict(measured))
 
-    async def _predict(self, measured: Measured) -> None:
+    async def _predict(self, measured: Measurements) -> None:
         """What a step should take."""
         chosen, manifest = self._chosen(), self._reported.manifest
         if chosen is None or manifest is None or self._predicting:
@@ -115,7 +115,7 @@ class Replanning:
             self._predicting = False
         self._metrics.predicted_step_seconds.set(self.predicted_s)
 
-    def measured(self) -> Measured | None:
+    def measured(self) -> Measurements | None:
         """What is known by now; None if that is too little to plan by."""
         manifest = self._reported.manifest
         return None if manifest is None else self.planner.measured(manifest, self._reported.square_norms)
@@ -143,7 +143,7 @@ class Replanning:
         self._planning = True
         self._work(self._plan(version, measured))
 
-    async def _plan(self, version: int, measured: Measured) -> None:
+    async def _plan(self, version: int, measured: Measurements) -> None:
         plan: Plan | None = None
         try:
             assert self._reported.manifest is not None

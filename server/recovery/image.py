@@ -36,7 +36,7 @@ def image_of(
 
 async def restore(conductor: Conductor, tree: Mapping[str, Any]) -> None:
     """Have a conductor that has just been made be as the one was of which this is the image."""
-    message: m.Manifest = tree["manifest"]
+    message: m.ModelManifest = tree["manifest"]
     manifest = Manifest.from_message(message, worker="", max_bytes=conductor.core.rules.max_model_bytes)
     conductor.plans.planner.first(manifest, *tree["planner"])
     await conductor.shard.reopen(manifest, plan_of(tree["plan"], manifest), tree["shard"])

@@ -142,7 +142,7 @@ class _Replay:
                 conductor.ledger.do_without(key)
             case r.PLAN:
                 assert conductor.shard.reported.manifest is not None
-                message: m.Plan = decode_envelope(fields["plan"], "ServerMessage")
+                message: m.PlanAnnouncement = decode_envelope(fields["plan"], "ServerMessage")
                 conductor.prepare(plan_of(message, conductor.shard.reported.manifest))
             case r.BUFFERS:
                 deposit = Deposit(collection=fields["collection"], values=_values(record))
@@ -178,7 +178,7 @@ class _Replay:
     def _part(self, record: Record) -> None:
         conductor, fields, known = self._conductor, record.fields, self._conductor.shard.reported
         member = _member(fields)
-        part: m.Part = decode_envelope(fields["header"], "WorkerMessage")
+        part: m.PartHeader = decode_envelope(fields["header"], "WorkerMessage")
         assert known.manifest is not None
         if part.plan != known.plan.number:
             return

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...optim.optimizer import Group, Remembered
+from ...optim.optimizer import OptimizerGroup, Remembered
 from ...optim.steps import COUNT
 from ...proto.manifest import Manifest
 from ...proto.moments import Moments
@@ -24,7 +24,9 @@ def recall_of(moments: Moments) -> Recall:
     return partial(_remembered, moments)
 
 
-def _remembered(moments: Moments, manifest: Manifest, groups: Sequence[Group]) -> Sequence[Remembered]:
+def _remembered(
+    moments: Moments, manifest: Manifest, groups: Sequence[OptimizerGroup]
+) -> Sequence[Remembered]:
     found: list[Remembered] = []
     for number, (spec, end) in enumerate(zip(manifest.specs, manifest.ends, strict=True)):
         if not spec.elements:

@@ -42,7 +42,7 @@ Build = Callable[[Manifest, Sequence[Float32], Plan], Store]
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
-class Values:
+class EncodedValues:
     """All parameters of one version, encoded as chunks."""
 
     version: int
@@ -117,7 +117,7 @@ class Shard:
         self._store: Store | None = None
         self.reported = Reported()
         self._round: _Round | None = None
-        self._values = WeakValueDictionary[int, Values]()  # as long as somebody is being sent them
+        self._values = WeakValueDictionary[int, EncodedValues]()  # as long as somebody is being sent them
         self._moments = WeakValueDictionary[int, EncodedMoments]()
         self._reducer = ThreadPoolExecutor(1, "reducer")
         self._closing = threading.Event()
@@ -387,21 +387,21 @@ class Shard:
         way."""
         return self._run(self._opened.undo)
 
-    def values(self) -> Awaitable[Values]:
+    def values(self) -> Awaitable[EncodedValues]:
         """The parameters, for anyone who asks; several who ask for one version share the chunks. Waits for a
         round of which parts have been stepped already."""
         if self._round is not None and self._round.final:
             return self._values_after(self._round)
         return self._run(self._encode, self._opened)
 
-    async def _values_after(self, round_: _Round) -> Values:
+    async def _values_after(self, round_: _Round) -> EncodedValues:
         await round_.closed.wait()
         return await self.values()
 
-    def _encode(self, store: Store) -> Values:
+    def _encode(self, store: Store) -> EncodedValues:
         found = self._values.get(store.version)
         if found is None:
-            found = Values(store.version, list(encode_chunks(store.version, store.values())))
+            found = EncodedValues(store.version, list(encode_chunks(store.version, store.values())))
             self._values[store.version] = found
         return found
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from ...compressors import AbsentPayload, DensePayload, Part, Payload, Plan, decode, finite, wire_bytes
-from ...optim.optimizer import Group, Optimizer, Remembered
+from ...optim.optimizer import Optimizer, OptimizerGroup, Remembered
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
 from ...proto.replicas import checksum, is_checked
@@ -43,7 +43,7 @@ Bytes = npt.NDArray[np.uint8]
 MEAN = Mean()
 BuildOptimizer = Callable[[Sequence[torch.Tensor]], Optimizer]
 # For parameters in groups that are stepped so, in elements of the flat order; None for nothing.
-Recall = Callable[[Manifest, Sequence[Group]], Sequence[Remembered] | None]
+Recall = Callable[[Manifest, Sequence[OptimizerGroup]], Sequence[Remembered] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ Complete = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class PendingVersion:
     """What is known of a version while it is made.
 
     before: the parameters of the version before, or what every worker has. taken: parts that need nothing
@@ -151,7 +151,7 @@ class Store:
             leaves_zeros=self._optimizer.leaves_zeros,
         )
         self._unit_of = _unit_of(self.plan)
-        self._step: Step | None = None
+        self._step: PendingVersion | None = None
         self._keep_last = keep_last
         self._last: torch.Tensor | None = None
         self._bases: dict[int, torch.Tensor] = {}  # by version
@@ -189,7 +189,7 @@ class Store:
 
         learning_rates: of its step, by parameter group, instead of what the factor makes of their own.
         """
-        self._step = Step(version)
+        self._step = PendingVersion(version)
         self._norms = [0.0] * len(self.manifest.tensors) if self.measures_norms else None
         self._optimizer.follow(rate_factor)
         if learning_rates:
@@ -275,7 +275,7 @@ class Store:
         if before is not self._downlink.replica:
             self._downlink.replica.copy_(before)
 
-    def _add(self, step: Step, number: int, shares: Sequence[Share], send: Send) -> None:
+    def _add(self, step: PendingVersion, number: int, shares: Sequence[Share], send: Send) -> None:
         """Step a part, or with the last of its unit all of that."""
         step.taken.add(number)
         place = self._unit_of[number]
@@ -312,7 +312,7 @@ class Store:
         return np.concatenate(held)
 
     def _step_part(
-        self, number: int, shares: Sequence[Share], step: Step, touched: Int64 | None = None
+        self, number: int, shares: Sequence[Share], step: PendingVersion, touched: Int64 | None = None
     ) -> bool:
         """Sum a part and take the optimizer's step with what there is of it. Returns whether there was enough
         for one. touched: as `_touched` says; the others are not looked at."""
@@ -337,13 +337,15 @@ class Store:
         return stretches([each for _, each in shares]) if len(shares) >= fewest else []
 
     @staticmethod
-    def _factors(shares: Sequence[Share], step: Step) -> list[float]:
+    def _factors(shares: Sequence[Share], step: PendingVersion) -> list[float]:
         """Weights of a part's pushes in their mean."""
         sliced = any(each.slice for each in step.contributions)
         among = step.contributions if sliced else None
         return weights([each for each, _ in shares], step.weight, among)
 
-    def _sum_part(self, part: Part, shares: Sequence[Share], found: Sequence[Stretch], step: Step) -> None:
+    def _sum_part(
+        self, part: Part, shares: Sequence[Share], found: Sequence[Stretch], step: PendingVersion
+    ) -> None:
         """Have the gradient of a part, as far as there is one."""
         factors = self._factors(shares, step)
         for stretch in found:
@@ -353,7 +355,7 @@ class Store:
                 self._compensate(here, step.base_version, step.weight)
             self._add_norms(here.start, self._gradient[here].numpy())
 
-    def _clip(self, step: Step, shares: Mapping[int, Sequence[Share]]) -> None:
+    def _clip(self, step: PendingVersion, shares: Mapping[int, Sequence[Share]]) -> None:
         """Sum all parts, and clip the gradient of the whole model."""
         for number, of_part in shares.items():
             part, found = self.plan.parts[number], self._stretches(of_part)
@@ -369,7 +371,7 @@ class Store:
         places: Int64,
         shares: Sequence[Share],
         found: Sequence[Stretch],
-        step: Step,
+        step: PendingVersion,
     ) -> None:
         """Sum and step what sparse pushes hold of a part, to the bits that a step of all of it would leave.
 

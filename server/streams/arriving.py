@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...compressors import Plan
 from ...proto.manifest import Manifest
-from ...proto.messages import Chunk, Part
+from ...proto.messages import Chunk, PartHeader
 from ...proto.refusal import Reason, refused
 from ...proto.transfer import MAX_ARRIVING, Assembly, part_assembly, part_transfer
 
@@ -20,13 +20,13 @@ class ArrivingParts:
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
-        self._arriving: dict[int, tuple[Part, Assembly]] = {}  # by transfer
+        self._arriving: dict[int, tuple[PartHeader, Assembly]] = {}  # by transfer
         self._dropping: dict[int, None] = {}  # the last transfers that are unused
         self._latest = 0  # the transfer that the last chunk or header was of
         self._bytes = 0  # received since a part was complete
         self._busy: bool | None = None  # whether they came without a pause; None before there are any
 
-    def begin(self, header: Part, manifest: Manifest, plan: Plan) -> None:
+    def begin(self, header: PartHeader, manifest: Manifest, plan: Plan) -> None:
         """Take a header. Bytes of the same part that had arrived are forgotten: the worker has begun it anew.
 
         Raises:
@@ -50,13 +50,13 @@ class ArrivingParts:
         del self._dropping[transfer]
         self._arriving[transfer], self._latest = (header, assembly), transfer
 
-    def header(self, transfer: int) -> Part | None:
+    def header(self, transfer: int) -> PartHeader | None:
         """Return the header of the part that a chunk belongs to; None if it is not arriving."""
         found = self._arriving.get(transfer)
         return None if found is None else found[0]
 
     @property
-    def unfinished(self) -> Part | None:
+    def unfinished(self) -> PartHeader | None:
         """The part that began first of those that are arriving; None without any."""
         return next((header for header, _ in self._arriving.values()), None)
 
@@ -78,7 +78,7 @@ class ArrivingParts:
         self._latest = chunk.transfer
         found[1].add(chunk)
 
-    def take(self) -> tuple[Part, Assembly] | None:
+    def take(self) -> tuple[PartHeader, Assembly] | None:
         """Return the part that the last chunk was of, and forget it here; None if it is not complete."""
         found = self._arriving.get(self._latest)
         if found is None or not found[1].complete:
@@ -92,7 +92,7 @@ class ArrivingParts:
         self._bytes, self._busy = 0, True if self._arriving else None
         return found
 
-    def drop(self, header: Part) -> None:
+    def drop(self, header: PartHeader) -> None:
         """Forget a part, and ignore the rest of its chunks."""
         if self._busy is None:
             self._busy = header.waited

@@ -44,7 +44,7 @@ class WorkerStream:
 
 
 @dataclass(slots=True)
-class _Sending:
+class _UpdateInProgress:
     """An update on its way. counted: whether its bytes count as parameters that were sent. seen: parts of it
     that have begun, or are among those that wait. messages: of the part that has begun."""
 
@@ -72,7 +72,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._urgent: deque[bytes] = deque()
-        self._updates: deque[_Sending | bytes] = deque()
+        self._updates: deque[_UpdateInProgress | bytes] = deque()
         self._more = asyncio.Event()
         self.ended = asyncio.Event()
         self.ended_with: Refusal | None = None
@@ -90,7 +90,7 @@ class Outbox:
 
     def broadcast(self, update: Broadcast, *, counted: bool = True) -> None:
         """Send an update, as far as there is one and then as it grows."""
-        self._updates.append(_Sending(update, counted))
+        self._updates.append(_UpdateInProgress(update, counted))
         update.listen(self._more.set)
         self._more.set()
 

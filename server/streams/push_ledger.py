@@ -231,7 +231,7 @@ class PushLedger:
         push.assignment = assignment
         return part not in push.checksums and push.life is not PushLife.UNWANTED
 
-    def check_rates(self, member: Member, part: m.Part, groups: int) -> None:
+    def check_rates(self, member: Member, part: m.PartHeader, groups: int) -> None:
         """Compare the learning rates of a part with those of the push's other parts.
 
         Args:
@@ -255,7 +255,7 @@ class PushLedger:
             raise refused(Reason.GROUP, worker=member[0], field=where, limit=limit, value=value)
         push.rates = rates
 
-    def store(self, member: Member, part: m.Part, checksum: int, payloads: Sequence[Payload]) -> bool:
+    def store(self, member: Member, part: m.PartHeader, checksum: int, payloads: Sequence[Payload]) -> bool:
         """Store a whole and valid part: first in the journal, then here and in a round that is open.
 
         A copy of a part that is stored changes nothing.
@@ -282,7 +282,7 @@ class PushLedger:
         return True
 
     def _put(
-        self, key: PushKey, push: _Push, part: m.Part, checksum: int, payloads: Sequence[Payload]
+        self, key: PushKey, push: _Push, part: m.PartHeader, checksum: int, payloads: Sequence[Payload]
     ) -> None:
         push.checksums[part.part], push.payloads[part.part] = checksum, payloads
         self._shard.put(key, part.part, payloads, part.assignment, part.learning_rates)
@@ -514,7 +514,7 @@ class PushLedger:
         for member, account in self._accounts.items():
             for seq, push in account.pushes.items():
                 for number, payloads in push.payloads.items():
-                    part = m.Part(
+                    part = m.PartHeader(
                         seq=seq,
                         assignment=push.assignment,
                         part=number,
@@ -524,7 +524,7 @@ class PushLedger:
                     )
                     yield member, part, push.checksums[number], payloads
 
-    def carry(self, member: Member, part: m.Part, checksum: int, payloads: Sequence[Payload]) -> None:
+    def carry(self, member: Member, part: m.PartHeader, checksum: int, payloads: Sequence[Payload]) -> None:
         """Take a part that was stored when the image was taken."""
         key = PushKey(*member, part.seq)
         self._put(key, self._account(member).pushes[part.seq], part, checksum, payloads)

@@ -21,7 +21,7 @@ from gradwire.common.telemetry import set_up_logging
 from gradwire.deploy.plot import write_plot
 from gradwire.deploy.report import RunResult, result_of, table_of
 from gradwire.proto.messages import EpochStatus
-from gradwire.server.metrics import NAMES, Metrics
+from gradwire.server.metrics import NAMES, ServerMetrics
 from gradwire.settings import COMMANDS, WorkerSettings
 
 from ..deploy.test_run_report import OPTIONS, shown, status
@@ -106,7 +106,7 @@ def test_a_log_has_one_line_at_its_edge_for_each_record(
 @given(st.lists(NAMES_OF_USERS.filter(lambda name: "\udcff" not in name), max_size=NAMES, unique=True))
 def test_metrics_are_read_again_as_they_were_exported(names: list[str]) -> None:
     """Also those that a server would have refused."""
-    metrics = Metrics("none")
+    metrics = ServerMetrics("none")
     measured = {name: float(place) for place, name in enumerate(names)}
     metrics.evaluated(measured)
     metrics.info.labels("0", "sync", 'a"b\\c\nd').set(1)

@@ -193,7 +193,7 @@ HOSTILE: dict[str, st.SearchStrategy[Any]] = {
     "bits": st.integers(0, 9) | st.integers(0, 2**32 - 1),
     "bucket": st.integers(0, 5).map(lambda n: 32 * n) | st.integers(0, 2**59 - 1).map(lambda n: 32 * n),
     "count": st.integers(0, 70) | st.integers(0, 2**64 - 1),
-    "coding": st.sampled_from(list(m.IndexCoding)),
+    "coding": st.sampled_from(list(m.IndexEncoding)),
     "low_bits": st.integers(0, 33) | st.integers(0, 2**32 - 1),
     "index_bytes": st.integers(0, 70) | st.integers(0, 2**64 - 1),
     "seed": st.integers(0, 2**64 - 1),
@@ -212,7 +212,7 @@ def changed(header: Any, draw: st.DataObject) -> Any:
     name = draw.draw(st.sampled_from(names))
     if name in NESTED:
         return dataclasses.replace(header, **{name: changed(getattr(header, name), draw)})
-    formats = m.CodeFormat if isinstance(header, m.QuantizedHeader) else m.DenseFormat
+    formats = m.CodeEncoding if isinstance(header, m.QuantizedHeader) else m.DenseEncoding
     values = st.sampled_from(list(formats)) if name == "format" else HOSTILE[name]
     return dataclasses.replace(header, **{name: draw.draw(values)})
 

@@ -296,8 +296,8 @@ class Raw:
             "loss": 0.0,
         }
         fields |= changes
-        of_part = {field.name for field in dataclasses.fields(m.Part)}
-        header = m.Part(**{name: value for name, value in fields.items() if name in of_part})
+        of_part = {field.name for field in dataclasses.fields(m.PartHeader)}
+        header = m.PartHeader(**{name: value for name, value in fields.items() if name in of_part})
         of_commit = {field.name for field in dataclasses.fields(m.Commit)}
         commit = m.Commit(**{name: value for name, value in fields.items() if name in of_commit})
         if payloads:

@@ -215,14 +215,14 @@ class Replay:
                 worker, incarnation = fields["member"]
                 self._stored.pop(e.PushKey(worker, incarnation, fields["seq"]), None)
             case r.PLAN:
-                message: m.Plan = decode_envelope(fields["plan"], "ServerMessage")
+                message: m.PlanAnnouncement = decode_envelope(fields["plan"], "ServerMessage")
                 self._next = plan_of(message, self.manifest)
             case _:
                 pass  # buffers
 
     def _store(self, record: Record) -> None:
         worker, incarnation = record.fields["member"]
-        part: m.Part = decode_envelope(record.fields["header"], "WorkerMessage")
+        part: m.PartHeader = decode_envelope(record.fields["header"], "WorkerMessage")
         if part.plan != self.plan.number:
             return
         key, bounds = e.PushKey(worker, incarnation, part.seq), self.plan.parts[part.part]

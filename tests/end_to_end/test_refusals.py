@@ -86,7 +86,7 @@ def wrong_shape(payloads: list[Any], fields: dict[str, Any]) -> None:
 
 def wrong_dtype(payloads: list[Any], fields: dict[str, Any]) -> None:
     headers = [payload_header(payload) for payload in payloads]
-    headers[1] = dataclasses.replace(headers[1], kind=m.DenseHeader(format=m.DenseFormat.UNSPECIFIED))
+    headers[1] = dataclasses.replace(headers[1], kind=m.DenseHeader(format=m.DenseEncoding.UNSPECIFIED))
     fields["payloads"] = tuple(headers)
 
 
@@ -396,7 +396,7 @@ def test_a_profile_is_of_the_jobs_tensors(address: str, changes: dict[str, Any],
 def test_a_header_of_countless_payloads_is_refused_before_it_becomes_objects(address: str) -> None:
     async def run() -> None:
         async for raw in in_training(address):
-            bomb = pb.WorkerMessage(part=pb.Part(seq=1, payloads=[pb.PayloadHeader()] * 200_000))
+            bomb = pb.WorkerMessage(part=pb.PartHeader(seq=1, payloads=[pb.PayloadHeader()] * 200_000))
             await raw.send(_with_trailer(bomb.SerializeToString()))
             with pytest.raises(Refused, match=r"Part.payloads: expected up to 65536 members, got 200000"):
                 await raw.receive(m.Outcome)
@@ -544,11 +544,11 @@ def test_the_compressor_of_who_uploads_the_model_decides_how_large_parts_are_for
             await first.initialize(manifest)
             await first.ready(manifest.fingerprint)
             await second.ready(manifest.fingerprint, None)
-            plan = await first.receive(m.Plan)
-            assert plan == m.Plan(number=1, tensors=(1,), cuts=(elements // 2,), norms=(0.0,))
+            plan = await first.receive(m.PlanAnnouncement)
+            assert plan == m.PlanAnnouncement(number=1, tensors=(1,), cuts=(elements // 2,), norms=(0.0,))
             await first.send(m.Leave(failed=True, reason="test"))
             assert (await second.receive(m.Assignment)).plan == 1  # it overtakes what is longer
-            assert await second.receive(m.Plan) == plan
+            assert await second.receive(m.PlanAnnouncement) == plan
 
     asyncio.run(run())
 

@@ -101,7 +101,7 @@ def uploads(data: bytes) -> None:
     """A manifest, which decides how much memory a job takes."""
     try:
         manifest = Manifest.from_message(
-            convert.decode(data, m.Manifest), worker="w", max_bytes=MAX_MODEL_BYTES
+            convert.decode(data, m.ModelManifest), worker="w", max_bytes=MAX_MODEL_BYTES
         )
     except (MalformedError, Refused):
         return
@@ -114,7 +114,7 @@ def uploads(data: bytes) -> None:
 
 def plans(data: bytes) -> None:
     try:
-        plan = plan_of(convert.decode(data, m.Plan), MANIFEST)
+        plan = plan_of(convert.decode(data, m.PlanAnnouncement), MANIFEST)
     except (MalformedError, Refused):
         return
     assert sum(part.elements for part in plan.parts) == ELEMENTS
@@ -131,7 +131,7 @@ def payloads(data: bytes) -> None:
     """A part of a push with its bytes, as a server takes it: headers, codes, indices, values."""
     head, body = split(data)
     try:
-        headers = convert.decode(head, m.Part).payloads
+        headers = convert.decode(head, m.PartHeader).payloads
         announced = announced_payloads(headers, WHOLE, MANIFEST, worker="w")
         size = sum(map(payload_bytes, announced))
         assert size <= 9 * ELEMENTS + 64 * max(1, len(announced)), "more than any coding takes"
@@ -163,7 +163,7 @@ def uplink(data: bytes) -> None:
     for message in _several(data, "WorkerMessage"):
         try:
             match message:
-                case m.Part():
+                case m.PartHeader():
                     inbox.begin(message, MANIFEST, PLAN)
                 case m.Chunk():
                     inbox.add(message)
@@ -181,7 +181,7 @@ def downlink(data: bytes) -> None:
     for message in _several(data, "ServerMessage"):
         try:
             match message:
-                case m.Plan():
+                case m.PlanAnnouncement():
                     plan = receiver.plan(message, MANIFEST)
                 case m.Update():
                     receiver.begin_update(message, MANIFEST, plan)
@@ -267,7 +267,7 @@ def valid() -> dict[str, list[bytes]]:
         gradients = [torch.randn(t.shape, generator=generator) for t in TENSORS]
         made = compressor.compress(gradients, 4, version=0)
         headers = tuple(map(payload_header, made))
-        part = m.Part(seq=1, assignment=1, part=0, plan=1, payloads=headers)
+        part = m.PartHeader(seq=1, assignment=1, part=0, plan=1, payloads=headers)
         data = [payload.data for payload in made]
         found["payloads"].append(_joined(convert.encode(part)) + b"".join(each.tobytes() for each in data))
         bare = wire.encode_worker(part)[: -wire.TRAILER_BYTES]
@@ -288,7 +288,7 @@ def valid() -> dict[str, list[bytes]]:
     found["streams"] += [each[: -wire.TRAILER_BYTES] for each in encoded]
     found["streams"].append(wire.batch(encoded))
     limits = m.Limits(chunk_bytes=1, lease_seconds=10, heartbeat_seconds=2)
-    job = m.Job(id="j", settings={"work": "gradients", "learning_rate": "0.1", "seed": "1"})
+    job = m.JobDescription(id="j", settings={"work": "gradients", "learning_rate": "0.1", "seed": "1"})
     join = m.JoinRequest(worker="w", incarnation=2**63, compressors=("none", "4bit"), compressor="4bit")
     answer = m.JoinResponse(job=job, limits=limits, rank=0, version=0, initialize=True)
     found["calls"] += [convert.encode(join), convert.encode(answer)]

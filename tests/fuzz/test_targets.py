@@ -46,8 +46,8 @@ def nested(levels: int) -> bytes:
 
 
 BOMBS = {
-    "empty submessages": pb.WorkerMessage(part=pb.Part(payloads=[pb.PayloadHeader()] * 200_000)),
-    "a repeated number": pb.WorkerMessage(part=pb.Part(learning_rates=[0.0] * 200_000)),
+    "empty submessages": pb.WorkerMessage(part=pb.PartHeader(payloads=[pb.PayloadHeader()] * 200_000)),
+    "a repeated number": pb.WorkerMessage(part=pb.PartHeader(learning_rates=[0.0] * 200_000)),
     "a map": pb.WorkerMessage(evaluation=pb.Evaluation(metrics={str(n): 0.0 for n in range(50_000)})),
 }
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.optim.optimizer import Group, Optimizer, optimizer_spec, overridden, parse_optimizer
+from gradwire.optim.optimizer import Optimizer, OptimizerGroup, optimizer_spec, overridden, parse_optimizer
 
 Make = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
 RATES = (0.1, 0.1, 0.03, 0.0, 0.5)
@@ -135,7 +135,7 @@ def test_a_step_imports_no_compiler() -> None:
     """Building any torch.optim optimizer imports torch._dynamo: more than a second of each daemon's start."""
     program = """
 import sys, torch
-from gradwire.optim.optimizer import Group, Optimizer, optimizer_spec, overridden, parse_optimizer
+from gradwire.optim.optimizer import Optimizer, OptimizerGroup, optimizer_spec, overridden, parse_optimizer
 for spec in ("sgd:momentum=0.9", "adam", "adamw", "adagrad"):
     parameter = torch.zeros(3)
     parameter.grad = torch.ones(3)
@@ -204,8 +204,8 @@ def test_groups_are_stepped_as_torch_steps_them_to_the_bit(
     """With a scheduler, whose factor is the job's, or whose rates come with the pushes."""
     ours, theirs = parameters(), parameters()
     groups = [
-        Group(options=parse_optimizer(first), learning_rate=0.1),
-        Group(options=parse_optimizer(second), learning_rate=0.03),
+        OptimizerGroup(options=parse_optimizer(first), learning_rate=0.1),
+        OptimizerGroup(options=parse_optimizer(second), learning_rate=0.03),
     ]
     optimizer = Optimizer.of_groups(groups, ours, GROUP_OF)
     of_group = [[each for each, of in zip(theirs, GROUP_OF, strict=True) if of == n] for n in range(2)]
@@ -239,7 +239,9 @@ def test_groups_are_kept_when_parameters_are_divided_otherwise() -> None:
             parameter.grad = gradient[start:end]
         return parameters
 
-    decays = [Group(options=parse_optimizer(f"sgd:weight_decay={d}"), learning_rate=1.0) for d in (0, 0.5)]
+    decays = [
+        OptimizerGroup(options=parse_optimizer(f"sgd:weight_decay={d}"), learning_rate=1.0) for d in (0, 0.5)
+    ]
     ours = Optimizer.of_groups(decays, between([0, 10, 40]), [1, 0])
     ours.divide(between([0, 5, 10, 20, 40]), [1, 1, 0, 0])
     for number in range(4):

@@ -17,16 +17,16 @@ from gradwire.proto.service import INVALID, STATUS
 
 EXAMPLES: list[Any] = [
     m.JoinRequest(worker="w", incarnation=2**63, compressors=("none", "4bit")),
-    m.Part(
+    m.PartHeader(
         seq=7,
         assignment=5,
         part=2**16 - 1,
         plan=1,
         payloads=(
-            m.PayloadHeader(elements=9, kind=m.DenseHeader(format=m.DenseFormat.BFLOAT16)),
+            m.PayloadHeader(elements=9, kind=m.DenseHeader(format=m.DenseEncoding.BFLOAT16)),
             m.PayloadHeader(
                 elements=2**40,
-                kind=m.QuantizedHeader(format=m.CodeFormat.SIGNED_2BIT, levels=(0.5, 2), sizes=(9, 2**39)),
+                kind=m.QuantizedHeader(format=m.CodeEncoding.SIGNED_2BIT, levels=(0.5, 2), sizes=(9, 2**39)),
             ),
             m.PayloadHeader(elements=0, kind=None, content=m.Content.DELTA),
         ),
@@ -57,7 +57,7 @@ def test_a_round_trip_changes_nothing(value: Any) -> None:
 
 @given(st.floats(width=32), st.integers(0, 2**64 - 1))
 def test_numbers_survive_to_the_bit(level: float, elements: int) -> None:
-    kind = m.QuantizedHeader(format=m.CodeFormat.SIGNED_4BIT, levels=(level,))
+    kind = m.QuantizedHeader(format=m.CodeEncoding.SIGNED_4BIT, levels=(level,))
     header = m.PayloadHeader(elements=elements, kind=kind)
     back = decode(encode(header), m.PayloadHeader)
     assert repr(back) == repr(header)

@@ -32,12 +32,12 @@ def manifest(*tensors: tuple[int, int]) -> Manifest:
 SIZES = (0, 3, 10 * ALIGNMENT, 2 * ALIGNMENT + 5, 7)
 MODEL = manifest(*((size, int(place == 4)) for place, size in enumerate(SIZES)))
 CUT = 3 + 4 * ALIGNMENT  # in the third tensor
-GOOD = m.Plan(number=3, tensors=(1, 1, 1, 2), cuts=(CUT, CUT + ALIGNMENT))
+GOOD = m.PlanAnnouncement(number=3, tensors=(1, 1, 1, 2), cuts=(CUT, CUT + ALIGNMENT))
 
 
 def through_the_wire(plan: Plan, of: Manifest) -> Plan:
     message = decode_envelope(encode_server(plan_message(plan)), "ServerMessage")
-    assert isinstance(message, m.Plan)
+    assert isinstance(message, m.PlanAnnouncement)
     return plan_of(message, of)
 
 
@@ -125,7 +125,7 @@ def test_a_plan_that_the_model_cannot_have_is_refused(changes: dict[str, Any], w
 @given(st.lists(st.integers(0, 6), max_size=8), st.lists(st.integers(0, sum(SIZES) + ALIGNMENT), max_size=4))
 def test_whatever_is_taken_is_a_plan_of_the_model(tensors: list[int], cuts: list[int]) -> None:
     try:
-        plan = plan_of(m.Plan(number=1, tensors=tuple(tensors), cuts=tuple(cuts)), MODEL)
+        plan = plan_of(m.PlanAnnouncement(number=1, tensors=tuple(tensors), cuts=tuple(cuts)), MODEL)
     except Refused:
         return
     assert sum(part.elements for part in plan.parts) == MODEL.elements

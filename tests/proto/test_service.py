@@ -73,7 +73,7 @@ def test_a_server_of_another_version_is_named_too() -> None:
 
 REQUEST = m.JoinRequest(worker="w", incarnation=1, compressor="4bit")
 RESPONSE = m.JoinResponse(
-    job=m.Job(id="j", settings={"learning_rate": "0.1"}),
+    job=m.JobDescription(id="j", settings={"learning_rate": "0.1"}),
     limits=m.Limits(chunk_bytes=1, lease_seconds=10, heartbeat_seconds=2),
     rank=0,
     version=0,

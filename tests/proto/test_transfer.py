@@ -138,7 +138,7 @@ def altered(place: int, **changes: Any) -> list[m.PayloadHeader]:
     return changed
 
 
-EMPTY = m.PayloadHeader(elements=0, kind=m.DenseHeader(format=m.DenseFormat.FLOAT32))
+EMPTY = m.PayloadHeader(elements=0, kind=m.DenseHeader(format=m.DenseEncoding.FLOAT32))
 
 ABSENT = m.PayloadHeader(elements=21, kind=m.AbsentHeader())  # of the weight
 
@@ -146,7 +146,7 @@ ABSENT = m.PayloadHeader(elements=21, kind=m.AbsentHeader())  # of the weight
 def in_blocks(*sizes: int, levels: int = 0) -> list[m.PayloadHeader]:
     """The weight in blocks. levels: in all, as many as they take if 0."""
     kind = m.QuantizedHeader(
-        format=m.CodeFormat.SIGNED_4BIT,
+        format=m.CodeEncoding.SIGNED_4BIT,
         levels=(*LEVELS.tolist(),) * len(sizes) if not levels else (1.0,) * levels,
         sizes=sizes,
     )
@@ -187,7 +187,7 @@ def in_blocks(*sizes: int, levels: int = 0) -> list[m.PayloadHeader]:
             "tensor 'bias': expected a tensor of which all is absent or nothing, got a piece of it",
         ),
         (
-            altered(1, kind=m.DenseHeader(format=m.DenseFormat.UNSPECIFIED)),
+            altered(1, kind=m.DenseHeader(format=m.DenseEncoding.UNSPECIFIED)),
             Reason.PAYLOAD,
             "kind",
         ),
@@ -249,7 +249,7 @@ def values_of(elements: int) -> Payload:
 
 
 def with_levels(levels: tuple[float, ...]) -> list[m.PayloadHeader]:
-    kind = m.QuantizedHeader(format=m.CodeFormat.SIGNED_4BIT, levels=levels)
+    kind = m.QuantizedHeader(format=m.CodeEncoding.SIGNED_4BIT, levels=levels)
     return altered(0, kind=kind)
 
 

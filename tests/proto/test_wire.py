@@ -17,7 +17,7 @@ MESSAGES: list[m.WorkerMessage] = [
     m.Hello(job="j", worker="w", incarnation=5),
     m.Heartbeat(activity="computing"),
     m.Ready(fingerprint=b"1234", version=7),
-    m.Part(
+    m.PartHeader(
         seq=3,
         assignment=5,
         part=1,
@@ -25,7 +25,7 @@ MESSAGES: list[m.WorkerMessage] = [
         payloads=(
             m.PayloadHeader(
                 elements=9,
-                kind=m.QuantizedHeader(format=m.CodeFormat.SIGNED_2BIT, levels=(0.25,)),
+                kind=m.QuantizedHeader(format=m.CodeEncoding.SIGNED_2BIT, levels=(0.25,)),
             ),
         ),
     ),

@@ -14,20 +14,20 @@ from simulated import Message, Piece, Sim, samples_of, seq_of
 from stepping import Refuse
 
 from gradwire.compressors import Plan
-from gradwire.proto.messages import Abandon, Commit, Outcome, Part, Phase, Unwanted
+from gradwire.proto.messages import Abandon, Commit, Outcome, PartHeader, Phase, Unwanted
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.proto.transfer import Assembly, part_transfer
 from gradwire.server.calls.pushes import NO_MEMBER, Pushes
 from gradwire.server.conductor import Conductor
 from gradwire.server.job import events as e
 from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
-from gradwire.server.metrics import Metrics
+from gradwire.server.metrics import ServerMetrics
 from gradwire.server.streams.arriving import ArrivingParts
 from gradwire.server.streams.outbox import WorkerStream
 from gradwire.server.streams.publishing import Publishing
 
 MODEL = b"model"
-METRICS = Metrics("none")
+METRICS = ServerMetrics("none")
 DAMAGED = (Reason.CHECKSUM, Reason.CHUNK)
 Pick = Callable[[int], int]  # a number below the given one
 
@@ -72,7 +72,7 @@ class Network(Oracle):
         self.pick = pick
         self.shard = Local(self)
         self.server = Server(self, self.shard)
-        self.scans: list[tuple[WorkerStream, Part, Assembly]] = []  # of parts that have come, while they run
+        self.scans: list[tuple[WorkerStream, PartHeader, Assembly]] = []  # of parts, while they run
         self.growing: list[tuple[Sim, WorkerStream | None]] = []  # whose update is on its way already
 
     # ---- streams
@@ -145,7 +145,7 @@ class Network(Oracle):
     def receive(self, stream: WorkerStream, message: Message) -> None:
         self.arrive(stream, message, lambda: self.hand_over(stream, message))
 
-    def arrive(self, stream: WorkerStream, message: Message | Part, taking: Callable[[], None]) -> None:
+    def arrive(self, stream: WorkerStream, message: Message | PartHeader, taking: Callable[[], None]) -> None:
         """Have the server take in a message, and the worker its answers."""
         identity = (*stream.id, seq_of(message))
         before = self.state() if self.pick(16) == 0 else None  # which takes longer than all else

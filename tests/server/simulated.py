@@ -11,7 +11,7 @@ import torch
 from pushes import cut_plan, dense
 
 from gradwire.compressors import Plan
-from gradwire.proto.messages import Abandon, Assignment, Chunk, Commit, Part, Tensor
+from gradwire.proto.messages import Abandon, Assignment, Chunk, Commit, PartHeader, Tensor
 from gradwire.proto.transfer import part_transfer, payload_header
 from gradwire.proto.wire import crc32c
 from gradwire.server.job import events as e
@@ -46,7 +46,7 @@ class Piece:
     def data(self) -> list[Any]:
         return [dense(*self.values).data] if self.values else []
 
-    def messages(self) -> tuple[Part] | tuple[Part, Chunk]:
+    def messages(self) -> tuple[PartHeader] | tuple[PartHeader, Chunk]:
         payload = dense(*self.values)
         described = (payload_header(payload),) if self.values else ()
         identity: dict[str, Any] = {
@@ -55,7 +55,7 @@ class Piece:
             "part": self.part,
             "plan": self.plan,
         }
-        header = Part(**identity, payloads=described)
+        header = PartHeader(**identity, payloads=described)
         if not self.values:
             return (header,)
         checksum = crc32c((payload.data,)) ^ self.damaged
@@ -157,5 +157,5 @@ def elements_of(assignment: Assignment, plan: Plan) -> list[int]:
     return sorted(element for part in bounds for element in range(part.start, part.end))
 
 
-def seq_of(message: Message | Part) -> int:
+def seq_of(message: Message | PartHeader) -> int:
     return message.seq

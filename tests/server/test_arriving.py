@@ -25,12 +25,12 @@ PARTS = cut_plan((8, 7), (2,), (1,))
 # ---- parts on one stream
 
 
-def header(part: int, payloads: list[Payload], **changes: Any) -> m.Part:
+def header(part: int, payloads: list[Payload], **changes: Any) -> m.PartHeader:
     fields: dict[str, Any] = {"seq": 1, "assignment": 3, "part": part, "plan": 1}
-    return m.Part(**{**fields, **changes}, payloads=tuple(map(payload_header, payloads)))
+    return m.PartHeader(**{**fields, **changes}, payloads=tuple(map(payload_header, payloads)))
 
 
-def chunks(given: m.Part, payloads: list[Payload]) -> list[m.Chunk]:
+def chunks(given: m.PartHeader, payloads: list[Payload]) -> list[m.Chunk]:
     transfer = part_transfer(given.seq, given.part)
     found: list[m.Chunk] = []
     for message in encode_chunks(transfer, [payload.data for payload in payloads]):
@@ -67,7 +67,7 @@ def test_a_part_is_complete_with_its_last_byte_and_may_hold_several_payloads() -
     ],
 )
 def test_a_part_that_does_not_fit_is_refused_before_memory_is_taken_and_its_chunks_are_dropped(
-    given: m.Part, reason: Reason, text: str
+    given: m.PartHeader, reason: Reason, text: str
 ) -> None:
     arriving = ArrivingParts("w")
     with pytest.raises(Refused, match=text) as caught:
@@ -87,7 +87,7 @@ LARGE_MANIFEST = Manifest(
 LARGE_PARTS = cut_plan(*[(LARGE,)] * 6)
 
 
-def large(part: int, seq: int = 1, **changes: Any) -> tuple[m.Part, m.Chunk, m.Chunk]:
+def large(part: int, seq: int = 1, **changes: Any) -> tuple[m.PartHeader, m.Chunk, m.Chunk]:
     payloads: list[Payload] = [dense(*range(part, part + LARGE))]
     given = header(part, payloads, seq=seq, **changes)
     first, second = chunks(given, payloads)

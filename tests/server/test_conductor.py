@@ -193,7 +193,7 @@ def test_a_worker_whose_lease_is_over_comes_back_to_what_it_had_sent() -> None:
         assert "a" not in job.core.roster.members
         stream = job.conductor.streams["a"]
         header = parts[4]
-        assert isinstance(header, m.Part)
+        assert isinstance(header, m.PartHeader)
         arriving = stream.arriving
         arriving.begin(header, MANIFEST, PLAN)
         with pytest.raises(Refused) as caught:

@@ -15,17 +15,17 @@ from gradwire.server.conductor import TICK_S, Conductor
 from gradwire.server.job import events as e
 from gradwire.server.job.loss_history import POINTS, LossHistory
 from gradwire.server.job.waiting import Awaited
-from gradwire.server.metrics import NAMES, Metrics
+from gradwire.server.metrics import NAMES, ServerMetrics
 from gradwire.server.reporting import LINE_CHARACTERS, count_waiting, shortened
 from gradwire.server.shard.reports import Reported
 
 
 def conductor(core: Any) -> Conductor:
     shard: Any = SimpleNamespace(reported=Reported(), start=lambda: None, close=lambda: None)
-    return Conductor(core, Metrics("none"), shard=shard)
+    return Conductor(core, ServerMetrics("none"), shard=shard)
 
 
-def value(metrics: Metrics, name: str, **labels: str) -> float:
+def value(metrics: ServerMetrics, name: str, **labels: str) -> float:
     found = metrics.registry.get_sample_value(f"gradwire_server_{name}", labels)
     assert found is not None, name
     return found
@@ -58,7 +58,7 @@ def test_what_a_worker_sends_updates_no_gauge(monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(run())
 
 
-def waited(metrics: Metrics, seconds: float) -> float:
+def waited(metrics: ServerMetrics, seconds: float) -> float:
     """What is counted while a round waits for so long."""
     since = 100.0
     waiting = SimpleNamespace(text="waiting for rank 1", for_others=True, seconds=None)
@@ -74,7 +74,7 @@ def waited(metrics: Metrics, seconds: float) -> float:
 
 
 def test_healthy_waiting_is_not_counted_and_a_lost_member_is() -> None:
-    metrics = Metrics("none")
+    metrics = ServerMetrics("none")
     assert waited(metrics, 60.0) == 0  # nobody knows yet how long a round takes
     for seconds in (0.4, 0.5, 3.0):
         metrics.round_closed(seconds, 8, 0.5, 1)
@@ -87,7 +87,7 @@ def test_healthy_waiting_is_not_counted_and_a_lost_member_is() -> None:
 
 
 def test_what_is_counted_elsewhere_is_a_counter_and_staleness_has_one_unit() -> None:
-    metrics = Metrics("none")
+    metrics = ServerMetrics("none")
     for total in (0, 4, 4, 9):
         metrics.follow(metrics.repeated_samples, total)
     assert value(metrics, "repeated_samples_total") == 9
@@ -127,7 +127,7 @@ def test_waiting_is_said_in_short_lines_and_only_when_it_is_longer_than_usual(
 
 
 def test_whatever_an_evaluation_measures_is_a_label_up_to_a_limit() -> None:
-    metrics = Metrics("none")
+    metrics = ServerMetrics("none")
     metrics.evaluated({"perplexity": 3.5, "loss": 1.25})
     assert value(metrics, "validation", metric="perplexity") == 3.5
     for number in range(2 * NAMES):

@@ -12,7 +12,7 @@ from gradwire.planning import Link, parse_fusion, parse_order, parse_replan
 from gradwire.planning.job import Costs
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
-from gradwire.server.plans.planner import FULL, Measured, Planner
+from gradwire.server.plans.planner import FULL, Measurements, Planner
 from gradwire.server.plans.rate_control import Came
 
 LAYERS = 12
@@ -193,7 +193,7 @@ def test_several_workers_count_alike_and_who_is_gone_no_more() -> None:
 
     def seconds() -> float:
         found = of.measured(model)
-        assert isinstance(found, Measured)
+        assert isinstance(found, Measurements)
         return found.layers[0].backward_s
 
     assert seconds() == pytest.approx(2e-3)

@@ -13,7 +13,7 @@ from test_planner import link, manifest, profile
 from gradwire.compressors import Plan
 from gradwire.planning import parse_fusion, parse_order, parse_replan
 from gradwire.planning.job import StepOptions
-from gradwire.server.metrics import Metrics
+from gradwire.server.metrics import ServerMetrics
 from gradwire.server.plans.planner import FULL, Planner
 from gradwire.server.plans.replanning import Replanning
 from gradwire.server.shard.reports import Reported
@@ -49,7 +49,7 @@ def running(
             tasks.append(asyncio.ensure_future(what))
 
         found = Replanning(
-            *(planner, shard, Metrics("none")),
+            *(planner, shard, ServerMetrics("none")),
             adopt=plans.append,
             work=work,
             chosen=lambda: None if choice is None else (choice, 2),

@@ -31,9 +31,9 @@ def key(seq: int) -> PushKey:
     return PushKey(*MEMBER, seq)
 
 
-def header(part: int, **changes: Any) -> m.Part:
+def header(part: int, **changes: Any) -> m.PartHeader:
     fields: dict[str, Any] = {"seq": 1, "assignment": 1, "part": part, "plan": 1, "payloads": ()}
-    return m.Part(**{**fields, **changes})
+    return m.PartHeader(**{**fields, **changes})
 
 
 def commit(seq: int, checksums: dict[int, int] = CHECKSUMS) -> m.Commit:

@@ -26,7 +26,7 @@ def adopted(job: Wired, worker: str, seq: int) -> list[Message]:
     work = job.core.roster.members[worker].work
     assert work is not None
     payload = dense(3, 3, 3)
-    header = m.Part(
+    header = m.PartHeader(
         seq=seq, assignment=work.assignment.id, part=0, plan=2, payloads=(payload_header(payload),)
     )
     chunks: list[Any] = [
@@ -42,7 +42,7 @@ def went_out(job: Wired, worker: str) -> list[tuple[str, int]]:
     outbox, found = job.conductor.streams[worker].outbox, list[tuple[str, int]]()
     while (message := outbox._next(lambda raw: None)) is not None:  # pyright: ignore[reportPrivateUsage]
         decoded = decode_envelope(message, "ServerMessage")
-        if isinstance(decoded, m.Plan):
+        if isinstance(decoded, m.PlanAnnouncement):
             found.append(("plan", decoded.number))
         elif isinstance(decoded, m.Update):
             found.append((f"plan {decoded.plan}", decoded.version))
@@ -115,7 +115,7 @@ def test_a_commit_alone_is_enough_to_be_told_that_it_is_stale() -> None:
 def test_a_part_that_is_being_looked_at_as_the_plan_changes_is_not_stored() -> None:
     async def test(job: Wired) -> None:
         header, *_ = job.part(0, float("nan"))
-        assert isinstance(header, m.Part)
+        assert isinstance(header, m.PartHeader)
         job.conductor.ledger.wants(e.PushKey("a", 1, 1), 0, header.assignment)
         job.conductor.replan(WHOLE)
 

@@ -13,7 +13,7 @@ import torch
 from pushes import apply, pushed
 
 from gradwire.compressors import DenseFormat, DensePayload, Payload
-from gradwire.optim.optimizer import Group, Optimizer, parse_optimizer
+from gradwire.optim.optimizer import Optimizer, OptimizerGroup, parse_optimizer
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.plans import plan_message
@@ -22,7 +22,7 @@ from gradwire.server.shard.store import Store
 from gradwire.storage import checkpoint as files
 
 SHAPES = {"first": (7, 5), "second": (5,), "third": (30, 30), "none": (0,), "last": (30,)}
-JOB = Group(options=parse_optimizer("sgd"), learning_rate=0.05)
+JOB = OptimizerGroup(options=parse_optimizer("sgd"), learning_rate=0.05)
 
 
 def manifest(optimizer: str, names: Sequence[str] = tuple(SHAPES), groups: int = 1) -> Manifest:

@@ -18,7 +18,7 @@ from gradwire.server.conductor import Conductor
 from gradwire.server.job import roster
 from gradwire.server.job.core import Core
 from gradwire.server.job.modes import registry
-from gradwire.server.metrics import Metrics
+from gradwire.server.metrics import ServerMetrics
 from gradwire.server.shard.reports import Reported
 from gradwire.settings import ServerSettings
 
@@ -27,7 +27,7 @@ def service_of(mode: str, **rules: Any) -> Service:
     options, parsed = ServerSettings(mode=mode, min_workers=3, **rules), registry.parse(mode)
     shard: Any = SimpleNamespace(reported=Reported())
     return Service(
-        Conductor(Core(options, parsed), Metrics("none"), shard=shard),
+        Conductor(Core(options, parsed), ServerMetrics("none"), shard=shard),
         options,
         parsed,
         "job",

@@ -58,7 +58,7 @@ def test_an_unwanted_push_is_decided_on_without_its_parts(rest: int) -> None:
 def test_a_part_that_is_being_scanned_when_its_push_is_unwanted_is_not_stored() -> None:
     async def test(job: Wired) -> None:
         header, chunk, *_ = job.push("c")
-        assert isinstance(header, m.Part)
+        assert isinstance(header, m.PartHeader)
         assert isinstance(chunk, m.Chunk)
         stream = job.conductor.streams["c"]
         pushes = Pushes(job.conductor, stream)

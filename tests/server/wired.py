@@ -20,14 +20,14 @@ from gradwire.proto.wire import crc32c, decode_envelope
 from gradwire.server.calls.exchange import WorkerCall
 from gradwire.server.conductor import Conductor
 from gradwire.server.job import events as e
-from gradwire.server.metrics import Metrics
+from gradwire.server.metrics import ServerMetrics
 from gradwire.server.shard.shard import Shard
 from gradwire.server.streams.arriving import ArrivingParts
 from gradwire.server.streams.outbox import Outbox, WorkerStream
 
 PLAN = cut_plan((1, 1, 1))
 ONES = (1.0, 1.0, 1.0)
-Message = m.Part | m.Chunk | m.Commit | m.Abandon
+Message = m.PartHeader | m.Chunk | m.Commit | m.Abandon
 
 
 class Wired:
@@ -36,7 +36,7 @@ class Wired:
     def __init__(self, mode: str, workers: Sequence[str], **rules: Any) -> None:
         self.core = core_of(mode, **{"min_workers": len(workers), "epochs": 100, **rules})
         self.shard = Shard(build)
-        self.conductor = Conductor(self.core, Metrics("none"), shard=self.shard)
+        self.conductor = Conductor(self.core, ServerMetrics("none"), shard=self.shard)
         self.call = WorkerCall(self.conductor)
         self.workers = workers
         self.sent: dict[str, list[Any]] = {worker: [] for worker in workers}
@@ -62,7 +62,7 @@ class Wired:
         """A part of one element, as messages."""
         payload = dense(value)
         described = (payload_header(payload),)
-        header = m.Part(seq=seq, assignment=assignment, part=number, plan=1, payloads=described)
+        header = m.PartHeader(seq=seq, assignment=assignment, part=number, plan=1, payloads=described)
         (chunk,) = [
             decode_envelope(message, "WorkerMessage")
             for message in encode_chunks(part_transfer(seq, number), [payload.data])

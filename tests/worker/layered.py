@@ -18,7 +18,7 @@ from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.settings import JobTerms
-from gradwire.worker.metrics import Metrics
+from gradwire.worker.metrics import WorkerMetrics
 from gradwire.worker.session.connection import Connection
 from gradwire.worker.session.receiving import Received
 from gradwire.worker.session.replica import Replica
@@ -127,7 +127,7 @@ class Run:
             device=torch.device("cpu"),
             compressor=parse_compressor(compressor),
             rule=LayerRule(),
-            metrics=Metrics(compressor),
+            metrics=WorkerMetrics(compressor),
         )
 
     def steps(self, count: int = 1, *more: Any, plans: Mapping[int, Plan] = MappingProxyType({})) -> Run:

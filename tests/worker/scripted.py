@@ -40,7 +40,7 @@ class Script:
         self.activity = ""
         self.progress = Progress()
         self.reconnects = 0
-        self.parts: dict[tuple[int, int], tuple[m.Part, list[Payload]]] = {}
+        self.parts: dict[tuple[int, int], tuple[m.PartHeader, list[Payload]]] = {}
         self.pushed: list[tuple[m.Commit, list[Payload]]] = []
         self.abandoned: list[int] = []
         self.reports: list[m.Evaluation] = []
@@ -75,7 +75,7 @@ class Script:
             self.plan = message
         return message
 
-    def part(self, header: m.Part, payloads: Sequence[Payload]) -> int:
+    def part(self, header: m.PartHeader, payloads: Sequence[Payload]) -> int:
         assert (header.seq, header.part) not in self.parts
         self.parts[header.seq, header.part] = header, list(payloads)
         return crc32c(each.data for each in payloads)

@@ -35,7 +35,7 @@ from ...proto import messages as m
 from ...proto.job import job_terms
 from ...proto.shares import assigned_samples
 from ...settings import WorkerSettings, access_files, names_in, parse_address
-from ..metrics import Metrics
+from ..metrics import WorkerMetrics
 from ..session.compression import Compression
 from ..session.connection import Connection, Earlier
 from ..session.groups import ONE_GROUP, ParameterGroups
@@ -51,7 +51,7 @@ from ..training.sharding import Indices, epoch_order, shard
 from ..training.step import TrainingStep
 from ..training.work import Gradients, Local
 from .forward import after_forward
-from .length import Batches, Length
+from .length import Batches, JobLength
 from .loading import Loading
 from .moments import moments_of, state_of
 from .optimizer import JobOptimizer, averaging, parameter_groups
@@ -89,7 +89,7 @@ class Job:
             )
         self.applied = self.done = False
         self._settings = settings
-        self._metrics = Metrics(settings.compressor.partition(":")[0])
+        self._metrics = WorkerMetrics(settings.compressor.partition(":")[0])
         self._compressor, self._auto = script_compressor(settings.compressor)
         self._model: nn.Module | None = None
         self._optimizer: JobOptimizer | None = None
@@ -154,7 +154,7 @@ class Job:
         self._epoch: int = owner.get("epoch", self._reply.epoch)  # the job may be past it, the script not
         self._start = 0  # the epoch that the script wants to begin a job with
         single = isinstance(self._work, Gradients) and self._work.single
-        self._length = Length(self._terms, workers=self._reply.workers, single=single)
+        self._length = JobLength(self._terms, workers=self._reply.workers, single=single)
         self._metrics.info.labels(__version__, self._terms.mode, self._terms.id).set(1)
 
     # ---- membership

@@ -15,7 +15,7 @@ from ...settings import JobTerms
 from .terms import ScriptError
 
 
-class Length:
+class JobLength:
     """Of one job.
 
     Attributes:

@@ -313,7 +313,7 @@ class Connection:
             self._heard_set_backs += 1
         return item
 
-    def part(self, header: m.Part, payloads: Sequence[Payload]) -> int:
+    def part(self, header: m.PartHeader, payloads: Sequence[Payload]) -> int:
         """Send a part of a push, and keep it until `settle`. Nobody may write to the payloads until then.
 
         Returns:
@@ -575,7 +575,7 @@ class Connection:
             match message:
                 case m.Update():
                     receiver.begin_update(message, outgoing.manifest, outgoing.plan)
-                case m.Plan():
+                case m.PlanAnnouncement():
                     arrived = outgoing.plan = receiver.plan(message, outgoing.manifest)
                 case m.Packet():
                     arrived = receiver.begin_packet(message, outgoing.manifest)

@@ -36,7 +36,7 @@ class ModelError(ValueError):
     """A model that Gradwire cannot train; the message says what to change."""
 
 
-class ModelState:
+class ModelEntries:
     """The entries of a model, which stay the same for as long as it is trained.
 
     Attributes:

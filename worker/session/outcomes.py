@@ -20,7 +20,7 @@ import logging
 from ...compressors import Compressed, Plan
 from ...proto import messages as m
 from ...proto.refusal import Reason, Refused, sentence
-from ..metrics import Metrics
+from ..metrics import WorkerMetrics
 from .compression import Compression
 from .connection import Connection
 
@@ -37,7 +37,7 @@ class OpenPushes:
         last_accepted: seq of the last push that counts; 0 before the first.
     """
 
-    def __init__(self, connection: Connection, compression: Compression, metrics: Metrics) -> None:
+    def __init__(self, connection: Connection, compression: Compression, metrics: WorkerMetrics) -> None:
         self.making: int | None = None
         self.last_accepted = 0
         self._connection = connection

@@ -40,7 +40,7 @@ class Transfer:
     checksums: of the chunks, where they are known.
     """
 
-    header: m.Part | m.Packet | m.Snapshot
+    header: m.PartHeader | m.Packet | m.Snapshot
     number: int
     data: Sequence[npt.NDArray[np.uint8]]
     chunk_bytes: int
@@ -57,7 +57,7 @@ class Transfer:
 
 
 @dataclass(slots=True)
-class _Push:
+class _UnsettledPush:
     """What has been said of a push, to be said again. plan: its number. parts: by number. unwanted: the
     server does without them, unless it asks for the push again."""
 
@@ -68,7 +68,7 @@ class _Push:
 
 
 @dataclass(slots=True)
-class _Sending:
+class _TransferInProgress:
     """A transfer that is being written, and what is left of it. turn: 0 if it has none."""
 
     transfer: Transfer
@@ -98,12 +98,12 @@ class Outgoing:
         self.exchange = 0
         self.sent = 0, 0.0
         self._restored = False
-        self._pushes: dict[int, _Push] = {}  # that are not settled, in order of seq
+        self._pushes: dict[int, _UnsettledPush] = {}  # that are not settled, in order of seq
         self._evaluation: m.Evaluation | None = None
         self._queue: deque[bytes | Transfer] | None = None
         self._urgent: deque[bytes] = deque()
         self._more = asyncio.Event()
-        self._sending: list[_Sending] = []  # each but the last has been overtaken by the next
+        self._sending: list[_TransferInProgress] = []  # each but the last has been overtaken by the next
         self._unanswered: set[tuple[int, int]] = set()  # parts, by seq and number, if the plan has a credit
         self._welcome = False  # whether the server has said what it has of open pushes
         self._writing = False
@@ -182,9 +182,9 @@ class Outgoing:
     def part(self, seq: int, number: int, transfer: Transfer) -> None:
         """Now, and again until the push is settled."""
         self.wake()
-        push = self._pushes.setdefault(seq, _Push())
+        push = self._pushes.setdefault(seq, _UnsettledPush())
         push.parts[number] = transfer
-        if isinstance(transfer.header, m.Part):
+        if isinstance(transfer.header, m.PartHeader):
             push.plan = transfer.header.plan
         if self._welcome and not push.unwanted:
             self._put(transfer)
@@ -192,7 +192,7 @@ class Outgoing:
     def commit(self, commit: m.Commit) -> None:
         """As `part`."""
         self.wake()
-        self._pushes.setdefault(commit.seq, _Push()).commit = commit
+        self._pushes.setdefault(commit.seq, _UnsettledPush()).commit = commit
         if self._welcome:
             self._put(encode_worker(commit))
 
@@ -243,7 +243,7 @@ class Outgoing:
             self._drop({(seq, part)})
             self._put(push.parts[part])
 
-    def _resend(self, push: _Push, known: frozenset[int]) -> None:
+    def _resend(self, push: _UnsettledPush, known: frozenset[int]) -> None:
         for number, transfer in push.parts.items():
             if number not in known:
                 self._put(transfer)
@@ -312,7 +312,7 @@ class Outgoing:
         if not isinstance(first, Transfer):
             return False
         credit = 0 if self.plan is None else self.plan.credit
-        if credit and len(self._unanswered) >= credit and isinstance(first.header, m.Part):
+        if credit and len(self._unanswered) >= credit and isinstance(first.header, m.PartHeader):
             return False
         if not self._sending:
             return True
@@ -327,12 +327,17 @@ class Outgoing:
         name = _name(item)
         if name is not None and name[0] in self._pushes and self.plan is not None and self.plan.credit:
             self._unanswered.add(name)
-        self._sending.append(_Sending(item, self._turn(item), item.messages(), item.count))
+        self._sending.append(_TransferInProgress(item, self._turn(item), item.messages(), item.count))
 
     def _turn(self, item: Transfer) -> int:
         """0 if it has none."""
         plan, header = self.plan, item.header
-        if plan is None or not plan.turns or not isinstance(header, m.Part) or header.plan != plan.number:
+        if (
+            plan is None
+            or not plan.turns
+            or not isinstance(header, m.PartHeader)
+            or header.plan != plan.number
+        ):
             return 0
         return plan.turns[header.part]
 
@@ -361,7 +366,7 @@ class Outgoing:
         at = len(queue)
         if isinstance(item, Transfer):
             waits = self._writing or bool(self._sending) or bool(queue)
-            if isinstance(item.header, m.Part) and waits:
+            if isinstance(item.header, m.PartHeader) and waits:
                 item = replace(item, header=replace(item.header, waited=True))
             turn = self._turn(item)
             while at and isinstance(before := queue[at - 1], Transfer) and self._turn(before) > turn:
@@ -372,6 +377,6 @@ class Outgoing:
 
 def _name(item: bytes | Transfer) -> tuple[int, int] | None:
     """Of a part: the seq of its push, and its number."""
-    if isinstance(item, Transfer) and isinstance(item.header, m.Part):
+    if isinstance(item, Transfer) and isinstance(item.header, m.PartHeader):
         return item.header.seq, item.header.part
     return None

@@ -10,7 +10,7 @@ import torch
 from ...compressors import Compressed, Payload, Step, described
 from ...proto import messages as m
 from ...proto.transfer import part_header
-from ..metrics import Metrics
+from ..metrics import WorkerMetrics
 from .auto import Auto
 from .connection import Connection
 
@@ -30,7 +30,7 @@ class Pushing:
     def __init__(
         self,
         connection: Connection,
-        metrics: Metrics,
+        metrics: WorkerMetrics,
         seq: int,
         assignment: m.Assignment,
         samples: int,

@@ -48,7 +48,7 @@ class Receiver:
         self._update: tuple[m.Update, Assembly] | None = None
         self._packets: dict[int, tuple[m.Packet, Collection]] = {}  # by transfer
 
-    def plan(self, message: m.Plan, manifest: Manifest | None) -> Plan:
+    def plan(self, message: m.PlanAnnouncement, manifest: Manifest | None) -> Plan:
         """Of the updates from here on. Raises BrokenError or Refused."""
         if manifest is None:
             raise BrokenError("a plan came before this worker was ready")

@@ -29,7 +29,7 @@ from ...proto.messages import Content, Tensor, Update
 from ...proto.replicas import checksum, next_check
 from .binding import Binding
 from .groups import ONE_GROUP, ParameterGroups
-from .model_state import ModelError, ModelState, plain_name
+from .model_state import ModelEntries, ModelError, plain_name
 
 __all__ = ["ModelError", "Replica"]
 
@@ -105,7 +105,7 @@ class Replica:
             )
             for name, p in named
         ]
-        self.state = ModelState(model, named)
+        self.state = ModelEntries(model, named)
         self.manifest = Manifest(tuple(tensors), train_samples, groups.groups, data, self.state.entries)
         self._versions: list[int | None] = []
         self._early: set[int] = set()

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...compressors import Compressed, Plan
 from ...proto import messages as m
 from ...proto.transfer import digest
-from ..metrics import Metrics
+from ..metrics import WorkerMetrics
 from .auto import Auto
 from .compression import Compression
 from .connection import Connection, Earlier
@@ -94,7 +94,7 @@ class Session:
         connection: Connection,
         replica: Replica,
         compression: Compression,
-        metrics: Metrics,
+        metrics: WorkerMetrics,
         *,
         initialize: bool,
         auto: str = "",

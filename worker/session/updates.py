@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...compressors import Plan
 from ...proto.replicas import is_checked
-from ..metrics import Metrics
+from ..metrics import WorkerMetrics
 from .connection import Connection
 from .receiving import Received
 from .replica import Replica
@@ -17,7 +17,7 @@ class Updates:
         checked: the last version at which a checksum of the replica was taken, and that; (0, 0) before.
     """
 
-    def __init__(self, replica: Replica, connection: Connection, metrics: Metrics) -> None:
+    def __init__(self, replica: Replica, connection: Connection, metrics: WorkerMetrics) -> None:
         self._replica = replica
         self._connection = connection
         self._metrics = metrics

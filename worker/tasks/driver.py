@@ -15,7 +15,7 @@ import torch
 
 from ...optim.optimizer import Optimizer
 from ...proto import messages as m
-from ..metrics import Metrics
+from ..metrics import WorkerMetrics
 from ..session.replica import as_dense
 from ..session.session import Session
 from ..training.gradients import GradientStrategy
@@ -59,7 +59,7 @@ class TaskDriver:
         self,
         session: Session,
         computation: Computation,
-        metrics: Metrics,
+        metrics: WorkerMetrics,
         strategy: Strategy,
         *,
         optimizer: WorkersOptimizer | None = None,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from ...optim.optimizer import Group, Optimizer, parse_optimizer
+from ...optim.optimizer import Optimizer, OptimizerGroup, parse_optimizer
 from ...settings import JobTerms
 from ..session.groups import ONE_GROUP, ParameterGroups, parameter_groups
 from ..session.replica import Replica
@@ -33,8 +33,8 @@ def workers_optimizer(replica: Replica, job: JobTerms) -> Optimizer:
     Raises TaskError for such groups in a job whose learning rate is 0.
     """
     manifest, base = replica.manifest, job.learning_rate
-    groups: list[Group] = []
-    of_job = Group(options=parse_optimizer(job.optimizer), learning_rate=base)
+    groups: list[OptimizerGroup] = []
+    of_job = OptimizerGroup(options=parse_optimizer(job.optimizer), learning_rate=base)
     for number, group in enumerate(manifest.stepped_by(of_job)):
         if group.learning_rate != base and not base:
             raise TaskError(

@@ -20,7 +20,7 @@ from ...optim.optimizer import parse_optimizer
 from ...proto import messages as m
 from ...proto.job import job_terms
 from ...settings import JobTerms
-from ..metrics import Metrics
+from ..metrics import WorkerMetrics
 from ..session.compression import Compression
 from ..session.connection import Connection
 from ..session.own_state import OwnState
@@ -55,7 +55,7 @@ class Trainer:
         compressor: CompressorSpec,
         auto: bool = False,
         rule: LayerRule,
-        metrics: Metrics,
+        metrics: WorkerMetrics,
         own: OwnState | None = None,
     ) -> None:
         """own: where this worker writes down what the server has not; None if nowhere."""
@@ -149,7 +149,7 @@ class Trainer:
 
 
 def _driver(
-    work: Work, job: JobTerms, session: Session, computation: Computation, metrics: Metrics
+    work: Work, job: JobTerms, session: Session, computation: Computation, metrics: WorkerMetrics
 ) -> TaskDriver:
     replica = session.replica
     match work:

@@ -29,7 +29,7 @@ from ...optim.optimizer import Optimizer
 from ...proto import messages as m
 from ...proto.shares import assigned_samples, share
 from ...proto.wire import crc32c
-from ..metrics import Metrics
+from ..metrics import WorkerMetrics
 from ..session.receiving import ReceivedPacket
 from ..session.session import Session
 from .step import Strategy, TrainingStep, all_finite
@@ -56,7 +56,7 @@ class CodedStrategy(Strategy):
     """Steps that exchange gradients as coded packets; the `PacketHandler` of its session."""
 
     def __init__(
-        self, session: Session, metrics: Metrics, optimizer: Optimizer, *, give_up: type[Exception]
+        self, session: Session, metrics: WorkerMetrics, optimizer: Optimizer, *, give_up: type[Exception]
     ) -> None:
         """Make what the optimizer remembers a part of the replica, so that a snapshot has it too.
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...compressors import NonFiniteGradient
 from ...proto import messages as m
-from ..metrics import Metrics
+from ..metrics import WorkerMetrics
 from ..session.pushing import Pushing
 from ..session.session import Session
 from .hooks import GradientHooks
@@ -36,7 +36,7 @@ class GradientStrategy(Strategy):
     def __init__(
         self,
         session: Session,
-        metrics: Metrics,
+        metrics: WorkerMetrics,
         *,
         give_up: type[Exception],
         single: bool,

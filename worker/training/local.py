@@ -47,7 +47,7 @@ import torch
 
 from ...compressors import NonFiniteGradient
 from ...proto import messages as m
-from ..metrics import Metrics
+from ..metrics import WorkerMetrics
 from ..session.session import Session
 from .sharding import batches
 from .step import Strategy, TrainingStep, all_finite
@@ -79,7 +79,7 @@ class LocalStrategy(Strategy):
     def __init__(
         self,
         session: Session,
-        metrics: Metrics,
+        metrics: WorkerMetrics,
         optimizer: LocalOptimizer,
         *,
         give_up: type[Exception],

@@ -56,7 +56,7 @@ from typing import Any
 import torch
 
 from ...proto import messages as m
-from ..metrics import Metrics
+from ..metrics import WorkerMetrics
 from ..session.pushing import Pushing
 from ..session.session import Session
 from ..session.timing import StepTimes
@@ -80,7 +80,7 @@ class Strategy(ABC):
     def __init__(
         self,
         session: Session,
-        metrics: Metrics,
+        metrics: WorkerMetrics,
         *,
         give_up: type[Exception],
         single: bool = False,

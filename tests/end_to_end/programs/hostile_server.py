@@ -21,7 +21,7 @@ async def main(task: str, work: str) -> None:
 
     async def join(request: m.JoinRequest, context: object) -> m.JoinResponse:
         return m.JoinResponse(
-            job=m.Job(id="trap", settings={"task": task, "mode": "sync", "work": work}),
+            job=m.JobDescription(id="trap", settings={"task": task, "mode": "sync", "work": work}),
             limits=m.Limits(chunk_bytes=1 << 19, lease_seconds=10, heartbeat_seconds=2),
             rank=0,
             version=0,

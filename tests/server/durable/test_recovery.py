@@ -28,7 +28,7 @@ from gradwire.server.durable.folder import StateError, StateFolder
 from gradwire.server.durable.journal import JournalError
 from gradwire.server.durable.recorder import Recorder
 from gradwire.server.job import events as e
-from gradwire.server.metrics import Metrics
+from gradwire.server.metrics import ServerMetrics
 from gradwire.server.recovery.checkpoints import checkpoint, first_checkpoint, pause
 from gradwire.server.recovery.recovery import recover
 from gradwire.server.shard.model_state import Deposit
@@ -71,7 +71,7 @@ class Kept(Wired):
         self.core = core_of(self.mode, min_workers=len(self.workers), epochs=100, **self.rules)
         self.shard = Shard(build)
         self.conductor = Conductor(
-            self.core, Metrics("none"), shard=self.shard, recorder=self.recorder, checkpoint=checkpoint
+            self.core, ServerMetrics("none"), shard=self.shard, recorder=self.recorder, checkpoint=checkpoint
         )
         self.call = WorkerCall(self.conductor)
 

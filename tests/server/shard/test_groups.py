@@ -12,7 +12,7 @@ import torch
 from pushes import Share, apply, pushed
 
 from gradwire.compressors import LayerRule, ModelCompressor, Plan, decode, divide
-from gradwire.optim.optimizer import Group, Optimizer, parse_optimizer
+from gradwire.optim.optimizer import Optimizer, OptimizerGroup, parse_optimizer
 from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
@@ -26,7 +26,7 @@ TENSORS = tuple(
     m.Tensor(name=f"t{place}", shape=shape, dtype="float32", group=group)
     for place, (shape, group) in enumerate(zip(SHAPES, GROUP_OF, strict=True))
 )
-JOB = Group(options=parse_optimizer("sgd"), learning_rate=0.1)
+JOB = OptimizerGroup(options=parse_optimizer("sgd"), learning_rate=0.1)
 SMALL = 4 * ALIGNMENT  # bytes, so that the largest tensor is cut
 
 

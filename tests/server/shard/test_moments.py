@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.optim.optimizer import Group, Optimizer, parse_optimizer
+from gradwire.optim.optimizer import Optimizer, OptimizerGroup, parse_optimizer
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.server.shard.moments import moments_of, recall_of
@@ -22,7 +22,7 @@ MANIFEST = Manifest(
     10,
     tuple(m.Group(optimizer=spec) for spec in SPECS),
 )
-GROUPS = [Group(options=parse_optimizer(spec), learning_rate=0.1) for spec in SPECS]
+GROUPS = [OptimizerGroup(options=parse_optimizer(spec), learning_rate=0.1) for spec in SPECS]
 
 
 def store(part_bytes: int) -> Store:

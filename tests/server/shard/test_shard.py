@@ -18,7 +18,7 @@ from gradwire.proto.messages import Update
 from gradwire.proto.wire import decode_envelope
 from gradwire.server.job.events import Apply, Contribution, Exclude, MemberLost, Open, PushKey, Substitute
 from gradwire.server.shard.reports import Applied, Final
-from gradwire.server.shard.shard import Shard, Values
+from gradwire.server.shard.shard import EncodedValues, Shard
 from gradwire.server.shard.store import DivergedError, Encoded
 
 
@@ -117,7 +117,7 @@ def test_what_is_asked_between_two_applications_is_of_the_version_between() -> N
         parts: list[Encoded] = []
         applied: list[asyncio.Future[Applied]] = []
         snapshots: list[asyncio.Future[list[Encoded]]] = []
-        values: list[asyncio.Future[Values]] = []
+        values: list[asyncio.Future[EncodedValues]] = []
         for version, key in enumerate(keys, start=1):
             applied.append(asyncio.ensure_future(shard.apply_held(order(version, key), parts.append)))
             snapshots.append(asyncio.ensure_future(shard.snapshot()))

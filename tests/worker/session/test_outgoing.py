@@ -33,12 +33,12 @@ def streaming() -> Outgoing:
     return outgoing
 
 
-def transfer(header: m.Part | m.Packet, number: int, size: int = 16) -> Transfer:
+def transfer(header: m.PartHeader | m.Packet, number: int, size: int = 16) -> Transfer:
     return Transfer(header, number, [np.zeros(size, np.uint8)], 1024)
 
 
 def part(seq: int, number: int = 0, size: int = 16) -> Transfer:
-    header = m.Part(seq=seq, assignment=1, part=number, plan=1, payloads=())
+    header = m.PartHeader(seq=seq, assignment=1, part=number, plan=1, payloads=())
     return transfer(header, part_transfer(seq, number), size)
 
 
@@ -75,7 +75,7 @@ Said = Callable[..., list[str]]
 def described(message: object) -> str:
     """Its kind; of a push, with its number and the part's."""
     match message:
-        case m.Part():
+        case m.PartHeader():
             return f"Part {message.seq}.{message.part}"
         case m.Commit() | m.Abandon():
             return f"{type(message).__name__} {message.seq}"
@@ -184,7 +184,7 @@ def test_it_is_the_same_bytes_that_go_out_again() -> None:
     async def run() -> None:
         outgoing, sent = Outgoing(), list[list[bytes]]()
         data = np.arange(3000, dtype=np.uint16).view(np.uint8)
-        header = m.Part(seq=1, assignment=1, part=0, plan=1, payloads=())
+        header = m.PartHeader(seq=1, assignment=1, part=0, plan=1, payloads=())
         outgoing.part(1, 0, Transfer(header, part_transfer(1, 0), [data], 1024))
         for _ in range(2):
             outgoing.begin(HELLO)
@@ -265,7 +265,7 @@ def test_a_part_says_whether_it_had_to_wait_for_another() -> None:
         for number in (0, 2):
             outgoing.part(1, number, part(1, number))
             outgoing.part(1, number + 1, part(1, number + 1))
-            found += [each.waited for each in await drained(outgoing) if isinstance(each, m.Part)]
+            found += [each.waited for each in await drained(outgoing) if isinstance(each, m.PartHeader)]
         return found
 
     assert asyncio.run(waited()) == [False, True, False, True]
@@ -526,7 +526,9 @@ def test_who_waits_for_a_credit_wakes_when_it_comes() -> None:
         await asyncio.sleep(0.01)
         assert not waiting.done()
         outgoing.stored(1, (0,))
-        assert isinstance(decode_envelope(await asyncio.wait_for(waiting, 0.05), "WorkerMessage"), m.Part)
+        assert isinstance(
+            decode_envelope(await asyncio.wait_for(waiting, 0.05), "WorkerMessage"), m.PartHeader
+        )
 
     asyncio.run(run())
 

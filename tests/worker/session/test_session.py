@@ -22,7 +22,7 @@ from gradwire.compressors import (
 from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal, Refused
-from gradwire.worker.metrics import Metrics
+from gradwire.worker.metrics import WorkerMetrics
 from gradwire.worker.session.compression import Compression
 from gradwire.worker.session.connection import Connection
 from gradwire.worker.session.outcomes import MAX_RESENDS
@@ -48,7 +48,8 @@ def session(
     specs = replica.manifest.specs
     made = ModelCompressor(specs, compressor, LayerRule(), 1, 0, plan=replica.plan)
     compression = Compression(made, in_parts=in_parts)
-    return Session(cast("Connection", script), replica, compression, Metrics(compressor), initialize=True)
+    metrics = WorkerMetrics(compressor)
+    return Session(cast("Connection", script), replica, compression, metrics, initialize=True)
 
 
 def gradients(seed: int) -> list[torch.Tensor]:

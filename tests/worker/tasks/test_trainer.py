@@ -16,7 +16,7 @@ from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.settings import JobTerms
-from gradwire.worker.metrics import Metrics
+from gradwire.worker.metrics import WorkerMetrics
 from gradwire.worker.session.connection import Connection
 from gradwire.worker.session.outcomes import MAX_RESENDS
 from gradwire.worker.session.receiving import Received
@@ -70,7 +70,7 @@ def trainer(
     compressor: str = "4bit",
     loss_scale: float = 1.0,
     of: Task | None = None,
-    job: m.Job = JOB,
+    job: m.JobDescription = JOB,
 ) -> tuple[Trainer, Replica]:
     torch.manual_seed(1)
     chosen = of or task(loss_scale)
@@ -85,7 +85,7 @@ def trainer(
             device=torch.device("cpu"),
             compressor=parse_compressor(compressor),
             rule=LayerRule(),
-            metrics=Metrics(compressor),
+            metrics=WorkerMetrics(compressor),
         ),
         replica,
     )

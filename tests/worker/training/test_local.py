@@ -14,7 +14,7 @@ from torch import nn
 from gradwire.compressors import LayerRule, ModelCompressor, decode
 from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto import messages as m
-from gradwire.worker.metrics import Metrics
+from gradwire.worker.metrics import WorkerMetrics
 from gradwire.worker.script.optimizer import JobOptimizer
 from gradwire.worker.session.compression import Compression
 from gradwire.worker.session.replica import Replica
@@ -49,7 +49,11 @@ class Driven:
         self.script = Script()
         self.script.plan = plan
         session = Session(
-            cast("Any", self.script), self.replica, Compression(compressor), Metrics("none"), initialize=False
+            cast("Any", self.script),
+            self.replica,
+            Compression(compressor),
+            WorkerMetrics("none"),
+            initialize=False,
         )
         session._compression.adopt(plan)  # pyright: ignore[reportPrivateUsage]
         optimizer: LocalOptimizer = JobOptimizer(make(self.model.parameters(), lr=rate), unasked, here=True)
@@ -57,7 +61,7 @@ class Driven:
             parameters = self.replica.parameters
             optimizer = WorkersOptimizer(Optimizer(parse_optimizer(of_job), parameters, rate), parameters)
         options: dict[str, Any] = {"batch_size": 4, "give_up": TooManyError, **how}
-        self.strategy = LocalStrategy(session, Metrics("none"), optimizer, **options)
+        self.strategy = LocalStrategy(session, WorkerMetrics("none"), optimizer, **options)
         self.round: LocalStep
 
     @property
