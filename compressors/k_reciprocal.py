@@ -75,8 +75,6 @@ def _at(total: Float32, places: npt.NDArray[np.intp]) -> Selection:
 class KReciprocal(Sparse):
     """A sparsifier whose ratio holds for the model as a whole, and so for whatever is merged."""
 
-    chooses: ClassVar[bool] = False
-
     options: KReciprocalOptions
 
     def plan(

@@ -15,21 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence, Set
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
 
 from ..planning.parts import Unit
-from .base import (
-    Neighbours,
-    NonFiniteGradient,
-    Random,
-    StepContext,
-    is_choosing,
-    is_in_blocks,
-    is_model_wide,
-    takes_gpu,
-)
+from .base import Choosing, InBlocks, ModelWide, Neighbours, NonFiniteGradient, Random, StepContext
 from .cutting import cut, join
 from .dense import dense_payload
 from .feedback import ErrorFeedback, FeedbackState, without_feedback
@@ -223,7 +215,7 @@ class Step:
         on_host = gradient.device.type == "cpu" and not devices.on_gpu(gradient)
         if self._in_runs and self._model.checks[place] and on_host:
             return gradient.contiguous()
-        if not (takes_gpu(self._model.compressors[place]) and devices.can_stay(gradient)):
+        if not (self._model.on_gpu[place] and devices.can_stay(gradient)):
             gradient = gradient.cpu()
         gradient = gradient.contiguous()
         if gradient.device.type != "cpu":  # where one is compressed there, the ledger lies there
@@ -268,8 +260,7 @@ class Step:
                 self._keep_state(place, state)
                 gradient = state.residual
             totals.append(gradient)
-        planner = without_feedback(model.compressors[planned[0]])
-        assert is_model_wide(planner)
+        planner = cast(ModelWide, without_feedback(model.compressors[planned[0]]))
         specs = [model.specs[place] for place in planned]
         found = planner.plan(totals, specs, self._context(planned[0]))
         self._keep = dict(zip(planned, found, strict=True))
@@ -309,8 +300,7 @@ class Step:
         stretches = [run for run in runs if run.how == "merged" and run.first not in apart]
         if not stretches:
             return {}
-        inner = without_feedback(self._model.compressors[stretches[0].first])
-        assert is_choosing(inner)
+        inner = cast(Choosing, without_feedback(self._model.compressors[stretches[0].first]))
         keep = sum(
             inner.keep(self._model.specs[place].elements, self._context(place))
             for run in stretches
@@ -380,8 +370,7 @@ class Step:
 
     def _blocks(self, run: Run, start: int, end: int) -> Payload:
         """One pass for all: levels are known before, and what is not finite shows in the sums."""
-        compressor = without_feedback(self._model.compressors[run.first])
-        assert is_in_blocks(compressor)
+        compressor = cast(InBlocks, without_feedback(self._model.compressors[run.first]))
         payload, states, totals = compressor.compress_blocks(
             [self._gradients[place] for place in range(run.first, run.last)],
             self._ledger.residual[start:end],
@@ -402,9 +391,11 @@ class Step:
         if not devices.finite(gradient):
             for place in places:
                 self._measure(place, self._gradients[place])
-        sizes = np.array([self._model.specs[place].elements for place in places], np.int64)
-        tensors = Neighbours(sizes, lambda place: self._context(run.first + place))
-        compressor = spanning(self._model.compressors[run.first], tensors)
+        compressor = self._model.compressors[run.first]
+        if run.how == "neighbours":
+            sizes = np.array([self._model.specs[place].elements for place in places], np.int64)
+            tensors = Neighbours(sizes, lambda place: self._context(run.first + place))
+            compressor = spanning(compressor, tensors)
         if isinstance(compressor, ErrorFeedback):
             state = self._feedback(run.first, start, end, gradient.device, begun=False)
             payload, _ = compressor.compress(gradient, state, self._context(run.first))

@@ -55,6 +55,15 @@ def test_without_overlap_a_step_is_the_sum_of_its_lanes() -> None:
     assert found.up_bytes == pytest.approx(4 * 8 * 65536 * 4, rel=0.01)
 
 
+@pytest.mark.parametrize("spec", ["krngc", "topk:clip=1"])
+def test_what_needs_all_gradients_is_compressed_after_backward(spec: str) -> None:
+    known = profile()
+    found = predict(known, StepOptions(compressor=parse_compressor(spec).compression(), overlap="backward"))
+    assert found.timeline is not None
+    compressed = [span.start_s for span in found.timeline.spans if span.what == "compress"]
+    assert min(compressed) >= sum(known.backward_s)
+
+
 def test_a_server_gets_the_bytes_of_all_workers_and_sends_as_many() -> None:
     found = predict(profile("resnet50"), four_bit())
     # `gc-bench step` counted 51.58 MB on the interface in either direction.
