@@ -6,9 +6,9 @@ one. A run decodes to the bits that its tensors would decode to alone. How, depe
     neighbours  sparsifiers choose from each tensor by itself, in one kernel call for all
                 (`kernels/block_selection`). Indices ascend from tensor to tensor, so that one list of them
                 serves the run, and no receiver has to know where tensors begin. The coder of values has to
-                treat elements alike. A tensor of more than `sparsifiers.ALONE` elements stays by itself where one
-                pass adds the residual and selects. `8bit` joins a tensor where the last bucket before it is
-                full, so that scales and codes lie as in one tensor; `qsgd` draws for each by itself
+                treat elements alike. A tensor of more than `sparsifiers.ALONE` elements stays by itself where
+                one pass adds the residual and selects. `8bit` joins a tensor where the last bucket before it
+                is full, so that scales and codes lie as in one tensor; `qsgd` draws for each by itself
     merged      the one way that changes the bits: see `merging`
 
 Where the downlink has a compressor it goes by the same runs.
@@ -63,11 +63,11 @@ def runs_of(
     for place in range(first, last):
         compressor = chosen[place]
         joins = MERGED if merged and compressor.entry.merges else compressor.joins
-        if runs and joins is not None and chosen[place - 1] == compressor:
-            if joins.fits(specs[place - 1].elements, specs[place].elements):
-                runs[-1] = replace(runs[-1], last=place + 1)
-                continue
-        runs.append(Run(place, place + 1, None if joins is None else joins.how))
+        alike = place > first and chosen[place - 1] == compressor
+        if alike and joins and joins.fits(specs[place - 1].elements, specs[place].elements):
+            runs[-1] = replace(runs[-1], last=place + 1)
+        else:
+            runs.append(Run(place, place + 1, joins and joins.how))
     return runs
 
 

@@ -24,9 +24,9 @@ from ..planning.parts import Unit
 from .base import Choosing, InBlocks, ModelWide, Neighbours, NonFiniteGradient, Random, StepContext
 from .cutting import cut, join
 from .dense import dense_payload
-from .feedback import ErrorFeedback, FeedbackState, without_feedback
+from .feedback import ErrorFeedback, without_feedback
 from .kernels import Magnitudes, devices
-from .ledger import Before, norm
+from .ledger import Before, Ranges, norm
 from .merging import compress_together, shares
 from .payload import AbsentPayload, DenseFormat, DensePayload, Float64, Int64, Payload
 from .runs import Run, checks_alone, present, spanning
@@ -253,11 +253,11 @@ class Step:
             if not isinstance(compressor, ErrorFeedback):
                 gradient = self._with_owed(place)
             else:
-                state = self._state(place, gradient.device)
+                state = self._ledger.opened(self._range(place), gradient.device, self._states[place])
                 added = compressor.accumulate(gradient, state)
                 if added is not gradient:  # the velocity
                     self._magnitudes[place] = devices.magnitudes(added)
-                self._keep_state(place, state)
+                self._ledger.take(self._range(place), state)
                 gradient = state.residual
             totals.append(gradient)
         planner = cast(ModelWide, without_feedback(model.compressors[planned[0]]))
@@ -396,18 +396,14 @@ class Step:
             sizes = np.array([self._model.specs[place].elements for place in places], np.int64)
             tensors = Neighbours(sizes, lambda place: self._context(run.first + place))
             compressor = spanning(compressor, tensors)
-        if isinstance(compressor, ErrorFeedback):
-            state = self._feedback(run.first, start, end, gradient.device, begun=False)
-            payload, _ = compressor.compress(gradient, state, self._context(run.first))
-            return payload
-        if self._owing:
-            devices.add_to(gradient, self._ledger.residual[start:end])
-            self._ledger.draft[start:end].zero_()
         if compressor == LOSSLESS:  # the copy of the gradients is the payload
-            return DensePayload(
-                format=DenseFormat.FLOAT32, elements=end - start, data=gradient.numpy().view(np.uint8)
-            )
-        payload, _ = compressor.compress(gradient, None, self._context(run.first))
+            if self._owing:
+                devices.add_to(gradient, self._ledger.residual[start:end])
+                self._ledger.draft[start:end].zero_()
+            data = gradient.numpy().view(np.uint8)
+            return DensePayload(format=DenseFormat.FLOAT32, elements=end - start, data=data)
+        given = [(start, end)], self._states[run.first], self._context(run.first)
+        ((payload,),), _ = compress_together(compressor, gradient, self._ledger, *given, owing=self._owing)
         return payload
 
     def _tensor(self, place: int) -> list[Payload]:
@@ -415,9 +411,10 @@ class Step:
         compressor, gradient = self._model.compressors[place], self._gradients[place]
         if not isinstance(compressor, ErrorFeedback):
             return self._without_feedback(place)
-        state = self._state(place, gradient.device)
+        begun = place in self._keep
+        state = self._ledger.opened(self._range(place), gradient.device, self._states[place], begun=begun)
         payload: Payload | None = None
-        if place in self._keep:
+        if begun:
             payload, state = compressor.send(state, self._context(place))
         elif self.sends and not self._flush:
             try:
@@ -426,7 +423,8 @@ class Step:
                 raise NonFiniteGradient(self._model.specs[place].name) from None
         else:
             compressor.accumulate(gradient, state)
-        self._keep_state(place, state)
+        self._states[place] = state.inner
+        self._ledger.take(self._range(place), state)
         return [] if payload is None else [payload]
 
     def _whole_tensor(self, place: int) -> Payload:
@@ -489,37 +487,8 @@ class Step:
         self._ledger.draft[bounds.start : bounds.end].zero_()
         return join(each for each in payloads if each.elements)
 
-    def _state(self, place: int, device: torch.device) -> FeedbackState:
-        """What a compressor works on. The first time in a step it holds what the ledger does."""
-        start, end = self.plan.starts[place : place + 2]
-        return self._feedback(place, start, end, device, begun=place in self._keep)
-
-    def _feedback(
-        self, place: int, start: int, end: int, device: torch.device, *, begun: bool
-    ) -> FeedbackState:
-        """Views of the draft, copies only where it is worked on at the host and the ledger lies on a GPU."""
-        ledger = self._ledger
-        residual, velocity = ledger.draft[start:end], ledger.draft_velocity
-        before = None if begun else ledger.residual[start:end]
-        if before is not None and residual.device != device:
-            residual.copy_(before)
-            before = None
-        if velocity is not None:
-            velocity = velocity[start:end]
-            if not begun and ledger.velocity is not None:
-                velocity.copy_(ledger.velocity[start:end])
-            velocity = velocity.to(device)
-        inner = self._states[place]
-        return FeedbackState(residual=residual.to(device), velocity=velocity, inner=inner, before=before)
-
-    def _keep_state(self, place: int, state: FeedbackState) -> None:
-        """Note what a compressor leaves."""
-        self._states[place] = state.inner
-        if state.residual.device != self._ledger.device:
-            start, end = self.plan.starts[place : place + 2]
-            self._ledger.draft[start:end].copy_(state.residual)
-            if state.velocity is not None and self._ledger.draft_velocity is not None:
-                self._ledger.draft_velocity[start:end].copy_(state.velocity)
+    def _range(self, place: int) -> Ranges:
+        return [(self.plan.starts[place], self.plan.starts[place + 1])]
 
     def _context(self, place: int) -> StepContext:
         model = self._model

@@ -71,14 +71,15 @@ class ModelTensors:
         self.rank = rank
         self.specs = specs
         self.numbers = range(len(specs)) if numbers is None else numbers
-        self._given = [rule.choose(spec, given) for spec in specs]
-        made = {each: each.build() for each in set(self._given)}  # once: their state is kept apart from them
-        self._made = self.compressors = [made[each] for each in self._given]
+        self.chosen = [rule.choose(spec, given) for spec in specs]
+        made = {each: each.build() for each in set(self.chosen)}  # once: their state is kept apart from them
+        self.compressors = [made[each] for each in self.chosen]
+        self._given = [*zip(self.chosen, self.compressors, strict=True)]
         elements = [spec.elements for spec in specs]
         self.ledger = Ledger(elements, velocity=self.wrapping.momentum > 0)
         self.ledger.states = self.first_states()
         self.adopt(plan or divide(elements))
-        self.planned = [place for place, each in enumerate(self._given) if each.entry.model_wide]
+        self.planned = [place for place, each in enumerate(self.chosen) if each.entry.model_wide]
 
     def adopt(self, plan: Plan) -> None:
         """Divide the model otherwise, between two steps. What the ledger holds is of tensors, and stays.
@@ -94,12 +95,13 @@ class ModelTensors:
     def send_whole(self, units: frozenset[int]) -> None:
         """From the next step on send these units of the plan as float32, with what is owed of them, and all
         others compressed. Not for those with momentum, a delay or a plan for the model."""
-        left = [unit in units for unit in self.unit_of]
-        self.chosen = [LOSSLESS_SPEC if whole else each for each, whole in zip(self._given, left, strict=True)]
-        self.compressors = [LOSSLESS if whole else each for each, whole in zip(self._made, left, strict=True)]
+        pairs = [
+            (LOSSLESS_SPEC, LOSSLESS) if unit in units else given
+            for unit, given in zip(self.unit_of, self._given, strict=True)
+        ]
+        self.chosen, self.compressors = [each for each, _ in pairs], [made for _, made in pairs]
         self.feedback = [isinstance(compressor, ErrorFeedback) for compressor in self.compressors]
         self.keeps_spikes = [*map(keeps_spikes, self.compressors)]
-        pairs = [*zip(self.chosen, self.compressors, strict=True)]
         self.checks = [each.joins is not None or checks_alone(made) for each, made in pairs]
         # What is not fused is subtracted from the residual on the host.
         self.on_gpu = [
@@ -113,11 +115,11 @@ class ModelTensors:
 
     def _densities(self, norms: Sequence[float]) -> dict[int, float]:
         """By tensor, if its norm decides how much of it is sent."""
-        by_norm = [place for place, each in enumerate(self._given) if each.chooses_by_norm]
+        by_norm = [place for place, (each, _) in enumerate(self._given) if each.chooses_by_norm]
         if not (norms and by_norm):
             return {}
         # The rule has one sparsifier for all of them.
-        found = self._given[by_norm[0]].options.densities([norms[place] for place in by_norm])
+        found = self._given[by_norm[0]][0].options.densities([norms[place] for place in by_norm])
         return dict(zip(by_norm, found, strict=True))
 
     def sent_shares(self, epoch: float) -> list[float]:

@@ -163,4 +163,10 @@ def test_many_tensors_at_once(format: CodeFormat, in_place: bool, monkeypatch: p
 
 def test_which_compressors_work_on_a_gpu() -> None:
     names = ["4bit", "2bit", "topk", "l1", "gcac", "dgc", "krngc", "8bit", "none", "randk", "threshold"]
-    assert [name for name in names if parse_compressor(name).entry.on_gpu] == ["4bit", "2bit", "topk", "l1", "gcac"]
+    assert [name for name in names if parse_compressor(name).entry.on_gpu] == [
+        "4bit",
+        "2bit",
+        "topk",
+        "l1",
+        "gcac",
+    ]

@@ -10,7 +10,7 @@ import pytest
 
 from gradwire.common.spec import SpecError
 from gradwire.compressors import parse_compressor
-from gradwire.planning import Merging, Ordering
+from gradwire.planning.choices import Merging, Ordering
 from gradwire.planning.compression import NONE
 from gradwire.planning.job import FRAMING, UNEVEN, Costs, JobProfile, StepOptions, plan_of, work_of
 from gradwire.planning.models import tensors
