@@ -64,10 +64,10 @@ def runs_of(
         compressor = chosen[place]
         joins = MERGED if merged and compressor.entry.merges else compressor.joins
         alike = place > first and chosen[place - 1] == compressor
-        if alike and joins and joins.fits(specs[place - 1].elements, specs[place].elements):
+        if alike and joins is not None and joins.fits(specs[place - 1].elements, specs[place].elements):
             runs[-1] = replace(runs[-1], last=place + 1)
         else:
-            runs.append(Run(place, place + 1, joins and joins.how))
+            runs.append(Run(place, place + 1, None if joins is None else joins.how))
     return runs
 
 
