@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..planning.parts import Plan, divide
-from .base import TensorSpec, is_fused
+from .base import Compressor, TensorSpec, is_fused
 from .dense import Dense
 from .feedback import ErrorFeedback, without_feedback
 from .layers import LayerRule
@@ -73,7 +73,7 @@ class ModelTensors:
         self.numbers = range(len(specs)) if numbers is None else numbers
         self.chosen = [rule.choose(spec, given) for spec in specs]
         made = {each: each.build() for each in set(self.chosen)}  # once: their state is kept apart from them
-        self.compressors = [made[each] for each in self.chosen]
+        self.compressors: list[Compressor] = [made[each] for each in self.chosen]
         self._given = [*zip(self.chosen, self.compressors, strict=True)]
         elements = [spec.elements for spec in specs]
         self.ledger = Ledger(elements, velocity=self.wrapping.momentum > 0)
