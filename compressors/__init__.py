@@ -28,6 +28,7 @@ from ..planning.parts import largest_part as largest_part
 from .advice import advice as advice
 from .advice import suited as suited
 from .entry import CompressorEntry as CompressorEntry
+from .entry import Joined as Joined
 from .entry import NoOptions as NoOptions
 from .payload import AbsentPayload as AbsentPayload
 from .payload import CodeFormat as CodeFormat

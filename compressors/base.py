@@ -93,11 +93,7 @@ class StepContext:
 
 
 class Compressor(Protocol):
-    """Tensors in, payloads out.
-
-    One with an attribute `on_gpu` that is true also takes gradients and residuals that lie on a CUDA device;
-    for any other they are copied to the host first.
-    """
+    """Tensors in, payloads out. What it can do besides, its `CompressorEntry` declares."""
 
     def init(self, spec: TensorSpec) -> Any:
         """State for one tensor, before its first gradient."""
@@ -145,8 +141,6 @@ class FusedApart(Protocol):
 
 class InBlocks(Protocol):
     """A quantizer that compresses consecutive tensors with feedback in one pass over memory."""
-
-    in_blocks: bool  # whether it does, with these options
 
     def compress_blocks(
         self,
@@ -198,12 +192,6 @@ class Neighbours:
 class Spanning(Protocol):
     """A compressor without state that compresses consecutive tensors in a few calls."""
 
-    spans: bool  # whether it does, with these options
-
-    def goes_on(self, before: int, after: int) -> bool:
-        """Whether a tensor of `after` elements may come after one of `before`."""
-        ...
-
     def spanning(self, tensors: Neighbours) -> Compressor:
         """A compressor of these tensors laid end to end, whose payload decodes to the bits that those of the
         tensors would."""
@@ -213,21 +201,14 @@ class Spanning(Protocol):
 class Choosing(Protocol):
     """A sparsifier that may be given several tensors as one; see `merging`.
 
-    chooses: whether it does, with these options. seeded: whether the receiver draws the indices.
+    seeded: whether the receiver draws the indices.
     """
-
-    chooses: bool
 
     @property
     def seeded(self) -> bool: ...
 
     def keep(self, elements: int, context: StepContext) -> int:
         """How many elements of a tensor it sends. As `context.keep` it is told how many of several."""
-        ...
-
-    def densities(self, norms: Sequence[float]) -> list[float] | None:
-        """Which part of its elements each tensor sends in the end, by the norms of the parameters that it is
-        for; None where these have no say."""
         ...
 
 
@@ -263,31 +244,6 @@ def is_fused(compressor: Compressor) -> TypeGuard[FusedFeedback]:
 
 def is_apart(compressor: Compressor) -> TypeGuard[FusedApart]:
     return bool(getattr(compressor, "apart", False))
-
-
-def is_elementwise(compressor: Compressor) -> bool:
-    """Whether what becomes of an element depends on nothing but it: several tensors may be treated as one."""
-    return bool(getattr(compressor, "elementwise", False))
-
-
-def is_in_blocks(compressor: Compressor) -> TypeGuard[InBlocks]:
-    return bool(getattr(compressor, "in_blocks", False))
-
-
-def is_spanning(compressor: Compressor) -> TypeGuard[Spanning]:
-    return bool(getattr(compressor, "spans", False))
-
-
-def is_choosing(compressor: Compressor) -> TypeGuard[Choosing]:
-    return bool(getattr(compressor, "chooses", False))
-
-
-def is_model_wide(compressor: Compressor) -> TypeGuard[ModelWide]:
-    return hasattr(compressor, "plan")
-
-
-def takes_gpu(compressor: Compressor) -> bool:
-    return bool(getattr(compressor, "on_gpu", False))
 
 
 class ModelWide(Protocol):

@@ -8,7 +8,7 @@ error, and what saturation cut off, stays with the worker for the next step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ class Dense(Stateless):
     take for a while."""
 
     format: DenseFormat
-    elementwise: ClassVar[bool] = True
 
     def compress(self, gradient: torch.Tensor, state: Any, context: StepContext) -> tuple[DensePayload, Any]:
         return dense_payload(self.format, gradient.numpy()), state

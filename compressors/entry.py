@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..planning.compression import TensorCoding
 from .wrapping import Wrapping
@@ -24,6 +24,31 @@ class NoOptions:
     """Options of a compressor with nothing to choose."""
 
 
+How = Literal["elements", "blocks", "neighbours", "merged"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined:
+    """How one call compresses neighbouring tensors to one payload, which decodes to the bits that a call for
+    each would give; see `runs`.
+
+    Attributes:
+        how: "elements" where what becomes of an element depends on nothing but it; "blocks" with
+            `compress_blocks` (`base.InBlocks`); "neighbours" with `spanning` (`base.Spanning`). An entry
+            never says "merged": plans do.
+        full: the elements of each tensor but the last are a multiple of this.
+        most: elements of the largest tensor that is joined; None for no limit.
+    """
+
+    how: How
+    full: int = 1
+    most: int | None = None
+
+    def fits(self, before: int, after: int) -> bool:
+        """Return whether a tensor of `after` elements may follow one of `before`."""
+        return before % self.full == 0 and (self.most is None or max(before, after) <= self.most)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompressorEntry:
     """A compressor, declared. Each function takes the options, an instance of `options`.
@@ -36,6 +61,10 @@ class CompressorEntry:
             compressor, around which nothing can go.
         dense: whether it is cheap and exact enough for small tensors too, so that the layer rule sends these
             the same way.
+        on_gpu: whether it also takes gradients and residuals that lie on a CUDA device; for any other they
+            are copied to the host first. With feedback it needs `compress_with_residual` for that.
+        joins: how one call serves neighbouring tensors; None if each takes a call of its own.
+        merges: whether it may be given several tensors as one, to choose from as a whole (`base.Choosing`).
         model_wide: whether it divides what may be sent among all tensors (`base.ModelWide`): it takes the
             whole gradient first, and wants to know the FLOPs of each layer.
         sends: the bytes of a tensor at full compression, after any warm-up; or why they cannot be told, for
@@ -53,6 +82,9 @@ class CompressorEntry:
     build: Callable[[Any], Compressor]
     wrapping: Wrapping | None = WITH_FEEDBACK
     dense: bool = False
+    on_gpu: bool = False
+    joins: Callable[[Any], Joined | None] = lambda options: None
+    merges: bool = False
     model_wide: bool = False
     sends: Callable[[Any], TensorCoding | str] = lambda options: (
         "its CompressorEntry does not declare `sends`"

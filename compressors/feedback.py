@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ..common.stored import stored
-from .base import Compressor, StepContext, TensorSpec, is_apart, is_fused, takes_gpu
+from .base import Compressor, StepContext, TensorSpec, is_apart, is_fused
 from .indices import decode_indices
 from .kernels import devices
 from .payload import Payload, SparsePayload
@@ -61,11 +61,6 @@ class ErrorFeedback:
     def plain(self) -> bool:
         """Whether it only adds the residual to the gradient."""
         return self.decay == 1.0 and not self.momentum
-
-    @property
-    def on_gpu(self) -> bool:
-        # What is not fused is subtracted from the residual on the host.
-        return takes_gpu(self.compressor) and is_fused(self.compressor)
 
     def init(self, spec: TensorSpec) -> FeedbackState:
         return FeedbackState(

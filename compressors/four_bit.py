@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -94,7 +93,6 @@ class FourBit(Fused):
     """Quantize to fifteen values. State: the running magnitude. Meant to be used with error feedback."""
 
     options: FourBitOptions = field(default_factory=FourBitOptions)
-    on_gpu: ClassVar[bool] = True
 
     def init(self, spec: TensorSpec) -> RunningMagnitude:
         return RunningMagnitude()
@@ -103,10 +101,6 @@ class FourBit(Fused):
     def share(self) -> float:
         """Of a level: from there on it is sent."""
         return RUNNING_SHARE if self.options.levels is Levels.RUNNING else 1.0
-
-    @property
-    def in_blocks(self) -> bool:
-        return self.options.levels is not Levels.GROUPS  # these need the mean of the very gradient
 
     def compress_blocks(
         self,

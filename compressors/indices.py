@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .kernels import sparse
-from .payload import Bytes, IndexCoding, SparsePayload, ValuePayload
+from .payload import NO_BYTES, Bytes, IndexCoding, SparsePayload, ValuePayload
 
 Indices = npt.NDArray[np.uint32]
-_NO_BYTES: Bytes = np.empty(0, np.uint8)
 
 
 def sparse_payload(elements: int, indices: Indices, values: ValuePayload) -> SparsePayload:
@@ -33,7 +32,7 @@ def seeded_payload(
     elements: int, seed: int, values: ValuePayload, coding: IndexCoding = IndexCoding.SEEDED
 ) -> SparsePayload:
     """Of the values at `drawn_indices(coding, seed, elements, values.elements)`."""
-    return _joined(elements, coding, _NO_BYTES, values, seed=seed)
+    return _joined(elements, coding, NO_BYTES, values, seed=seed)
 
 
 def drawn_indices(coding: IndexCoding, seed: int, elements: int, count: int) -> Indices:
@@ -51,7 +50,7 @@ def _joined(
         count=values.elements,
         coding=coding,
         index_bytes=indices.size,
-        values=replace(values, data=_NO_BYTES),
+        values=replace(values, data=NO_BYTES),
         data=np.concatenate([indices, values.data]),
         **parameter,
     )

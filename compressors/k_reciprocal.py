@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -74,8 +73,6 @@ def _at(total: Float32, places: npt.NDArray[np.intp]) -> Selection:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KReciprocal(Sparse):
     """A sparsifier whose ratio holds for the model as a whole, and so for whatever is merged."""
-
-    chooses: ClassVar[bool] = False
 
     options: KReciprocalOptions
 

@@ -30,12 +30,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import numpy as np
 import torch
 
+from .feedback import FeedbackState
 from .kernels.devices import saturate
 from .payload import DenseFormat, DensePayload, Float64, Payload
 from .reduction import add_update, decode
@@ -83,6 +84,13 @@ class Compressed:
 def norm(values: torch.Tensor) -> float:
     """Euclidean, accumulated in float64."""
     return float(cast(torch.Tensor, torch.linalg.vector_norm(values, dtype=torch.float64)))
+
+
+def gathered(buffer: torch.Tensor, ranges: Ranges, device: torch.device) -> torch.Tensor:
+    """Return ranges of a buffer, end to end, on a device: a view where they are one that lies there."""
+    pieces = [buffer[start:end] for start, end in ranges]
+    found = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return found if found.device == device else found.to(device)
 
 
 class Ledger:
@@ -135,6 +143,35 @@ class Ledger:
         if self._draft_velocity is None and self._has_velocity:
             self._draft_velocity = torch.empty(self._elements, device=self._device)
         return self._draft_velocity
+
+    def opened(
+        self, ranges: Ranges, device: torch.device, inner: Any, *, begun: bool = False
+    ) -> FeedbackState:
+        """Return what a compressor works on, of ranges as of one tensor: views of the draft where that is
+        possible. `take` puts it back.
+
+        inner: what the compressor itself remembers. begun: whether the draft holds what a first half of the
+        step has left there; otherwise the step begins with what the ledger holds.
+        """
+        beside = begun or device == self._device
+        residual = gathered(self.draft if beside else self.residual, ranges, device)
+        before = gathered(self.residual, ranges, device) if beside and not begun else None
+        velocity = None
+        if self.velocity is not None and self.draft_velocity is not None:
+            velocity = gathered(self.draft_velocity, ranges, device)
+            if not begun:
+                velocity.copy_(gathered(self.velocity, ranges, device))
+        return FeedbackState(residual=residual, velocity=velocity, inner=inner, before=before)
+
+    def take(self, ranges: Ranges, state: FeedbackState) -> None:
+        """Leave in the draft what a compressor has left of `opened`."""
+        if len(ranges) == 1 and state.residual.device == self._device:
+            return  # these are views
+        borders = [0, *accumulate(end - start for start, end in ranges)]
+        for buffer, values in ((self.draft, state.residual), (self.draft_velocity, state.velocity)):
+            if buffer is not None and values is not None:
+                for (start, end), (first, last) in zip(ranges, pairwise(borders), strict=True):
+                    buffer[start:end].copy_(values[first:last])
 
     def _zeros(self) -> torch.Tensor:
         return torch.zeros(self._elements, device=self._device)

@@ -56,14 +56,6 @@ class Linear(Fused, Stateless):
     options: QsgdOptions
     random: bool
 
-    @property
-    def spans(self) -> bool:
-        return not self.random  # for that each tensor has numbers of its own
-
-    def goes_on(self, before: int, after: int) -> bool:
-        """Where the last bucket is full: then the next one begins with the next tensor."""
-        return before % self.options.bucket == 0
-
     def spanning(self, tensors: Neighbours) -> Linear:
         """See `base.Spanning`: what is known of tensors is known of their buckets."""
         return self

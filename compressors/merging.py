@@ -19,9 +19,9 @@ import torch
 
 from .base import Compressor, StepContext
 from .cutting import cut_at
-from .feedback import ErrorFeedback, FeedbackState
+from .feedback import ErrorFeedback
 from .kernels import devices
-from .ledger import Ledger, Ranges
+from .ledger import Ledger, Ranges, gathered
 from .payload import Payload
 
 
@@ -47,33 +47,16 @@ def compress_together(
 
     Returns payloads by stretch, and the next state. Raises FloatingPointError as the compressor does.
     """
-    borders = [0, *accumulate(end - start for start, end in ranges)]
-
-    def held(buffer: torch.Tensor) -> torch.Tensor:
-        """Itself where it lies in one piece beside the gradient, otherwise a copy."""
-        pieces = [buffer[start:end] for start, end in ranges]
-        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).to(gradient.device)
-
-    def keep(values: torch.Tensor, buffer: torch.Tensor) -> None:
-        if len(ranges) > 1 or values.device != buffer.device:
-            for (start, end), (first, last) in zip(ranges, pairwise(borders), strict=True):
-                buffer[start:end].copy_(values[first:last])
-
     if isinstance(compressor, ErrorFeedback):
-        residual, velocity = held(ledger.draft), None
-        if ledger.velocity is not None and ledger.draft_velocity is not None:
-            velocity = held(ledger.draft_velocity)
-            velocity.copy_(held(ledger.velocity))
-        state = FeedbackState(residual=residual, velocity=velocity, inner=inner, before=held(ledger.residual))
+        state = ledger.opened(ranges, gradient.device, inner)
         payload, state = compressor.compress(gradient, state, context)
-        keep(residual, ledger.draft)
-        if velocity is not None and ledger.draft_velocity is not None:
-            keep(velocity, ledger.draft_velocity)
+        ledger.take(ranges, state)
         inner = state.inner
     else:
         if owing:
-            gradient = devices.saturate(gradient + held(ledger.residual))
+            gradient = devices.saturate(gradient + gathered(ledger.residual, ranges, gradient.device))
             for start, end in ranges:
                 ledger.draft[start:end].zero_()
         payload, inner = compressor.compress(gradient, inner, context)
+    borders = [0, *accumulate(end - start for start, end in ranges)]
     return cut_at(payload, borders), inner

@@ -45,5 +45,4 @@ def near_centroid(options: SparseOptions) -> Sparse:
         coder=coder_of(options.values),
         select=_far_from_median,
         select_each=_each_far_from_its_median,
-        on_gpu=True,
     )

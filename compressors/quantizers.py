@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..planning.compression import EIGHT_BIT, FOUR_BIT, NONE, ONE_BIT, TensorCoding
-from .entry import WITH_FEEDBACK, WITHOUT_FEEDBACK, CompressorEntry, NoOptions
+from .entry import WITH_FEEDBACK, WITHOUT_FEEDBACK, CompressorEntry, Joined, NoOptions
 from .payload import DenseFormat, check_linear
 from .wrapping import Wrapping
 
@@ -159,6 +159,7 @@ def _dense(
         build=build,
         wrapping=wrapping,
         dense=True,
+        joins=always(Joined(how="elements")),
         sends=always(sends),
         nanoseconds=always(nanoseconds),
     )
@@ -181,6 +182,8 @@ QUANTIZERS: Mapping[str, CompressorEntry] = {
     "2bit": CompressorEntry(
         options=TwoBitOptions,
         build=late("two_bit", "TwoBit"),
+        on_gpu=True,
+        joins=always(Joined(how="blocks")),
         sends=always(TensorCoding(bits=2, tensor_bytes=4)),
         nanoseconds=always(0.6),
         downlink=always(MEANT),
@@ -189,19 +192,27 @@ QUANTIZERS: Mapping[str, CompressorEntry] = {
     "4bit": CompressorEntry(
         options=FourBitOptions,
         build=late("four_bit", "FourBit"),
+        on_gpu=True,
+        # The paper's groups need the mean of the very gradient, which is not known before it is read.
+        joins=lambda options: None if options.levels is Levels.GROUPS else Joined(how="blocks"),
         sends=always(FOUR_BIT),
         nanoseconds=always(0.5),
         downlink=lambda options: "" if options.levels is Levels.RUNNING else f"{MEANT}; use levels=running",
         adam_loss=lambda options: 1.06 if options.levels is Levels.RUNNING else 1.0,
     ),
     "8bit": CompressorEntry(
-        options=NoOptions, build=late("linear", "eight_bit"), sends=always(EIGHT_BIT), nanoseconds=always(0.6)
+        options=NoOptions,
+        build=late("linear", "eight_bit"),
+        # Where the last bucket is full the next one begins with the next tensor.
+        joins=always(Joined(how="neighbours", full=EIGHT_BIT.bucket)),
+        sends=always(EIGHT_BIT),
+        nanoseconds=always(0.6),
     ),
     "qsgd": CompressorEntry(
         options=QsgdOptions,
         build=late("linear", "qsgd"),
         wrapping=WITHOUT_FEEDBACK,
-        sends=lambda options: TensorCoding(bits=options.bits, bucket=options.bucket, together=False),
+        sends=lambda options: TensorCoding(bits=options.bits, bucket=options.bucket),
         nanoseconds=always(0.8),
         downlink=lambda options: (
             ""
@@ -213,7 +224,7 @@ QUANTIZERS: Mapping[str, CompressorEntry] = {
         options=SignOptions,
         build=late("one_bit", "SignVote"),
         wrapping=WITHOUT_FEEDBACK,
-        sends=always(TensorCoding(bits=1, tensor_bytes=4, together=False)),
+        sends=always(TensorCoding(bits=1, tensor_bytes=4)),
         nanoseconds=always(0.8),
         downlink=always("it needs voters, and the server is one alone"),
         adam_loss=lost(1.17, SignOptions),
@@ -222,7 +233,7 @@ QUANTIZERS: Mapping[str, CompressorEntry] = {
         options=TernGradOptions,
         build=late("linear", "TernGrad"),
         wrapping=WITHOUT_FEEDBACK,
-        sends=always(TensorCoding(bits=2, tensor_bytes=4, together=False)),
+        sends=always(TensorCoding(bits=2, tensor_bytes=4)),
         nanoseconds=always(0.9),
         downlink=always(LARGER_ERROR),
         adam_loss=lost(1.06, TernGradOptions),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..common.spec import Spec, SpecError, known, option_types, parse_options, parse_spec, unknown
 from ..planning.compression import CompressionCosts, least_sparse_part_bytes
 from ..planning.parts import LEAST_BYTES
-from .entry import WITHOUT_FEEDBACK, CompressorEntry
+from .entry import WITHOUT_FEEDBACK, CompressorEntry, Joined
 from .quantizers import DENSE, QUANTIZERS
 from .sparsifiers import SPARSIFIERS, SparseOptions
 from .wrapping import WRAPPING_KEYS, Wrapping
@@ -62,6 +62,14 @@ class CompressorSpec:
         return self.entry.wrapping is None
 
     @property
+    def joins(self) -> Joined | None:
+        """How one call serves neighbouring tensors, with what goes around the compressor."""
+        found = self.entry.joins(self.options)
+        if found is not None and found.how == "blocks" and not (self.wrapping and self.wrapping.plain):
+            return None  # a block is added to its residual as it is
+        return found
+
+    @property
     def chooses_by_norm(self) -> bool:
         """Whether the share of each tensor that is sent follows from the norms of all (`Plan.norms`)."""
         return isinstance(self.options, SparseOptions) and self.options.densities([1.0]) is not None
@@ -92,23 +100,15 @@ class CompressorSpec:
             raise SpecError(f"compressor {self.text!r}: its steps cannot be predicted: {sends}")
         return CompressionCosts(
             name=self.text,
-            up=sends,
+            up=replace(sends, together=self.joins is not None),
             element_s=max(self.entry.nanoseconds(self.options), 0.3) * 1e-9,
             least_part_bytes=self.least_part_bytes,
+            merges=self.entry.merges,
+            whole=self.entry.model_wide or bool(self.wrapping and self.wrapping.clip),
         )
 
     def build(self) -> Compressor:
-        """Return the compressor with what goes around it."""
-        wrapping = self.wrapping
-        if wrapping is None or not wrapping.feedback:
-            return self.build_bare()
-        from .feedback import ErrorFeedback
-
-        bare = self.build_bare()
-        return ErrorFeedback(compressor=bare, decay=wrapping.decay, momentum=wrapping.momentum)
-
-    def build_bare(self) -> Compressor:
-        """Return the compressor alone.
+        """Return the compressor with what goes around it.
 
         Raises:
             SpecError: it plans for the whole model, and its entry does not declare that, or the reverse.
@@ -118,7 +118,12 @@ class CompressorSpec:
             declared = "has a method `plan`" if hasattr(made, "plan") else "has no method `plan`"
             wanted = f"expected model_wide={not self.entry.model_wide} in its CompressorEntry"
             raise SpecError(f"compressor {self.name!r} {declared}: {wanted}")
-        return made
+        wrapping = self.wrapping
+        if wrapping is None or not wrapping.feedback:
+            return made
+        from .feedback import ErrorFeedback
+
+        return ErrorFeedback(compressor=made, decay=wrapping.decay, momentum=wrapping.momentum)
 
 
 def parse_compressor(spec: str | CompressorSpec) -> CompressorSpec:
@@ -254,7 +259,7 @@ def known_compressor(spec: str) -> CompressorSpec | None:
 
 def check_entry(name: str, entry: CompressorEntry) -> None:
     """Raise `SpecError` if an entry could not serve. Built-in ones are checked at import."""
-    for each in ("build", "sends", "nanoseconds", "downlink", "adam_loss"):
+    for each in ("build", "joins", "sends", "nanoseconds", "downlink", "adam_loss"):
         if not callable(getattr(entry, each)):
             raise SpecError(f"compressor {name!r}: {each} must be a function of the options")
     if entry.wrapping is None and not entry.dense:

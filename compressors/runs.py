@@ -6,9 +6,9 @@ one. A run decodes to the bits that its tensors would decode to alone. How, depe
     neighbours  sparsifiers choose from each tensor by itself, in one kernel call for all
                 (`kernels/block_selection`). Indices ascend from tensor to tensor, so that one list of them
                 serves the run, and no receiver has to know where tensors begin. The coder of values has to
-                treat elements alike. A tensor of more than `sparse.ALONE` elements stays by itself where one
-                pass adds the residual and selects. `8bit` joins a tensor where the last bucket before it is
-                full, so that scales and codes lie as in one tensor; `qsgd` draws for each by itself
+                treat elements alike. A tensor of more than `sparsifiers.ALONE` elements stays by itself where
+                one pass adds the residual and selects. `8bit` joins a tensor where the last bucket before it
+                is full, so that scales and codes lie as in one tensor; `qsgd` draws for each by itself
     merged      the one way that changes the bits: see `merging`
 
 Where the downlink has a compressor it goes by the same runs.
@@ -19,21 +19,14 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Literal
+from typing import cast
 
-from .base import (
-    Compressor,
-    Neighbours,
-    TensorSpec,
-    is_apart,
-    is_choosing,
-    is_elementwise,
-    is_in_blocks,
-    is_spanning,
-)
+from .base import Compressor, Neighbours, Spanning, TensorSpec, is_apart
+from .entry import How, Joined
 from .feedback import ErrorFeedback, without_feedback
+from .registry import CompressorSpec
 
-How = Literal["blocks", "elements", "neighbours", "merged"]
+MERGED = Joined(how="merged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +43,14 @@ class Run:
     how: How | None
 
 
-def _together(compressor: Compressor, *, merged: bool = False) -> How | None:
-    inner = without_feedback(compressor)
-    if merged and is_choosing(inner):
-        return "merged"
-    if is_elementwise(inner):
-        return "elements"
-    if is_spanning(inner):
-        return "neighbours"
-    if isinstance(compressor, ErrorFeedback) and is_in_blocks(inner) and compressor.plain:
-        return "blocks"
-    return None
-
-
-def checks(compressor: Compressor) -> bool:
-    """Whether a gradient on the host that is not finite is found while it is compressed."""
-    return _together(compressor) is not None or checks_alone(compressor)
-
-
 def checks_alone(compressor: Compressor) -> bool:
-    """Whether it is also where a tensor takes a call of its own."""
+    """Whether a gradient on the host that is not finite is found while it is compressed in a call of its
+    own; in a call for several it always is."""
     return isinstance(compressor, ErrorFeedback) and is_apart(compressor.compressor) and compressor.plain
 
 
 def runs_of(
-    compressors: Sequence[Compressor],
+    chosen: Sequence[CompressorSpec],
     specs: Sequence[TensorSpec],
     first: int,
     last: int,
@@ -82,17 +58,16 @@ def runs_of(
     merged: bool = False,
 ) -> list[Run]:
     """The tensors from `first` up to, but not including, `last`, neighbours together where one call serves
-    them all. merged: as `Plan.merged`."""
+    them all. chosen: by tensor, its compressor. merged: as `Plan.merged`."""
     runs: list[Run] = []
     for place in range(first, last):
-        together = _together(compressors[place], merged=merged)
-        if runs and together is not None and compressors[runs[-1].first] == compressors[place]:
-            inner = without_feedback(compressors[place])
-            elements = specs[place - 1].elements, specs[place].elements
-            if together != "neighbours" or not is_spanning(inner) or inner.goes_on(*elements):
-                runs[-1] = replace(runs[-1], last=place + 1)
-                continue
-        runs.append(Run(place, place + 1, together))
+        compressor = chosen[place]
+        joins = MERGED if merged and compressor.entry.merges else compressor.joins
+        alike = place > first and chosen[place - 1] == compressor
+        if alike and joins is not None and joins.fits(specs[place - 1].elements, specs[place].elements):
+            runs[-1] = replace(runs[-1], last=place + 1)
+        else:
+            runs.append(Run(place, place + 1, None if joins is None else joins.how))
     return runs
 
 
@@ -110,9 +85,6 @@ def present(runs: Sequence[Run], *apart: Set[int]) -> Sequence[Run]:
 
 
 def spanning(compressor: Compressor, tensors: Neighbours) -> Compressor:
-    """The compressor of a run as one tensor, feedback included."""
-    inner = without_feedback(compressor)
-    if not is_spanning(inner):
-        return compressor
-    together = inner.spanning(tensors)
+    """The compressor of neighbours as one tensor, feedback included."""
+    together = cast(Spanning, without_feedback(compressor)).spanning(tensors)
     return replace(compressor, compressor=together) if isinstance(compressor, ErrorFeedback) else together

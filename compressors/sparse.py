@@ -13,15 +13,15 @@ a kept element takes 24 bits at 1 % and 27 at 0.1 %: fewer than the 32 that a ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from .base import Compressor, Neighbours, StepContext, TensorSpec, is_elementwise
+from .base import Compressor, Neighbours, StepContext, TensorSpec
 from .dense import Dense
 from .four_bit import FourBit
 from .indices import seeded_payload, sparse_payload
@@ -32,10 +32,6 @@ from .one_bit import OneBit
 from .payload import DenseFormat, Float32, IndexCoding, Int64, SparsePayload, ValuePayload
 from .reduction import decode
 from .sparsifiers import SparseOptions, Values
-
-# Above this a tensor is compressed faster by itself: in one thread a run took 0.8 to 0.9 of the CPU time at
-# 48 Ki elements a tensor, 0.9 to 1.2 at 64 Ki, 1.1 to 1.5 at 128 Ki and up to 2.3 at 256 Ki.
-ALONE = 3 << 14
 
 
 def coder_of(values: Values) -> Compressor:
@@ -61,18 +57,14 @@ class Sparse:
         is no such pass.
     select_each: chooses elements of each of several tensors on the host that lie end to end, given how many
         it is told to of each (int64, shape (tensors,)); None where they are gone through one by one.
-    on_gpu: whether both take tensors that lie on a GPU.
     drawn: how the receiver draws the indices itself; None where they travel.
     """
-
-    chooses: ClassVar[bool] = True
 
     options: SparseOptions
     coder: Compressor
     select: Callable[[torch.Tensor, int, StepContext], Selection]
     add_and_select: Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor], Selection] | None = None
     select_each: Callable[[Float32, Neighbours, Int64], Selection] | None = None
-    on_gpu: bool = False
     drawn: IndexCoding | None = None
 
     def init(self, spec: TensorSpec) -> Any:
@@ -114,16 +106,6 @@ class Sparse:
         payload, state = self._encode(elements, chosen, state, context)
         devices.put(residual, chosen.indices, chosen.values - decode(payload.value_payload()))
         return payload, state
-
-    @property
-    def spans(self) -> bool:
-        """Whether `spanning` goes through several tensors at once."""
-        return self.select_each is not None and is_elementwise(self.coder)
-
-    def goes_on(self, before: int, after: int) -> bool:
-        """A large tensor has more of the one pass that adds and selects than of sharing a call, in which the
-        gradients are copied, added and selected from in passes of their own."""
-        return not self.apart or max(before, after) <= ALONE
 
     def spanning(self, tensors: Neighbours) -> Sparse:
         """See `base.Spanning`. Indices ascend from tensor to tensor, so that one list of them will do."""
@@ -170,10 +152,6 @@ class Sparse:
         if context.keep is not None:
             return context.keep
         return self.options.keep(elements, context.epoch, context.density)
-
-    def densities(self, norms: Sequence[float]) -> list[float] | None:
-        """See `base.Choosing`."""
-        return self.options.densities(norms)
 
     def _encode(
         self, elements: int, chosen: Selection, state: Any, context: StepContext

@@ -15,26 +15,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence, Set
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
 
 from ..planning.parts import Unit
-from .base import (
-    Neighbours,
-    NonFiniteGradient,
-    Random,
-    StepContext,
-    is_choosing,
-    is_in_blocks,
-    is_model_wide,
-    takes_gpu,
-)
+from .base import Choosing, InBlocks, ModelWide, Neighbours, NonFiniteGradient, Random, StepContext
 from .cutting import cut, join
 from .dense import dense_payload
-from .feedback import ErrorFeedback, FeedbackState, without_feedback
+from .feedback import ErrorFeedback, without_feedback
 from .kernels import Magnitudes, devices
-from .ledger import Before, norm
+from .ledger import Before, Ranges, norm
 from .merging import compress_together, shares
 from .payload import AbsentPayload, DenseFormat, DensePayload, Float64, Int64, Payload
 from .runs import Run, checks_alone, present, spanning
@@ -223,7 +215,7 @@ class Step:
         on_host = gradient.device.type == "cpu" and not devices.on_gpu(gradient)
         if self._in_runs and self._model.checks[place] and on_host:
             return gradient.contiguous()
-        if not (takes_gpu(self._model.compressors[place]) and devices.can_stay(gradient)):
+        if not (self._model.on_gpu[place] and devices.can_stay(gradient)):
             gradient = gradient.cpu()
         gradient = gradient.contiguous()
         if gradient.device.type != "cpu":  # where one is compressed there, the ledger lies there
@@ -261,15 +253,14 @@ class Step:
             if not isinstance(compressor, ErrorFeedback):
                 gradient = self._with_owed(place)
             else:
-                state = self._state(place, gradient.device)
+                state = self._ledger.opened(self._range(place), gradient.device, self._states[place])
                 added = compressor.accumulate(gradient, state)
                 if added is not gradient:  # the velocity
                     self._magnitudes[place] = devices.magnitudes(added)
-                self._keep_state(place, state)
+                self._ledger.take(self._range(place), state)
                 gradient = state.residual
             totals.append(gradient)
-        planner = without_feedback(model.compressors[planned[0]])
-        assert is_model_wide(planner)
+        planner = cast(ModelWide, without_feedback(model.compressors[planned[0]]))
         specs = [model.specs[place] for place in planned]
         found = planner.plan(totals, specs, self._context(planned[0]))
         self._keep = dict(zip(planned, found, strict=True))
@@ -309,8 +300,7 @@ class Step:
         stretches = [run for run in runs if run.how == "merged" and run.first not in apart]
         if not stretches:
             return {}
-        inner = without_feedback(self._model.compressors[stretches[0].first])
-        assert is_choosing(inner)
+        inner = cast(Choosing, without_feedback(self._model.compressors[stretches[0].first]))
         keep = sum(
             inner.keep(self._model.specs[place].elements, self._context(place))
             for run in stretches
@@ -380,8 +370,7 @@ class Step:
 
     def _blocks(self, run: Run, start: int, end: int) -> Payload:
         """One pass for all: levels are known before, and what is not finite shows in the sums."""
-        compressor = without_feedback(self._model.compressors[run.first])
-        assert is_in_blocks(compressor)
+        compressor = cast(InBlocks, without_feedback(self._model.compressors[run.first]))
         payload, states, totals = compressor.compress_blocks(
             [self._gradients[place] for place in range(run.first, run.last)],
             self._ledger.residual[start:end],
@@ -402,21 +391,19 @@ class Step:
         if not devices.finite(gradient):
             for place in places:
                 self._measure(place, self._gradients[place])
-        sizes = np.array([self._model.specs[place].elements for place in places], np.int64)
-        tensors = Neighbours(sizes, lambda place: self._context(run.first + place))
-        compressor = spanning(self._model.compressors[run.first], tensors)
-        if isinstance(compressor, ErrorFeedback):
-            state = self._feedback(run.first, start, end, gradient.device, begun=False)
-            payload, _ = compressor.compress(gradient, state, self._context(run.first))
-            return payload
-        if self._owing:
-            devices.add_to(gradient, self._ledger.residual[start:end])
-            self._ledger.draft[start:end].zero_()
+        compressor = self._model.compressors[run.first]
+        if run.how == "neighbours":
+            sizes = np.array([self._model.specs[place].elements for place in places], np.int64)
+            tensors = Neighbours(sizes, lambda place: self._context(run.first + place))
+            compressor = spanning(compressor, tensors)
         if compressor == LOSSLESS:  # the copy of the gradients is the payload
-            return DensePayload(
-                format=DenseFormat.FLOAT32, elements=end - start, data=gradient.numpy().view(np.uint8)
-            )
-        payload, _ = compressor.compress(gradient, None, self._context(run.first))
+            if self._owing:
+                devices.add_to(gradient, self._ledger.residual[start:end])
+                self._ledger.draft[start:end].zero_()
+            data = gradient.numpy().view(np.uint8)
+            return DensePayload(format=DenseFormat.FLOAT32, elements=end - start, data=data)
+        given = [(start, end)], self._states[run.first], self._context(run.first)
+        ((payload,),), _ = compress_together(compressor, gradient, self._ledger, *given, owing=self._owing)
         return payload
 
     def _tensor(self, place: int) -> list[Payload]:
@@ -424,9 +411,10 @@ class Step:
         compressor, gradient = self._model.compressors[place], self._gradients[place]
         if not isinstance(compressor, ErrorFeedback):
             return self._without_feedback(place)
-        state = self._state(place, gradient.device)
+        begun = place in self._keep
+        state = self._ledger.opened(self._range(place), gradient.device, self._states[place], begun=begun)
         payload: Payload | None = None
-        if place in self._keep:
+        if begun:
             payload, state = compressor.send(state, self._context(place))
         elif self.sends and not self._flush:
             try:
@@ -435,7 +423,8 @@ class Step:
                 raise NonFiniteGradient(self._model.specs[place].name) from None
         else:
             compressor.accumulate(gradient, state)
-        self._keep_state(place, state)
+        self._states[place] = state.inner
+        self._ledger.take(self._range(place), state)
         return [] if payload is None else [payload]
 
     def _whole_tensor(self, place: int) -> Payload:
@@ -498,37 +487,8 @@ class Step:
         self._ledger.draft[bounds.start : bounds.end].zero_()
         return join(each for each in payloads if each.elements)
 
-    def _state(self, place: int, device: torch.device) -> FeedbackState:
-        """What a compressor works on. The first time in a step it holds what the ledger does."""
-        start, end = self.plan.starts[place : place + 2]
-        return self._feedback(place, start, end, device, begun=place in self._keep)
-
-    def _feedback(
-        self, place: int, start: int, end: int, device: torch.device, *, begun: bool
-    ) -> FeedbackState:
-        """Views of the draft, copies only where it is worked on at the host and the ledger lies on a GPU."""
-        ledger = self._ledger
-        residual, velocity = ledger.draft[start:end], ledger.draft_velocity
-        before = None if begun else ledger.residual[start:end]
-        if before is not None and residual.device != device:
-            residual.copy_(before)
-            before = None
-        if velocity is not None:
-            velocity = velocity[start:end]
-            if not begun and ledger.velocity is not None:
-                velocity.copy_(ledger.velocity[start:end])
-            velocity = velocity.to(device)
-        inner = self._states[place]
-        return FeedbackState(residual=residual.to(device), velocity=velocity, inner=inner, before=before)
-
-    def _keep_state(self, place: int, state: FeedbackState) -> None:
-        """Note what a compressor leaves."""
-        self._states[place] = state.inner
-        if state.residual.device != self._ledger.device:
-            start, end = self.plan.starts[place : place + 2]
-            self._ledger.draft[start:end].copy_(state.residual)
-            if state.velocity is not None and self._ledger.draft_velocity is not None:
-                self._ledger.draft_velocity[start:end].copy_(state.velocity)
+    def _range(self, place: int) -> Ranges:
+        return [(self.plan.starts[place], self.plan.starts[place + 1])]
 
     def _context(self, place: int) -> StepContext:
         model = self._model

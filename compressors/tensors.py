@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..planning.parts import Plan, divide
-from .base import TensorSpec, is_choosing, is_model_wide
+from .base import Compressor, TensorSpec, is_fused
 from .dense import Dense
 from .feedback import ErrorFeedback, without_feedback
 from .layers import LayerRule
 from .ledger import Ledger
 from .payload import DenseFormat
 from .registry import CompressorSpec, parse_compressor
-from .runs import checks, runs_of
-from .sparse import Sparse
+from .runs import checks_alone, runs_of
+from .sparsifiers import SparseOptions
 from .spikes import keeps_spikes
 from .wrapping import Wrapping
 
-LOSSLESS = Dense(format=DenseFormat.FLOAT32)
+LOSSLESS, LOSSLESS_SPEC = Dense(format=DenseFormat.FLOAT32), parse_compressor("none")
 
 
 class ModelTensors:
@@ -26,7 +26,7 @@ class ModelTensors:
 
     Attributes:
         specs: of the tensors.
-        compressors: of the tensors; equal ones are one object.
+        chosen, compressors: by tensor, its compressor, as declared and as built; equal ones are one object.
         wrapping: what goes around the compressor that the rule gives the large tensors.
         numbers: by tensor, what goes into its random numbers.
         ledger: what is owed, and what compressors remember.
@@ -34,8 +34,9 @@ class ModelTensors:
         unit_of: by tensor, its unit.
         runs: by unit, neighbouring tensors that one call may serve.
         densities: share of its elements that is sent, of tensors for which norms decide it.
-        feedback, keeps_spikes, checks: by tensor, whether it has a residual; whether a spike would stay in
-            that; whether compressing finds a gradient that is not finite.
+        feedback, keeps_spikes, checks, on_gpu: by tensor, whether it has a residual; whether a spike would
+            stay in that; whether compressing finds a gradient that is not finite; whether it takes one that
+            lies on a GPU.
         planned: tensors whose compressor plans for the whole model.
     """
 
@@ -70,15 +71,15 @@ class ModelTensors:
         self.rank = rank
         self.specs = specs
         self.numbers = range(len(specs)) if numbers is None else numbers
-        chosen = [rule.choose(spec, given) for spec in specs]
-        made = {each: each.build() for each in set(chosen)}  # once: their state is kept apart from them
-        self._chosen = self.compressors = [made[each] for each in chosen]
+        self.chosen = [rule.choose(spec, given) for spec in specs]
+        made = {each: each.build() for each in set(self.chosen)}  # once: their state is kept apart from them
+        self.compressors: list[Compressor] = [made[each] for each in self.chosen]
+        self._given = [*zip(self.chosen, self.compressors, strict=True)]
         elements = [spec.elements for spec in specs]
         self.ledger = Ledger(elements, velocity=self.wrapping.momentum > 0)
         self.ledger.states = self.first_states()
         self.adopt(plan or divide(elements))
-        inner = map(without_feedback, self.compressors)
-        self.planned = [place for place, compressor in enumerate(inner) if is_model_wide(compressor)]
+        self.planned = [place for place, each in enumerate(self.chosen) if each.entry.model_wide]
 
     def adopt(self, plan: Plan) -> None:
         """Divide the model otherwise, between two steps. What the ledger holds is of tensors, and stays.
@@ -94,27 +95,32 @@ class ModelTensors:
     def send_whole(self, units: frozenset[int]) -> None:
         """From the next step on send these units of the plan as float32, with what is owed of them, and all
         others compressed. Not for those with momentum, a delay or a plan for the model."""
-        self.compressors = [
-            LOSSLESS if self.unit_of[place] in units else compressor
-            for place, compressor in enumerate(self._chosen)
+        pairs = [
+            (LOSSLESS_SPEC, LOSSLESS) if unit in units else given
+            for unit, given in zip(self.unit_of, self._given, strict=True)
         ]
+        self.chosen, self.compressors = [each for each, _ in pairs], [made for _, made in pairs]
         self.feedback = [isinstance(compressor, ErrorFeedback) for compressor in self.compressors]
         self.keeps_spikes = [*map(keeps_spikes, self.compressors)]
-        self.checks = [checks(compressor) for compressor in self.compressors]
+        self.checks = [each.joins is not None or checks_alone(made) for each, made in pairs]
+        # What is not fused is subtracted from the residual on the host.
+        self.on_gpu = [
+            each.entry.on_gpu and (not isinstance(made, ErrorFeedback) or is_fused(made.compressor))
+            for each, made in pairs
+        ]
         self.runs = [
-            runs_of(self.compressors, self.specs, unit.first, unit.last, merged=self.plan.merged)
+            runs_of(self.chosen, self.specs, unit.first, unit.last, merged=self.plan.merged)
             for unit in self.plan.units
         ]
 
     def _densities(self, norms: Sequence[float]) -> dict[int, float]:
-        """Of the tensors whose norms have a say in how much of them is sent."""
-        inner = map(without_feedback, self._chosen)
-        choosing = {place: each for place, each in enumerate(inner) if is_choosing(each)}
-        if not (norms and choosing):
+        """By tensor, if its norm decides how much of it is sent."""
+        by_norm = [place for place, (each, _) in enumerate(self._given) if each.chooses_by_norm]
+        if not (norms and by_norm):
             return {}
         # The rule has one sparsifier for all of them.
-        found = next(iter(choosing.values())).densities([norms[place] for place in choosing])
-        return {} if found is None else dict(zip(choosing, found, strict=True))
+        found = self._given[by_norm[0]][0].options.densities([norms[place] for place in by_norm])
+        return dict(zip(by_norm, found, strict=True))
 
     def sent_shares(self, epoch: float) -> list[float]:
         """Return the share of its elements that a step sends of each tensor, above 0, up to 1.
@@ -122,10 +128,10 @@ class ModelTensors:
         Sparsifiers round down to whole elements and keep at least one; shares are those before that.
         """
         return [
-            1 / compressor.options.ratio_at(epoch, self.densities.get(place))
-            if isinstance(compressor, Sparse)
+            1 / each.options.ratio_at(epoch, self.densities.get(place))
+            if isinstance(each.options, SparseOptions)
             else 1.0
-            for place, compressor in enumerate(map(without_feedback, self.compressors))
+            for place, each in enumerate(self.chosen)
         ]
 
     def first_states(self) -> list[Any]:

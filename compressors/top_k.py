@@ -18,7 +18,6 @@ threshold   every element of magnitude tau or more, sent as +-tau; what exceeds 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -46,7 +45,6 @@ def top_k(options: SparseOptions) -> Sparse:
         select=lambda total, keep, _: devices.select(total, keep),
         add_and_select=devices.add_and_select,
         select_each=_largest_each,
-        on_gpu=True,
     )
 
 
@@ -65,7 +63,6 @@ class Sign(Stateless):
     """The coder of `threshold`: one bit, for -tau and tau. Stateless."""
 
     options: ThresholdOptions
-    elementwise: ClassVar[bool] = True
 
     def compress(
         self, gradient: torch.Tensor, state: None, context: StepContext

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,8 +29,6 @@ class TwoBit(Fused, Stateless):
     """Quantize to {-t, 0, t}. Stateless; meant to be used with error feedback."""
 
     options: TwoBitOptions = field(default_factory=TwoBitOptions)
-    on_gpu: ClassVar[bool] = True
-    in_blocks: ClassVar[bool] = True
 
     def compress_blocks(
         self,

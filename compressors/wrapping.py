@@ -42,5 +42,10 @@ class Wrapping:
                 if getattr(self, name) != neutral:
                     raise ValueError(f"{name}: needs the residual that is kept with feedback=on")
 
+    @property
+    def plain(self) -> bool:
+        """Whether the residual, as it is, is added to each gradient."""
+        return self.feedback and self.decay == 1.0 and not self.momentum
+
 
 WRAPPING_KEYS = tuple(field.name for field in fields(Wrapping))

@@ -33,7 +33,8 @@ class TensorCoding:
         density: share of the elements that are sent.
         indices: whether the indices of these travel, too.
         dense: whether tensors of fewer than two dimensions are sent so, too, instead of as bfloat16.
-        together: whether neighbouring tensors share one call, and one payload.
+        together: whether neighbouring tensors share one call, and one payload, where the last bucket is full.
+            A `CompressorEntry` says so by `joins`, and what its `sends` says of it does not count.
     """
 
     bits: float
@@ -42,7 +43,7 @@ class TensorCoding:
     density: float = 1.0
     indices: bool = False
     dense: bool = False
-    together: bool = True
+    together: bool = False
 
     def carries(self, shape: Sequence[int]) -> bool:
         """Return whether a tensor travels so; the others travel as bfloat16."""
@@ -55,11 +56,12 @@ class TensorCoding:
 
     def runs(self, shapes: Sequence[Sequence[int]]) -> int:
         """Return the number of calls, and of payloads, that neighbouring tensors take."""
-        kinds = [self.carries(shape) for shape in shapes]
-        if not kinds:
-            return 0
-        apart = 0 if self.together else sum(before and kind for before, kind in pairwise(kinds))
-        return 1 + apart + sum(before != kind for before, kind in pairwise(kinds))
+        found = 1 if shapes else 0
+        for before, shape in pairwise(shapes):
+            carried = self.carries(before)
+            full = not self.bucket or math.prod(before) % self.bucket == 0
+            found += carried != self.carries(shape) or (carried and not (self.together and full))
+        return found
 
     @property
     def element_bytes(self) -> float:
@@ -69,9 +71,9 @@ class TensorCoding:
 
 
 # What a server sends of quantized pushes, whichever compressor made them.
-ONE_BIT = TensorCoding(bits=1, tensor_bytes=8, together=False)
-FOUR_BIT = TensorCoding(bits=4, tensor_bytes=28)
-EIGHT_BIT = TensorCoding(bits=8, bucket=4096, together=False)
+ONE_BIT = TensorCoding(bits=1, tensor_bytes=8)
+FOUR_BIT = TensorCoding(bits=4, tensor_bytes=28, together=True)
+EIGHT_BIT = TensorCoding(bits=8, bucket=4096, together=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,12 +85,16 @@ class CompressionCosts:
         up: size of a push.
         element_s: seconds of one core that a worker takes for an element.
         least_part_bytes: the largest part holds at least this by default, as float32.
+        merges: whether a unit of a merged plan is one tensor to it.
+        whole: whether it needs all gradients before it compresses any.
     """
 
     name: str
     up: TensorCoding
     element_s: float
     least_part_bytes: int = LEAST_BYTES
+    merges: bool = False
+    whole: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -100,7 +106,7 @@ class CompressionCosts:
             held = 1 - (1 - up.density) ** pushes
             bits = max(up.bits, 16.0)  # values that are not dense come down as bfloat16
             union = replace(up, bits=bits, bucket=0, density=held, indices=True)
-            return min(union, TensorCoding(bits=bits), key=lambda each: each.element_bytes)
+            return min(union, TensorCoding(bits=bits, together=True), key=lambda each: each.element_bytes)
         if up.bits >= 16:
             return up
         if up.bits > 4:
@@ -109,7 +115,7 @@ class CompressionCosts:
 
 
 # No compression: planners compare with it, and modes that do not compress are predicted with it.
-NONE = CompressionCosts(name="none", up=TensorCoding(bits=32, dense=True), element_s=0.5e-9)
+NONE = CompressionCosts(name="none", up=TensorCoding(bits=32, dense=True, together=True), element_s=0.5e-9)
 
 # A sparsifier sends at least this much of a part by default: less is not worth its messages. An element that
 # it keeps takes about SPARSE_BITS.

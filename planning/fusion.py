@@ -8,8 +8,8 @@ out one after the other, each once it has all of its gradients:
 
 layer_by_layer   wait-free backpropagation without merging: P-SGD if all elements are sent, LAGS if some are
 by_bytes         messages of a fixed size at least: MGS
-mg_wfbp          merge a layer into the next one where that ends no later: (Q1)
-seamgs           the same, and only where the sparse error does not grow: (Q1) and (Q2)
+seamgs           merge a layer into the next one where that ends no later, and the sparse error does not grow:
+                 (Q1) and (Q2)
 fastest          of all divisions the one that ends first
 
     Q1 (time)       start(l) + alpha > produced(l - 1)
@@ -53,30 +53,6 @@ class FusionGroup:
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class SentGroup:
-    """When a group's message begins and ends, in seconds from the beginning of backward."""
-
-    group: FusionGroup
-    start_s: float
-    end_s: float
-
-
-def sent(layers: Sequence[Layer], link: Link, groups: Sequence[FusionGroup]) -> list[SentGroup]:
-    """When each of the groups, which come in the order of backward, is sent."""
-    ready, free, found = produced(layers), 0.0, list[SentGroup]()
-    for group in groups:
-        start = max(ready[group.first], free)
-        free = start + link.seconds(sum(layer.sent_bytes for layer in layers[group.first : group.last]))
-        found.append(SentGroup(group, start, free))
-    return found
-
-
-def sparse_error(layer: Layer) -> float:
-    """Return the squared norm of what sparsification leaves out: (2)."""
-    return (1 - layer.density) * layer.square_norm
-
-
 def layer_by_layer(layers: Sequence[Layer]) -> list[FusionGroup]:
     return [FusionGroup(place, place + 1) for place in reversed(range(len(layers)))]
 
@@ -93,14 +69,6 @@ def by_bytes(layers: Sequence[Layer], least_bytes: float) -> list[FusionGroup]:
     return groups
 
 
-def mg_wfbp(layers: Sequence[Layer], link: Link) -> list[FusionGroup]:
-    return _greedy(layers, link, _any)
-
-
-def seamgs(layers: Sequence[Layer], link: Link) -> list[FusionGroup]:
-    return _greedy(layers, link, keeps_accuracy)
-
-
 def keeps_accuracy(later: Layer, earlier: Layer) -> bool:
     """Q2: return whether choosing from both together leaves no larger a sparse error than from each."""
     if not (later.sparse_elements and earlier.sparse_elements):
@@ -110,8 +78,13 @@ def keeps_accuracy(later: Layer, earlier: Layer) -> bool:
     return (earlier.density - later.density) * (earlier.weight - later.weight) <= 0
 
 
-def _greedy(layers: Sequence[Layer], link: Link, may: Callable[[Layer, Layer], bool]) -> list[FusionGroup]:
-    """From the last layer to the second: send what is held, or hold it for the next one. O(layers)."""
+def seamgs(
+    layers: Sequence[Layer], link: Link, may: Callable[[Layer, Layer], bool] = keeps_accuracy
+) -> list[FusionGroup]:
+    """From the last layer to the second: send what is held, or hold it for the next one. O(layers).
+
+    may: whether a layer may join those behind it, as far as accuracy goes; Q2 unless something is compared.
+    """
     if not layers:
         return []
     ready, groups, free = produced(layers), list[FusionGroup](), 0.0
@@ -129,14 +102,11 @@ def _greedy(layers: Sequence[Layer], link: Link, may: Callable[[Layer, Layer], b
     return groups
 
 
-def fastest(
-    layers: Sequence[Layer], link: Link, may: Callable[[Layer, Layer], bool] | None = None
-) -> list[FusionGroup]:
+def fastest(layers: Sequence[Layer], link: Link) -> list[FusionGroup]:
     """The division whose last message ends first; of several, one with few messages.
 
-    may: whether a layer may join those behind it; any if None. A later end is never better for what follows,
-    so that it is enough to know the earliest end for each number of layers that are through.
-    O(layers ** 2).
+    A later end is never better for what follows, so that it is enough to know the earliest end for each
+    number of layers that are through. O(layers ** 2).
     """
     if not layers:
         return []
@@ -145,17 +115,13 @@ def fastest(
     known: dict[int, tuple[float, int, int]] = {len(layers): (0.0, 0, len(layers))}
     for last in range(len(layers), 0, -1):
         free, messages, _ = known[last]
-        held, size = layers[last - 1], layers[last - 1].sent_bytes
+        size = layers[last - 1].sent_bytes
         for first in range(last - 1, -1, -1):
             end = max(free, ready[first]) + link.seconds(size)
             known[first] = min(known.get(first, (end, messages + 1, last)), (end, messages + 1, last))
             earlier = layers[first - 1]
-            if not first or not _alike(held, earlier):
+            if not first or not _alike(layers[last - 1], earlier):
                 break
-            if may is not None:
-                if not may(held, earlier):
-                    break
-                held = held.with_(earlier)
             size += earlier.sent_bytes
     groups: list[FusionGroup] = []
     first = 0
@@ -163,10 +129,6 @@ def fastest(
         groups.append(FusionGroup(first, known[first][2]))
         first = groups[-1].last
     return groups[::-1]
-
-
-def _any(later: Layer, earlier: Layer) -> bool:
-    return True
 
 
 def _alike(later: Layer, earlier: Layer) -> bool:

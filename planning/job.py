@@ -205,7 +205,7 @@ def work_of(profile: JobProfile, chosen: StepOptions) -> tuple[StepWork, StepRes
     for number, unit in enumerate(plan.units):
         shapes = profile.shapes[unit.first : unit.last]
         elements, parts = unit.end - unit.start, len(unit.parts)
-        runs = 1 if plan.merged and sent.up.density < 1 else sent.up.runs(shapes)
+        runs = 1 if plan.merged and sent.merges else sent.up.runs(shapes)
         up_bytes = sum(map(sent.up.sent_bytes, shapes)) + PAYLOAD_BYTES * max(parts, runs)
         down_bytes = sum(map(down.sent_bytes, shapes)) + PAYLOAD_BYTES * max(parts, down.runs(shapes))
         # What is sparse is stepped and taken in where it holds elements.
@@ -214,10 +214,13 @@ def work_of(profile: JobProfile, chosen: StepOptions) -> tuple[StepWork, StepRes
         taken = held * costs.apply_s + early * len(shapes) * costs.early_s
         encode_s = elements * (costs.gradient_s + sent.element_s)
         encode_s += len(shapes) * costs.tensor_s + runs * costs.worker_run_s
+        backward = slice(unit.first, unit.last)
+        if sent.whole:  # the first unit that is compressed waits for all of backward
+            backward = slice(0, 0) if number else slice(None)
         batches.append(
             UnitWork(
                 parts=unit.parts,
-                backward_s=copies * sum(profile.backward_s[unit.first : unit.last]),
+                backward_s=copies * sum(profile.backward_s[backward]),
                 forward_s=copies * sum(profile.forward_s[unit.first : unit.last]),
                 encode_s=encode_s / copies,
             )

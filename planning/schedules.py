@@ -8,7 +8,6 @@ come (5). What is to be small is the time from the beginning of backward to the 
 fifo         layers whole, as backward produces them: wait-free backpropagation
 p3           piece by piece; of what is there, what the next forward pass needs first: priority, and
              preemption where a piece ends
-credit       the same, and up to `credit` pieces on their way at once, so that they start while others travel
 two-phase    until backward is over like p3, but layers may be *raised*: one that is goes whole, in one
              message, before everything that was there when it could be through; then, layer by layer in
              forward order, all that is left of a layer in one message. Which layers are raised is searched
@@ -33,29 +32,25 @@ from typing import Literal
 
 from .profile import Layer, Link, produced
 
-Name = Literal["fifo", "p3", "credit", "two-phase"]
+Name = Literal["fifo", "p3", "two-phase"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """piece_bytes: of a full piece. credit: pieces on their way at once. raised: layers that go whole, and
-    the layer before which each goes."""
+    """piece_bytes: of a full piece. raised: layers that go whole, and the layer before which each goes."""
 
     name: Name
     piece_bytes: float = math.inf
-    credit: int = 1
     raised: dict[int, int] = field(default_factory=dict[int, int])
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """pieces: how many of the layer's. It has the link from `start_s` to `sent_s`, and is there at
-    `end_s`."""
+    """pieces: how many of the layer's, which are on the link from `start_s` to `end_s`."""
 
     layer: int
     pieces: int
     start_s: float
-    sent_s: float
     end_s: float
 
 
@@ -71,8 +66,6 @@ class MessageTimeline:
 
 def run(layers: Sequence[Layer], link: Link, schedule: Schedule) -> MessageTimeline:
     """What becomes of a schedule."""
-    if not schedule.credit >= 1:
-        raise ValueError(f"credit: expected at least 1 piece, got {schedule.credit}")
     if not schedule.piece_bytes > 0:
         raise ValueError(f"piece_bytes: expected more than 0, got {schedule.piece_bytes:g}")
     ready = produced(layers)
@@ -84,8 +77,6 @@ def run(layers: Sequence[Layer], link: Link, schedule: Schedule) -> MessageTimel
     there: list[tuple[_Key, int]] = []  # a heap
     while there or to_come:
         now = free if there else max(free, ready[to_come - 1])
-        if len(messages) >= schedule.credit:
-            now = max(now, messages[-schedule.credit].end_s)
         while to_come and ready[to_come - 1] <= now:
             to_come -= 1
             heapq.heappush(there, (_key(to_come, schedule, at_last), to_come))
@@ -98,11 +89,11 @@ def run(layers: Sequence[Layer], link: Link, schedule: Schedule) -> MessageTimel
             schedule.name == "two-phase" and (at_last or place in schedule.raised)
         )
         pieces = left[place] if whole else 1
-        free = now + link.byte_s * _bytes(layers[place], schedule, left[place], pieces)
+        free = now + link.byte_s * _bytes(layers[place], schedule, left[place], pieces) + link.start_s
         left[place] -= pieces
         if not left[place]:
             heapq.heappop(there)
-        messages.append(Message(place, pieces, now, free, free + link.start_s))
+        messages.append(Message(place, pieces, now, free))
     return _with_forward(layers, over, messages)
 
 

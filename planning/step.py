@@ -36,7 +36,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from .profile import Link
@@ -155,34 +155,27 @@ class Timeline:
 _CORES, _WORKER_UP, _WORKER_DOWN = 0, 1, 2
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
     """Something that a lane does. left: seconds, of what it takes alone. needs: of what is shared, how much
     it takes while it runs."""
 
-    __slots__ = ("left", "needs", "number", "start", "turn", "what")
-
-    def __init__(
-        self,
-        what: str,
-        number: int,
-        seconds: float,
-        needs: tuple[tuple[int, float], ...] = (),
-        turn: int = 0,
-    ) -> None:
-        self.what, self.number, self.left, self.needs, self.turn = what, number, seconds, needs, turn
-        self.start = 0.0
+    what: str
+    number: int
+    left: float
+    needs: tuple[tuple[int, float], ...] = ()
+    turn: int = 0
+    start: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
 class _Lane:
     """ready: what waits for it, by turn; a worker knows by itself what comes next."""
 
-    __slots__ = ("busy", "name", "ready", "server")
-
-    def __init__(self, name: Lane, server: int) -> None:
-        self.name: Lane = name
-        self.server = server
-        self.ready: list[tuple[int, int, _Job]] = []
-        self.busy: _Job | None = None
+    name: Lane
+    server: int
+    ready: list[tuple[int, int, _Job]] = field(default_factory=list[tuple[int, int, _Job]])
+    busy: _Job | None = None
 
 
 def simulate(work: StepWork, place: StepResources) -> Timeline:

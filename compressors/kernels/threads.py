@@ -16,21 +16,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...common import machine
+
 # Below this, waking a thread takes about as long as the work.
 ELEMENTS_PER_THREAD = 1 << 18
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class _Pool:
     """The helpers of the calling thread: one fewer than the number of threads."""
 
     def __init__(self) -> None:
-        self.threads = _usable_cores()
+        self.threads = machine.cores()
         self.forget()
 
     def forget(self) -> None:

@@ -68,6 +68,6 @@ class Ternary:
 entry = CompressorEntry(
     options=TernaryOptions,
     build=lambda options: Ternary(options=options),
-    sends=lambda options: TensorCoding(bits=2, tensor_bytes=4, together=False),
+    sends=lambda options: TensorCoding(bits=2, tensor_bytes=4),
     nanoseconds=lambda options: 6.0,
 )

@@ -92,8 +92,9 @@ class PartUpdate:
 
 @dataclass(slots=True)
 class _Coder:
-    """A compressor for each tensor, with what it remembers."""
+    """A compressor for each tensor, as declared and as built, with what it remembers."""
 
+    chosen: list[CompressorSpec]
     compressors: list[Compressor]
     states: list[Any] = field(default_factory=list[Any])
 
@@ -254,11 +255,11 @@ class Downlink:
             yield from self._four_bit(way, difference.numpy(), version)
             return
         coder = self._coder(compressor)
-        for run in runs_of(coder.compressors, self._specs, way.first, way.last):
+        for run in runs_of(coder.chosen, self._specs, way.first, way.last):
             start, end = self._plan.starts[run.first], self._plan.starts[run.last]
             piece = difference[max(start, way.start) - way.start : min(end, way.end) - way.start]
             single, context = coder.compressors[run.first], partial(self._context, version, run.first)
-            if run.last - run.first > 1:
+            if run.last - run.first > 1 and run.how == "neighbours":
                 sizes = np.array([spec.elements for spec in self._specs[run.first : run.last]], np.int64)
                 single = spanning(single, Neighbours(sizes, context))
             payload, coder.states[run.first] = single.compress(piece, coder.states[run.first], context(0))
@@ -299,11 +300,11 @@ class Downlink:
 
     def _coder(self, compressor: CompressorSpec) -> _Coder:
         if compressor.text not in self._coders:
-            chosen = [RULE.choose(spec, compressor) for spec in self._specs]
-            made = {each: each.build_bare() for each in set(chosen)}  # what goes around is not for updates
+            chosen = [replace(RULE.choose(spec, compressor), wrapping=None) for spec in self._specs]
+            made = {each: each.build() for each in set(chosen)}  # what goes around is not for updates
             found = [made[each] for each in chosen]
             states = [each.init(spec) for each, spec in zip(found, self._specs, strict=True)]
-            self._coders[compressor.text] = _Coder(found, states)
+            self._coders[compressor.text] = _Coder(chosen, found, states)
         return self._coders[compressor.text]
 
     # ---- auto

@@ -17,11 +17,10 @@ from gradwire.compressors import (
     NonFiniteGradient,
     TensorSpec,
     decode,
+    parse_compressor,
 )
-from gradwire.compressors.base import takes_gpu
 from gradwire.compressors.kernels import devices
 from gradwire.compressors.payload import Payload
-from gradwire.compressors.registry import create
 from gradwire.compressors.step import Step
 
 if not torch.cuda.is_available():
@@ -100,7 +99,7 @@ def test_payloads_are_those_of_the_cpu(spec: str, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(cuda, "_launch", spy)
     got, ours = steps(spec, DEVICE)
-    assert bool(launched) == takes_gpu(create(spec))
+    assert bool(launched) == parse_compressor(spec).entry.on_gpu
     assert [content(payloads) for payloads in got] == [content(payloads) for payloads in expected]
     assert ours.ledger.norm() == pytest.approx(plain.ledger.norm(), rel=1e-12)
 
@@ -164,4 +163,10 @@ def test_many_tensors_at_once(format: CodeFormat, in_place: bool, monkeypatch: p
 
 def test_which_compressors_work_on_a_gpu() -> None:
     names = ["4bit", "2bit", "topk", "l1", "gcac", "dgc", "krngc", "8bit", "none", "randk", "threshold"]
-    assert [name for name in names if takes_gpu(create(name))] == ["4bit", "2bit", "topk", "l1", "gcac"]
+    assert [name for name in names if parse_compressor(name).entry.on_gpu] == [
+        "4bit",
+        "2bit",
+        "topk",
+        "l1",
+        "gcac",
+    ]

@@ -28,7 +28,7 @@ from gradwire.compressors import (
 from gradwire.compressors.kernels import selection, selection_reference
 from gradwire.compressors.kernels.block_selection import select_blocks
 from gradwire.compressors.kernels.selection import LEAST
-from gradwire.compressors.sparse import ALONE
+from gradwire.compressors.sparsifiers import ALONE
 
 Array = npt.NDArray[np.float32]
 

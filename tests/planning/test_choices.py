@@ -13,14 +13,12 @@ from gradwire.planning import (
     Link,
     Merging,
     Order,
-    Ordering,
     Replan,
     parse_fusion,
     parse_order,
     parse_replan,
-    turns,
 )
-from gradwire.planning.choices import CREDIT, MGS_BYTES
+from gradwire.planning.choices import CREDIT, MGS_BYTES, Ordering, turns
 
 P3 = parse_order("p3")
 

@@ -13,6 +13,7 @@ from gradwire.compressors import (
     LayerRule,
     ModelCompressor,
     TensorSpec,
+    cut_up,
     dense_payload,
     divide,
     parse_compressor,
@@ -66,6 +67,15 @@ def test_planners_know_the_densities_that_workers_say(spec: str) -> None:
     specs = [TensorSpec(name=f"layer{place}", shape=shape) for place, shape in enumerate(SHAPES)]
     said = ModelCompressor(specs, spec, LayerRule(), 1, 0).sent_shares(epoch=0.0)
     assert said == [up.density if up.carries(shape) else 1.0 for shape in SHAPES]
+
+
+@pytest.mark.parametrize("spec", [*SPECS, "4bit:levels=groups", "4bit:momentum=0.9", "2bit:decay=0.9"])
+def test_planners_know_how_many_calls_neighbours_take(spec: str) -> None:
+    shapes = ((64, 64), (64, 64), (64,), (32,), (64, 63), (64, 65), (64, 64))
+    specs = [TensorSpec(name=f"layer{place}", shape=shape) for place, shape in enumerate(shapes)]
+    plan = cut_up([each.elements for each in specs], [len(specs)], 1 << 20)
+    (runs,) = ModelCompressor(specs, spec, LayerRule(), 1, 0, plan=plan).runs
+    assert compression(spec).up.runs(shapes) == len(runs)
 
 
 @pytest.mark.parametrize("workers", [1, 4, 16])

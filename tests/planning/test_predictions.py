@@ -10,7 +10,7 @@ import pytest
 
 from gradwire.common.spec import SpecError
 from gradwire.compressors import parse_compressor
-from gradwire.planning import Merging, Ordering
+from gradwire.planning.choices import Merging, Ordering
 from gradwire.planning.compression import NONE
 from gradwire.planning.job import FRAMING, UNEVEN, Costs, JobProfile, StepOptions, plan_of, work_of
 from gradwire.planning.models import tensors
@@ -53,6 +53,15 @@ def test_without_overlap_a_step_is_the_sum_of_its_lanes() -> None:
     # The first worker pushes while the last still has to get its update.
     assert found.step_s == pytest.approx(0.1 + (2 - UNEVEN) * one_way + encoding, rel=0.01)
     assert found.up_bytes == pytest.approx(4 * 8 * 65536 * 4, rel=0.01)
+
+
+@pytest.mark.parametrize("spec", ["krngc", "topk:clip=1"])
+def test_what_needs_all_gradients_is_compressed_after_backward(spec: str) -> None:
+    known = profile()
+    found = predict(known, StepOptions(compressor=parse_compressor(spec).compression(), overlap="backward"))
+    assert found.timeline is not None
+    compressed = [span.start_s for span in found.timeline.spans if span.what == "compress"]
+    assert min(compressed) >= sum(known.backward_s)
 
 
 def test_a_server_gets_the_bytes_of_all_workers_and_sends_as_many() -> None:

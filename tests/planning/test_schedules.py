@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.planning import Layer, Link, MessageTimeline, Schedule, best, produced, run, two_phase
+from gradwire.planning import Layer, Link
+from gradwire.planning.profile import produced
+from gradwire.planning.schedules import MessageTimeline, Schedule, best, run, two_phase
 
 SECONDS = st.floats(0, 1)
 
@@ -31,7 +33,6 @@ links = st.builds(Link, start_s=SECONDS, byte_s=st.floats(0, 1e-2))
 schedules = st.one_of(
     st.just(Schedule(name="fifo")),
     st.builds(Schedule, name=st.just("p3"), piece_bytes=st.floats(50, 2000)),
-    st.builds(Schedule, name=st.just("credit"), piece_bytes=st.floats(50, 2000), credit=st.integers(1, 5)),
 )
 LINK = Link(start_s=1.0, byte_s=1.0)
 
@@ -44,8 +45,7 @@ def test_fifo_sends_layers_whole_as_backward_produces_them() -> None:
     model = [layer(4, backward_s=1, forward_s=2), layer(2, backward_s=1, forward_s=1)]
     found = run(model, LINK, Schedule(name="fifo", piece_bytes=1.0))
     assert order(found) == [(1, 2), (0, 4)]
-    # The last layer from 1 to 4, of which the link is taken until 3; then the first from 4 to 9.
-    assert [(each.start_s, each.sent_s, each.end_s) for each in found.messages] == [(1, 3, 4), (4, 8, 9)]
+    assert [(each.start_s, each.end_s) for each in found.messages] == [(1, 4), (4, 9)]
     assert found.forward_s == (9, 11)
     assert found.end_s == 12
 
@@ -60,14 +60,6 @@ def test_p3_lets_the_first_layer_overtake_where_a_piece_ends() -> None:
 def test_pieces_are_of_equal_size_but_for_the_last() -> None:
     found = run([layer(5)], Link(start_s=0.0, byte_s=1.0), Schedule(name="p3", piece_bytes=2.0))
     assert [each.end_s - each.start_s for each in found.messages] == [2, 2, 1]
-
-
-def test_credit_hides_what_messages_take_to_start() -> None:
-    model = [layer(6)]
-    alone = run(model, LINK, Schedule(name="p3", piece_bytes=2.0))
-    several = run(model, LINK, Schedule(name="credit", piece_bytes=2.0, credit=3))
-    assert alone.end_s == 9
-    assert several.end_s == 7
 
 
 def test_what_is_left_after_backward_goes_in_one_message_for_each_layer() -> None:
@@ -90,12 +82,9 @@ def test_two_phase_raises_a_layer_where_that_makes_the_iteration_shorter() -> No
     assert run(model, LINK, found).end_s < run(model, LINK, Schedule(name="two-phase", piece_bytes=1.0)).end_s
 
 
-@pytest.mark.parametrize(
-    "schedule", [Schedule(name="p3", piece_bytes=0.0), Schedule(name="credit", credit=0)]
-)
-def test_a_schedule_without_room_for_anything_is_refused(schedule: Schedule) -> None:
+def test_a_schedule_without_room_for_anything_is_refused() -> None:
     with pytest.raises(ValueError, match="expected"):
-        run([layer(1)], LINK, schedule)
+        run([layer(1)], LINK, Schedule(name="p3", piece_bytes=0.0))
 
 
 def holds(model: list[Layer], link: Link, schedule: Schedule, timeline: MessageTimeline) -> None:
@@ -103,14 +92,12 @@ def holds(model: list[Layer], link: Link, schedule: Schedule, timeline: MessageT
     ready = produced(model)
     for message in timeline.messages:
         assert message.start_s >= ready[message.layer]
-        assert message.end_s >= message.sent_s >= message.start_s
+        assert message.end_s >= message.start_s
     for before, after in zip(timeline.messages, timeline.messages[1:], strict=False):
-        assert after.start_s >= before.sent_s
-        if schedule.credit == 1:
-            assert after.start_s >= before.end_s
+        assert after.start_s >= before.end_s
     taken = defaultdict[int, float](float)
     for message in timeline.messages:
-        taken[message.layer] += message.sent_s - message.start_s
+        taken[message.layer] += message.end_s - message.start_s - link.start_s
         assert timeline.forward_s[message.layer] >= message.end_s
     for place, each in enumerate(model):
         assert taken[place] == pytest.approx(link.byte_s * each.sent_bytes, abs=1e-9)

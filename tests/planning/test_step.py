@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.benchmarks.bound import step_bound
-from gradwire.planning import Layer, Link, Schedule, run
+from gradwire.planning import Layer, Link
+from gradwire.planning.schedules import Schedule, run
 from gradwire.planning.step import Overlap, Piece, Span, StepResources, StepWork, Timeline, UnitWork, simulate
 
 OVERLAPS: tuple[Overlap, ...] = ("off", "backward", "both")
