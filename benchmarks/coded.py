@@ -27,8 +27,8 @@ from ..common.spec import parse_spec
 from ..deploy.plot import panels
 from ..settings import RunSettings
 from . import output
-from .arguments import BenchError, at_least_one, file_to_write, numbers, plot_to_write, some_of
-from .jobs import run_job, train
+from .arguments import BenchError, at_least_one, json_option, numbers, option, plot_to_write, some_of
+from .jobs import nodes_of, run_job, train
 from .schemes import SCHEMES
 from .star import Star, check_network
 
@@ -92,8 +92,7 @@ def measure(
         mode=mode,
     )
     program = "gradwire.benchmarks.schemes", scheme
-    nodes = ["server", *(f"worker-{rank}" for rank in range(workers))]
-    with Star(nodes, mbit) as star, tempfile.TemporaryDirectory() as directory:
+    with Star(nodes_of(workers), mbit) as star, tempfile.TemporaryDirectory() as directory:
         status = run_job(
             run,
             Path(directory),
@@ -233,19 +232,12 @@ def steps_to(target: float, mode: str, nodes: int, seed: int, directory: Path) -
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = "(default: %(default)s)"
-    text = f"parts to run {shown}"
-    parser.add_argument(
-        "--parts", type=some_of(PARTS), default=",".join(PARTS), metavar="NAME,...", help=text
-    )
-    text = f"Mbit/s of each link in each direction {shown}"
-    parser.add_argument("--mbit", type=at_least_one, default=100, metavar="N", help=text)
-    text = f"workers, in the parts bytes and accuracy {shown}"
-    parser.add_argument("--workers", type=numbers(16), default="2,4,8", metavar="N,...", help=text)
-    text = f"workers, in the part time {shown}"
-    parser.add_argument("--nodes", type=at_least_one, default=4, metavar="N", help=text)
-    parser.add_argument("--seed", type=at_least_one, default=1, metavar="N", help=f"seed of the runs {shown}")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    option(parser, "--parts", some_of(PARTS), ",".join(PARTS), "NAME,...", "parts to run")
+    option(parser, "--mbit", at_least_one, 100, "N", "Mbit/s of each link in each direction")
+    option(parser, "--workers", numbers(16), "2,4,8", "N,...", "workers, in the parts bytes and accuracy")
+    option(parser, "--nodes", at_least_one, 4, "N", "workers, in the part time")
+    option(parser, "--seed", at_least_one, 1, "N", "seed of the runs")
+    json_option(parser)
     text = "picture of the seconds per step, as PNG or SVG"
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 

@@ -39,7 +39,7 @@ from ..compressors.kernels import selection, sparse
 from ..compressors.registry import BUILT_IN, create, names
 from ..deploy.plot import literal, panels
 from . import output
-from .arguments import at_least_one, file_to_write, numbers, plot_to_write, some_of
+from .arguments import at_least_one, json_option, numbers, option, plot_to_write, some_of
 from .kernels import model_compressor
 from .timing import interleaved, wall
 
@@ -198,22 +198,18 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "elements of the matrices (default: %(default)s)"
     sizes = "100000,1000000,25000000"
-    parser.add_argument("--elements", type=numbers(MOST_ELEMENTS), default=sizes, metavar="N,...", help=text)
-    text = f"dtypes of the gradients: {', '.join(DTYPES)} (default: %(default)s)"
-    dtypes = some_of(list(DTYPES))
-    parser.add_argument("--dtypes", type=dtypes, default="float32", metavar="NAME,...", help=text)
+    option(parser, "--elements", numbers(MOST_ELEMENTS), sizes, "N,...", "elements of the matrices")
+    text = f"dtypes of the gradients: {', '.join(DTYPES)}"
+    option(parser, "--dtypes", some_of(list(DTYPES)), "float32", "NAME,...", text)
     parser.add_argument("--compressors", nargs="+", metavar="SPEC", help="compressors (default: all)")
-    text = "repetitions, of which the median counts (default: %(default)s)"
-    parser.add_argument("--repeats", type=at_least_one, default=7, metavar="N", help=text)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    option(parser, "--repeats", at_least_one, 7, "N", "repetitions, of which the median counts")
+    json_option(parser)
     text = "picture of bandwidth over ratio, as SVG, PNG or PDF"
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def run(given: argparse.Namespace) -> int:
-    """Returns the exit code."""
     specs = given.compressors or default_specs()
     for spec in specs:
         create(spec)  # a bad one is refused before the others take their time

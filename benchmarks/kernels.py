@@ -36,7 +36,7 @@ from ..compressors import (
     warm_up,
 )
 from . import output
-from .arguments import at_least_one, file_to_write
+from .arguments import at_least_one, json_option, option
 from .timing import interleaved, wall
 
 PUSHES = 16
@@ -186,20 +186,16 @@ def measure_blocks(blocks: int, elements: int, repeats: int, seed: int) -> list[
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "elements of a tensor (default: %(default)s)"
-    parser.add_argument("--elements", type=at_least_one, default=25_000_000, metavar="N", help=text)
-    text = "interleaved repetitions, of which the median counts (default: %(default)s)"
-    parser.add_argument("--repeats", type=at_least_one, default=7, metavar="N", help=text)
+    option(parser, "--elements", at_least_one, 25_000_000, "N", "elements of a tensor")
+    option(parser, "--repeats", at_least_one, 7, "N", "interleaved repetitions, of which the median counts")
     text = "threads of both sides (default: one for each processor)"
     threads = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=at_least_one, default=threads, metavar="N", help=text)
-    text = "seed of the gradients (default: %(default)s)"
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help=text)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    option(parser, "--seed", int, 0, "N", "seed of the gradients")
+    json_option(parser)
 
 
 def run(given: argparse.Namespace) -> None:
-    """Measure all rows and print them."""
     torch.set_num_threads(given.threads)
     set_threads(given.threads)
     tell_of_compiling(output.say)

@@ -20,7 +20,7 @@ from ..server.job.core import Core
 from ..server.job.modes.registry import parse
 from ..settings import ServerSettings
 from . import output
-from .arguments import file_to_write
+from .arguments import json_option
 
 MODES = ("sync", "sync:backup=1", "sync:redundancy=2", "sync:stragglers=1", "stale:bound=4", "async", "local")
 MEMBERS = (8, 64, 256)
@@ -116,12 +116,10 @@ def measure(mode: str, members: int, rounds: int = ROUNDS) -> EmulatedJob:
     return job
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+add_arguments = json_option
 
 
 def run(given: argparse.Namespace) -> None:
-    """Measure every mode and print a row as soon as it is known."""
     headings = ("mode", "members", "µs per heartbeat", "µs per push", "µs per packet event")
     print(output.table(headings, []))
     cases = [(mode, members, ROUNDS) for mode in MODES for members in MEMBERS]

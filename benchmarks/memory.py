@@ -23,7 +23,7 @@ from ..common.exits import Exit
 from ..compressors import AUTO, create, parse_compressor
 from ..planning.parts import SHARE
 from . import output
-from .arguments import BenchError, amount, at_least_one, file_to_write, some_of
+from .arguments import MBIT, BenchError, amount, at_least_one, json_option, option, some_of
 from .bound import Overlap
 from .shaped import SERVER, Recorded, Setup, run_ours
 from .star import check_network
@@ -123,22 +123,16 @@ HEADINGS = "", "overlap", "server, B per parameter", "account", "worker, B per p
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = "(default: %(default)s)"
     text = f"parameters of the smaller model, in tensors of {TENSOR:,}"
-    parser.add_argument(
-        "--elements", type=at_least_one, default=LEAST * TENSOR, metavar="N", help=f"{text} {shown}"
-    )
-    parser.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=f"workers {shown}")
-    text = "Mbit/s of each link in each direction; 0 for no limit"
-    parser.add_argument("--mbit", type=amount, default=1000.0, metavar="N", help=f"{text} {shown}")
-    text = f"steps after the first few {shown}"
-    parser.add_argument("--steps", type=at_least_one, default=8, metavar="N", help=text)
+    option(parser, "--elements", at_least_one, LEAST * TENSOR, "N", text)
+    option(parser, "--workers", at_least_one, 4, "N", "workers")
+    option(parser, "--mbit", amount, 1000.0, "N", MBIT)
+    option(parser, "--steps", at_least_one, 8, "N", "steps after the first few")
     text = f"compressors (default: {' '.join(DEFAULT_RUNS)})"
     parser.add_argument("--runs", nargs="*", default=DEFAULT_RUNS, metavar="SPEC", help=text)
-    overlaps = some_of(OVERLAPS)
-    text = f"what travels while workers compute {shown}"
-    parser.add_argument("--overlap", type=overlaps, default=",".join(OVERLAPS), metavar="NAME,...", help=text)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    text = "what travels while workers compute"
+    option(parser, "--overlap", some_of(OVERLAPS), ",".join(OVERLAPS), "NAME,...", text)
+    json_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -159,8 +153,6 @@ def run(given: argparse.Namespace) -> int:
                     model=f"{count}x{TENSOR}",
                     workers=given.workers,
                     mbit=given.mbit,
-                    seconds=0.0,
-                    real=0,
                     steps=given.steps,
                     part_bytes=4 * count * TENSOR // SHARE,
                 )

@@ -27,7 +27,7 @@ from ..deploy.report import RunResult, result_of
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from . import output
-from .arguments import BenchError, at_least_one, file_to_write, plot_to_write
+from .arguments import BenchError, at_least_one, json_option, option, plot_to_write
 from .estimates import estimate, seed_list
 from .jobs import DIGITS_SAMPLES, one_slower, run_job, train
 
@@ -171,12 +171,10 @@ def local_table(seeds: Sequence[int], epochs: int, directory: Path) -> tuple[str
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "epochs of each run (default: 10; 30 with --local)"
     parser.add_argument("--epochs", type=at_least_one, default=None, metavar="N", help=text)
-    text = "seed, without --local (default: %(default)s)"
-    parser.add_argument("--seed", type=at_least_one, default=1, metavar="N", help=text)
+    option(parser, "--seed", at_least_one, 1, "N", "seed, without --local")
     parser.add_argument("--local", action="store_true", help="comparison of numbers of local steps instead")
-    text = "seeds, with --local (default: %(default)s)"
-    parser.add_argument("--seeds", type=seed_list, default="1,2,3,4,5", metavar="N,...", help=text)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    option(parser, "--seeds", seed_list, "1,2,3,4,5", "N,...", "seeds, with --local")
+    json_option(parser)
     text = "picture of accuracy over time, as PNG or SVG"
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 

@@ -18,7 +18,7 @@ from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from .arguments import BenchError
 from .bound import Overlap, produced_by_part, step_bound, ways
-from .jobs import PATIENCE_S, run_job
+from .jobs import PATIENCE_S, nodes_of, run_job, wait_for
 from .layers import sizes
 from .recorder import LinkRecorder
 from .star import Star
@@ -43,10 +43,10 @@ class Setup:
     model: str
     workers: int
     mbit: float
-    seconds: float
-    real: int
     steps: int
-    part_bytes: int
+    seconds: float = 0.0
+    real: int = 0
+    part_bytes: int = 0
     fusion: str = "bytes"
     order: str = "fifo"
     mode: str = "sync"
@@ -130,7 +130,7 @@ class Alone:
 
 def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> Recorded:
     """One job of real daemons."""
-    nodes = [SERVER, *(f"worker-{rank}" for rank in range(setup.workers))]
+    nodes = nodes_of(setup.workers)
     with Star(nodes, setup.mbit) as star, tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
         trace.mkdir()
@@ -194,7 +194,7 @@ class _Metrics:
 
 def run_peer(setup: Setup, hook: str) -> Recorded:
     """The same with DistributedDataParallel, and a hook of `ddp`."""
-    nodes = [f"worker-{rank}" for rank in range(setup.workers)]
+    _, *nodes = nodes_of(setup.workers)
     with Star(nodes, setup.mbit) as star, tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
         trace.mkdir()
@@ -260,9 +260,7 @@ def compute_alone(setup: Setup) -> list[Trace]:
         with Children(Path(folder)) as children:
             _await(
                 [
-                    children.start(
-                        f"worker-{rank}", "gradwire.benchmarks.computing", _computation(setup, trace)
-                    )
+                    children.start(f"worker-{rank}", "gradwire.benchmarks.ddp", _computation(setup, trace))
                     for rank in range(setup.workers)
                 ]
             )
@@ -270,15 +268,9 @@ def compute_alone(setup: Setup) -> list[Trace]:
 
 
 def _computation(setup: Setup, trace: Path) -> list[str]:
-    """The arguments of `computing`, which are the first ones of `ddp`."""
+    """Return the first arguments of the program `ddp`, with which it computes alone."""
     return [setup.model, str(setup.seconds), str(setup.real), str(trace), str(setup.all_steps)]
 
 
 def _await(started: Sequence[Child]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while any(child.code is None for child in started):
-        ended = [child for child in started if child.code not in (None, 0)]
-        if ended or time.monotonic() > deadline:
-            why = (ended or started)[0]
-            raise BenchError(f"{why.name} did not end as it should: {why.ending}: {why.last_lines()}")
-        time.sleep(0.1)
+    wait_for(lambda: all(child.code is not None for child in started) or None, started)

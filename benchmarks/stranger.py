@@ -1,8 +1,10 @@
-"""A stranger to a job: a program that makes calls to its server which should change nothing.
+"""A stranger to a job: a program whose calls to the job's server should change nothing.
 
-It has no token, a wrong one, or, as an insider, one that is good for a worker id that has no part in the job.
-Which kind comes next follows from a seed. SIGUSR1 has it begin and pause; when it is told to end it prints
-how many calls of each kind it has made, and by which status codes they were answered.
+    python -m gradwire.benchmarks.stranger HOST:PORT FILE RATE SEED
+
+FILE holds the insider's token, valid for a worker id that has no part in the job. Calls have this token, a
+wrong one or none. RATE is in calls per second; the kind of each call follows from SEED. SIGUSR1 starts and
+pauses the calls. At SIGTERM the program prints the number of calls of each kind, and of each status code.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from ..proto import messages as m
 from ..proto.channel import AUTHORIZATION, CLIENT_OPTIONS
 from ..proto.convert import encode
 from ..proto.wire import encode_worker, trailer
-from .arguments import amount, program
 
 PATH = "/gradwire.v4.ParameterServer/"
 AT_ONCE = 64  # calls
@@ -188,15 +189,10 @@ async def _run(address: str, insider: str, rate: float, seed: int) -> dict[str, 
 
 
 def main(arguments: list[str]) -> int:
-    parser = program(__doc__)
-    parser.add_argument("address", metavar="HOST:PORT")
-    parser.add_argument("insider", type=Path, help="file with the insider's token")
-    parser.add_argument("--rate", type=amount, default=1000, help="calls per second (default: 1000)")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args(arguments)
+    address, insider, rate, seed = arguments
     os.nice(19)  # a real one has a machine of its own
-    token = given.insider.read_text(encoding="utf-8").strip()
-    print(json.dumps(asyncio.run(_run(given.address, token, given.rate, given.seed))), flush=True)
+    token = Path(insider).read_text(encoding="utf-8").strip()
+    print(json.dumps(asyncio.run(_run(address, token, float(rate), int(seed)))), flush=True)
     return 0
 
 

@@ -19,8 +19,7 @@ from ...settings import RunSettings
 from ...worker.tasks import load
 from .. import output
 from ..estimates import estimate
-from ..jobs import run_job
-from ..shaped import SERVER
+from ..jobs import nodes_of, run_job
 from ..star import Star
 from .emulated import Method
 from .seamgs import methods, part_bytes
@@ -75,8 +74,7 @@ def train(method: Method, *, workers: int, epochs: int, seed: int, mbit: float, 
         fusion=method.fusion,
         part_bytes=size,
     )
-    nodes = [SERVER, *(f"worker-{rank}" for rank in range(workers))]
-    with Star(nodes, mbit) as star, tempfile.TemporaryDirectory() as folder:
+    with Star(nodes_of(workers), mbit) as star, tempfile.TemporaryDirectory() as folder:
         return result_of(settings, run_job(settings, Path(folder), star=star))
 
 
