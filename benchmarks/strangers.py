@@ -107,7 +107,7 @@ def trained(
                     output.say(f"{name}: {found[name][-1]:.1f} versions per second, {rss[name][-1]:.0f} MiB")
                     stranger.send(signal.SIGUSR1)
                 stranger.send(signal.SIGTERM)
-                wait_for(lambda: stranger.code, [stranger])
+                wait_for(lambda: stranger.code == 0 or None, [stranger])
                 told = json.loads(stranger.log.read_text(encoding="utf-8").splitlines()[-1])
             end = _wait(ask, server, lambda status: status.phase is Phase.FINISHED)
     return StrangersReport(
