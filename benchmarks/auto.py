@@ -45,7 +45,7 @@ class AutoRow:
 
     @property
     def ideal(self) -> float:
-        """Of the speed-up."""
+        """The speed-up if compression cost no time."""
         return 1.0 if self.share is None else 1 / (1 - self.share + self.share / self.fewer)
 
 
@@ -62,7 +62,7 @@ def cells(row: AutoRow) -> list[object]:
 
 
 def mean_step(recorded: Recorded) -> float:
-    """Over all that are counted."""
+    """Return the mean seconds of all counted steps."""
     return statistics.fmean(
         (trace[-1].began - trace[0].began) / (len(trace) - 1) for trace in recorded.counted
     )

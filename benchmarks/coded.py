@@ -77,10 +77,11 @@ def measure(
     steps: int = STEPS,
     scheme: str = "coded",
 ) -> CodedRow:
-    """One job of so many steps to its end. Raises BenchError when it does not come to one.
+    """Run one job to its end. Raises BenchError if it does not finish.
 
-    steps: of all workers; in async mode one push of each.
-    scheme: of coded mode, a name of `SCHEMES`.
+    Args:
+        steps: steps of all workers; in async mode pushes of each.
+        scheme: a name of `SCHEMES`, for coded mode.
     """
     samples = BATCH * steps * workers
     run = RunSettings(
@@ -122,7 +123,7 @@ def measure(
 
 
 def bytes_part(workers: Sequence[int], mbit: float) -> list[CodedRow]:
-    """Counted against the formulas."""
+    """Measure the bytes of each scheme beside the formulas."""
     headings = "workers", "exchange", "r", "up", "formula", "ratio", "down", "formula", "ratio"
     print(output.table((*headings, "link up", "link down"), []), flush=True)
     rows: list[CodedRow] = []
@@ -150,7 +151,7 @@ def bytes_part(workers: Sequence[int], mbit: float) -> list[CodedRow]:
 
 
 def formula(scheme: str, nodes: int, r: int) -> tuple[float, float]:
-    """Block gradients that come to the server and go from it, as the paper has them and times the targets."""
+    """Return the block gradients that the server receives, by the paper, and that it sends to all targets."""
     up, targets = {
         "coded": (comb(nodes, r + 1) * (r + 1) / r, r),
         "uncoded": (comb(nodes, r) * (nodes - r), 1),
@@ -165,7 +166,7 @@ def formula(scheme: str, nodes: int, r: int) -> tuple[float, float]:
 
 
 def time_part(nodes: int, mbit: float) -> list[CodedRow]:
-    """T(r), measured and as the model has it from the step without redundancy."""
+    """Measure the seconds per step T(r), beside the model, which starts from the step without redundancy."""
     print(output.table(("regime", "r", "seconds per step", "model", "measured / model"), []), flush=True)
     rows: list[CodedRow] = []
     for regime, seconds in REGIMES.items():
@@ -193,7 +194,7 @@ def time_part(nodes: int, mbit: float) -> list[CodedRow]:
 
 
 def accuracy_part(workers: Sequence[int], seed: int, mbit: float, directory: Path) -> list[dict[str, Any]]:
-    """Steps to the target by real training, and seconds per step by emulated computation."""
+    """Measure steps to the target by real training, and seconds per step by emulated computation."""
     headings = "workers", "", f"steps to {TARGET:.2f}", "seconds per step", "product, s"
     print(output.table((*headings, f"against {SSGD_UNICAST}"), []), flush=True)
     rows: list[dict[str, Any]] = []
@@ -218,7 +219,7 @@ def accuracy_part(workers: Sequence[int], seed: int, mbit: float, directory: Pat
 
 
 def steps_to(target: float, mode: str, nodes: int, seed: int, directory: Path) -> int:
-    """Versions after which the validation accuracy is first this high, by the epoch. Raises BenchError."""
+    """Return the versions after which an epoch first ends with this accuracy. Raises BenchError."""
     # A step of all workers is worth a larger rate than that of one, whose version has a batch of its own.
     rate = 0.1 if mode == "async" else 0.05 * nodes
     settings = RunSettings(
@@ -243,7 +244,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plot(path: Path, rows: Sequence[CodedRow], nodes: int) -> None:
-    """Seconds per step over redundancy, a panel for each regime."""
+    """Draw seconds per step over redundancy, a panel for each regime."""
     figure, drawn = panels(list(REGIMES))
     for axes, seconds in zip(drawn, REGIMES.values(), strict=True):
         found = [row for row in rows if row.seconds_per_sample == seconds and row.redundancy != "auto"]

@@ -60,21 +60,21 @@ class Case:
 
 
 def payload_of(spec: str, gradient: torch.Tensor) -> Payload:
-    """What a worker sends for this gradient, after a step that filled its residual."""
+    """Return a worker's payload for this gradient, after a step that filled its residual."""
     compressor = model_compressor(spec, gradient.numel())
     compressor.compress([gradient], 32, version=0)
     return compressor.compress([gradient], 32, version=1)[0]
 
 
 def model_compressor(spec: str, elements: int) -> ModelCompressor:
-    """Of a model that is a single matrix, and goes in one part."""
+    """Return the compressor of a model that is a single matrix and travels in one part."""
     plan = divide([elements], 4 * elements)
     specs = [TensorSpec(name="w", shape=(1, elements))]
     return ModelCompressor(specs, spec, LayerRule(), seed=0, rank=0, plan=plan)
 
 
 def make_cases(elements: int, seed: int) -> list[Case]:
-    """All rows. The levels are the paper's third group, over gradients that use all of its codes."""
+    """Return all rows. The levels are the paper's third group, over gradients that use all of its codes."""
     generator = torch.Generator().manual_seed(seed)
     gradients = [torch.randn(elements, generator=generator) * 2e-3 for _ in range(2)]
     gradient, residual = gradients[0], torch.zeros(elements)
@@ -123,7 +123,7 @@ def make_cases(elements: int, seed: int) -> list[Case]:
 
 
 def measure(cases: Sequence[Case], elements: int, repeats: int, seed: int) -> list[dict[str, Any]]:
-    """Each repetition runs both peers and every case once.
+    """Time both peers and every case, each once in a repetition.
 
     Returns:
         A row for each case and count: name; peer, as words; ratio, above 1 is better than the peer; goal or
@@ -156,10 +156,10 @@ def measure(cases: Sequence[Case], elements: int, repeats: int, seed: int) -> li
 
 
 def measure_blocks(blocks: int, elements: int, repeats: int, seed: int) -> list[dict[str, Any]]:
-    """Many small tensors: a kernel call for each, its magnitudes first, and one call for all.
+    """Time many small tensors with a call for each, after its magnitudes, and with one call for all.
 
     Returns:
-        A row for each: name and median time_us of what all tensors take.
+        A row for each way: name and time_us, the median for all tensors.
     """
     generator = torch.Generator().manual_seed(seed)
     gradients = [torch.randn(elements, generator=generator) * 2e-3 for _ in range(blocks)]

@@ -33,7 +33,7 @@ SLACK = 1 << 16  # how many places in the noise a gradient may begin at
 
 
 def shapes(model: str) -> list[Shape]:
-    """In the order of the forward pass. Raises TaskSpecError for a model that is not known."""
+    """Return the shapes in the order of the forward pass. Raises TaskSpecError for an unknown model."""
     try:
         return [tensor.shape for tensor in tensors(model)]
     except ValueError as error:
@@ -41,7 +41,6 @@ def shapes(model: str) -> list[Shape]:
 
 
 def sizes(model: str) -> list[int]:
-    """Elements of each tensor."""
     return list(map(math.prod, shapes(model)))
 
 

@@ -51,7 +51,7 @@ class EmulatedJob:
             self.step("join", e.Prepared(worker=name, incarnation=1, fingerprint=b"", version=0))
 
     def step(self, what: str, event: e.Event[Any]) -> None:
-        """Time it, and do at once what follows from it."""
+        """Time a step of the core and carry out its actions."""
         self.now += 0.01
         started = time.thread_time()
         actions = self.core.step(event, self.now).actions
@@ -71,7 +71,7 @@ class EmulatedJob:
             self.step("heartbeat", e.KeepAlive(worker=name, incarnation=1))
 
     def answer(self) -> None:
-        """The member that was told first sends its packets, if there are any, and pushes."""
+        """Let the member with the oldest assignment send its packets, if any, and push."""
         name, to = self.told.popleft()
         if not to.ranges:
             return
@@ -107,7 +107,7 @@ class EmulatedJob:
 
 
 def measure(mode: str, members: int, rounds: int = ROUNDS) -> EmulatedJob:
-    """So many pushes of each member, and as many heartbeats."""
+    """Send this many pushes of each member, and as many heartbeats."""
     job = EmulatedJob(mode, members)
     for _ in range(rounds):
         job.beat()

@@ -62,10 +62,13 @@ class Footprint:
 def accounts(
     compressor: str, workers: int, up: float, down: float
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Of the server and of a worker, by what they are for, in bytes per parameter.
+    """Return the accounts of the server and of a worker by purpose, in bytes per parameter.
 
-    up: of a worker's push. down: of an update. With `auto` updates lose something if pushes do, and the
-    server has what the workers have beside its parameters. A job with --output also keeps the last version.
+    With `auto` the downlink is lossy if the pushes are; the server then also has the workers' replica. A job
+    with --output also keeps the last version.
+
+    Args:
+        up, down: bytes per parameter of a worker's push, and of an update.
     """
     lossy = not parse_compressor(compressor).lossless
     server = {"parameters": 4.0, "sum": 4.0, "last version": 4.0}
@@ -77,7 +80,7 @@ def accounts(
 
 
 def taken(recorded: Recorded) -> Peaks:
-    """Of a job."""
+    """Return a job's peaks."""
     begin, end = recorded.counted[0][0].began, recorded.counted[0][-1].began
     steps = len(recorded.counted[0]) - 1
     server, *workers = (recorded.recorder.peak_bytes(node, end) for node in recorded.nodes)
@@ -88,7 +91,7 @@ def taken(recorded: Recorded) -> Peaks:
 def footprint(
     name: str, overlap: Overlap, small: Peaks, large: Peaks, elements: int, workers: int
 ) -> Footprint:
-    """small, large: by the jobs with so many elements, and with twice as many."""
+    """Compare the jobs with `elements` parameters and with twice as many."""
     up, down = large.bytes_in - small.bytes_in, large.bytes_out - small.bytes_out
     server, worker = accounts(name, workers, up / elements / workers, down / elements / workers)
     return Footprint(
@@ -115,7 +118,6 @@ def cells(each: Footprint) -> list[object]:
 
 
 def told(account: Mapping[str, float]) -> str:
-    """An account as a sum."""
     return f"{sum(account.values()):.1f}: " + ", ".join(f"{what} {n:.3g}" for what, n in account.items())
 
 

@@ -66,7 +66,7 @@ class ModesRow:
 
 
 def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) -> ModesRow:
-    """One job to its end. Raises BenchError when it does not come to one."""
+    """Run one job to its end. Raises BenchError if it does not finish."""
     settings = RunSettings(
         task=f"gradwire.benchmarks.paced:digits:seconds={SECONDS_PER_SAMPLE}",
         workers=WORKERS,
@@ -117,7 +117,7 @@ HEADINGS = (
 
 
 def table(rows: Sequence[ModesRow]) -> str:
-    """Markdown; the pace is relative to the same mode with even workers, and to sync with such workers."""
+    """Return a Markdown table, with paces relative to even workers of the same mode, and to sync."""
     even = {row.mode: row.samples_per_second for row in rows if row.situation == "even"}
     sync = {row.situation: row.samples_per_second for row in rows if row.mode == "sync"}
 
@@ -133,7 +133,7 @@ def table(rows: Sequence[ModesRow]) -> str:
 
 
 def plot(path: Path, rows: Sequence[ModesRow]) -> None:
-    """Accuracy over time, one panel for each situation."""
+    """Draw accuracy over time, one panel for each situation."""
     situations = list(dict.fromkeys(row.situation for row in rows))
     figure, found = panels(situations, sharey=True)
     for axes, situation in zip(found, situations, strict=True):
@@ -148,7 +148,7 @@ def plot(path: Path, rows: Sequence[ModesRow]) -> None:
 
 
 def local_table(seeds: Sequence[int], epochs: int, directory: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Accuracy of every number of local steps against sync, over seeds."""
+    """Compare the accuracy of every number of local steps with sync, over seeds."""
     rows: list[dict[str, Any]] = []
     for mode in LOCAL:
         runs: list[RunResult] = []

@@ -14,7 +14,6 @@ from torch.nn import functional
 
 
 def _normalized(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
-    """A convolution without bias, and its batch normalization."""
     convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
 
@@ -86,8 +85,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
 
 
 def noise(name: str, samples: int) -> tuple[Tensor, Tensor]:
-    """Images and labels for a network, the same ones in every process: float32 (samples, 3, side, side), and
-    int64 (samples,)."""
+    """Return images, float32 (samples, 3, side, side), and labels, int64 (samples,), always the same ones."""
     _, side, classes = NETWORKS[name]
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(samples, 3, side, side, generator=generator)

@@ -47,7 +47,7 @@ untyped: Any = grpc  # annotates its handlers only in part
 
 
 def tcp_peer(port: Any, size: int) -> None:
-    """Fills one buffer again and again, and answers each time it is full."""
+    """Fill one buffer again and again, and answer each time it is full."""
     listener = socket.create_server(("127.0.0.1", 0))
     port.put(listener.getsockname()[1])
     connection, _ = listener.accept()
@@ -63,7 +63,7 @@ def tcp_peer(port: Any, size: int) -> None:
 
 
 async def serve(port: Any, handler: Any, options: Any) -> None:
-    """A server with this one method."""
+    """Serve this one method, on a free port."""
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((untyped.method_handlers_generic_handler("peer", {"Push": handler}),))
     port.put(server.add_insecure_port("127.0.0.1:0"))
@@ -72,7 +72,7 @@ async def serve(port: Any, handler: Any, options: Any) -> None:
 
 
 def unary_peer(port: Any, size: int) -> None:
-    """Answers each message after it has read its bytes."""
+    """Answer each message once its bytes are read."""
 
     async def push(request: pb.Chunk, context: Any) -> pb.Chunk:
         return pb.Chunk(offset=len(request.data))
@@ -82,7 +82,7 @@ def unary_peer(port: Any, size: int) -> None:
 
 
 def stream_peer(port: Any, size: int) -> None:
-    """Answers whenever chunks of the whole size have come."""
+    """Answer each time chunks of the whole size have arrived."""
 
     async def push(requests: Any, context: Any) -> None:
         got = 0
@@ -140,7 +140,7 @@ def bare_stream(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
 
 
 def measure(size: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds per push of `size` bytes, by way."""
+    """Return the seconds of pushes of `size` bytes, by way."""
     data = np.random.default_rng(0).random(size // 4, np.float32).view(np.uint8)
     spawn = get_context("spawn")
     ports = spawn.Queue()

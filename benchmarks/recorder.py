@@ -81,24 +81,24 @@ class LinkRecorder:
         self.taken.append(ProcessUsage(time.monotonic(), total, peaks))
 
     def carried_between(self, node: str, begin: float, end: float) -> tuple[int, int]:
-        """Bytes to and from a node in this time."""
+        """Return the bytes to and from a node in this time."""
         times = [sample.at for sample in self.samples]
         came, left = zip(*(sample.carried[node] for sample in self.samples), strict=True)
         into, out = (np.diff(np.interp((begin, end), times, counts)) for counts in (came, left))
         return round(into.item()), round(out.item())
 
     def peak_bytes(self, node: str, end: float) -> int:
-        """The most memory that the process of a node had taken by then."""
+        """Return the peak memory of the node's process until `end`."""
         return max((taken.peak_bytes[node] for taken in self.taken if taken.at <= end), default=0)
 
     def cpu_between(self, begin: float, end: float) -> float:
-        """CPU seconds of all processes in about this time."""
+        """Return the CPU seconds of all processes in about this time."""
         spent = [taken.cpu_seconds for taken in self.taken if begin <= taken.at <= end]
         return spent[-1] - spent[0] if spent else 0.0
 
 
 def memory_and_cpu(pid: int) -> tuple[int, float] | None:
-    """The most resident bytes, and CPU seconds, of a process; None if there is none any more."""
+    """Return a process's peak resident bytes and CPU seconds; None if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

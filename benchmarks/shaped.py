@@ -60,7 +60,7 @@ class Setup:
         return self.warm_up + self.steps + 1
 
     def plan(self, compressor: str) -> Plan:
-        """How the job divides the model."""
+        """Return the job's division of the model into parts."""
         return divide(
             sizes(self.model), self.part_bytes, least_bytes=parse_compressor(compressor).least_part_bytes
         )
@@ -86,7 +86,7 @@ class Recorded:
 
     @property
     def counted(self) -> list[Trace]:
-        """By worker, without the first steps."""
+        """Each worker's trace without the first steps."""
         return [trace[self.warm_up :] for trace in self.traces]
 
     @property
@@ -97,14 +97,14 @@ class Recorded:
 
     @property
     def bytes_in(self) -> float:
-        """That come to the server in a step, with all headers."""
+        """Bytes that the server receives in a step, with all headers."""
         first = self.counted[0]
         came, _ = self.recorder.carried_between(SERVER, first[0].began, first[-1].began)
         return came / (len(first) - 1)
 
     @property
     def computing_seconds(self) -> float:
-        """Of a step, likewise."""
+        """Median seconds of computation in a step."""
         return statistics.median(step.seconds for trace in self.counted for step in trace)
 
 
@@ -129,7 +129,7 @@ class Alone:
 
 
 def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> Recorded:
-    """One job of real daemons."""
+    """Run one job of real daemons."""
     nodes = nodes_of(setup.workers)
     with Star(nodes, setup.mbit) as star, tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
@@ -187,13 +187,13 @@ class _Metrics:
                 self._text = answer.read().decode()
 
     def of(self, name: str) -> float:
-        """As it was last; 0 if it was never there."""
+        """Return the last value of a metric; 0 if there was none."""
         found = re.search(rf"^gradwire_server_{name} (\S+)$", self._text, re.M)
         return float(found[1]) if found else 0.0
 
 
 def run_peer(setup: Setup, hook: str) -> Recorded:
-    """The same with DistributedDataParallel, and a hook of `ddp`."""
+    """Run the same training with DistributedDataParallel and a hook of the program `ddp`."""
     _, *nodes = nodes_of(setup.workers)
     with Star(nodes, setup.mbit) as star, tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
@@ -216,9 +216,9 @@ def run_peer(setup: Setup, hook: str) -> Recorded:
 
 
 def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool) -> tuple[Alone, Setup]:
-    """Each way and the computation by themselves, one after the other.
+    """Measure upload, download and computation, each alone, and return them with the setup.
 
-    as_long: emulate as many seconds of computation as the exchange takes. Returns the setup with these, too.
+    as_long: have the setup emulate as many seconds of computation as the exchange takes.
     """
     quick = replace(setup, seconds=PAUSE_S, real=0)
     exchange = run_ours(quick, compressor, downlink, "off")
@@ -241,7 +241,7 @@ def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool
 
 
 def exchange_ways(exchange: Recorded) -> Iterator[tuple[float, float]]:
-    """Seconds up and down of each step that has been counted, of a run in which nothing overlaps."""
+    """Yield the seconds up and down of each counted step, of a run in which nothing overlaps."""
     samples = exchange.recorder.samples
     # From when the first worker has computed to when it, or another, has computed again.
     ends = [min(step.ended for step in steps) for steps in zip(*exchange.counted, strict=True)]
@@ -253,7 +253,7 @@ def exchange_ways(exchange: Recorded) -> Iterator[tuple[float, float]]:
 
 
 def compute_alone(setup: Setup) -> list[Trace]:
-    """By worker: all compute at the same time, as in a job, and exchange nothing."""
+    """Return each worker's trace; all compute at the same time, and exchange nothing."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
         trace.mkdir()

@@ -103,7 +103,7 @@ def train(
 
 
 def _step(store: Store, pushes: Sequence[Sequence[Payload]]) -> int:
-    """A version of these pushes, in one part each. Returns the bytes of its update."""
+    """Make a version of these pushes, in one part each, and return the bytes of its update."""
     parts = tuple(
         Contribution(key=PushKey("worker", 1, rank), rank=rank, samples=BATCH, loss=0.0)
         for rank in range(len(pushes))

@@ -31,7 +31,7 @@ COMMANDS = {
 
 
 def wall_seconds(arguments: Sequence[str]) -> float:
-    """How long Python takes with these arguments; it must succeed."""
+    """Return the seconds of Python with these arguments; it must succeed."""
     started = time.perf_counter()
     subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
     return time.perf_counter() - started
@@ -49,7 +49,7 @@ DAEMONS = {
 
 
 def cpu_seconds(arguments: Sequence[str], ready: str) -> float:
-    """User and system time of Python with these arguments until it writes `ready`; it is ended then."""
+    """Return the CPU seconds of Python with these arguments until it prints `ready`; then end it."""
     process = subprocess.Popen(
         [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -72,7 +72,6 @@ class StepRow:
 def summarize(
     name: str, overlap: Overlap | None, recorded: Recorded, mbit: float, alone: Alone | None = None
 ) -> StepRow:
-    """mbit: of each link; 0 for as fast as it goes."""
     first, nodes, recorder = recorded.counted[0], recorded.nodes, recorded.recorder
     begin, end, steps = first[0].began, first[-1].began, len(first) - 1
     carried = {node: recorder.carried_between(node, begin, end) for node in nodes}
@@ -126,7 +125,7 @@ HEADINGS = (
 
 
 def draw(path: Path, title: str, row: StepRow, recorded: Recorded) -> None:
-    """A step as a picture: what the busiest link carried over time, and when the first worker computed."""
+    """Draw a step: the busiest link's bytes over time, and the first worker's computation."""
     *_, step, after = recorded.traces[0]
     inside = [sample for sample in recorded.recorder.samples if step.began <= sample.at <= after.began]
     figure, (axes,) = panels([f"{title}: one step of {row.name}"])
@@ -179,7 +178,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(given: argparse.Namespace) -> None:
-    """Refuse what does not go together, before anything is measured."""
+    """Refuse conflicting options before anything is measured."""
     try:
         task(given.model, real=given.real)
     except TaskSpecError as error:
@@ -242,6 +241,6 @@ def run(given: argparse.Namespace) -> int:
 
 
 def specs(name: str) -> tuple[str, str]:
-    """Compressor and downlink of a run."""
+    """Return compressor and downlink of a run."""
     compressor, _, downlink = name.partition("/")
     return compressor, downlink or "auto"

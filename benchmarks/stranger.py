@@ -60,7 +60,7 @@ class Stranger:
         self._silent: set[asyncio.Task[None]] = set()
 
     async def call(self) -> None:
-        """One of any kind, to its end; one that says nothing is left to itself."""
+        """Make a call of a random kind. A silent one goes on in the background."""
         (kind,) = self._random.choices(list(KINDS), weights=list(KINDS.values()))
         self.made[kind] += 1
         if kind == "silence":
@@ -96,7 +96,7 @@ class Stranger:
         await self._answer(call(data, metadata=_metadata(token), timeout=PATIENCE_S))
 
     async def _stream(self, messages: Sequence[bytes], token: str) -> None:
-        """With no messages it stays open and says nothing."""
+        """Open a stream. With no messages it stays open and silent."""
 
         async def requests() -> AsyncIterator[bytes]:
             for message in messages:
@@ -139,7 +139,7 @@ def _checked(message: Any) -> bytes:
 
 
 def _pushes(worker: str) -> tuple[bytes, ...]:
-    """A stream of a member, as somebody who had listened would have it."""
+    """Return a member's messages, as an eavesdropper would replay them."""
     said: tuple[m.WorkerMessage, ...] = (
         m.Hello(job="", worker=worker, incarnation=1),
         m.Heartbeat(activity="training"),

@@ -76,7 +76,7 @@ def rss_mib(pid: int) -> float:
 def trained(
     settings: RunSettings, directory: Path, windows: int, window_s: float, rate: float, seed: int
 ) -> StrangersReport:
-    """A job with so many pairs of windows; none for one without a stranger. Raises BenchError."""
+    """Run a job with this many pairs of windows; with 0, without a stranger. Raises BenchError."""
     files = {name: directory / name for name in ("tokens", "token", "insider")}
     directory.mkdir(parents=True, exist_ok=True)
     files["tokens"].write_text(f"{TOKEN}\ninsider:{INSIDER}\n", encoding="utf-8")

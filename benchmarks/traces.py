@@ -63,7 +63,7 @@ class Follower:
 
 
 def read(folder: Path) -> list[Trace]:
-    """By process."""
+    """Return the traces, one for each process."""
     found: list[Trace] = []
     for path in sorted(folder.iterdir()):
         lines = [list(map(float, line.split())) for line in path.read_text().splitlines()]

@@ -38,7 +38,7 @@ SPECS = ["4bit", "topk:ratio=10", "topk:ratio=100", "topk:ratio=1000"]
 
 
 def least_bytes(payload: Payload) -> float:
-    """Of the payload itself, or for a sparse one of its values and the entropy of its indices."""
+    """Return a payload's bytes; for a sparse one, those of its values and of the entropy of its indices."""
     if not isinstance(payload, SparsePayload):
         return wire_bytes(payload)
     p = payload.count / payload.elements
@@ -47,9 +47,9 @@ def least_bytes(payload: Payload) -> float:
 
 
 def measure(compressor_spec: str, elements: int, pushes: int) -> dict[str, Any]:
-    """Push a random gradient so many times, to a server of its own.
+    """Push a random gradient this many times to a server of its own.
 
-    least_bytes: see the head of this file. interface_bytes: of each push.
+    The row has least_bytes, as at the head of this file, and interface_bytes of each push.
     """
     spec = TensorSpec(name="weight", shape=(elements // 1000, 1000))
     whole = divide([spec.elements], 4 * spec.elements)

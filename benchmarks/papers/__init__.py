@@ -114,7 +114,7 @@ def setup(given: argparse.Namespace, model: str) -> Setup:
 
 
 def names(text: str) -> list[str]:
-    """Layer tables, separated by commas."""
+    """Read layer tables, separated by commas."""
     found = text.split(",")
     for name in found:
         try:

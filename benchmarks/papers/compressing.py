@@ -98,7 +98,7 @@ def cells(row: CompressingRow) -> list[object]:
 
 
 def compressors(ratio: int) -> dict[str, tuple[str, int]]:
-    """By the thesis's name: ours, without the first epochs' warm-up, and its delay."""
+    """Return our spec and its delay by the thesis's name, without the first epochs' warm-up."""
     plain = {"GCAC": "gcac", "L1": "l1", "Top-K": "topk", "DGC": "dgc"}
     fixed = {"GCAC": "", "L1": "", "Top-K": "", "DGC": ",warmup=0"}
     found = {name: (f"{each}:ratio={ratio}{fixed[name]}", 1) for name, each in plain.items()}
@@ -127,12 +127,12 @@ class Compressing:
 
 
 def compressing_seconds(setup: Setup, compressors: Mapping[str, tuple[str, int]]) -> dict[str, float]:
-    """Of a batch, by name, in one thread; in turn, so that the machine's drift meets all alike."""
+    """Return the seconds of a batch by name, in one thread, timed in turn."""
     set_threads(1)
     torch.set_num_threads(1)
 
     def call(compressor: str, delay: int) -> Callable[[], None]:
-        """Of so many batches: a delayed compressor chooses in one of them."""
+        """Return a call for this many batches: a delayed compressor selects in one of them."""
         step = Compressing(setup, compressor)
 
         def several() -> None:
@@ -148,7 +148,7 @@ def compressing_seconds(setup: Setup, compressors: Mapping[str, tuple[str, int]]
 
 
 def measured(setup: Setup, share: float, ratio: int) -> Iterator[CompressingRow]:
-    """By compressor. setup: with the model."""
+    """Yield a row for each compressor on the model of the setup."""
     found = compressors(ratio)
     compressing = compressing_seconds(setup, found)
     exchange = exchange_seconds(setup, BASELINE)

@@ -58,13 +58,13 @@ def cells(row: TargetRow, method: Method) -> list[object]:
 def seconds_to(
     target: float, accuracy_by_epoch: Sequence[float | None], seconds_by_epoch: Sequence[float | None]
 ) -> float | None:
-    """From the opening of the first round to the end of the first epoch with this accuracy."""
+    """Return the seconds from the first round to the end of the first epoch with this accuracy, or None."""
     pairs = zip(accuracy_by_epoch, seconds_by_epoch, strict=True)
     return next((at for accuracy, at in pairs if accuracy is not None and accuracy >= target), None)
 
 
 def train(method: Method, *, workers: int, epochs: int, seed: int, mbit: float, size: int) -> RunResult:
-    """One job of real daemons behind shaped links. size: of a part, in bytes."""
+    """Run one job of real daemons behind shaped links. size: bytes of a part."""
     settings = RunSettings(
         workers=workers,
         epochs=epochs,
@@ -81,7 +81,7 @@ def train(method: Method, *, workers: int, epochs: int, seed: int, mbit: float, 
 def measured(
     *, seeds: Sequence[int], workers: int, epochs: int, mbit: float
 ) -> Iterator[tuple[TargetRow, Method]]:
-    """By way to train."""
+    """Yield a row for each way to train."""
     sizes = [each.numel() for each in load("digits").model().parameters()]
     for method in methods("digits", sum(sizes)):
         results: list[RunResult] = []
