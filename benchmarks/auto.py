@@ -31,8 +31,12 @@ NONE = Method(name="none")
 
 @dataclass(frozen=True, kw_only=True)
 class AutoRow:
-    """share: of the exchange; None where compressing cannot pay. fewer: bytes of the uncompressed run by
-    those of the other, into the server."""
+    """An uncompressed and an automatic run.
+
+    Attributes:
+        share: communication as a fraction of the uncompressed step; None if compression cannot pay.
+        fewer: bytes into the server of the uncompressed run, relative to the other.
+    """
 
     share: float | None
     none_s: float

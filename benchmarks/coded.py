@@ -52,8 +52,12 @@ COMPETITORS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CodedRow:
-    """One job. blocks_up, blocks_down: block gradients that came to the server in a step, and that it handed
-    on. link_up, link_down: the same by the counters of its link, with all headers."""
+    """One job, by block gradients of a step.
+
+    Attributes:
+        blocks_up, blocks_down: block gradients that the server receives and sends.
+        link_up, link_down: the same by its link's counters, with all headers.
+    """
 
     name: str
     workers: int

@@ -46,11 +46,12 @@ BLOCKS, BLOCK_ELEMENTS = 200, 4096
 
 @dataclass(frozen=True)
 class Case:
-    """What is run, and what it is compared with.
+    """A kernel and its peer.
 
-    moved: bytes per element to count; compared as bandwidth with `add_`, one row for each count. Without any,
-        compared as time with adding up `PUSHES` float32 tensors.
-    goal: the ratio to reach, if there is one; in every row of it.
+    Attributes:
+        moved: bytes moved per element, compared as bandwidth with `add_`, one row for each count. If empty,
+            the time is compared with that of adding up `PUSHES` float32 tensors.
+        goal: ratio to reach in every row, if any.
     """
 
     name: str

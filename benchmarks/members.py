@@ -30,7 +30,7 @@ BATCH = 4
 
 
 class EmulatedJob:
-    """A core with as many members, which answer whatever they are told."""
+    """A core with emulated members, which answer every assignment."""
 
     def __init__(self, mode: str, members: int) -> None:
         rules = ServerSettings(min_workers=members, batch_size=BATCH, epochs=1, lease_seconds=1e6)

@@ -35,8 +35,7 @@ LEAST = 16  # tensors: with fewer, parts are smaller than those of most jobs
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a job has taken, in bytes. server, worker: of resident memory at the most. bytes_in, bytes_out: of
-    the server's link, per step."""
+    """Bytes of a job: peak resident memory of server and worker, and bytes of the server's link per step."""
 
     server: float
     worker: float
@@ -46,8 +45,7 @@ class Peaks:
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Bytes per parameter. server, worker: measured. The accounts: by what they are for. small, large: what
-    that is made of."""
+    """Bytes per parameter: measured, and accounted for by purpose. small, large: the two jobs compared."""
 
     name: str
     overlap: Overlap

@@ -50,8 +50,13 @@ LOCAL = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModesRow:
-    """One run. samples_per_second: trained on, of each epoch once. largest_staleness: clocks in stale mode,
-    versions in async mode. curve: (seconds, accuracy) after each epoch."""
+    """One run.
+
+    Attributes:
+        samples_per_second: samples trained on, counted once per epoch.
+        largest_staleness: in clocks in stale mode, in versions in async mode.
+        curve: (seconds, accuracy) after each epoch.
+    """
 
     mode: str
     situation: str

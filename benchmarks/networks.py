@@ -19,7 +19,7 @@ def _normalized(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Seq
 
 
 class _Padded(nn.Module):
-    """A shortcut without parameters: every other pixel, and zeros in the channels that are new."""
+    """A shortcut without parameters: every other pixel, with zeros in the new channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

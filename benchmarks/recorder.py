@@ -20,7 +20,7 @@ PROCESSES_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The state of a network at a time. carried: by node, bytes that have come to it and from it."""
+    """State of a network at a time. carried: by node, bytes received and sent so far."""
 
     at: float
     carried: Mapping[str, tuple[int, int]]
@@ -28,8 +28,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """What processes had taken by a time. cpu_seconds: of all. peak_bytes: by node, the most resident memory
-    of its process until then."""
+    """Usage of all processes until a time. peak_bytes: by node, its process's peak resident memory."""
 
     at: float
     cpu_seconds: float
@@ -37,7 +36,7 @@ class ProcessUsage:
 
 
 class LinkRecorder:
-    """Samples what the links of a star carry, and what the processes behind them take, until it is left."""
+    """Context that samples the bytes of a star's links, and the usage of the processes behind them."""
 
     def __init__(self, star: Star, nodes: Sequence[str]) -> None:
         self._star, self._nodes = star, nodes

@@ -36,9 +36,16 @@ ASK_EVERY_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """model: a name of `layers.shapes`. workers: how many. mbit: of each link, in each direction; 0 for as
-    fast as it goes. seconds, real, loss: of computation, see `layers.task`. steps: that are counted, local
-    ones in local mode. warm_up: steps before them. epochs: that all steps are. The rest as of gc-run."""
+    """A training job on shaped links. Fields that are not listed are options of gc-run.
+
+    Attributes:
+        model: layer table, see `layers.shapes`.
+        mbit: Mbit/s of each link in each direction; 0 for no limit.
+        steps: counted steps; local steps in local mode.
+        seconds, real, loss: computation, see `layers.task`.
+        epochs: number of epochs that all steps make.
+        warm_up: steps before the counted ones.
+    """
 
     model: str
     workers: int
@@ -68,9 +75,15 @@ class Setup:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run. nodes: of its network. traces: by worker. warm_up: steps that are not counted. parts: that the
-    model was divided in at last; predicted_seconds: that a step should take, as the server predicted it last;
-    both 0 of a peer."""
+    """A recorded run.
+
+    Attributes:
+        nodes: of its network.
+        traces: one for each worker.
+        warm_up: steps that are not counted.
+        parts: parts in the last plan; 0 for a peer.
+        predicted_seconds: the server's last prediction of a step; 0 for a peer.
+    """
 
     nodes: Sequence[str]
     recorder: LinkRecorder
@@ -110,11 +123,14 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class Alone:
-    """What a step is made of, each measured by itself, in seconds.
+    """The constituents of a step in seconds, each measured alone.
 
-    up, down: of all that a step carries to the server, and from it. exchange: of a step without computation
-    in which nothing overlaps: both ways, and what processors take between them. computation: of a step.
-    produced: by part, when backward has it. shares: of each part in the elements.
+    Attributes:
+        up, down: all uploads and all downloads.
+        exchange: a step without computation and overlap.
+        computation: a step without exchange.
+        produced: for each part, when backward has it.
+        shares: for each part, its fraction of the elements.
     """
 
     up: float

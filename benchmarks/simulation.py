@@ -29,8 +29,7 @@ LEARNING_RATE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRun:
-    """accuracies: on the validation data after each epoch. Bytes: over all workers and steps; of payloads up,
-    of updates down."""
+    """Accuracies on the validation data after each epoch, and bytes of all workers and steps."""
 
     accuracies: Sequence[float]
     wire_bytes: int

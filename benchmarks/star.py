@@ -49,7 +49,7 @@ def _run(*command: str) -> None:
 
 
 class Star:
-    """A context manager."""
+    """Context in which the network exists."""
 
     def __init__(self, nodes: Sequence[str], mbit: float | None) -> None:
         """nodes: names. mbit: Mbit/s of each link in each direction; 0 or None for no limit."""

@@ -49,9 +49,15 @@ FP32 = "DDP fp32"
 
 @dataclass(frozen=True, kw_only=True)
 class StepRow:
-    """overlap: None of a peer. busiest: a node; bytes_in and bytes_out are its own, per step.
-    link_seconds: what its link takes for the larger of both at least. computing_share: of the incoming bytes,
-    how much came while the first worker computed. alone, bound_seconds: None where they are not asked for."""
+    """A run, by step.
+
+    Attributes:
+        overlap: None for a peer.
+        busiest: node with most bytes, which are bytes_in and bytes_out.
+        link_seconds: least time of its link for the larger of these.
+        computing_share: share of the incoming bytes that arrived while the first worker computed.
+        alone, bound_seconds: None without --bound.
+    """
 
     name: str
     overlap: Overlap | None

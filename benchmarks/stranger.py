@@ -49,7 +49,7 @@ KINDS = {
 
 
 class Stranger:
-    """Makes calls to one server. insider: a token that is good for a worker that takes no part."""
+    """Calls one server. insider: token of a worker id that has no part in the job."""
 
     def __init__(self, address: str, insider: str, seed: int) -> None:
         self._channel: Any = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)

@@ -36,8 +36,12 @@ WORKERS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class StrangersReport:
-    """per_s: versions per second in each window, without the stranger and with it. rss_mib: the server's, at
-    the end of each window. made: calls by kind; answered: by status code."""
+    """Versions per second and memory of the server in each window, without and with the stranger.
+
+    Attributes:
+        made: calls by kind.
+        answered: calls by status code.
+    """
 
     sha256: str
     calm_per_s: list[float]

@@ -14,11 +14,8 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class ComputedStep:
-    """The computation of a step, by the monotonic clock of the machine.
-
-    began: its forward pass. produced: when backward had the gradient of each tensor, in the order of the
-    forward pass.
-    """
+    """A step's computation, by the monotonic clock: when the forward pass began, and when backward produced
+    each gradient, in the order of the forward pass."""
 
     began: float
     produced: tuple[float, ...]

@@ -63,9 +63,13 @@ BASELINE = Method(name="baseline")
 
 @dataclass(frozen=True, kw_only=True)
 class CompressingRow:
-    """A compressor on a model's shapes. An iteration is as many batches as the delay. compressing_seconds,
-    step_seconds: of a batch. share: of compressing in it. of_baseline: an iteration, in those of no
-    compression. paper_share, paper_of_baseline: the thesis's."""
+    """A compressor on a model's shapes. An iteration has as many batches as the delay.
+
+    Attributes:
+        compressing_seconds, step_seconds: of a batch.
+        of_baseline: an iteration's time relative to the uncompressed one's.
+        paper_share, paper_of_baseline: the thesis's figures.
+    """
 
     model: str
     name: str
@@ -108,7 +112,7 @@ def compressors(ratio: int) -> dict[str, tuple[str, int]]:
 
 
 class Compressing:
-    """Worker's calls on a model's shapes, going on from step to step. The gradients are noise."""
+    """A worker's compression of noise with a model's shapes, one step with each call."""
 
     def __init__(self, setup: Setup, compressor: str) -> None:
         generator = torch.Generator().manual_seed(1)

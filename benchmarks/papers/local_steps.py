@@ -93,8 +93,8 @@ def measured(setup: Setup, shares: Sequence[float] | None) -> Iterator[tuple[lis
 def take(setup: Setup, method: Method) -> StepTimings:
     """Run one way. In local mode a step is a local one, with its part of the round's exchange.
 
-    A run has at least `setup.steps` counted steps, in whole rounds of the largest H, and one more round before
-    and after them.
+    A run has at least `setup.steps` counted steps, in whole rounds of the largest H, and one more round
+    before and after them.
     """
     if method.mode == "sync":
         return taken(record(setup, method))

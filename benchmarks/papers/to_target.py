@@ -29,8 +29,12 @@ TARGETS = (0.6, 0.8)
 
 @dataclass(frozen=True, kw_only=True)
 class TargetRow:
-    """A way to train, by seed. accuracies: in the end. seconds: by target, until the first epoch that ended
-    with at least this accuracy; None of a seed that never did."""
+    """A way to train, by seed.
+
+    Attributes:
+        accuracies: final accuracies.
+        seconds: for each target, until the first epoch that ended with this accuracy; None if none did.
+    """
 
     method: str
     seeds: tuple[int, ...]
